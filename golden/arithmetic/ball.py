@@ -1,0 +1,136 @@
+"""Balls: a float64 midpoint and a radius that holds both the exact number and every value a kernel may compute.
+
+Each operation moves the operands' radii through (with the operands' largest magnitudes, so that no second-order term
+is lost) and adds what its `RoundingModel` allows the operation itself to lose. An operation on exact operands whose
+exact result is a number of the format loses nothing; that is decided by error-free transforms, not assumed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from assay.golden.arithmetic.model import RoundingModel
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Ball:
+    """Midpoints ``mid`` and radii ``rad`` (None: exact) of one shape, under one rounding model."""
+
+    mid: Tensor
+    rad: Tensor | None
+    model: RoundingModel
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.mid.shape)
+
+    @property
+    def radius(self) -> Tensor:
+        """The radius as a tensor."""
+        return torch.zeros_like(self.mid) if self.rad is None else self.rad
+
+    @property
+    def magnitude(self) -> Tensor:
+        """Largest absolute value in the ball."""
+        return self.mid.abs() if self.rad is None else self.mid.abs() + self.rad
+
+    def map(self, change: Any) -> Ball:
+        """The same rearrangement of midpoints and radii."""
+        return Ball(change(self.mid), None if self.rad is None else change(self.rad), self.model)
+
+    def __getitem__(self, key: Any) -> Ball:
+        return self.map(lambda part: part[key])
+
+    def reshape(self, *shape: int) -> Ball:
+        return self.map(lambda part: part.reshape(*shape))
+
+    def __neg__(self) -> Ball:
+        return Ball(-self.mid, self.rad, self.model)
+
+    def __add__(self, other: Ball | float) -> Ball:
+        other = self.lift(other)
+        total = self.mid + other.mid
+        return self.rounded(total, _sum(self.rad, other.rad), lambda: _sum_is_exact(self.mid, other.mid, total))
+
+    def __sub__(self, other: Ball | float) -> Ball:
+        return self + (-self.lift(other))
+
+    def __mul__(self, other: Ball | float) -> Ball:
+        other = self.lift(other)
+        spread = _sum(
+            None if self.rad is None else self.rad * other.magnitude,
+            None if other.rad is None else self.mid.abs() * other.rad,
+        )
+        return self.rounded(
+            self.mid * other.mid, spread, lambda: _is_float32(self.mid) & _is_float32(other.mid), self.model.tiny
+        )
+
+    def __truediv__(self, other: Ball | float) -> Ball:
+        other = self.lift(other)
+        mid = self.mid / other.mid
+        least = other.mid.abs() - other.radius
+        spread = (self.radius + mid.abs() * other.radius) / least.clamp(min=0)
+        rad = spread + self.model.function_error("div") * (mid.abs() + spread) + self.model.tiny
+        return Ball(mid, self.bounded(mid, rad), self.model)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __rsub__(self, other: float) -> Ball:
+        return self.lift(other) - self
+
+    def lift(self, value: Ball | float) -> Ball:
+        """A ball for ``value``; a constant that the compute format lacks is rounded by a kernel."""
+        if isinstance(value, Ball):
+            return value
+        mid = self.mid.new_tensor(float(value))
+        exact = bool(self.model.represents(mid)) or not math.isfinite(value)
+        return Ball(mid, None if exact else mid.abs() * self.model.unit_roundoff, self.model)
+
+    def rounded(self, mid: Tensor, spread: Tensor | None, is_exact: Any, tiny: float = 0.0) -> Ball:
+        """One operation's result: the operands' spread, and one rounding unless ``is_exact()`` shows none."""
+        if spread is not None:
+            rad = spread + self.model.unit_roundoff * (mid.abs() + spread) + tiny
+            return Ball(mid, self.bounded(mid, rad), self.model)
+        exact = is_exact() & self.model.represents(mid)
+        if bool(exact.all()):
+            return Ball(mid, None, self.model)
+        rad = torch.where(exact, 0.0, self.model.unit_roundoff * mid.abs() + tiny)
+        return Ball(mid, self.bounded(mid, rad), self.model)
+
+    def bounded(self, mid: Tensor, rad: Tensor) -> Tensor:
+        """``rad``, infinite where a kernel may overflow on a finite number."""
+        if self.model.compute.name == "float64":
+            return rad
+        return torch.where(torch.isfinite(mid) & (mid.abs() + rad > self.model.largest), math.inf, rad)
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
+
+
+def _sum_is_exact(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
+    """Knuth's TwoSum: where the rounding error of a + b is zero."""
+    part = total - a
+    return (a - (total - part)) + (b - part) == 0
+
+
+def _is_float32(x: Tensor) -> Tensor:
+    """Where x has 24 bits or fewer: the product of two such numbers is exact in float64, and in its range."""
+    return x == x.to(torch.float32).to(torch.float64)
+
+
+def lowest_bit(x: Tensor) -> Tensor:
+    """The value of the lowest set bit of each float64 (infinite for zero)."""
+    bits = x.contiguous().view(torch.int64)
+    mantissa = (bits & ((1 << 52) - 1)) != 0
+    cleared = torch.where(mantissa, bits & (bits - 1), 0).view(torch.float64)
+    return torch.where(x == 0, math.inf, (x - cleared).abs())

@@ -1,0 +1,224 @@
+"""Elementary operations on balls, with their error bounds.
+
+Notation: u is the model's unit roundoff, r a radius, k u-multiples the error allowed to an elementary function.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from assay.golden.arithmetic.ball import Ball, lowest_bit
+from assay.golden.arithmetic.base import Arithmetic
+from assay.golden.arithmetic.model import EVALUATION, RoundingModel
+
+Tensor = torch.Tensor
+
+
+class ElementaryBalls(Arithmetic):
+    """Ball arithmetic under a rounding model; the default model certifies the float64 evaluation itself."""
+
+    def __init__(self, model: RoundingModel = EVALUATION) -> None:
+        self.model = model
+        self.u = model.unit_roundoff
+
+    def exact(self, values: Any) -> Ball:
+        return Ball(torch.as_tensor(values).to(torch.float64), None, self.model)
+
+    def integers(self, values: Any) -> Tensor:
+        return torch.as_tensor(values).to(torch.int64)
+
+    def constant(self, formula: Callable[[Callable[[Any], Any], Any], Any]) -> Ball:
+        """Enclosed by Arb; a kernel holds it rounded to its compute format."""
+        from flint import arb  # loaded on first use
+
+        enclosure = arb(formula(lambda value: arb(value).sqrt(), arb.pi()))
+        value = float(enclosure.mid())
+        mid = torch.tensor(value, dtype=torch.float64)
+        off = float((enclosure - value).abs_upper())
+        if off == 0 and bool(self.model.represents(mid)):
+            return Ball(mid, None, self.model)
+        return Ball(mid, torch.tensor(off * (1 + 1e-15) + self.u * abs(value)), self.model)
+
+    def ball(self, mid: Tensor, rad: Tensor) -> Ball:
+        """A ball whose radius is infinite where a kernel may overflow."""
+        made = Ball(mid, rad, self.model)
+        return Ball(mid, made.bounded(mid, rad), self.model)
+
+    def _function(self, mid: Tensor, spread: Tensor, name: str, scale: Tensor | None = None) -> Ball:
+        """A function's value: the spread of its argument, and its own error relative to ``scale`` (itself)."""
+        size = mid.abs() + spread if scale is None else scale
+        return self.ball(mid, spread + self.model.function_error(name) * size + 2 * self.model.tiny)
+
+    def exp(self, x: Ball) -> Ball:
+        return self._exp(x.mid, x.radius)
+
+    def _exp(self, argument: Tensor, error: Tensor) -> Ball:
+        """exp; its argument may be rounded once more, by 2 u |argument| (kernels fold log2 e into it)."""
+        mid = torch.exp(argument)
+        error = error + 2 * self.u * argument.abs()
+        spread = mid * growth(error)
+        if not bool(torch.isfinite(spread).all()):
+            spread = torch.where(mid == 0, torch.exp(argument + error), spread)
+            spread = torch.where(argument == -math.inf, 0.0, spread)
+        return self._function(mid, spread, "exp")
+
+    def exp_shifted(self, x: Ball, shift: Ball) -> Ball:
+        """exp(x - shift); x log2 e and shift log2 e may each be rounded before they are subtracted."""
+        argument = x.mid - shift.mid
+        folded = 2 * self.u * (x.mid.abs() + shift.mid.abs() + argument.abs())
+        return self._exp(argument, x.radius + shift.radius + folded)
+
+    def log(self, x: Ball) -> Ball:
+        mid = torch.log(x.mid)
+        spread = -torch.log1p(-(x.radius / x.mid).clamp(max=1.0))
+        return self._function(mid, torch.where(x.radius == 0, 0.0, spread), "log")
+
+    def erf(self, x: Ball, *, absolute: bool = False) -> Ball:
+        """erf' = 2/sqrt(pi) exp(-x^2), taken at the ball's least magnitude."""
+        mid = torch.erf(x.mid)
+        least = (x.mid.abs() - x.radius).clamp(min=0)
+        spread = torch.minimum(x.radius * (2 / math.sqrt(math.pi)) * torch.exp(-least * least), 2 * torch.ones_like(mid))
+        return self._function(mid, spread, "erf", torch.ones_like(mid) if absolute else None)
+
+    def tanh(self, x: Ball, *, absolute: bool = False) -> Ball:
+        """tanh' = 1 - tanh^2, taken at the ball's least magnitude; ``absolute``: its error is relative to one."""
+        mid = torch.tanh(x.mid)
+        slope = 4 * torch.exp(-2 * (x.mid.abs() - x.radius).clamp(min=0))  # 1 - tanh^2 z <= 4 exp(-2 |z|)
+        spread = torch.minimum(x.radius * slope.clamp(max=1.0), 2 * torch.ones_like(mid))
+        return self._function(mid, spread, "tanh", torch.ones_like(mid) if absolute else None)
+
+    def sigmoid(self, x: Ball) -> Ball:
+        """s(x + e) - s(x) <= s (1 - s) (exp(e) - 1); where exp(-x) overflows a kernel gives zero."""
+        mid = torch.sigmoid(x.mid)
+        error = torch.where(torch.isinf(x.mid), 0.0, x.radius + 2 * self.u * x.mid.abs())
+        spread = mid * torch.sigmoid(-x.mid) * growth(error)
+        may_vanish = -x.mid + error > math.log(self.model.largest)
+        return self._function(mid, torch.where(may_vanish, mid + spread, spread), "sigmoid")
+
+    def rsqrt(self, x: Ball) -> Ball:
+        mid = 1 / torch.sqrt(x.mid)
+        least = (x.mid - x.radius).clamp(min=0)
+        spread = torch.where(x.radius == 0, 0.0, 0.5 * x.radius / (least * torch.sqrt(least)))
+        return self._function(mid, spread, "rsqrt")
+
+    def minimum(self, x: Ball, bound: float) -> Ball:
+        limit = x.lift(bound)
+        return Ball(x.mid.clamp(max=bound), _either(x.rad, limit.rad), self.model)
+
+    def maximum(self, x: Ball, y: Ball) -> Ball:
+        return Ball(torch.maximum(x.mid, y.mid), _either(x.rad, y.rad), self.model)
+
+    def where(self, mask: Any, x: Ball, y: Ball | float) -> Ball:
+        other = x.lift(y)
+        rad = None if x.rad is None and other.rad is None else torch.where(mask, x.radius, other.radius)
+        return Ball(torch.where(mask, x.mid, other.mid), rad, self.model)
+
+    def sum(self, x: Ball, axis: int = -1, *, rescaled: bool = False) -> Ball:
+        """gamma_(n-1) of the sum of magnitudes, in any order; nothing where every partial sum is exact."""
+        terms = max(x.shape[axis] - 1, 0)
+        mid = x.mid.sum(axis, keepdim=True)
+        magnitude = x.magnitude.sum(axis, keepdim=True)
+        lost = self.model.accumulate.gamma(terms) + (self.rescaling(terms) if rescaled else 0.0)
+        rad = lost * magnitude
+        if x.rad is not None:
+            return self.ball(mid, rad + x.rad.sum(axis, keepdim=True))
+        if terms == 0:
+            return Ball(mid, None, self.model)
+        unit = lowest_bit(x.mid).amin(axis, keepdim=True)
+        return self._summed(mid, rad, magnitude, unit)
+
+    def rescaling(self, terms: int) -> float:
+        """Error of a running sum that is rescaled by exp(old - new) at each of at most ``terms`` new maxima."""
+        if self.model is EVALUATION:
+            return 0.0  # the evaluation itself makes two passes
+        return math.expm1(min(700.0, terms * (self.model.function_error("exp") + 2 * self.u)))
+
+    def _summed(self, mid: Tensor, rad: Tensor, magnitude: Tensor, unit: Tensor) -> Ball:
+        """A sum of multiples of ``unit``: exact, in every order, while magnitudes stay below 2^bits units."""
+        exact = magnitude * (1 + 1e-9) <= unit * 2.0**self.model.accumulate.exact_bits
+        if bool(exact.all()):
+            return Ball(mid, None, self.model)
+        overflow = magnitude > self.model.largest
+        rad = torch.where(overflow & torch.isfinite(mid), math.inf, torch.where(exact, 0.0, rad))
+        return Ball(mid, rad, self.model)
+
+    def max(self, x: Ball) -> Ball:
+        if x.shape[-1] == 0:
+            return Ball(x.mid.new_full((*x.shape[:-1], 1), -math.inf), None, self.model)
+        return Ball(
+            x.mid.amax(-1, keepdim=True), None if x.rad is None else x.rad.amax(-1, keepdim=True), self.model
+        )
+
+    def matmul(self, a: Ball, b: Ball, plus: Ball | None = None) -> Ball:
+        """gamma_n |a| |b| for products rounded or fused, in any order, ``plus`` being one more term of the sum.
+
+        Where all products are multiples of one unit and their magnitudes add up to at most 2^bits units, every
+        partial sum is exact in any order, and nothing is lost.
+        """
+        terms = a.shape[-1] + (plus is not None)
+        mid = a.mid @ b.mid
+        magnitude = a.magnitude @ b.magnitude
+        if plus is not None:
+            mid = mid + plus.mid
+            magnitude = magnitude + plus.magnitude
+        tiny = terms * self.model.underflow(self.model.accumulate.format)
+        rad = self.model.accumulate.gamma(terms) * magnitude + tiny
+        if a.rad is None and b.rad is None and (plus is None or plus.rad is None):
+            if a.shape[-1] == 0:
+                return Ball(mid, None, self.model)
+            unit = lowest_bit(a.mid).amin(-1, keepdim=True) * lowest_bit(b.mid).amin(-2, keepdim=True)
+            if plus is not None:
+                unit = torch.minimum(unit, lowest_bit(plus.mid))
+            return self._summed(mid, rad, magnitude, unit)
+        for spread in (
+            None if a.rad is None else a.rad @ b.magnitude,
+            None if b.rad is None else a.mid.abs() @ b.rad,
+            None if plus is None else plus.rad,
+        ):
+            rad = rad if spread is None else rad + spread
+        return self.ball(mid, torch.where(magnitude > self.model.largest, math.inf, rad))
+
+    def top(self, x: Ball, k: int) -> Tensor:
+        return torch.argsort(x.mid, dim=-1, descending=True, stable=True)[..., :k]
+
+    def take(self, x: Ball, index: Any) -> Ball:
+        return x.map(lambda part: torch.gather(part, -1, index))
+
+    def swap(self, x: Ball) -> Ball:
+        return x.map(lambda part: part.transpose(-1, -2))
+
+    def concatenate(self, parts: Sequence[Ball], axis: int = 0) -> Ball:
+        return self._join(torch.cat, parts, axis)
+
+    def stack(self, parts: Sequence[Ball], axis: int = -1) -> Ball:
+        return self._join(torch.stack, parts, axis)
+
+    def _join(self, join: Any, parts: Sequence[Ball], axis: int) -> Ball:
+        exact = all(part.rad is None for part in parts)
+        rad = None if exact else join([part.radius for part in parts], axis)
+        return Ball(join([part.mid for part in parts], axis), rad, self.model)
+
+    def round(self, x: Ball, stage: str) -> Ball:
+        format = self.model.stages.get(stage)
+        if format is None:
+            return x
+        size = x.magnitude
+        lost = format.unit_roundoff * size + self.model.underflow(format)
+        rad = torch.where(size > format.largest, math.inf, x.radius + lost)
+        return Ball(x.mid, rad, self.model)
+
+
+def growth(error: Tensor) -> Tensor:
+    """exp(error) - 1, bounded above; cheap where the error is small: e^t - 1 <= t + t^2 for t <= 1.79."""
+    small = error + error * error
+    return small if bool((error < 1).all()) else torch.where(error < 1, small, torch.expm1(error))
+
+
+def _either(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return torch.maximum(a, b)

@@ -1,0 +1,183 @@
+"""Composite operations on balls, where a bound derived by hand is sharper than the sum of the elementary ones."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from assay.golden.arithmetic.ball import Ball
+from assay.golden.arithmetic.ball_arithmetic import ElementaryBalls, growth
+from assay.golden.arithmetic.model import EVALUATION
+from assay.golden.arithmetic.real import Real, weighted_values
+
+Tensor = torch.Tensor
+
+
+class BallArithmetic(ElementaryBalls):
+    """Ball arithmetic with the sharp bounds of standardisation and attention."""
+
+    def logsumexp(self, x: Ball) -> Ball:
+        """max + log sum, in any base: the sum's relative error, and a few roundings of its parts."""
+        largest = self.max(x)
+        shift = torch.where(torch.isfinite(largest.mid), largest.mid, 0.0)
+        total = self.sum(self.exp_shifted(x, Ball(shift, None, self.model)), rescaled=True)
+        log_total = self.log(total)
+        mid = shift + log_total.mid
+        rad = log_total.radius + 8 * self.u * (mid.abs() + shift.abs() + log_total.mid.abs())
+        return self.unspecified(torch.isinf(largest.mid), Ball(mid, rad, self.model))
+
+    def log_softmax(self, x: Ball) -> Ball:
+        """x - lse, or (x - max) - log sum, whose errors are smaller."""
+        return self.unspecified(torch.isinf(self.max(x).mid), x - self.logsumexp(x))
+
+    def gated(self, x: Ball, gate: Ball) -> Ball:
+        product = x * gate
+        closed = x.mid == -math.inf
+        if not bool(closed.any()):
+            return product
+        return Ball(torch.where(closed, 0.0, product.mid), torch.where(closed, 0.0, product.radius), self.model)
+
+    def scores(self, q: Ball, k: Ball, scale: Ball | float) -> Ball:
+        """q k^T scale; the scale may be applied to the scores, to q, or as a square root to both (2 u |q| |k| more)."""
+        scaled = q * scale
+        product = self.matmul(scaled, self.swap(k))
+        if self.model is EVALUATION:
+            return product
+        split = 2 * self.u * (scaled.magnitude @ k.mid.abs().transpose(-1, -2))
+        return self.ball(product.mid, product.radius + split)
+
+    def dequantize(self, codes: Tensor, zero_points: Tensor, scale: Ball) -> Ball:
+        """(codes - zero_points) * scale, or codes * scale - zero_points * scale."""
+        product = self.exact(codes - zero_points) * scale
+        if product.rad is None:
+            return product
+        return Ball(product.mid, product.rad + 2 * self.u * (codes + zero_points) * scale.magnitude, self.model)
+
+    def top_admissible(self, x: Ball, index: Tensor) -> Tensor:
+        """Which chosen places no unchosen one certainly beats; foreign and repeated places are wrong.
+
+        A row with a NaN orders nothing, and admits every choice.
+        """
+        columns = x.shape[-1]
+        inside = (index >= 0) & (index < columns)
+        place = index.clamp(0, max(columns - 1, 0))
+        repeated = (place[..., :, None] == place[..., None, :]).sum(-1) > 1
+        taken = torch.zeros_like(x.mid, dtype=torch.bool).scatter(-1, place, True)
+        least = torch.where(taken, -math.inf, x.mid - x.radius).amax(-1, keepdim=True)
+        most = torch.gather(x.mid + x.radius, -1, place)
+        unordered = (x.mid.isnan() | x.radius.isnan()).any(-1, keepdim=True)
+        return inside & ~repeated & ((most >= least) | unordered)
+
+    def unspecified(self, rows: Tensor, x: Ball) -> Ball:
+        """``x``, where a contract says nothing of ``rows``: a kernel may give anything there."""
+        if self.model is EVALUATION or not bool(rows.any()):
+            return x
+        return Ball(torch.where(rows, 0.0, x.mid), torch.where(rows, math.inf, x.radius), self.model)
+
+    def standardize(self, x: Ball, eps: float) -> Ball:
+        """(x - mean) / sqrt(variance + eps), for two-pass, pairwise and Welford's algorithms.
+
+        With A = mean |x|, m the mean and s^2 the variance: the computed mean is off by dm <= gamma_(n+2) A. A common
+        shift of all x - m changes the variance by dm^2 only, since the deviations add up to zero; rounding adds
+        gamma_(n+5) (s^2 + dm^2), and Welford's update gamma_(n+5) 2 s rms(x) (Chan, Golub & LeVeque, 1983). Folding
+        the mean into an offset, x r - m r, costs 2u(|x| + |m|) r. E[x^2] - m^2 is off by about u m^2 and stays
+        outside for |m| >> s.
+        """
+        n = max(x.shape[-1], 1)
+        gamma = self.model.accumulate.gamma
+        size, own = x.magnitude, x.radius
+        mean = x.mid.mean(-1, keepdim=True)
+        centred = x.mid - mean
+        variance = (centred * centred).mean(-1, keepdim=True)
+        mean_error = gamma(n + 2) * size.mean(-1, keepdim=True) + own.mean(-1, keepdim=True)
+        deviation_error = mean_error + own + self.u * (centred.abs() + mean_error + 2 * size + 2 * mean.abs())
+        root_mean_square = torch.sqrt((size * size).mean(-1, keepdim=True))
+        own_square = torch.sqrt((own * own).mean(-1, keepdim=True)) + own.mean(-1, keepdim=True)
+        spread = torch.sqrt(variance)
+        variance_error = (
+            mean_error * mean_error
+            + own_square * (2 * spread + own_square)
+            + gamma(n + 5) * (variance + mean_error * mean_error + 2 * spread * root_mean_square)
+            + self.model.tiny
+        )
+        shifted = Ball(variance, variance_error, self.model) + eps
+        root = self.rsqrt(shifted)
+        overflow = n * root_mean_square * root_mean_square > self.model.largest
+        return Ball(centred, torch.where(overflow, math.inf, deviation_error), self.model) * root
+
+    def attend(self, scores: Ball, visible: Tensor, values: Ball, sinks: Ball | None) -> tuple[Ball, Ball]:
+        """Attention with online softmax, in any blocking and order.
+
+        Let P be the exact weights, theta_j the relative error of a computed weight before normalisation (its score's
+        error, the fold of log2 e, the exponential's own, and the rescaling at every new maximum), t = sum_j P theta.
+        Errors of weights move the normalised output by at most sum_j P theta |v_j - O| / (1 - t): what all weights
+        have in common cancels. Rounding the weights (the stage "probabilities"), the products and the rescaled
+        accumulator costs (u_P + gamma_n + (n-1) u) sum_j P |v_j|, the sum of weights (gamma_n + (n-1) u) |O|. The
+        centred sum is bounded by Cauchy-Schwarz: (sum P theta)^(1/2) (sum P theta (v_j - O)^2)^(1/2).
+        """
+        real, model, u = Real(), self.model, self.u
+        keys = scores.shape[-1]
+        weights, lse = real.attention_weights(scores.mid, visible, None if sinks is None else sinks.mid)
+        masked = torch.where(visible, scores.mid, -math.inf)
+        largest = real.max(masked if sinks is None else torch.cat([masked, sinks.mid.expand(*masked.shape[:-1], 1)], -1))
+        error, sink_error = self._score_error(scores, largest), 0.0
+        rescaling = self.rescaling(max(keys - 1, 0))
+        theta = growth(error) + model.function_error("exp") + rescaling
+        theta = torch.where(weights > 0, theta, 0.0)
+        if sinks is not None:
+            sink_weight = torch.exp(sinks.mid - lse)
+            sink_theta = growth(self._score_error(sinks, largest)) + model.function_error("exp") + rescaling
+            sink_error = sink_weight * sink_theta
+        weighted_error = weights * theta
+        common = weighted_error.sum(-1, keepdim=True) + sink_error
+        least = (1 - common).clamp(min=0)
+
+        finite = torch.where(torch.isfinite(values.mid), values.mid, 0.0)
+        size = finite.abs() + values.radius
+        out = weights @ finite
+        square = weighted_error @ (size * size) - 2 * out * (weighted_error @ finite) + out * out * common
+        slack = 1e-13 * (weighted_error @ (size * size) + out * out * common)
+        centred = torch.sqrt(common * (square.clamp(min=0) + slack)) / least
+        rows = (weights + weighted_error) @ size / least
+        lost = model.accumulate.gamma(keys + 1) + math.expm1(min(700.0, keys * u))
+        stage = model.stages.get("probabilities")
+        stage_loss = 0.0 if stage is None else stage.unit_roundoff
+        absolute = model.tiny if stage is None else model.underflow(stage)
+        rad = (
+            centred
+            + (stage_loss + lost) * rows
+            + (stage_loss + lost + model.function_error("div")) * out.abs()
+            + absolute * (visible.to(torch.float64) @ size)
+            + model.tiny
+        )
+        if values.rad is not None:
+            rad = rad + (weights + weighted_error) @ values.rad / least
+        mid = out
+        if not bool(torch.isfinite(values.mid).all()):
+            mid = weighted_values(weights, visible, values.mid)
+            vanishing = (visible & (weights < (1e-30 if stage is None else max(1e-30, 4 * stage.smallest_normal)))).double()
+            unsure = (vanishing @ torch.isinf(values.mid).double()) > 0  # a weight of zero times infinity
+            mid, rad = torch.where(unsure, 0.0, mid), torch.where(unsure, math.inf, rad)
+        sees = visible.any(-1, keepdim=True)
+        undefined = sees & (largest == -math.inf)  # 0 / 0, which kernels guard in several ways
+        rad = torch.where(undefined, math.inf, rad)
+        if sinks is None:
+            mid, rad = self._empty_rows(mid, rad, ~sees)
+        log_total = lse - torch.where(largest == -math.inf, 0.0, largest)
+        total_error = -torch.log1p(-(common + lost).clamp(max=1.0))
+        lse_error = total_error + 8 * u * (lse.abs() + largest.abs()) + model.function_error("log") * log_total.abs()
+        lse_error = torch.where(lse == -math.inf, 0.0, lse_error + model.tiny)
+        return self.ball(mid, rad), self.ball(lse, lse_error)
+
+    def _score_error(self, scores: Ball, largest: Tensor) -> Tensor:
+        """Error of the argument of exp(score - largest), with log2 e folded in before or after the subtraction."""
+        folded = 2 * self.u * (2 * scores.mid.abs() + 2 * largest.abs() + (scores.mid - largest).abs())
+        return scores.radius + folded
+
+    def _empty_rows(self, mid: Tensor, rad: Tensor, empty: Any) -> tuple[Tensor, Tensor]:
+        """What the contract says of rows that see nothing: their value, exactly, or anything."""
+        value = self.model.empty_row
+        mid = torch.where(empty, 0.0 if value is None else value, mid)
+        return mid, torch.where(empty, math.inf if value is None else 0.0, rad)

@@ -1,0 +1,189 @@
+"""Arbitrary precision over numpy object arrays: Arb's proven balls and mpmath, the independent second witness.
+
+Both are slow and meant for small cases: as oracles in tests, and where float64 balls do not resolve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from assay.golden.arithmetic.base import Arithmetic
+
+ObjectArray = Any
+
+
+class ObjectArithmetic(Arithmetic):
+    """Definitions over numpy arrays of numbers; subclasses say what a number is."""
+
+    native = np
+
+    def number(self, value: float) -> Any:
+        """The exact number equal to a float."""
+        raise NotImplementedError
+
+    def apply(self, function: str, x: ObjectArray) -> ObjectArray:
+        """An elementary function, element by element."""
+        raise NotImplementedError
+
+    @cached_property
+    def _numbers(self) -> Callable[[Any], ObjectArray]:
+        return np.vectorize(self.number, otypes=[object])
+
+    def exact(self, values: Any) -> ObjectArray:
+        array = values.double().numpy() if hasattr(values, "double") else np.asarray(values, dtype=np.float64)
+        return self._numbers(array) if array.size else array.astype(object)
+
+    def integers(self, values: Any) -> Any:
+        return np.asarray(values).astype(np.int64)
+
+    def constant(self, formula: Callable[[Callable[[Any], Any], Any], Any]) -> ObjectArray:
+        value = np.empty((), dtype=object)
+        value[()] = formula(self.square_root, self.pi)
+        return value
+
+    @property
+    def pi(self) -> Any:
+        """The number pi."""
+        raise NotImplementedError
+
+    def square_root(self, value: Any) -> Any:
+        """The square root of a number or an integer."""
+        raise NotImplementedError
+
+    def exp(self, x: ObjectArray) -> ObjectArray:
+        return self.apply("exp", x)
+
+    def log(self, x: ObjectArray) -> ObjectArray:
+        return self.apply("log", x)
+
+    def erf(self, x: ObjectArray, *, absolute: bool = False) -> ObjectArray:
+        return self.apply("erf", x)
+
+    def tanh(self, x: ObjectArray, *, absolute: bool = False) -> ObjectArray:
+        return self.apply("tanh", x)
+
+    def sigmoid(self, x: ObjectArray) -> ObjectArray:
+        return 1 / (1 + self.exp(-x))
+
+    def rsqrt(self, x: ObjectArray) -> ObjectArray:
+        return 1 / self.apply("sqrt", x)
+
+    def minimum(self, x: ObjectArray, bound: float) -> ObjectArray:
+        return -self.maximum(-x, self.exact(np.array(-bound)))
+
+    def where(self, mask: Any, x: ObjectArray, y: ObjectArray | float) -> ObjectArray:
+        other = y if isinstance(y, np.ndarray) else self.number(float(y))
+        return np.where(np.asarray(mask), x, other)
+
+    def sum(self, x: ObjectArray, axis: int = -1, *, rescaled: bool = False) -> ObjectArray:
+        return self.exact(np.zeros(1)).reshape((1,) * x.ndim) + x.sum(axis=axis, keepdims=True)
+
+    def max(self, x: ObjectArray) -> ObjectArray:
+        largest = self.exact(np.full((*x.shape[:-1], 1), -np.inf))
+        for column in range(x.shape[-1]):
+            largest = self.maximum(largest, x[..., column : column + 1])
+        return largest
+
+    def matmul(self, a: ObjectArray, b: ObjectArray, plus: ObjectArray | None = None) -> ObjectArray:
+        product = np.matmul(a, b) if a.shape[-1] else self.exact(np.zeros(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) + (a.shape[-2], b.shape[-1])))
+        return product if plus is None else product + plus
+
+    def top(self, x: ObjectArray, k: int) -> Any:
+        return np.argsort(-x.astype(np.float64), axis=-1, stable=True)[..., :k]
+
+    def take(self, x: ObjectArray, index: Any) -> ObjectArray:
+        return np.take_along_axis(x, index, -1)
+
+    def swap(self, x: ObjectArray) -> ObjectArray:
+        return np.swapaxes(x, -1, -2)
+
+    def concatenate(self, parts: Sequence[ObjectArray], axis: int = 0) -> ObjectArray:
+        return np.concatenate(list(parts), axis)
+
+    def stack(self, parts: Sequence[ObjectArray], axis: int = -1) -> ObjectArray:
+        return np.stack(list(parts), axis)
+
+    def exp_shifted(self, x: ObjectArray, shift: ObjectArray) -> ObjectArray:
+        hidden = self._is_minus_infinity(x) & ~self._is_minus_infinity(shift)
+        return self.where(hidden, self.exact(np.zeros(())), self.exp(self.where(hidden, shift * 0, x - shift)))
+
+    def _is_minus_infinity(self, x: ObjectArray) -> Any:
+        return np.vectorize(lambda value: value == self.number(-np.inf), otypes=[bool])(x) if x.size else x.astype(bool)
+
+    def attend(
+        self, scores: ObjectArray, visible: Any, values: ObjectArray, sinks: ObjectArray | None
+    ) -> tuple[ObjectArray, ObjectArray]:
+        visible = np.broadcast_to(np.asarray(visible), scores.shape)
+        zero = self.exact(np.zeros(()))
+        largest = self.max(self.where(visible, scores, -np.inf))
+        if sinks is not None:
+            largest = self.maximum(largest, sinks)
+        shift = self.where(self._is_minus_infinity(largest), zero, largest)
+        weights = self.where(visible, self.exp(self.where(visible, scores, zero) - shift), zero)
+        total = self.sum(weights)
+        if sinks is not None:
+            total = total + self.exp(sinks - shift)
+        empty = ~visible.any(-1, keepdims=True) if sinks is None else np.zeros((1,) * scores.ndim, dtype=bool)
+        safe = self.where(empty, self.exact(np.ones(())), total)
+        lse = self.where(~empty, shift + self.log(safe), -np.inf)
+        return self.matmul(weights / safe, values), lse
+
+    def maximum(self, x: ObjectArray, y: ObjectArray) -> ObjectArray:
+        raise NotImplementedError
+
+
+class Arb(ObjectArithmetic):
+    """Real balls with proven enclosures (python-flint), at ``digits`` decimal digits of working precision."""
+
+    def __init__(self, digits: int = 50) -> None:
+        import flint  # loaded on first use
+
+        self.flint = flint
+        self.digits = digits
+        flint.ctx.dps = digits
+
+    def number(self, value: float) -> Any:
+        return self.flint.arb(value)
+
+    @property
+    def pi(self) -> Any:
+        return self.flint.arb.pi()
+
+    def square_root(self, value: Any) -> Any:
+        return self.flint.arb(value).sqrt()
+
+    def apply(self, function: str, x: ObjectArray) -> ObjectArray:
+        return np.vectorize(lambda value: getattr(value, function)(), otypes=[object])(x) if x.size else x
+
+    def maximum(self, x: ObjectArray, y: ObjectArray) -> ObjectArray:
+        return np.vectorize(lambda a, b: a.max(b), otypes=[object])(x, y) if x.size else x
+
+
+class Multiprecision(ObjectArithmetic):
+    """mpmath at ``digits`` decimal digits, in a context of its own; not proven, but independent of the rest."""
+
+    def __init__(self, digits: int = 50) -> None:
+        import mpmath  # loaded on first use
+
+        self.context = mpmath.MPContext()
+        self.context.dps = digits
+
+    def number(self, value: float) -> Any:
+        return self.context.mpf(value)
+
+    @property
+    def pi(self) -> Any:
+        return +self.context.pi
+
+    def square_root(self, value: Any) -> Any:
+        return self.context.sqrt(value)
+
+    def apply(self, function: str, x: ObjectArray) -> ObjectArray:
+        return np.vectorize(getattr(self.context, function), otypes=[object])(x) if x.size else x
+
+    def maximum(self, x: ObjectArray, y: ObjectArray) -> ObjectArray:
+        return np.vectorize(max, otypes=[object])(x, y) if x.size else x

@@ -1,0 +1,119 @@
+"""Plain float64 torch tensors: the reference for speed, and the midpoint of every ball."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from assay.golden.arithmetic.base import Arithmetic
+
+Tensor = torch.Tensor
+
+
+class Real(Arithmetic):
+    """float64 torch tensors, with IEEE special values."""
+
+    def exact(self, values: Any) -> Tensor:
+        return torch.as_tensor(values).to(torch.float64)
+
+    def integers(self, values: Any) -> Tensor:
+        return torch.as_tensor(values).to(torch.int64)
+
+    def constant(self, formula: Callable[[Callable[[Any], Any], Any], Any]) -> Tensor:
+        return torch.tensor(formula(math.sqrt, math.pi), dtype=torch.float64)
+
+    def exp(self, x: Tensor) -> Tensor:
+        return torch.exp(x)
+
+    def log(self, x: Tensor) -> Tensor:
+        return torch.log(x)
+
+    def erf(self, x: Tensor, *, absolute: bool = False) -> Tensor:
+        return torch.erf(x)
+
+    def tanh(self, x: Tensor, *, absolute: bool = False) -> Tensor:
+        return torch.tanh(x)
+
+    def sigmoid(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(x)
+
+    def rsqrt(self, x: Tensor) -> Tensor:
+        return 1 / torch.sqrt(x)
+
+    def minimum(self, x: Tensor, bound: float) -> Tensor:
+        return x.clamp(max=bound)
+
+    def maximum(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.maximum(x, y)
+
+    def where(self, mask: Any, x: Tensor, y: Tensor | float) -> Tensor:
+        return torch.where(mask, x, y)
+
+    def sum(self, x: Tensor, axis: int = -1, *, rescaled: bool = False) -> Tensor:
+        return x.sum(axis, keepdim=True)
+
+    def max(self, x: Tensor) -> Tensor:
+        if x.shape[-1] == 0:
+            return x.new_full((*x.shape[:-1], 1), -math.inf)
+        return x.amax(-1, keepdim=True)
+
+    def matmul(self, a: Tensor, b: Tensor, plus: Tensor | None = None) -> Tensor:
+        return a @ b if plus is None else a @ b + plus
+
+    def swap(self, x: Tensor) -> Tensor:
+        return x.transpose(-1, -2)
+
+    def concatenate(self, parts: Sequence[Tensor], axis: int = 0) -> Tensor:
+        return torch.cat(list(parts), axis)
+
+    def stack(self, parts: Sequence[Tensor], axis: int = -1) -> Tensor:
+        return torch.stack(list(parts), axis)
+
+    def top(self, x: Tensor, k: int) -> Tensor:
+        return torch.argsort(x, dim=-1, descending=True, stable=True)[..., :k]
+
+    def take(self, x: Tensor, index: Any) -> Tensor:
+        return torch.gather(x, -1, index)
+
+    def exp_shifted(self, x: Tensor, shift: Tensor) -> Tensor:
+        return torch.exp(x - shift)
+
+    def logsumexp(self, x: Tensor) -> Tensor:
+        return torch.logsumexp(x, -1, keepdim=True) if x.shape[-1] else self.max(x)
+
+    def gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        return torch.where(x == -math.inf, 0.0, x * gate)
+
+    def attend(self, scores: Tensor, visible: Any, values: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+        weights, lse = self.attention_weights(scores, visible, sinks)
+        return weighted_values(weights, visible, values), lse
+
+    def attention_weights(self, scores: Tensor, visible: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The normalised weights, zero behind the mask, and the log-sum-exp [..., Sq, 1]."""
+        scores = torch.where(visible, scores, -math.inf)
+        largest = self.max(scores)
+        if sinks is not None:
+            largest = torch.maximum(largest, sinks)
+        shift = torch.where(largest == -math.inf, 0.0, largest)
+        weights = torch.exp(scores - shift)
+        total = weights.sum(-1, keepdim=True)
+        if sinks is not None:
+            total = total + torch.exp(sinks - shift)
+        lse = shift + torch.log(total)
+        return weights / torch.where(total == 0, 1.0, total), lse
+
+
+def weighted_values(weights: Tensor, visible: Tensor, values: Tensor) -> Tensor:
+    """weights @ values in which what a row does not see never counts, NaN and Inf included."""
+    finite = torch.isfinite(values)
+    if bool(finite.all()):
+        return weights @ values
+    seen = visible.to(torch.float64)
+    total = weights @ torch.where(finite, values, 0.0)
+    plus, minus, nan = ((seen @ kind.to(torch.float64)) > 0 for kind in (values == math.inf, values == -math.inf, values.isnan()))
+    total = torch.where(plus, math.inf, total)
+    total = torch.where(minus, torch.where(plus, math.nan, -math.inf), total)
+    return torch.where(nan, math.nan, total)

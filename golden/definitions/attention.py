@@ -1,0 +1,83 @@
+"""Scaled dot-product attention with grouped heads, masks, softcap, ALiBi and sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from assay.golden.errors import ShapeError
+from assay.golden.registry import Option, choice, define, flag, number
+
+
+def _signature(options: Mapping[str, Any]) -> str:
+    keywords = (", *slopes:float32[H]=slope" if options["alibi"] else "") + (
+        ", *sinks:float32[H]" if options["sinks"] else ""
+    )
+    lse = ", lse:float32[B,H,Sq]" if options["return_lse"] else ""
+    return f"q[B,H,Sq,D], k[B,Hkv,Sk,D], v[B,Hkv,Sk,Dv]{keywords} -> out[B,H,Sq,Dv]{lse}"
+
+
+def _is_window(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(side, int) and side >= 0 for side in value)
+    )
+
+
+@define(
+    "attention",
+    _signature,
+    options={
+        "causal": choice("none", "bottom_right", "top_left"),
+        "scale": number(None),
+        "window": Option(None, _is_window, "None or (left, right), two whole numbers"),
+        "softcap": number(None, positive=True),
+        "alibi": flag(),
+        "sinks": flag(),
+        "return_lse": flag(),
+    },
+    stages={"probabilities": "input"},
+    rows="B",
+    empty=("Sq",),
+    work="B*H*Sq*Sk*(D+Dv)",
+    sizes={"B": (1, 2, 3), "Hkv": (1, 2, 3), "D": (8, 16, 32, 40, 64, 80, 128), "Dv": (8, 16, 24, 32, 64, 128)},
+    multiples={"H": "Hkv"},
+)
+def attention(
+    xp: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    slopes: Any = None,
+    sinks: Any = None,
+    *,
+    causal: str,
+    scale: float | None,
+    window: tuple[int, int] | None,
+    softcap: float | None,
+    return_lse: bool,
+    alibi: bool = False,
+) -> Any:
+    """softmax(q k^T scale, capped, biased, masked) v, and its log-sum-exp."""
+    batch, heads, queries, width = q.shape
+    groups, keys = k.shape[1], k.shape[2]
+    if groups == 0 or heads % groups:
+        raise ShapeError(f"attention: the {heads} query heads are no multiple of the {groups} key/value heads")
+    q = q.reshape(batch, groups, heads // groups, queries, width)
+    factor = xp.constant(lambda sqrt, pi: 1 / sqrt(max(width, 1))) if scale is None else scale
+    scores = xp.scores(q, k[:, :, None], factor)
+    if softcap is not None:
+        scores = xp.softcap(scores, softcap)
+    query, key = xp.integers(range(queries))[:, None], xp.integers(range(keys))[None, :]
+    aligned = key - query - (keys - queries)  # how far the key lies behind the query, counted from the last ones
+    if slopes is not None:
+        scores = scores - slopes.reshape(1, groups, heads // groups, 1, 1) * xp.exact(abs(aligned))
+    ahead = key - query if causal == "top_left" else aligned
+    visible = ahead <= (keys + queries if causal == "none" else 0)
+    if window is not None:
+        left, right = window
+        visible = visible & (ahead >= -left) & (ahead <= right)
+    if sinks is not None:
+        sinks = sinks.reshape(1, groups, heads // groups, 1, 1)
+    out, lse = xp.attend(scores, visible, v[:, :, None], sinks)
+    out = out.reshape(batch, heads, queries, v.shape[-1])
+    return (out, lse.reshape(batch, heads, queries)) if return_lse else out

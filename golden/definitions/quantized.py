@@ -1,0 +1,96 @@
+"""Matrix products of quantised matrices: what the codes and scales represent is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from assay.golden.registry import choice, define
+
+_BLOCK = 128
+_FP8_SCALES = {
+    "tensor": "scale_a:float32[]=scale, scale_b:float32[]=scale",
+    "row": "scale_a:float32[M,1]=scale, scale_b:float32[1,N]=scale",
+    "block": "scale_a:float32[M,ceil(K/128)]=scale, scale_b:float32[ceil(K/128),ceil(N/128)]=scale",
+}
+
+
+def _fp8_signature(options: Mapping[str, Any]) -> str:
+    scales = _FP8_SCALES[options["granularity"]]
+    return f"a:float8_e4m3fn[M,K], b:float8_e4m3fn[K,N], {scales} -> c:bfloat16[M,N]"
+
+
+@define("gemm_fp8", _fp8_signature, options={"granularity": choice("tensor", "row", "block")}, rows="M")
+def gemm_fp8(xp: Any, a: Any, b: Any, scale_a: Any, scale_b: Any, *, granularity: str) -> Any:
+    """(a scale_a) (b scale_b), with scales per tensor, per row and column, or per 128 along K (and N)."""
+    if granularity == "block":
+        (_, inner), (_, columns) = a.shape, b.shape
+        scale_a = repeat(xp, scale_a, inner, axis=1)
+        scale_b = repeat(xp, repeat(xp, scale_b, inner, axis=0), columns, axis=1)
+    return xp.matmul(a * scale_a, b * scale_b)
+
+
+def repeat(xp: Any, scale: Any, size: int, *, axis: int, group: int = _BLOCK) -> Any:
+    """Each scale along ``axis`` repeated ``group`` times, cut to ``size``."""
+    index = xp.integers([position // group for position in range(size)])
+    return scale[index] if axis == 0 else scale[:, index]
+
+
+@define(
+    "gemm_int8",
+    "a:int8[M,K], b:int8[K,N], scale_a:float32[M,1]=scale, scale_b:float32[1,N]=scale -> c:bfloat16[M,N]",
+    rows="M",
+)
+def gemm_int8(xp: Any, a: Any, b: Any, scale_a: Any, scale_b: Any) -> Any:
+    """(a b) scale_a scale_b."""
+    return xp.matmul(a * scale_a, b * scale_b)
+
+
+_INT4 = {
+    "plain": "qweight:uint8[K/2,N]=bits, scales[K/g,N]=scale, zeros:uint8[K/g,N]=code(16)",
+    "awq": "qweight:int32[K,N/8]=bits, scales[K/g,N]=scale, zeros:int32[K/g,N/8]=bits",
+    "gptq": "qweight:int32[K/8,N]=bits, scales[K/g,N]=scale, zeros:int32[K/g,N/8]=bits",
+}
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble i of a word holds column AWQ_ORDER[i]
+
+
+def _int4_signature(options: Mapping[str, Any]) -> str:
+    return f"x[M,K], {_INT4[options['packing']]} -> y[M,N]"
+
+
+@define(
+    "gemm_int4",
+    _int4_signature,
+    options={"packing": choice("plain", "awq", "gptq")},
+    stages={"weights": "input"},
+    rows="M",
+    sizes={"g": (32, 64, 128)},
+    multiples={"K": "g"},
+)
+def gemm_int4(xp: Any, x: Any, qweight: Any, scales: Any, zeros: Any, *, packing: str) -> Any:
+    """x ((q - zero) scale), group by group along K."""
+    codes, points = unpack_int4(xp, qweight, zeros, packing)
+    inner = codes.shape[0]
+    group = inner // max(scales.shape[0], 1) or 1
+    points = repeat(xp, points, inner, axis=0, group=group)
+    weights = xp.dequantize(codes, points, repeat(xp, scales, inner, axis=0, group=group))
+    return xp.matmul(x, xp.round(weights, "weights"))
+
+
+def unpack_int4(xp: Any, qweight: Any, zeros: Any, packing: str) -> tuple[Any, Any]:
+    """Integer codes [K, N] and zero-points [K/g, N]; GPTQ stores a zero-point minus one."""
+    if packing == "plain":
+        return _nibbles(xp, qweight, (0, 1), axis=0), zeros
+    if packing == "awq":
+        order = tuple(_AWQ_ORDER.index(column) for column in range(8))
+        return _nibbles(xp, qweight, order, axis=1), _nibbles(xp, zeros, order, axis=1)
+    return _nibbles(xp, qweight, range(8), axis=0), _nibbles(xp, zeros, range(8), axis=1) + 1
+
+
+def _nibbles(xp: Any, words: Any, order: Any, *, axis: int) -> Any:
+    """The nibbles of each word in ``order``, laid out along ``axis``."""
+    rows, columns = words.shape
+    parts = [(words >> (4 * place)) & 15 for place in order]
+    if axis == 0:
+        return xp.native.stack(parts, 1).reshape(rows * len(parts), columns)
+    return xp.native.stack(parts, 2).reshape(rows, columns * len(parts))

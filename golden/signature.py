@@ -1,0 +1,131 @@
+"""Signatures: which tensors an op takes and returns, with symbolic dimensions.
+
+A signature is written as text, ``"a:float8_e4m3fn[M,K], scale[M,ceil(K/128)]=scale -> c[M,N]"``:
+
+- ``name[dims]``: dimensions are symbols (``M``) or expressions over them (``K/2``, ``2*F``, ``ceil(K/128)``, ``1``);
+- ``name:dtype[dims]``: a tensor whose dtype the op fixes; without it the tensor has the dtype under examination;
+- ``name[dims]=role``: what its numbers mean, which decides how they are drawn: ``real`` (the default), ``scale``,
+  ``weight`` (a share, between 0 and 1), ``angle`` (between -1 and 1), ``slope`` (positive, at most 1), ``code(n)``
+  (integers below n), ``index(E)`` (integers below the symbol E), ``bits`` (any bit pattern);
+- ``*name[dims]``: handed over as a keyword.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from assay.golden.errors import ShapeError
+
+_TENSOR = re.compile(
+    r"\s*(?P<keyword>\*)?(?P<name>\w+)(:(?P<dtype>\w+))?\[(?P<dims>[^\]]*)\](=(?P<role>\w+)(\((?P<bound>\w+)\))?)?\s*"
+)
+_SYMBOL = re.compile(r"\b[A-Za-z]\w*\b(?!\()")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of a signature."""
+
+    name: str
+    dims: tuple[str, ...]
+    dtype: str | None = None
+    role: str = "real"
+    bound: str = ""
+    keyword: bool = False
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape under ``sizes``; a quotient that doesn't come out even raises `ShapeError`."""
+        return tuple(dimension(text, sizes) for text in self.dims)
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether its elements are codes or indices rather than numbers that enter the arithmetic as they are."""
+        return self.role in ("code", "index", "bits")
+
+    def __str__(self) -> str:
+        return f"{self.name}[{','.join(self.dims)}]"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The tensors that an op takes and returns."""
+
+    tensors: tuple[TensorSpec, ...]
+    returns: tuple[TensorSpec, ...]
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """Every symbolic dimension, in order of appearance."""
+        found = [name for tensor in self.tensors for text in tensor.dims for name in _SYMBOL.findall(text)]
+        return tuple(dict.fromkeys(found))
+
+    def bind(self, op: str, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+        """The size of every symbol, from the tensors' shapes; `ShapeError` where they contradict the signature."""
+        if len(shapes) != len(self.tensors):
+            names = ", ".join(map(str, self.tensors))
+            raise ShapeError(f"{op}: expected {len(self.tensors)} tensors ({names}), got {len(shapes)}")
+        sizes: dict[str, int] = {}
+        for tensor, shape in zip(self.tensors, shapes, strict=True):
+            if len(shape) != len(tensor.dims):
+                raise ShapeError(f"{op}: expected {tensor}, got {tensor.name} of shape {tuple(shape)}")
+            for text, size in zip(tensor.dims, shape, strict=True):
+                if text.isidentifier() and sizes.setdefault(text, size) != size:
+                    raise ShapeError(
+                        f"{op}: {tensor.name} has {text}={size}, but an earlier tensor has {text}={sizes[text]}; "
+                        f"expected {', '.join(map(str, self.tensors))}"
+                    )
+        for tensor, shape in zip(self.tensors, shapes, strict=True):
+            for text, size in zip(tensor.dims, shape, strict=True):
+                _solve(text, size, sizes)
+                if dimension(text, sizes) != size:
+                    raise ShapeError(
+                        f"{op}: {tensor.name} has shape {tuple(shape)}, expected {tensor} = {tensor.shape(sizes)}"
+                    )
+        return sizes
+
+
+def parse(text: str) -> Signature:
+    """A `Signature` from its text; the grammar stands at the head of this module."""
+    left, _, right = text.partition("->")
+    return Signature(_tensors(left), _tensors(right))
+
+
+def _tensors(text: str) -> tuple[TensorSpec, ...]:
+    tensors, position = [], 0
+    while position < len(text.rstrip()):
+        match = _TENSOR.match(text, position)
+        if match is None:
+            raise ValueError(f"signature: expected name[dims] at {text[position:]!r}")
+        dims = tuple(part.strip() for part in match["dims"].split(",") if part.strip())
+        tensors.append(
+            TensorSpec(
+                match["name"], dims, match["dtype"], match["role"] or "real", match["bound"] or "", bool(match["keyword"])
+            )
+        )
+        position = match.end() + 1
+    return tuple(tensors)
+
+
+def dimension(text: str, sizes: Mapping[str, int]) -> int:
+    """The value of a dimension's expression, e.g. ``ceil(K/128)``, as an exact integer."""
+    exact = {name: Fraction(size) for name, size in sizes.items()}
+    try:
+        value = Fraction(eval(text, {"__builtins__": {}, "ceil": math.ceil}, exact))  # text: a spec author's own
+    except NameError as error:
+        raise ShapeError(f"the size of {text} is not determined: {error}") from None
+    if value.denominator != 1:
+        known = ", ".join(f"{name}={size}" for name, size in sizes.items() if name in text)
+        raise ShapeError(f"{text} must be a whole number, but {known}")
+    return int(value)
+
+
+def _solve(text: str, size: int, sizes: dict[str, int]) -> None:
+    """Bind the last unknown of ``K/g`` = size: g = K / size (1 where there are no groups at all)."""
+    numerator, _, unknown = text.partition("/")
+    if unknown.isidentifier() and unknown not in sizes and numerator in sizes:
+        whole = sizes[numerator]
+        sizes[unknown] = max(1, whole // size) if size else max(1, whole)

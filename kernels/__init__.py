@@ -1,0 +1,1 @@
+"""Kernels under test, one op a file, by backend."""

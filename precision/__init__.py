@@ -1,0 +1,30 @@
+"""Number formats, rounding into them, and the precision audit of a model.
+
+Importing this package imports nothing heavy: each name is loaded when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from assay.precision.errors import AssayError
+
+if TYPE_CHECKING:
+    from assay.precision import formats
+    from assay.precision.rounding import round_to
+
+__all__ = ["AssayError", "formats", "round_to"]
+
+_HOMES = {"formats": "assay.precision.formats", "round_to": "assay.precision.rounding"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = import_module(_HOMES[name])
+    value = home if _HOMES[name] == f"{__name__}.{name}" else getattr(home, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

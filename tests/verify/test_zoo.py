@@ -1,0 +1,122 @@
+"""The zoo itself: honest kernels agree with float64, and each faulty one differs from its twin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from .zoo import FAULTY, HANGING, HONEST, Entry, Faulty
+from .zoo import reference as references
+from .zoo.probes import Probe, probes_of, same_bytes
+
+TWINS = {entry.name: entry for entry in HONEST}
+LOOSE = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+WRONG = {"contract", "exact", "nonfinite"}
+
+
+@pytest.fixture
+def uninitialised_is_nan() -> Iterator[None]:
+    """Memory that torch hands out holds NaN."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def call(entry: Entry, probe: Probe) -> tuple[Tensor, ...]:
+    """The kernel's results as a tuple."""
+    out = entry.kernel(*probe.inputs, **probe.options)
+    return out if isinstance(out, tuple) else (out,)
+
+
+def expected(entry: Entry, probe: Probe) -> tuple[Tensor, ...]:
+    """The float64 results."""
+    options = {name: value for name, value in probe.options.items() if name != "alibi"}
+    out: tuple[Tensor, ...] = getattr(references, entry.spec)(*probe.inputs, **options)
+    return out
+
+
+def half_ulps(got: Tensor, want: Tensor) -> float:
+    """The largest error in half units in the last place of what should stand there; infinite for a wrong class."""
+    if not got.dtype.is_floating_point:
+        return 0.0 if torch.equal(got, want) else torch.inf
+    limits = torch.finfo(got.dtype)
+    stored, y = want.to(got.dtype).double(), got.double()
+    finite = stored.isfinite()
+    if (
+        not torch.equal(y[~finite].nan_to_num(nan=0.5), stored[~finite].nan_to_num(nan=0.5))
+        or not y[finite].isfinite().all()
+    ):
+        return torch.inf
+    binade = torch.exp2(torch.floor(torch.log2(want[finite].abs().clamp(min=limits.tiny))))
+    errors = (y[finite] - want[finite]).abs() / (binade * limits.eps / 2)
+    return float(errors.max()) if errors.numel() else 0.0
+
+
+def symptoms(entry: Faulty, probe: Probe) -> set[str]:
+    """The failure kinds that one call shows, judged by the honest twin's own error."""
+    used = probe.copy()
+    try:
+        got = call(entry, used)
+    except (ValueError, RuntimeError, IndexError):
+        return {"crash"}
+    seen = set()
+    if not same_bytes(used, probe):
+        seen |= {"input_mutated", "out_of_bounds_write"}
+    honest, want = call(TWINS[entry.twin], probe), expected(entry, probe)
+    if any(x.shape != y.shape for x, y in zip(got, honest, strict=True)):
+        return seen | {"shape"}
+    if any(x.dtype != y.dtype for x, y in zip(got, honest, strict=True)):
+        return seen | {"dtype"}
+    again = call(entry, probe.copy())
+    if not all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(got, again, strict=True)):
+        seen |= {"nondeterministic"}
+    for ours, theirs, exact in zip(got, honest, want, strict=True):
+        if half_ulps(ours, exact) > 1.03 * max(half_ulps(theirs, exact), 1.0):
+            seen |= WRONG
+    return seen
+
+
+@pytest.mark.parametrize("entry", HONEST, ids=lambda entry: entry.name)
+def test_an_honest_kernel_agrees_with_float64(entry: Entry) -> None:
+    """Values, classes, shapes and strides: the same as the plain float64 definition, and no input is touched."""
+    for probe in probes_of(entry, 3):
+        used = probe.copy()
+        for got, want in zip(call(entry, used), expected(entry, probe), strict=True):
+            assert got.shape == want.shape
+            assert got.is_contiguous()
+            loose, stored = LOOSE.get(got.dtype, 0.0), want.to(got.dtype)
+            largest = float(stored[stored.isfinite()].abs().max()) if stored.isfinite().any() else 0.0
+            torch.testing.assert_close(got, stored, rtol=loose, atol=0.1 * loose * largest, equal_nan=True)
+        assert same_bytes(used, probe)
+
+
+@pytest.mark.usefixtures("uninitialised_is_nan")
+@pytest.mark.parametrize("entry", [e for e in FAULTY if "_kept_by_" not in e.name], ids=lambda entry: entry.name)
+def test_a_fault_shows(entry: Faulty) -> None:
+    """Some probe sets the faulty kernel apart from its twin, in one of the ways that its entry names."""
+    assert any(symptoms(entry, probe) & set(entry.kinds) for probe in probes_of(entry, 20))
+
+
+@pytest.mark.parametrize("entry", [e for e in FAULTY if "_kept_by_" in e.name], ids=lambda entry: entry.name)
+def test_a_kept_answer_is_stale(entry: Faulty) -> None:
+    """The same buffers with other data bring the answer of the call before."""
+    inputs = [torch.randn(6, 6).to(getattr(torch, entry.examine["dtype"])) for _ in range(1 + (entry.spec == "gemm"))]
+    before = entry.kernel(*inputs)
+    inputs[0].copy_(torch.randn(6, 6))
+    assert torch.equal(entry.kernel(*inputs), before)
+    assert not torch.equal(TWINS[entry.twin].kernel(*inputs), before)
+
+
+def test_the_tables_are_sound() -> None:
+    """Names are unique, and a faulty kernel differs from its twin in the kernel alone."""
+    entries = (*HONEST, *FAULTY, *HANGING)
+    assert len({entry.name for entry in entries}) == len(entries)
+    for entry in (*FAULTY, *HANGING):
+        twin = TWINS[entry.twin]
+        assert (entry.spec, entry.examine) == (twin.spec, twin.examine)
+        assert entry.kernel is not twin.kernel
+        assert entry.kinds

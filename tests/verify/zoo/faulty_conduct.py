@@ -1,0 +1,211 @@
+"""Kernels that compute the right thing and behave wrongly: memory, shapes, repeatability, and never coming back."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from .entry import Faulty, planter
+from .honest_elementwise import ELEMENTWISE, gelu, silu
+from .honest_gemm import GEMM, gemm
+from .honest_norm import NORM, add_rmsnorm, rmsnorm
+from .honest_softmax import SOFTMAX, logsumexp_shifted, softmax_shifted
+from .numerics import load
+
+plant = planter((*SOFTMAX, *NORM, *ELEMENTWISE, *GEMM))
+
+
+def softmax_in_place(x: Tensor) -> Tensor:
+    """The maximum is subtracted from the input itself."""
+    if x.numel():
+        x.sub_(x.amax(dim=1, keepdim=True))
+    return softmax_shifted(x)
+
+
+def add_rmsnorm_in_place(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
+    """The sum is left in `residual`, as fused kernels do that don't say so."""
+    y, total = add_rmsnorm(x, residual, weight, eps=eps)
+    residual.copy_(total)
+    return y, total
+
+
+def silu_tail_unwritten(x: Tensor) -> Tensor:
+    """Vectors of eight columns; what is left of a row is never written."""
+    out = torch.empty(x.shape, dtype=x.dtype)
+    whole = x.shape[1] // 8 * 8
+    out[:, :whole] = silu(x[:, :whole])
+    return out
+
+
+def rmsnorm_rows_unwritten(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: float = 0.0) -> Tensor:
+    """Four rows at a time; the last R % 4 are never written."""
+    out = torch.empty(x.shape, dtype=x.dtype)
+    whole = x.shape[0] // 4 * 4
+    out[:whole] = rmsnorm(x[:whole], weight, eps=eps, offset=offset)
+    return out
+
+
+def packed(x: Tensor) -> Tensor:
+    """What a kernel reads that takes `x` for contiguous: the storage from x's first element on."""
+    behind = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
+    if x.numel() == 0 or behind <= 0:
+        return x.clone()
+    line = x.as_strided((behind,), (1,), x.storage_offset())
+    return line[torch.arange(x.numel()) % behind].reshape(x.shape)
+
+
+def softmax_strides_ignored(x: Tensor) -> Tensor:
+    """The input's strides are ignored."""
+    return softmax_shifted(packed(x))
+
+
+def gemm_strides_of_b_ignored(a: Tensor, b: Tensor) -> Tensor:
+    """The strides of b are ignored."""
+    return gemm(a, packed(b))
+
+
+def gelu_behind_input(x: Tensor, *, approximate: str = "none") -> Tensor:
+    """The store runs one element over the input's end."""
+    y = gelu(x, approximate=approximate)
+    behind = x.storage_offset() + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) + 1
+    if x.numel() and (behind + 1) * x.element_size() <= x.untyped_storage().nbytes():
+        x.as_strided((1,), (1,), behind).fill_(1.0)
+    return y
+
+
+def zeros_of(kernel: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """Zeros of the right shape."""
+    return torch.zeros_like(kernel(*inputs))
+
+
+def negated(kernel: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """The right answer with the wrong sign."""
+    return -kernel(*inputs)
+
+
+def rows_rolled(kernel: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """Each row's answer stands in the next row."""
+    return kernel(*inputs).roll(1, dims=0)
+
+
+class Remembered:
+    """Answers from the last call whenever its key is the same."""
+
+    def __init__(self, kernel: Callable[..., Tensor], key: Callable[[Tensor], object]) -> None:
+        self.kernel, self.key = kernel, key
+        self.last: tuple[object, Tensor] | None = None
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        key = tuple(self.key(x) for x in inputs)
+        if self.last is None or self.last[0] != key:
+            self.last = (key, self.kernel(*inputs))
+        return self.last[1].clone()
+
+
+def shape_and_dtype(x: Tensor) -> object:
+    """A key that tells shapes apart, not values."""
+    return x.shape, x.dtype
+
+
+def address(x: Tensor) -> object:
+    """A key that tells buffers apart, not what is in them."""
+    return x.data_ptr(), x.shape, x.stride(), x.dtype
+
+
+def logsumexp_keeps_dimension(x: Tensor) -> Tensor:
+    """The result is [R,1]."""
+    return logsumexp_shifted(x)[:, None]
+
+
+def gemm_drops_single_row(a: Tensor, b: Tensor) -> Tensor:
+    """A result of one row loses its first dimension."""
+    c = gemm(a, b)
+    return c[0] if len(c) == 1 else c
+
+
+def gemm_returns_float32(a: Tensor, b: Tensor) -> Tensor:
+    """The accumulator itself is returned."""
+    return load(a) @ load(b)
+
+
+def softmax_of_256_columns(x: Tensor) -> Tensor:
+    """Rows that don't fit one block are refused."""
+    if x.shape[1] > 256:
+        raise ValueError("at most 256 columns")
+    return softmax_shifted(x)
+
+
+def softmax_of_no_columns_raises(x: Tensor) -> Tensor:
+    """An empty row has no maximum."""
+    weights = torch.exp(load(x) - load(x).amax(dim=1, keepdim=True))
+    return (weights / weights.sum(dim=1, keepdim=True)).to(x.dtype)
+
+
+def chance() -> torch.Generator:
+    """A generator that nobody can seed from outside."""
+    return torch.Generator().manual_seed(random.SystemRandom().getrandbits(62))
+
+
+def gemm_random_order(a: Tensor, b: Tensor) -> Tensor:
+    """K is summed in another order each time, as atomics do."""
+    order = torch.randperm(a.shape[1], generator=chance())
+    return gemm(a[:, order], b[order])
+
+
+def gelu_noise_of_an_ulp(x: Tensor, *, approximate: str = "none") -> Tensor:
+    """Half the elements, drawn each time, are one ulp further from zero."""
+    y = gelu(x, approximate=approximate)
+    away = torch.nextafter(y, torch.full_like(y, torch.inf).copysign(y))
+    return torch.where(torch.rand(y.shape, generator=chance()) < 0.5, away, y)
+
+
+def softmax_spins(x: Tensor) -> Tensor:
+    """Never comes back, and keeps a core busy."""
+    while True:
+        pass
+
+
+def gemm_sleeps(a: Tensor, b: Tensor) -> Tensor:
+    """Comes back in eleven days."""
+    time.sleep(10**6)
+    return gemm(a, b)
+
+
+WRONG = ("contract", "exact", "nonfinite")
+MUTATED = ("input_mutated",)
+UNWRITTEN = ("unwritten_output", *WRONG, "nondeterministic")
+STALE = (*WRONG, "nondeterministic")
+
+FAULTY_CONDUCT: tuple[Faulty, ...] = (
+    plant("softmax_in_place", "softmax_shifted-float32", softmax_in_place, (*MUTATED, "crash")),
+    plant("add_rmsnorm_in_place", "add_rmsnorm-bfloat16", add_rmsnorm_in_place, (*MUTATED, "crash")),
+    plant("silu_tail_unwritten", "silu-bfloat16", silu_tail_unwritten, UNWRITTEN),
+    plant("rmsnorm_rows_unwritten", "rmsnorm-float32", rmsnorm_rows_unwritten, UNWRITTEN),
+    plant("softmax_strides_ignored", "softmax_shifted-bfloat16", softmax_strides_ignored, (*WRONG, "layout")),
+    plant("gemm_strides_of_b_ignored", "gemm-float32", gemm_strides_of_b_ignored, (*WRONG, "layout")),
+    plant("gelu_behind_input", "gelu-float32", gelu_behind_input, ("out_of_bounds_write", *MUTATED)),
+    plant("softmax_zeros", "softmax_shifted-bfloat16", partial(zeros_of, softmax_shifted)),
+    plant("gemm_zeros", "gemm-bfloat16", partial(zeros_of, gemm)),
+    plant("gemm_negated", "gemm-float32", partial(negated, gemm)),
+    plant("gemm_rows_rolled", "gemm-float16", partial(rows_rolled, gemm)),
+    plant("softmax_kept_by_shape", "softmax_shifted-float32", Remembered(softmax_shifted, shape_and_dtype), STALE),
+    plant("gemm_kept_by_shape", "gemm-bfloat16", Remembered(gemm, shape_and_dtype), STALE),
+    plant("softmax_kept_by_address", "softmax_shifted-float32", Remembered(softmax_shifted, address), STALE),
+    plant("logsumexp_keeps_dimension", "logsumexp_shifted-float32", logsumexp_keeps_dimension, ("shape",)),
+    plant("gemm_drops_single_row", "gemm-float32", gemm_drops_single_row, ("shape",)),
+    plant("gemm_returns_float32", "gemm-bfloat16", gemm_returns_float32, ("dtype",)),
+    plant("softmax_of_256_columns", "softmax_shifted-float32", softmax_of_256_columns, ("crash",)),
+    plant("softmax_of_no_columns_raises", "softmax_shifted-float32", softmax_of_no_columns_raises, ("crash",)),
+    plant("gemm_random_order", "gemm-float32", gemm_random_order, ("nondeterministic",)),
+    plant("gelu_noise_of_an_ulp", "gelu-float32", gelu_noise_of_an_ulp, ("nondeterministic", *WRONG)),
+)
+
+HANGING: tuple[Faulty, ...] = (
+    plant("softmax_spins", "softmax_shifted-float32", softmax_spins, ("timeout",)),
+    plant("gemm_sleeps", "gemm-float32", gemm_sleeps, ("timeout",)),
+)

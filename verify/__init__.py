@@ -1,0 +1,35 @@
+"""Verification: a kernel against the certified golden, with a tolerance derived from its contract.
+
+``examine(kernel, op, ...)`` gives a `Verdict`; ``check`` raises `VerificationError` unless it is a pass; `Contract` is
+what the kernel promises about its arithmetic.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from assay.verify.contract import Contract
+    from assay.verify.errors import VerificationError
+    from assay.verify.examination import check, examine
+    from assay.verify.trial import Failure
+    from assay.verify.verdict import Explanation, Verdict
+
+_HOME = {
+    "Contract": "contract",
+    "Explanation": "verdict",
+    "Failure": "trial",
+    "Verdict": "verdict",
+    "VerificationError": "errors",
+    "check": "examination",
+    "examine": "examination",
+}
+__all__ = ["Contract", "Explanation", "Failure", "Verdict", "VerificationError", "check", "examine"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name on first use: importing this package must not import torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,0 +1,165 @@
+"""Calling a kernel: in time, with fresh memory that is poisoned where asked, and with its result checked for form."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from assay.verify.errors import SettingError
+from assay.verify.inputs.cases import Case, Inputs, torch_dtype
+from assay.verify.memory import PoisonedMemory, litter
+
+FRAMEWORKS = ("torch", "numpy")
+
+
+class KernelTimeout(BaseException):
+    """Raised inside a kernel that has run out of time; a BaseException, so that kernels don't swallow it."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong with a call that is no matter of numbers."""
+
+    kind: str
+    message: str
+    output: int = 0
+    index: tuple[int, ...] = ()
+
+
+def options_for(case: Case, inputs: Inputs, listed: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """The keywords of a call: only the options that the caller listed, and the keyword tensors that they call for."""
+    keywords = {name: case.options[name] for name in listed}
+    for name in inputs.keywords:
+        keywords[name] = inputs.guarded[name].tensor
+    if "sinks" in keywords and not isinstance(keywords["sinks"], torch.Tensor):
+        keywords["sinks"] = None
+    if True in listed.get("alibi", ()):
+        keywords.setdefault("slopes", None)
+    return keywords
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Interrupt the body by `KernelTimeout` after ``seconds``; only possible in the main thread of a POSIX process."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def expire(signum: int, frame: Any) -> None:
+        raise KernelTimeout
+
+    handler = signal.signal(signal.SIGALRM, expire)
+    remaining, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, remaining, interval)
+        signal.signal(signal.SIGALRM, handler)
+
+
+@dataclass(frozen=True)
+class Call:
+    """How a kernel is called."""
+
+    kernel: Callable[..., Any]
+    listed: Mapping[str, Sequence[Any]]
+    out_dtypes: tuple[str, ...]
+    framework: str = "torch"
+    timeout: float = 30.0
+
+    def __call__(self, case: Case, inputs: Inputs) -> tuple[torch.Tensor, ...] | Finding:
+        """The kernel's results as torch tensors, or what was wrong with the call."""
+        arguments = inputs.positional
+        keywords = options_for(case, inputs, self.listed)
+        if self.framework == "numpy":
+            arguments = [_to_numpy(tensor) for tensor in arguments]
+            keywords = {k: _to_numpy(v) if isinstance(v, torch.Tensor) else v for k, v in keywords.items()}
+        poison = PoisonedMemory(case.memory) if case.memory != "plain" and self.framework == "torch" else None
+        if poison is None:
+            litter(case, self.out_dtypes)
+        try:
+            with time_limit(self.timeout), torch.no_grad(), poison or contextlib.nullcontext():
+                result = self.kernel(*arguments, **keywords)
+                if any(tensor.is_cuda for tensor in inputs.positional):
+                    torch.cuda.synchronize()
+        except KernelTimeout:
+            return Finding("timeout", f"no result within {self.timeout:g} s (the limit is examine's timeout=)")
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:
+            return Finding("crash", f"{type(error).__name__}: {_first_line(error)}{_place(error)}")
+        if poison is not None and poison.overrun():
+            return Finding("out_of_bounds_write", "the kernel wrote beyond a tensor that it had allocated")
+        return self._form(case, result)
+
+    def _form(self, case: Case, result: Any) -> tuple[torch.Tensor, ...] | Finding:
+        """The results, if they are as many as the signature says, of its shapes, and of the right dtypes."""
+        expected = case.signature.returns
+        results = list(result) if isinstance(result, (tuple, list)) else [result]
+        if len(results) != len(expected):
+            names = ", ".join(map(str, expected))
+            return Finding("shape", f"expected {len(expected)} result(s) ({names}), got {len(results)}")
+        outputs = []
+        for place, (tensor, value, dtype) in enumerate(zip(expected, results, self.out_dtypes, strict=True)):
+            if self.framework == "numpy" and isinstance(value, (np.ndarray, np.generic)):
+                value = _from_numpy(np.asarray(value))
+            if not isinstance(value, torch.Tensor):
+                return Finding("dtype", f"{tensor.name}: expected a {self.framework} array, got {type(value).__name__}", place)
+            shape = case.shape(tensor)
+            if tuple(value.shape) != shape:
+                return Finding("shape", f"{tensor.name}: expected shape {shape}, got {tuple(value.shape)}", place)
+            if value.dtype != torch_dtype(dtype):
+                got = str(value.dtype).removeprefix("torch.")
+                return Finding("dtype", f"{tensor.name}: expected {dtype}, got {got} (out_dtype= states another)", place)
+            outputs.append(value)
+        return tuple(outputs)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0]
+
+
+def _place(error: BaseException) -> str:
+    """Where in the kernel's own file the error arose."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if len(frames) < 2:
+        return ""
+    frame = frames[1]
+    return f" (at {frame.filename.rsplit('/', 1)[-1]}:{frame.lineno})"
+
+
+def _to_numpy(tensor: torch.Tensor) -> Any:
+    if tensor.dtype in _BY_BITS:
+        import ml_dtypes  # numpy's own dtypes lack these
+
+        bits, name = _BY_BITS[tensor.dtype]
+        return tensor.view(bits).numpy().view(getattr(ml_dtypes, name))
+    return tensor.numpy()
+
+
+_BY_BITS = {
+    torch.bfloat16: (torch.int16, "bfloat16"),
+    torch.float8_e4m3fn: (torch.uint8, "float8_e4m3fn"),
+    torch.float8_e5m2: (torch.uint8, "float8_e5m2"),
+}
+
+
+def _from_numpy(array: Any) -> torch.Tensor:
+    for dtype, (bits, name) in _BY_BITS.items():
+        if array.dtype.name == name:
+            return torch.from_numpy(array.view(np.int16 if bits is torch.int16 else np.uint8).copy()).view(dtype)
+    return torch.from_numpy(np.array(array))
+
+
+def check_framework(framework: str) -> None:
+    """Raise `SettingError` for a framework that kernels can't be called in."""
+    if framework not in FRAMEWORKS:
+        raise SettingError(f"framework={framework!r}; expected one of {', '.join(map(repr, FRAMEWORKS))}")

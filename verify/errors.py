@@ -1,0 +1,25 @@
+"""What can go wrong in a verification, one class per thing that the caller can mend."""
+
+from __future__ import annotations
+
+from assay.precision.errors import AssayError
+
+
+class VerificationError(AssayError, AssertionError):
+    """A kernel did not pass; the message is the verdict's report."""
+
+
+class ContractError(AssayError, ValueError):
+    """A contract that names something unknown, or contradicts itself."""
+
+
+class SettingError(AssayError, ValueError):
+    """A setting of the examination that cannot be followed."""
+
+
+class ReproError(AssayError, ValueError):
+    """A repro line that does not parse."""
+
+
+class TargetError(AssayError, ValueError):
+    """A kernel named ``package.module:function`` that cannot be loaded."""

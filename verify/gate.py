@@ -1,0 +1,80 @@
+"""The gate check: a tolerance that can't fail proves nothing, so it is first shown outputs that are wrong.
+
+The golden itself, rounded to the output format, is corrupted in ways that a faulty kernel might; the check must
+reject every corruption that changes anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from assay.precision.formats import Format
+from assay.precision.rounding import next_down, next_up, round_to
+from assay.verify.judge import Tolerance, judge
+
+Tensor = torch.Tensor
+
+
+def corruptions(right: Tensor, limits: Tolerance, out: Format) -> Iterator[tuple[str, Tensor]]:
+    """(what was done, the corrupted output) for a right output of at least one element."""
+    yield "all zeros", torch.zeros_like(right)
+    yield "the sign changed", -right
+    yield "everything times 1.05", round_to(right * 1.05, out)
+    rows = right.reshape(-1, right.shape[-1]) if right.dim() else right.reshape(1, 1)
+    loud = int(_finite(rows).abs().sum(-1).argmax())
+    row = rows.clone()
+    row[loud] = 0
+    yield "one row zero", row.reshape(right.shape)
+    tile = rows.clone()
+    tile[-16:, -16:] = 0
+    yield "one tile zero", tile.reshape(right.shape)
+    if rows.shape[0] > 1:
+        swapped = rows.clone()
+        swapped[[0, -1]] = swapped[[-1, 0]]
+        yield "two rows swapped", swapped.reshape(right.shape)
+    place = int(_finite(right).abs().reshape(-1).argmax())
+    poisoned = right.clone().reshape(-1)
+    poisoned[place] = math.nan
+    yield "one NaN", poisoned.reshape(right.shape)
+    for words, beyond in (
+        ("one ulp above what is allowed", next_up(limits.high.reshape(-1)[place : place + 1], out)),
+        ("one ulp below what is allowed", next_down(limits.low.reshape(-1)[place : place + 1], out)),
+    ):
+        off = right.clone().reshape(-1)
+        off[place] = beyond[0]
+        yield words, off.reshape(right.shape)
+
+
+def passes_gate(limits: Tolerance, out: Format) -> str | None:
+    """The first corruption that the check lets through, or None.
+
+    A corruption that leaves every judged element as it was (zeros of an output that is zero) says nothing and is
+    passed over; so is one that turns a number into an equal one of the format.
+    """
+    right = round_to(limits.golden, out)
+    right = torch.where(torch.isfinite(right), right, limits.golden)
+    if not right.numel():
+        return None
+    judged = bool((limits.judged & torch.isfinite(limits.golden)).any())
+    if not judged:
+        return "anything at all: no element is judged"
+    for words, wrong in corruptions(right, limits, out):
+        changed = ((wrong != right) & ~(wrong.isnan() & right.isnan()) & limits.judged).any()
+        if bool(changed) and not bool(judge(wrong, limits).broken.any()):
+            return words
+    return None
+
+
+def smallest_gain(limits: Tolerance) -> float:
+    """The smallest relative error, common to all elements, that the check would detect; infinite if none."""
+    golden = torch.where(limits.judged & torch.isfinite(limits.golden), limits.golden, 0.0)
+    beyond = (limits.high + next_up(limits.high, limits.out)) / 2 - golden
+    gain = torch.where(golden > 0, beyond / golden, math.inf)
+    return float(gain.min()) if gain.numel() else math.inf
+
+
+def _finite(values: Tensor) -> Tensor:
+    return torch.where(torch.isfinite(values), values, 0.0)

@@ -1,0 +1,222 @@
+"""A case: everything that one call of a kernel depends on, small enough to be written on one line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from assay.golden.registry import Spec, spec
+from assay.golden.signature import Signature, TensorSpec, dimension
+from assay.precision.formats import Format, format_named
+from assay.precision.rounding import round_to
+from assay.verify.errors import ReproError
+from assay.verify.inputs.distributions import ROLES, Draws, integer_values
+from assay.verify.inputs.layouts import Guarded, place, tied_axes
+
+Edit = tuple[str, tuple[int, ...], float]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: sizes of the symbols, dtypes, options, and per tensor a distribution and a layout.
+
+    ``edits`` set single elements, ``(tensor, coordinates, value)``. ``memory`` is what fresh memory holds: "plain"
+    (whatever was there), "nan" or "huge" (2^100). ``protocol`` says which calls are made, see `assay.verify.trial`.
+    ``origin`` are the first coordinates along a symbol: elements keep their values while shapes are cut at the front.
+    """
+
+    spec: str
+    sizes: Mapping[str, int]
+    dtypes: Mapping[str, str]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, str] = field(default_factory=dict)
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    seed: int = 0
+    edits: tuple[Edit, ...] = ()
+    memory: str = "plain"
+    protocol: str = "once"
+    origin: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def definition(self) -> Spec:
+        """The spec under examination."""
+        return spec(self.spec)
+
+    @property
+    def signature(self) -> Signature:
+        """The signature under this case's options."""
+        return self.definition.signature(self.options)
+
+    def shape(self, tensor: TensorSpec) -> tuple[int, ...]:
+        """The shape of one of the signature's tensors."""
+        return tensor.shape(self.sizes)
+
+    def line(self) -> str:
+        """The case as one line of JSON, without what is at its default."""
+        content = {name: value for name, value in asdict(self).items() if value or name in ("sizes", "dtypes")}
+        for name, default in (("memory", "plain"), ("protocol", "once")):
+            if content[name] == default:
+                del content[name]
+        edits = [[tensor, list(index), str(value)] for tensor, index, value in self.edits]
+        return json.dumps(content | ({"edits": edits} if edits else {}), separators=(",", ":"))
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
+        options = "".join(f", {name}={value}" for name, value in self.options.items())
+        kinds = ", ".join(
+            f"{name} {self.dtypes[name]} {self.values.get(name, '')}"
+            + ("" if self.layouts.get(name, "contiguous") == "contiguous" else f" ({self.layouts[name]})")
+            for name in self.dtypes
+        )
+        origin = "".join(f"; {name} from {first}" for name, first in self.origin.items() if first)
+        edits = origin + "".join(f"; {name}{list(index)} = {value:g}" for name, index, value in self.edits)
+        return f"{self.spec}: {sizes}{options}; {kinds}{edits}; seed {self.seed}"
+
+
+def case_from_line(line: str) -> Case:
+    """The case that `Case.line` wrote; `ReproError` where it doesn't parse."""
+    try:
+        content = json.loads(line)
+        content["edits"] = tuple((name, tuple(index), float(value)) for name, index, value in content.get("edits", ()))
+        content["options"] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in content.get("options", {}).items()
+        }
+        case = Case(**content)
+        definition = spec(case.spec)
+        definition.complete(case.options)
+        missing = set(case.signature.symbols) - set(case.sizes)
+        if missing:
+            raise ReproError(f"repro line: no size for {', '.join(sorted(missing))}")
+        return case
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        if isinstance(error, ReproError):
+            raise
+        raise ReproError(f"repro line: expected the JSON of a report's repro line, got {line[:60]!r} ({error})") from None
+
+
+def dtype_of(tensor: TensorSpec, dtype: str | Mapping[str, str]) -> str:
+    """The dtype's name for a tensor: as given for it, as the op fixes it, or the one under examination."""
+    if isinstance(dtype, Mapping) and tensor.name in dtype:
+        return format_or_integer(dtype[tensor.name])
+    if tensor.dtype is not None:
+        return tensor.dtype
+    given = dtype if isinstance(dtype, str) else next(iter(dtype.values()))
+    return format_or_integer(given)
+
+
+def format_or_integer(name: str) -> str:
+    """The full name of a dtype."""
+    return name if name in ("int32", "int64") else format_named(name).name
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of that name."""
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"torch has no dtype {name!r}")
+    return found
+
+
+def stored(values: torch.Tensor, dtype: str) -> torch.Tensor:
+    """float64 ``values`` rounded to ``dtype``, beyond its range to its largest, and stored in it."""
+    if dtype not in ("int32", "int64"):
+        values = round_to(values, dtype, overflow="saturate") if bool(torch.isfinite(values).all()) else _special(values, dtype)
+    target = torch_dtype(dtype)
+    if target.is_floating_point and target.itemsize == 1:
+        return values.to(torch.float32).to(target)
+    return values.to(target)
+
+
+def _special(values: torch.Tensor, dtype: str) -> torch.Tensor:
+    finite = torch.isfinite(values)
+    rounded = round_to(torch.where(finite, values, 0.0), dtype, overflow="saturate")
+    return torch.where(finite, rounded, values)
+
+
+def contents(case: Case, tensor: TensorSpec) -> torch.Tensor:
+    """The values of a tensor, contiguous, in its dtype."""
+    shape, dtype = case.shape(tensor), case.dtypes[tensor.name]
+    tied = tied_axes(case.layouts.get(tensor.name, "contiguous"), shape)
+    kind = case.values.get(tensor.name, "")
+    format = _FLOAT64 if dtype in ("int32", "int64") else format_named(dtype)
+    start = [case.origin.get(symbol, 0) for symbol in tensor.dims]
+    draws = Draws(case.seed, tensor.name, shape, format, start=start, tied=tied)
+    if tensor.is_integer:
+        below = _bound(case, tensor, dtype)
+        drawn = integer_values(draws, kind or "uniform", below)
+        signed = torch.from_numpy(drawn.copy())
+        if tensor.role == "bits" and dtype == "int32":
+            signed = torch.where(signed >= 2**31, signed - 2**32, signed)
+        result = signed.to(torch_dtype(dtype))
+    else:
+        table = ROLES[tensor.role]
+        values = torch.from_numpy(table[kind or next(iter(table))](draws).copy())
+        scale = _spread(format)
+        result = stored(values * scale if tensor.role == "real" else values, dtype)
+    for name, index, value in case.edits:
+        if name == tensor.name and all(0 <= place < size for place, size in zip(index, shape, strict=True)):
+            result[_tied_index(index, tied)] = value
+    return result
+
+
+def _tied_index(index: tuple[int, ...], tied: tuple[int, ...]) -> tuple[Any, ...]:
+    return tuple(slice(None) if axis in tied else place for axis, place in enumerate(index))
+
+
+def _bound(case: Case, tensor: TensorSpec, dtype: str) -> int:
+    if tensor.role == "bits":
+        return 2**32 if dtype == "int32" else 256
+    return int(tensor.bound) if tensor.bound.isdigit() else max(1, dimension(tensor.bound, case.sizes))
+
+
+_FLOAT64 = format_named("float64")
+
+
+def _spread(format: Format) -> float:
+    """Numbers of order one are spread over a narrow format's range: codes near one are few."""
+    if format.kind == "integer":
+        return 24.0
+    return 16.0 if format.largest < 1000 and format.largest > 100 else 1.0
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A case's tensors in memory, by name, in the order of the signature."""
+
+    guarded: Mapping[str, Guarded]
+    keywords: tuple[str, ...]
+
+    @property
+    def positional(self) -> list[torch.Tensor]:
+        """The tensors that a kernel is called with by position."""
+        return [guarded.tensor for name, guarded in self.guarded.items() if name not in self.keywords]
+
+    def damage(self) -> tuple[str, str] | None:
+        """The first input whose memory has changed: (name, what happened)."""
+        for name, guarded in self.guarded.items():
+            kind = guarded.damage()
+            if kind is not None:
+                return name, kind
+        return None
+
+
+def build(case: Case, device: torch.device | str = "cpu") -> Inputs:
+    """The case's tensors, each placed in memory as its layout says."""
+    signature = case.signature
+    guarded = {
+        tensor.name: place(contents(case, tensor), case.layouts.get(tensor.name, "contiguous"), device)
+        for tensor in signature.tensors
+    }
+    return Inputs(guarded, tuple(tensor.name for tensor in signature.tensors if tensor.keyword))
+
+
+def work(definition: Spec, sizes: Mapping[str, int]) -> float:
+    """A measure of a call's cost."""
+    if definition.work is not None:
+        return float(dimension(definition.work, sizes))
+    return float(math.prod(max(size, 1) for name, size in sizes.items() if name not in definition.multiples.values()))

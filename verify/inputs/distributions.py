@@ -1,0 +1,163 @@
+"""Distributions: what the numbers of a tensor look like. Each is made to reveal a family of faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from assay.precision.formats import Format, all_values
+from assay.verify.inputs.random_bits import bits, integers, normal, uniform
+
+Array = npt.NDArray[np.float64]
+
+
+class Draws:
+    """The random bits of one tensor, by stream.
+
+    Elements along the axes in ``tied`` are equal; the first element has the coordinates ``start``.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        name: str,
+        shape: Sequence[int],
+        format: Format,
+        *,
+        start: Sequence[int] = (),
+        tied: Sequence[int] = (),
+    ) -> None:
+        self.seed, self.name, self.shape, self.format = seed, name, tuple(shape), format
+        self.start, self.tied = tuple(start) or (0,) * len(shape), tuple(tied)
+
+    def bits(self, stream: str = "", ignore: Sequence[int] = ()) -> npt.NDArray[np.uint64]:
+        """Fresh bits per element, equal along ``ignore`` and the tied axes."""
+        axes = {axis % max(len(self.shape), 1) for axis in ignore} | set(self.tied)
+        return bits(self.seed, self.name + stream, self.shape, start=self.start, ignore=sorted(axes))
+
+    def position(self, axis: int = -1) -> Array:
+        """Each element's coordinate along ``axis`` (0 for a scalar and along a tied axis)."""
+        if not self.shape or axis % len(self.shape) in self.tied:
+            return np.zeros(self.shape)
+        shape = [-1 if i == axis % len(self.shape) else 1 for i in range(len(self.shape))]
+        first = self.start[axis]
+        place = np.arange(first, first + self.shape[axis], dtype=np.float64)
+        return np.broadcast_to(place.reshape(shape), self.shape)
+
+    def normal(self) -> Array:
+        return normal(self.bits())
+
+    def uniform(self) -> Array:
+        return uniform(self.bits())
+
+    def row_choice(self, *values: float) -> Array:
+        """One of ``values`` for each row."""
+        return np.asarray(values)[integers(self.bits("row", ignore=[-1]), len(values))]
+
+    def column_choice(self, *values: float) -> Array:
+        """One of ``values`` for each column."""
+        axes = range(max(len(self.shape) - 1, 0))
+        return np.asarray(values)[integers(self.bits("column", ignore=list(axes)), len(values))]
+
+    def sign(self) -> Array:
+        return 1.0 - 2.0 * integers(self.bits("sign"), 2)
+
+
+def _patterns(draws: Draws) -> Array:
+    """Any finite bit pattern of a format of at most 16 bits; else any sign, exponent and mantissa near one."""
+    if draws.format.bits > 16:
+        return draws.sign() * np.exp2(integers(draws.bits("exponent"), 41) - 20.0) * (1 + draws.uniform())
+    values = all_values(draws.format).numpy()
+    finite = values[np.isfinite(values)]
+    return finite[integers(draws.bits(), len(finite))]
+
+
+def _subnormal(draws: Draws) -> Array:
+    """Multiples of the smallest subnormal, up to a few times the smallest normal."""
+    spacing, normals = draws.format.smallest_subnormal, draws.format.smallest_normal
+    return draws.sign() * np.floor(draws.uniform() * (4 * normals / spacing)) * spacing
+
+
+def _cancelling(draws: Draws) -> Array:
+    """Neighbours of opposite sign and nearly equal size, so that sums lose most of their digits."""
+    return (1.0 - 2.0 * (draws.position() % 2)) * (1.0 + draws.uniform() * 2.0**-6)
+
+
+def _blocks(draws: Draws) -> Array:
+    """Blocks of 32 whose magnitudes differ by powers of two."""
+    exponent = np.asarray([0.0, 4.0, -6.0, 8.0])[(draws.position() // 32 % 4).astype(np.int64)]
+    return draws.normal() * np.exp2(exponent)
+
+
+def _one_hot(draws: Draws) -> Array:
+    """One element of each row is one: its place is the row's number, wrapped at 61."""
+    row = draws.position(-2) if len(draws.shape) > 1 else np.zeros(draws.shape)
+    return (draws.position() == row % 61).astype(np.float64)
+
+
+REAL: dict[str, Callable[[Draws], Array]] = {
+    "normal": lambda d: d.normal(),
+    "positive": lambda d: d.uniform() + 2.0**-10,
+    "lognormal": lambda d: d.sign() * np.exp2(np.rint(2.5 * normal(d.bits("exponent")))) * (1 + d.uniform()),
+    "outliers": lambda d: d.normal() * d.column_choice(*[1.0] * 15, 64.0),
+    "cancelling": _cancelling,
+    "constant_rows": lambda d: normal(d.bits("value", ignore=[-1])) * d.row_choice(1.0, 30.0, 1000.0),
+    "ascending": lambda d: d.position() * 0.125 + 0.25 * d.uniform(),
+    "descending": lambda d: 16.0 - d.position() * 0.25 + 0.25 * d.uniform(),
+    "large_mean": lambda d: d.normal() + d.row_choice(64.0, -256.0, 1024.0, -4096.0),
+    "small": lambda d: d.normal() * d.row_choice(2.0**-6, 2.0**-10, 2.0**-13),
+    "wide": lambda d: d.normal() * 6.0,
+    "peaked": lambda d: d.normal() + 24.0 * (integers(d.bits("peak"), 11) == 0),
+    "ties": lambda d: integers(d.bits(), 3) - 1.0,
+    "blocks": _blocks,
+    "patterns": _patterns,
+    # Every sum and product of these is exact in float32: no tolerance at all.
+    "integers": lambda d: integers(d.bits(), 9) - 4.0,
+    "powers": lambda d: d.sign() * np.exp2(integers(d.bits(), 5) - 2.0),
+    "one_hot": _one_hot,
+    # The range of the format, and what lies beyond.
+    "steep": lambda d: d.normal() * 64.0,
+    "above": lambda d: 89.0 + 8.0 * d.uniform() + d.row_choice(0.0, 100.0, 1000.0),
+    "below": lambda d: -89.0 - 40.0 * d.uniform() - d.row_choice(0.0, 100.0, 1000.0),
+    "near_overflow": lambda d: d.sign() * (0.5 + 0.5 * d.uniform()) * d.format.largest,
+    "subnormal": _subnormal,
+    "zeros": lambda d: np.zeros(d.shape),
+}
+
+GENERAL = tuple(name for name in REAL if name not in {"zeros"})
+EXACT = ("integers", "powers", "one_hot", "ties")
+RANGE = ("steep", "above", "below", "near_overflow", "subnormal", "small", "patterns", "zeros")
+
+ROLES: dict[str, dict[str, Callable[[Draws], Array]]] = {
+    "real": REAL,
+    "scale": {
+        "plain": lambda d: 2.0**-4 * (0.5 + d.uniform()),
+        "one": lambda d: np.ones(d.shape),
+        "powers": lambda d: np.exp2(integers(d.bits(), 9) - 6.0),
+        "uneven": lambda d: np.exp2(integers(d.bits("exponent"), 13) - 8.0) * (1 + d.uniform()),
+    },
+    "weight": {"plain": lambda d: d.uniform(), "one": lambda d: np.ones(d.shape), "powers": lambda d: np.exp2(-1.0 - integers(d.bits(), 3))},
+    "angle": {
+        "plain": lambda d: 2.0 * d.uniform() - 1.0,
+        "powers": lambda d: d.sign() * np.exp2(-1.0 * integers(d.bits(), 3)),
+        "ties": lambda d: integers(d.bits(), 3) - 1.0,
+    },
+    "slope": {"plain": lambda d: np.exp2(-8.0 * d.uniform()), "powers": lambda d: np.exp2(-1.0 - d.position() % 8)},
+}
+
+
+def integer_values(draws: Draws, name: str, below: int) -> npt.NDArray[np.int64]:
+    """Codes or indices in 0..below-1: "uniform", "first" (all zero), "last", or "skewed" (mostly one value)."""
+    if name == "first":
+        return np.zeros(draws.shape, dtype=np.int64)
+    if name == "last":
+        return np.full(draws.shape, below - 1, dtype=np.int64)
+    drawn = integers(draws.bits(), below)
+    if name == "skewed":
+        return np.where(integers(draws.bits("skew"), 8) == 0, drawn, below // 2)
+    return drawn
+
+
+INTEGERS = ("uniform", "first", "last", "skewed")

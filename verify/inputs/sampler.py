@@ -1,0 +1,191 @@
+"""Choosing cases: sizes that sit on boundaries, and which distribution and layout each tensor gets.
+
+`Sampler` draws through a chooser, a function that picks one of a sequence: a seeded generator for the fixed phases,
+Hypothesis for the fuzz phase.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import lcm, prod
+from typing import Any
+
+from assay.golden.errors import unknown
+from assay.golden.registry import Spec
+from assay.golden.signature import Signature, TensorSpec
+from assay.verify.errors import SettingError
+from assay.verify.inputs.cases import Case, dtype_of, work
+from assay.verify.inputs.distributions import GENERAL, INTEGERS, ROLES
+from assay.verify.inputs.layouts import LAYOUTS
+
+Chooser = Callable[[Sequence[Any]], Any]
+
+SMALL = (1, 2, 3, 4, 5, 7, 8)
+TILE = (15, 16, 17, 31, 32, 33, 37, 61, 63, 64, 65, 97, 127, 128, 129, 131)
+LARGE = (255, 256, 257, 300, 384, 509, 513, 768, 1000, 1025)
+HUGE = (2049, 4096, 5003)
+
+MOST_ELEMENTS = 2**16
+MOST_WORK = 2**23
+_GROUPS = (1, 2, 3, 4)
+
+
+def seeded(seed: int) -> Chooser:
+    """A chooser that depends on ``seed`` only."""
+    return random.Random(seed).choice
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Cases of one examination: a spec, the dtypes, the listed options and the restrictions on shapes."""
+
+    definition: Spec
+    dtype: str | Mapping[str, str]
+    options: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    layouts: Sequence[str] = LAYOUTS
+    seed: int = 0
+
+    def option_sets(self) -> list[dict[str, Any]]:
+        """Every combination of the listed options, completed by the defaults."""
+        combinations = product(*self.options.values())
+        return [
+            self.definition.complete({}) | dict(zip(self.options, values, strict=True)) for values in combinations
+        ]
+
+    def case(self, choose: Chooser, *, style: str = "any", options: Mapping[str, Any] | None = None) -> Case:
+        """One case. ``style``: "any", "small" (no size over 8) or "tile" (sizes about one or two tiles)."""
+        chosen = dict(options) if options is not None else {
+            name: choose(list(values)) for name, values in self.options.items()
+        }
+        complete = self.definition.complete(chosen)
+        signature = self.definition.signature(complete)
+        sizes = self.sizes(choose, signature, style)
+        theme = choose(GENERAL)
+        follow = choose((True, True, False))
+        values, layouts = {}, {}
+        for tensor in signature.tensors:
+            names = INTEGERS if tensor.is_integer else tuple(name for name in ROLES[tensor.role] if name != "zeros")
+            values[tensor.name] = theme if follow and tensor.role == "real" else choose(names)
+            layouts[tensor.name] = choose(self.layouts) if choose((True, False)) else self.layouts[0]
+        return Case(
+            spec=self.definition.name,
+            sizes=sizes,
+            dtypes={tensor.name: dtype_of(tensor, self.dtype) for tensor in signature.tensors},
+            options=complete,
+            values=values,
+            layouts=layouts,
+            seed=choose(range(1 << 24)),
+            memory=choose(("plain", "plain", "nan", "huge")),
+            protocol=choose(("once",) * 6 + ("repeat", "after_other", "after_refill")),
+        )
+
+    def sizes(self, choose: Chooser, signature: Signature, style: str) -> dict[str, int]:
+        """A size for each symbol, within the limits on elements and work."""
+        symbols = signature.symbols
+        long = choose(symbols) if style == "any" and symbols else None
+        sizes: dict[str, int] = {}
+        for symbol in sorted(symbols, key=lambda name: name in self.definition.multiples):
+            sizes[symbol] = self._size(choose, signature, symbol, style, symbol == long, sizes)
+        for symbol in sorted(symbols, key=lambda name: (name == long, -sizes[name])):
+            while self._too_much(signature, sizes) and sizes[symbol] > 1:
+                smaller = self._smaller(signature, symbol, sizes)
+                if smaller == sizes[symbol]:
+                    break
+                sizes[symbol] = smaller
+        return sizes
+
+    def _size(
+        self, choose: Chooser, signature: Signature, symbol: str, style: str, long: bool, sizes: Mapping[str, int]
+    ) -> int:
+        pool: Sequence[int]
+        if symbol in self.shapes:
+            pool = self._given(choose, symbol, style)
+        elif symbol in self.definition.sizes:
+            pool = self.definition.sizes[symbol]
+        elif symbol in self.definition.multiples and self.definition.multiples[symbol] != "g":
+            pool = [sizes[self.definition.multiples[symbol]] * group for group in _GROUPS]
+        elif style == "small":
+            pool = SMALL
+        elif style == "tile":
+            pool = TILE
+        elif long:
+            pool = LARGE if choose(range(4)) else HUGE
+        else:
+            pool = SMALL if choose((True, False)) else TILE
+            if symbol in self.definition.empty and choose(range(16)) == 0:
+                pool = (0,)
+        size = int(choose(list(pool)))
+        step = self.step(signature, symbol, sizes)
+        return -(-size // step) * step if symbol not in self.shapes or size % step == 0 else self._refuse(symbol, size, step)
+
+    def _refuse(self, symbol: str, size: int, step: int) -> int:
+        raise SettingError(f"shapes: {symbol}={size}; {self.definition.name} needs a multiple of {step}")
+
+    def _given(self, choose: Chooser, symbol: str, style: str) -> Sequence[int]:
+        """The caller's sizes; of a long range mostly its boundary sizes."""
+        given = self.shapes[symbol]
+        if len(given) <= 8:
+            return given
+        known = {"small": SMALL, "tile": TILE}.get(style, SMALL + TILE + LARGE)
+        boundary = [size for size in known if size in given] + [given[0], given[-1]]
+        return boundary if choose(range(4)) else given
+
+    def step(self, signature: Signature, symbol: str, sizes: Mapping[str, int]) -> int:
+        """What a symbol must be a multiple of: its divisors in the signature, and its partner of `Spec.multiples`."""
+        step = 1
+        for tensor in (*signature.tensors, *signature.returns):
+            for text in tensor.dims:
+                numerator, _, divisor = text.partition("/")
+                if numerator == symbol and divisor.isdigit():
+                    step = lcm(step, int(divisor))
+        partner = self.definition.multiples.get(symbol)
+        return lcm(step, max(sizes.get(partner, 1), 1)) if partner in signature.symbols else step
+
+    def _smaller(self, signature: Signature, symbol: str, sizes: Mapping[str, int]) -> int:
+        """About half of a size, if that may be."""
+        step = self.step(signature, symbol, sizes)
+        half = max(step, sizes[symbol] // 2 // step * step)
+        if symbol in self.shapes:
+            fitting = [size for size in self.shapes[symbol] if size < sizes[symbol] and size % step == 0]
+            return max((size for size in fitting if size <= half), default=max(fitting, default=sizes[symbol]))
+        partners = [name for name, partner in self.definition.multiples.items() if partner == symbol and name in sizes]
+        return sizes[symbol] if partners else half
+
+    def _too_much(self, signature: Signature, sizes: Mapping[str, int]) -> bool:
+        tensors = (*signature.tensors, *signature.returns)
+        return work(self.definition, sizes) > MOST_WORK or max(prod(t.shape(sizes)) for t in tensors) > MOST_ELEMENTS
+
+    def check(self) -> None:
+        """Raise `SettingError` or `OptionError` unless options, shapes and layouts are ones that the spec has."""
+        for name, values in self.options.items():
+            if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or not values:
+                raise SettingError(f"options: {name}={values!r}; expected a list of the values to vary over")
+            for value in values:
+                self.definition.complete({name: value})
+        symbols = {symbol for options in self.option_sets() for symbol in self.definition.signature(options).symbols}
+        for symbol, sizes in self.shapes.items():
+            if symbol not in symbols:
+                raise SettingError(f"shapes: {unknown('dimension', symbol, symbols)}")
+            if not isinstance(sizes, Sequence) or not sizes or not all(isinstance(s, int) and s >= 0 for s in sizes):
+                raise SettingError(f"shapes: {symbol}={sizes!r}; expected a list or range of whole numbers")
+        for layout in self.layouts:
+            if layout not in LAYOUTS:
+                raise SettingError(f"layouts: {unknown('layout', layout, LAYOUTS)}")
+
+
+def real_tensors(signature: Signature) -> list[TensorSpec]:
+    """The tensors whose numbers enter the arithmetic and may be NaN or infinite."""
+    return [tensor for tensor in signature.tensors if tensor.role == "real" and tensor.dtype != "int8"]
+
+
+def with_values(case: Case, distribution: str, **changes: Any) -> Case:
+    """The case with ``distribution`` for each tensor that has it, the plainest for the rest."""
+    values = {}
+    for tensor in case.signature.tensors:
+        names = INTEGERS if tensor.is_integer else tuple(ROLES[tensor.role])
+        values[tensor.name] = distribution if distribution in names else names[0]
+    return replace(case, values=values, **changes)

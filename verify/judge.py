@@ -1,0 +1,127 @@
+"""Judging an output: each element against the golden and the contract's radius.
+
+Let g be the golden with radius r, and B the contract's radius: every kernel that keeps the contract computes, before
+its store, a number within B of the exact result, and then rounds it once to the output format. Rounding is monotone,
+so the output y lies in [round(exact - B), round(exact + B)]. The exact result being known to r, three outcomes are
+possible, as in Ziv's test: y lies in the interval for B - r (kept), outside of that for B + r (proved broken), or
+between (unresolved).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from assay.golden.evaluation import Golden
+from assay.precision.formats import Format
+from assay.precision.rounding import next_down, next_up, round_to
+from assay.verify.contract import Contract
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What a contract allows of one output.
+
+    ``low`` and ``high`` are the least and the largest output that it certainly does not forbid, ``sure_low`` and
+    ``sure_high`` those that it certainly allows; ``judged`` is where it says anything; ``exact`` where it leaves no
+    freedom before the store. ``inner`` is the radius before the store, and ``share`` of a gap between two numbers of
+    format ``out`` what the store may add to it (a half where it rounds to nearest).
+    """
+
+    golden: Tensor
+    low: Tensor
+    high: Tensor
+    sure_low: Tensor
+    sure_high: Tensor
+    judged: Tensor
+    exact: Tensor
+    may_be_nan: Tensor
+    inner: Tensor
+    out: Format
+    share: float
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """An output's verdict, element by element.
+
+    ``ratio`` is |y - golden| / ``radius``: above one where the contract is broken (infinite where y is NaN or
+    infinite and shouldn't be), zero where it isn't judged. The radius is the one before the store and the store's
+    share of the gap between y and its neighbour towards the golden; y lies within it just where the interval allows y.
+    """
+
+    ratio: Tensor
+    radius: Tensor
+    broken: Tensor
+    unresolved: Tensor
+    tolerance: Tolerance
+
+    @property
+    def worst(self) -> float:
+        """The largest ratio."""
+        return float(self.ratio.max()) if self.ratio.numel() else 0.0
+
+    def worst_index(self) -> tuple[int, ...]:
+        """Where the contract is broken worst, the first of equals."""
+        score = torch.where(self.broken, self.ratio, -1.0)
+        flat = int(score.reshape(-1).argmax())
+        return tuple(int(place) for place in torch.unravel_index(torch.tensor(flat), score.shape))
+
+
+_ROUNDINGS = {"nearest": ("nearest", "nearest"), "toward_zero": ("toward_zero",) * 2, "stochastic": ("down", "up")}
+
+
+def tolerance(golden: Golden, allowed: Golden, out: Format, contract: Contract) -> Tolerance:
+    """What ``contract`` allows of an output in format ``out``; ``allowed`` is the definition under its model."""
+    value, own, radius = golden.value.double(), golden.radius, allowed.radius
+    special = ~torch.isfinite(value)
+    said = torch.isfinite(radius) | ~torch.isfinite(allowed.value)
+    judged = said & ~(special & (contract.nonfinite == "unspecified"))
+    own = torch.where(special, 0.0, own)
+    radius = torch.where(special | ~said, 0.0, radius)
+    down, up = _ROUNDINGS[contract.rounding]
+    bounds = [
+        _store(value - radius - own, out, down, contract),
+        _store(value + radius + own, out, up, contract),
+        _store(value - (radius - own).clamp(min=0), out, down, contract),
+        _store(value + (radius - own).clamp(min=0), out, up, contract),
+    ]
+    # An overflow that becomes NaN leaves no number on that side.
+    may_be_nan = torch.isnan(bounds[0]) | torch.isnan(bounds[1])
+    largest = torch.full_like(value, out.largest)
+    low, high, sure_low, sure_high = (
+        torch.where(bound.isnan() & ~value.isnan(), torch.copysign(largest, value), bound) for bound in bounds
+    )
+    if contract.subnormals == "flush":
+        near = (value.abs() - radius - own) < out.smallest_normal
+        low, sure_low = (torch.where(near, bound.clamp(max=0), bound) for bound in (low, sure_low))
+        high, sure_high = (torch.where(near, bound.clamp(min=0), bound) for bound in (high, sure_high))
+    share = 0.5 if contract.rounding == "nearest" else 1.0
+    inner, may_be_nan = radius + own, may_be_nan & ~value.isnan()
+    return Tolerance(value, low, high, sure_low, sure_high, judged, inner == 0, may_be_nan, inner, out, share)
+
+
+def _store(values: Tensor, out: Format, mode: str, contract: Contract) -> Tensor:
+    return round_to(values, out, mode, contract.overflow)
+
+
+def judge(got: Tensor, allowed: Tolerance) -> Judgement:
+    """Each element of ``got`` (any dtype) against what is allowed."""
+    y, golden = got.detach().cpu().double(), allowed.golden
+    nan = y.isnan()
+    inside = (y >= allowed.low) & (y <= allowed.high)
+    kept = torch.where(nan, golden.isnan() | allowed.may_be_nan, inside)
+    broken = ~kept & allowed.judged
+    surely = torch.where(nan, kept, (y >= allowed.sure_low) & (y <= allowed.sure_high))
+    unresolved = ~broken & ~surely & allowed.judged
+    gap = torch.where(y > golden, y - next_down(y, allowed.out), next_up(y, allowed.out) - y)
+    radius = allowed.inner + allowed.share * gap
+    ratio = (y - golden).abs() / radius
+    ratio = torch.where(y == golden, 0.0, torch.where(kept, ratio.clamp(max=1), ratio.clamp(min=1 + 2.0**-40)))
+    regular = torch.isfinite(y) & torch.isfinite(golden) & ~ratio.isnan()
+    ratio = torch.where(regular, ratio, torch.where(kept, 0.0, math.inf))
+    return Judgement(torch.where(allowed.judged, ratio, 0.0), radius, broken, unresolved, allowed)

@@ -1,0 +1,88 @@
+"""Repro lines: one line that runs one case again, in a fresh process."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from assay.golden.errors import unknown
+from assay.verify.calls import Call
+from assay.verify.contract import Contract, contract_from_table
+from assay.verify.errors import ReproError, TargetError
+from assay.verify.inputs.cases import Case, case_from_line
+from assay.verify.trial import Bench, Result
+
+
+def target_of(kernel: Callable[..., Any]) -> str:
+    """``module:name`` where the kernel can be imported by it, else an empty string."""
+    module, name = getattr(kernel, "__module__", None), getattr(kernel, "__qualname__", "")
+    if not module or "<" in name or module == "__main__":
+        return ""
+    try:
+        return f"{module}:{name}" if load_target(f"{module}:{name}") is kernel else ""
+    except TargetError:
+        return ""
+
+
+def load_target(target: str) -> Callable[..., Any]:
+    """The kernel called ``package.module:function``; modules of the current folder count. Raises `TargetError`."""
+    module_name, _, name = target.partition(":")
+    if not module_name or not name:
+        raise TargetError(f"target {target!r}; expected package.module:function")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:
+        raise TargetError(f"target {target!r}: {module_name} can't be imported ({type(error).__name__}: {error})") from None
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise TargetError(f"target {target!r}: {unknown('function', part, [n for n in dir(found) if n[0] != '_'][:20])}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise TargetError(f"target {target!r} is a {type(found).__name__}, which can't be called")
+    return found
+
+
+def repro_line(bench: Bench, case: Case) -> str:
+    """The command that runs ``case`` again."""
+    content: dict[str, Any] = {"target": target_of(bench.call.kernel)}
+    content |= {"listed": list(bench.call.listed), "out": list(bench.call.out_dtypes)}
+    if bench.contract.changed():
+        content["contract"] = bench.contract.changed()
+    for name, value, default in (
+        ("framework", bench.call.framework, "torch"),
+        ("device", str(bench.device), "cpu"),
+        ("timeout", bench.call.timeout, 30.0),
+    ):
+        if value != default:
+            content[name] = value
+    content["case"] = json.loads(case.line())
+    line = json.dumps(content, separators=(",", ":")).replace("'", "\\u0027")
+    return f"assay repro '{line}'"
+
+
+def run_line(line: str, target: str = "") -> Result:
+    """Run the case of a repro line; ``target`` names the kernel where the line doesn't. Raises `ReproError`."""
+    text = line.strip().removeprefix("assay repro").strip().strip("'")
+    try:
+        content = json.loads(text)
+        case = case_from_line(json.dumps(content["case"]))
+        kernel_name = target or content["target"]
+        listed = {name: [case.options[name]] for name in content["listed"]}
+        out, contract_fields = tuple(content["out"]), content.get("contract", {})
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, ReproError):
+            raise
+        raise ReproError(f"repro line: expected what a report prints after 'assay repro', got {text[:60]!r}") from None
+    if not kernel_name:
+        raise ReproError("repro line: the kernel has no importable name; add --target package.module:function")
+    call = Call(
+        load_target(kernel_name), listed, out, content.get("framework", "torch"), float(content.get("timeout", 30.0))
+    )
+    contract = contract_from_table(contract_fields) if contract_fields else Contract()
+    return Bench(call, contract, content.get("device", "cpu")).try_case(case)
