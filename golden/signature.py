@@ -3,7 +3,8 @@
 A signature is written as text, ``"a:float8_e4m3fn[M,K], scale[M,ceil(K/128)]=scale -> c[M,N]"``:
 
 - ``name[dims]``: dimensions are symbols (``M``) or expressions over them (``K/2``, ``2*F``, ``ceil(K/128)``, ``1``);
-- ``name:dtype[dims]``: a tensor whose dtype the op fixes; without it the tensor has the dtype under examination;
+- ``name:dtype[dims]``: a tensor whose dtype the op fixes (``fp8``: any 8-bit float, e4m3 unless another is examined);
+  without it the tensor has the dtype under examination;
 - ``name[dims]=role``: what its numbers mean, which decides how they are drawn: ``real`` (the default), ``scale``,
   ``weight`` (a share, between 0 and 1), ``angle`` (between -1 and 1), ``slope`` (positive, at most 1), ``code(n)``
   (integers below n), ``index(E)`` (integers below the symbol E), ``bits`` (any bit pattern);

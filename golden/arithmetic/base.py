@@ -112,9 +112,9 @@ class Arithmetic(ABC):
         """x * gate, with the limit zero where x is -inf and the gate has closed."""
         return x * gate
 
-    def dequantize(self, codes: Any, zero_points: Any, scale: Array) -> Array:
-        """(codes - zero_points) * scale."""
-        return self.exact(codes - zero_points) * scale
+    def quantized_matmul(self, x: Array, codes: Any, zero_points: Any, scale: Array) -> Array:
+        """x @ ((codes - zero_points) * scale), the weights marked as the stage "weights"."""
+        return self.matmul(x, self.round(self.exact(codes - zero_points) * scale, "weights"))
 
     def mean(self, x: Array) -> Array:
         """The mean along the last axis."""

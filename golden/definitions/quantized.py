@@ -17,7 +17,7 @@ _FP8_SCALES = {
 
 def _fp8_signature(options: Mapping[str, Any]) -> str:
     scales = _FP8_SCALES[options["granularity"]]
-    return f"a:float8_e4m3fn[M,K], b:float8_e4m3fn[K,N], {scales} -> c:bfloat16[M,N]"
+    return f"a:fp8[M,K], b:fp8[K,N], {scales} -> c:bfloat16[M,N]"
 
 
 @define("gemm_fp8", _fp8_signature, options={"granularity": choice("tensor", "row", "block")}, rows="M")
@@ -73,8 +73,7 @@ def gemm_int4(xp: Any, x: Any, qweight: Any, scales: Any, zeros: Any, *, packing
     inner = codes.shape[0]
     group = inner // max(scales.shape[0], 1) or 1
     points = repeat(xp, points, inner, axis=0, group=group)
-    weights = xp.dequantize(codes, points, repeat(xp, scales, inner, axis=0, group=group))
-    return xp.matmul(x, xp.round(weights, "weights"))
+    return xp.quantized_matmul(x, codes, points, repeat(xp, scales, inner, axis=0, group=group))
 
 
 def unpack_int4(xp: Any, qweight: Any, zeros: Any, packing: str) -> tuple[Any, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from assay.golden.registry import Spec, spec
@@ -103,10 +104,10 @@ def dtype_of(tensor: TensorSpec, dtype: str | Mapping[str, str]) -> str:
     """The dtype's name for a tensor: as given for it, as the op fixes it, or the one under examination."""
     if isinstance(dtype, Mapping) and tensor.name in dtype:
         return format_or_integer(dtype[tensor.name])
-    if tensor.dtype is not None:
-        return tensor.dtype
-    given = dtype if isinstance(dtype, str) else next(iter(dtype.values()))
-    return format_or_integer(given)
+    given = format_or_integer(dtype if isinstance(dtype, str) else next(iter(dtype.values())))
+    if tensor.dtype == "fp8":
+        return given if given.startswith("float8") else "float8_e4m3fn"
+    return tensor.dtype or given
 
 
 def format_or_integer(name: str) -> str:
@@ -149,13 +150,13 @@ def contents(case: Case, tensor: TensorSpec) -> torch.Tensor:
     if tensor.is_integer:
         below = _bound(case, tensor, dtype)
         drawn = integer_values(draws, kind or "uniform", below)
-        signed = torch.from_numpy(drawn.copy())
+        signed = torch.from_numpy(np.array(drawn))
         if tensor.role == "bits" and dtype == "int32":
             signed = torch.where(signed >= 2**31, signed - 2**32, signed)
         result = signed.to(torch_dtype(dtype))
     else:
         table = ROLES[tensor.role]
-        values = torch.from_numpy(table[kind or next(iter(table))](draws).copy())
+        values = torch.from_numpy(np.array(table[kind or next(iter(table))](draws)))
         scale = _spread(format)
         result = stored(values * scale if tensor.role == "real" else values, dtype)
     for name, index, value in case.edits:

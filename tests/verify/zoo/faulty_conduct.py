@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -200,7 +201,10 @@ FAULTY_CONDUCT: tuple[Faulty, ...] = (
     plant("gemm_drops_single_row", "gemm-float32", gemm_drops_single_row, ("shape",)),
     plant("gemm_returns_float32", "gemm-bfloat16", gemm_returns_float32, ("dtype",)),
     plant("softmax_of_256_columns", "softmax_shifted-float32", softmax_of_256_columns, ("crash",)),
-    plant("softmax_of_no_columns_raises", "softmax_shifted-float32", softmax_of_no_columns_raises, ("crash",)),
+    replace(
+        plant("softmax_of_no_columns_raises", "softmax_shifted-float32", softmax_of_no_columns_raises, ("crash",)),
+        examine={"dtype": "float32", "shapes": {"N": [0, 1, 8, 40]}},
+    ),
     plant("gemm_random_order", "gemm-float32", gemm_random_order, ("nondeterministic",)),
     plant("gelu_noise_of_an_ulp", "gelu-float32", gelu_noise_of_an_ulp, ("nondeterministic", *WRONG)),
 )

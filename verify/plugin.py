@@ -1,0 +1,121 @@
+"""The pytest plugin: the fixture ``assay``, per-test settings, reports, and a terminal summary.
+
+Loaded by its entry point in every pytest run where the package is installed, so it imports neither torch nor
+hypothesis until a test asks for the fixture.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from assay.verify.verdict import Verdict
+
+_PROPERTY = "assay"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options that every run takes."""
+    group = parser.getgroup("assay", "numerical verification of kernels")
+    group.addoption("--assay-examples", type=int, metavar="N", help="fuzzed cases per examination (default 200)")
+    group.addoption("--assay-seed", type=int, metavar="N", help="seed of every examination (default 0)")
+    group.addoption("--assay-device", metavar="DEVICE", help="device that kernels run on (default cpu)")
+    group.addoption("--assay-report", type=Path, metavar="DIR", help="write an HTML and a JSON report of each verdict")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The marker, and the collector of verdicts."""
+    config.addinivalue_line("markers", "assay(**settings): settings of examine for this test, e.g. examples=500")
+    config.pluginmanager.register(_Summary(), "assay-summary")
+
+
+class Assay:
+    """What the fixture gives: `examine` and `check` of `assay.verify`.
+
+    Settings of the test's marker give way to those of the call, and these to the options of the run.
+    """
+
+    def __init__(self, marked: dict[str, Any], given: dict[str, Any], record: Callable[[Verdict], None]) -> None:
+        self._marked = marked
+        self._given = given
+        self._record = record
+
+    def examine(self, kernel: Callable[..., Any], op: str, **settings: Any) -> Verdict:
+        """`assay.verify.examine`; the verdict is listed in the terminal summary."""
+        from assay.verify import examine  # torch is imported here, by a test that needs it
+
+        verdict = examine(kernel, op, **(self._marked | settings | self._given))
+        self._record(verdict)
+        return verdict
+
+    def check(self, kernel: Callable[..., Any], op: str, **settings: Any) -> Verdict:
+        """`examine`, failing the test with the report unless the kernel passes."""
+        __tracebackhide__ = True
+        verdict = self.examine(kernel, op, **settings)
+        if not verdict.passed:
+            from assay.verify.errors import VerificationError
+
+            raise VerificationError(f"\n{verdict}")
+        return verdict
+
+
+@pytest.fixture
+def assay(request: pytest.FixtureRequest) -> Assay:
+    """Examine kernels: ``assay.check(kernel, "softmax", dtype="bfloat16")``."""
+    config = request.config
+    options = {name: config.getoption(f"assay_{name}") for name in ("examples", "seed", "device")}
+    given = {name: value for name, value in options.items() if value is not None}
+    marked: dict[str, Any] = {}
+    for marker in request.node.iter_markers("assay"):  # the closest first
+        marked = marker.kwargs | marked
+    directory = config.getoption("assay_report")
+    count = 0
+
+    def record(verdict: Verdict) -> None:
+        nonlocal count
+        count += 1
+        row = {
+            "kernel": verdict.kernel,
+            "spec": verdict.spec,
+            "dtype": verdict.dtype,
+            "cases": verdict.cases,
+            "worst": f"{verdict.worst:.3g}",
+            "outcome": verdict.outcome,
+        }
+        request.node.user_properties.append((_PROPERTY, row))
+        if directory is not None:
+            name = re.sub(r"[^A-Za-z0-9_.-]+", "-", request.node.nodeid).strip("-") + (f"-{count}" if count > 1 else "")
+            verdict.to_html(directory / f"{name}.html")
+            verdict.to_json(directory / f"{name}.json")
+
+    return Assay(marked, given, record)
+
+
+class _Summary:
+    """Collects the verdicts of all tests, those of xdist's workers too, and lists them at the end."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call":
+            self.rows.extend(row for name, row in report.user_properties if name == _PROPERTY and isinstance(row, dict))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_terminal_summary(self, terminalreporter: Any) -> Generator[None, None, None]:
+        if self.rows:
+            terminalreporter.section("assay")
+            width = max(len(row["kernel"]) for row in self.rows)
+            for row in self.rows:
+                colour = "green" if row["outcome"] == "PASS" else "red"
+                terminalreporter.line(
+                    f"{row['kernel']:{width}}  {row['spec']:14} {row['dtype']:20} {row['cases']:6} cases"
+                    f"  worst {row['worst']:>8}  {row['outcome']}",
+                    **{colour: True},
+                )
+        return (yield)
