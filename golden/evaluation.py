@@ -109,7 +109,8 @@ def golden_of_ball(result: Ball | torch.Tensor) -> Golden:
     """The golden of a ball, or of integers that were chosen."""
     if isinstance(result, torch.Tensor):
         return Golden(result, torch.zeros(result.shape, dtype=torch.float64))
-    return Golden(result.mid, (result.radius * _SLACK).nan_to_num(nan=math.inf, posinf=math.inf))
+    radius = torch.broadcast_to(result.radius, result.mid.shape) * _SLACK
+    return Golden(result.mid, radius.nan_to_num_(nan=math.inf, posinf=math.inf))
 
 
 def golden_of_enclosure(result: Any) -> Golden:

@@ -6,8 +6,6 @@ computed here that the kernel should compute. A PyTorch function that already ha
 `torch.nn.functional.gelu`) needs no line here: `configs/survey.toml` names it directly.
 """
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,52 +23,12 @@ def logsumexp(x: Tensor) -> Tensor:
     return torch.logsumexp(x, dim=-1)
 
 
-def softmax_backward(y: Tensor, dy: Tensor) -> Tensor:
-    dx: Tensor = torch.ops.aten._softmax_backward_data(dy, y, -1, y.dtype)
-    return dx
-
-
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float = 1e-5) -> Tensor:
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
-def layer_norm_backward(x: Tensor, weight: Tensor, dy: Tensor, *, eps: float = 1e-5) -> tuple[Tensor, ...]:
-    bias = torch.zeros_like(weight)
-    return _gradients(lambda x, weight, bias: F.layer_norm(x, weight.shape, weight, bias, eps), (x, weight, bias), dy)
-
-
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float = 1e-6) -> Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
-
-
-def rms_norm_backward(x: Tensor, weight: Tensor, dy: Tensor, *, eps: float = 1e-6) -> tuple[Tensor, ...]:
-    return _gradients(lambda x, weight: F.rms_norm(x, weight.shape, weight, eps), (x, weight), dy)
-
-
-def sum_rows(shards: Tensor) -> Tensor:
-    """A reduction over shards, as one process that holds them all does it."""
-    return torch.sum(shards, dim=0)
-
-
-def cross_entropy(
-    logits: Tensor, target: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = "mean"
-) -> Tensor:
-    return F.cross_entropy(
-        logits, target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction
-    )
-
-
-def cross_entropy_backward(
-    logits: Tensor, target: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = "mean"
-) -> Tensor:
-    """The upstream gradient is one."""
-
-    def loss(logits: Tensor) -> Tensor:
-        return F.cross_entropy(
-            logits, target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction
-        )
-
-    return _gradients(loss, (logits,))[0]
 
 
 def addmm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -100,16 +58,6 @@ def functional_scaled_mm(
     return F.scaled_mm(
         a, _column_major(b), _packed(scale_a), recipe, _packed(scale_b), recipe, output_dtype=torch.bfloat16
     )
-
-
-def _gradients(
-    function: Callable[..., Tensor], inputs: tuple[Tensor, ...], upstream: Tensor | None = None
-) -> tuple[Tensor, ...]:
-    """The gradients of `function` by each of `inputs`, as autograd forms them; `upstream` is one where left out."""
-    with torch.enable_grad():
-        leaves = [x.detach().requires_grad_() for x in inputs]
-        out = function(*leaves)
-        return torch.autograd.grad(out, leaves, torch.ones_like(out) if upstream is None else upstream)
 
 
 def _column_major(x: Tensor) -> Tensor:

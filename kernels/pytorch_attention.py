@@ -72,22 +72,6 @@ def sdpa_flash_lse(
     return (out[..., :width], lse) if return_lse else out[..., :width]
 
 
-def sdpa_math_backward(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, causal: str = "none", scale: float | None = None
-) -> tuple[Tensor, ...]:
-    with torch.enable_grad():
-        q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
-        return torch.autograd.grad(sdpa_math(q, k, v, causal=causal, scale=scale), (q, k, v), dout)
-
-
-def sdpa_flash_backward(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, causal: str = "none", scale: float | None = None
-) -> tuple[Tensor, ...]:
-    with torch.enable_grad():
-        q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
-        return torch.autograd.grad(sdpa_flash(q, k, v, causal=causal, scale=scale), (q, k, v), dout)
-
-
 def flex_attention(
     q: Tensor,
     k: Tensor,

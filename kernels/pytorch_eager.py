@@ -95,30 +95,3 @@ def moe_grouped_mm(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor
     share = F.grouped_mm(F.silu(gate) * up, w_down.contiguous().transpose(1, 2), offs=ends)
     y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     return y.index_add_(0, token, share.float() * weights.flatten()[order, None]).to(x.dtype)
-
-
-def cross_entropy_in_float32(
-    logits: Tensor, target: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = "mean"
-) -> Tensor:
-    """Logits widened first, as training loops do."""
-    return F.cross_entropy(
-        logits.float(), target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction
-    )
-
-
-def quantize_fp8(x: Tensor, *, granularity: str = "row") -> tuple[Tensor, Tensor]:
-    """The scale has a floor of 1e-12, against rows of zeros."""
-    wide = x.float()
-    scale = _amax(wide, granularity).clamp(min=1e-12) / 448.0
-    return (wide / scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn), scale
-
-
-def quantize_int8(x: Tensor, *, granularity: str = "row") -> tuple[Tensor, Tensor]:
-    """The scale has a floor of 1e-12, against rows of zeros."""
-    wide = x.float()
-    scale = _amax(wide, granularity).clamp(min=1e-12) / 127.0
-    return torch.round(wide / scale).clamp(-127, 127).to(torch.int8), scale
-
-
-def _amax(x: Tensor, granularity: str) -> Tensor:
-    return x.abs().amax() if granularity == "tensor" else x.abs().amax(dim=-1, keepdim=True)

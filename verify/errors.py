@@ -23,3 +23,7 @@ class ReproError(AssayError, ValueError):
 
 class TargetError(AssayError, ValueError):
     """A kernel named ``package.module:function`` that cannot be loaded."""
+
+
+class TableError(AssayError, ValueError):
+    """A table of kernels that does not say what is needed to examine them."""

@@ -45,6 +45,7 @@ def examine(
     layouts: Sequence[str] = LAYOUTS,
     timeout: float = 30.0,
     progress: Progress | None = None,
+    watch: Callable[[str], None] | None = None,
 ) -> Verdict:
     """Examine ``kernel`` as an implementation of spec ``op``.
 
@@ -52,14 +53,18 @@ def examine(
     of values. ``dtype`` names the dtype of all its floating tensors, or of each by name; it may be left out where the
     spec fixes them all. ``shapes`` restricts symbolic dimensions, ``layouts`` the memory layouts. ``examples`` fuzzed
     cases come after the fixed phases. ``timeout`` is in seconds per call. ``progress(phase, done, of)`` is called as
-    the examination goes on.
+    the examination goes on, ``watch(line)`` with the repro line of each case before it is tried.
 
     Raises `UnknownSpec`, `OptionError`, `ContractError` or `SettingError` on a question that can't be asked; whatever
     the kernel does becomes part of the verdict.
     """
-    return _Examination.plan(
+    examination = _Examination.plan(
         kernel, op, dtype, out_dtype, options, shapes, contract, examples, seed, device, framework, layouts, timeout
-    ).run(progress or (lambda phase, done, of: None))
+    )
+    if watch is not None:
+        bench = examination.bench
+        examination.bench = replace(bench, before=lambda case: watch(repro_line(bench, case)))
+    return examination.run(progress or (lambda phase, done, of: None))
 
 
 def check(kernel: Callable[..., Any], op: str, **settings: Any) -> Verdict:

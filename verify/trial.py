@@ -60,14 +60,20 @@ class Result:
 
 @dataclass(frozen=True)
 class Bench:
-    """A kernel on the bench: how it is called, and the contract that it is judged by."""
+    """A kernel on the bench: how it is called, and the contract that it is judged by.
+
+    ``before`` is told of each case before it is tried, for whoever must know what a process died of.
+    """
 
     call: Call
     contract: Contract
     device: torch.device | str = "cpu"
+    before: Callable[[Case], None] | None = None
 
     def try_case(self, case: Case) -> Result:
         """Build, call, judge."""
+        if self.before is not None:
+            self.before(case)
         inputs = build(case, self.device)
         before: tuple[torch.Tensor, ...] = ()
         held: tuple[torch.Tensor, ...] = ()

@@ -14,9 +14,29 @@ from assay.golden.arithmetic.real import Real, weighted_values
 
 Tensor = torch.Tensor
 
+_BLOCK = 2**18  # numbers
+
 
 class BallArithmetic(ElementaryBalls):
     """Ball arithmetic with the sharp bounds of standardisation and attention."""
+
+    def softmax(self, x: Ball) -> Ball:
+        """For ordinary finite x, one relative error for a whole row bounds the float64 evaluation."""
+        if self.model is not EVALUATION or x.rad is not None or 0 in x.shape:
+            return super().softmax(x)
+        most, least = torch.aminmax(x.mid, dim=-1, keepdim=True)[::-1]
+        error = 2 * self.u * (most - least)
+        if not bool((error < 1e-3).all()):
+            return super().softmax(x)
+        y = torch.softmax(x.mid, -1)
+        own = error + error * error + self.model.function_error("exp")
+        relative = 2 * own + self.model.accumulate.gamma(x.shape[-1]) + self.model.function_error("div")
+        return Ball(y, (y * (relative * (1 + relative))).add_(2 * self.model.tiny), self.model)
+
+    def blocks(self, rows: int, width: int) -> list[tuple[int, int]]:
+        """Blocks that stay in a processor's cache, and bound the memory taken."""
+        step = max(1, min(rows, _BLOCK // max(width, 1)))
+        return [(first, min(first + step, rows)) for first in range(0, rows, step)] or [(0, 0)]
 
     def logsumexp(self, x: Ball) -> Ball:
         """max + log sum, in any base: the sum's relative error, and a few roundings of its parts."""
@@ -41,13 +61,21 @@ class BallArithmetic(ElementaryBalls):
 
     def scores(self, q: Ball, k: Ball, scale: Ball | float) -> Ball:
         """q k^T scale; the scale may be applied to the scores, to q, or as a square root to both (2 u |q| |k| more)."""
-        product = self.matmul(q * scale, self.swap(k))
+        scaled = q * scale
         if self.model is EVALUATION:
-            return product
+            return self._certified_scores(scaled, k)
+        product = self.matmul(scaled, self.swap(k))
         unscaled = q.magnitude @ k.magnitude.transpose(-1, -2)
         split = 2 * self.u * unscaled * q.lift(scale).magnitude
         rad = torch.where(unscaled > self.model.largest, math.inf, product.radius + split)
         return self.ball(product.mid, rad)
+
+    def _certified_scores(self, q: Ball, k: Ball) -> Ball:
+        """Scores with one radius a row: |q| |k| <= |q|_2 max |k|_2 (Cauchy-Schwarz), at no cost of another product."""
+        longest = torch.linalg.vector_norm(k.mid, dim=-1, keepdim=True).amax(-2, keepdim=True)
+        length = torch.linalg.vector_norm(q.magnitude, dim=-1, keepdim=True)
+        relative = self.model.accumulate.gamma(q.shape[-1] + 4) + 4 * self.u  # q's own radius is at most 4 u |q|
+        return Ball(q.mid @ k.mid.transpose(-1, -2), relative * length * longest + self.model.tiny, self.model)
 
     def quantized_matmul(self, x: Ball, codes: Tensor, zero_points: Tensor, scale: Ball) -> Ball:
         """The zero-point may be subtracted from the codes, from the weights, or from the sums over each group."""
@@ -127,6 +155,10 @@ class BallArithmetic(ElementaryBalls):
         weights, lse = real.attention_weights(scores.mid, visible, None if sinks is None else sinks.mid)
         masked = torch.where(visible, scores.mid, -math.inf)
         largest = real.max(masked if sinks is None else torch.cat([masked, sinks.mid.expand(*masked.shape[:-1], 1)], -1))
+        if self.model is EVALUATION:
+            certified = self._certified_attention(scores, visible, values, sinks, weights, lse, largest)
+            if certified is not None:
+                return certified
         weighted_error = torch.where(visible, self._weight_error(scores, largest, lse, weights, keys), 0.0)
         common = weighted_error.sum(-1, keepdim=True)
         if sinks is not None:
@@ -173,6 +205,37 @@ class BallArithmetic(ElementaryBalls):
         lse_error = total_error + 8 * u * (lse.abs() + largest.abs()) + model.function_error("log") * log_total.abs()
         lse_error = torch.where(lse == -math.inf, 0.0, lse_error + model.tiny)
         return self.ball(mid, rad), self.ball(lse, lse_error)
+
+    def _certified_attention(
+        self,
+        scores: Ball,
+        visible: Tensor,
+        values: Ball,
+        sinks: Ball | None,
+        weights: Tensor,
+        lse: Tensor,
+        largest: Tensor,
+    ) -> tuple[Ball, Ball] | None:
+        """The float64 evaluation's own radius, from one relative error a row; None where that is no ordinary row."""
+        if values.rad is not None or not bool(torch.isfinite(values.mid).all()) or not scores.shape[-1]:
+            return None
+        least = torch.where(visible, scores.mid, math.inf).amin(-1, keepdim=True)
+        radius = scores.radius if scores.radius.shape[-1] == 1 else scores.radius.amax(-1, keepdim=True)
+        error = radius + 2 * self.u * (largest - least)
+        if sinks is not None:
+            error = error + sinks.radius
+        sees = visible.any(-1, keepdim=True)
+        error = torch.where(sees, error, 0.0)
+        if not bool((error < 1e-3).all()):
+            return None
+        theta = error + error * error + self.model.function_error("exp")
+        lost = self.model.accumulate.gamma(scores.shape[-1] + 1) + self.model.function_error("div")
+        pair = weights @ torch.cat([values.mid, values.mid.abs()], -1)
+        out, rows = pair.split(values.shape[-1], -1)
+        rad = ((theta + lost) * (rows + out.abs())) * (1 + 4 * theta) + 2 * self.model.tiny
+        lse_error = 2 * (theta + lost) + 8 * self.u * (lse.abs() + largest.abs())
+        out, rad = self._empty_rows(out, rad, ~sees) if sinks is None else (out, rad)
+        return Ball(out, rad, self.model), Ball(lse, torch.where(lse == -math.inf, 0.0, lse_error), self.model)
 
     def _weight_error(self, scores: Ball, largest: Tensor, lse: Tensor, weights: Tensor, keys: int) -> Tensor:
         """Error of exp(score - lse): the score's own, log2 e folded in before or after the subtraction, rescaling."""

@@ -99,6 +99,11 @@ class Arithmetic(ABC):
         """exp(x - shift), zero where x is -inf and shift is finite."""
         return self.exp(x - shift)
 
+    def softmax(self, x: Array) -> Array:
+        """exp(x) / sum exp(x) along the last axis."""
+        weights = self.exp_shifted(x, self.max(x))
+        return weights / self.sum(weights, rescaled=True)
+
     def logsumexp(self, x: Array) -> Array:
         """log sum exp(x) along the last axis."""
         largest = self.max(x)
@@ -124,6 +129,10 @@ class Arithmetic(ABC):
         """(x - mean) / sqrt(variance + eps) along the last axis."""
         centred = x - self.mean(x)
         return centred * self.rsqrt(self.mean(centred * centred) + eps)
+
+    def blocks(self, rows: int, width: int) -> list[tuple[int, int]]:
+        """Ranges of rows, each of ``width`` numbers, that are best evaluated at a time."""
+        return [(0, rows)]
 
     def scores(self, q: Array, k: Array, scale: Array | float) -> Array:
         """q k^T scale over the last two axes."""

@@ -63,21 +63,31 @@ def attention(
     if groups == 0 or heads % groups:
         raise ShapeError(f"attention: the {heads} query heads are no multiple of the {groups} key/value heads")
     q = q.reshape(batch, groups, heads // groups, queries, width)
+    k, v = k[:, :, None], v[:, :, None]
     factor = xp.constant(lambda sqrt, pi: 1 / sqrt(max(width, 1))) if scale is None else scale
-    scores = xp.scores(q, k[:, :, None], factor)
-    if softcap is not None:
-        scores = xp.softcap(scores, softcap)
-    query, key = xp.integers(range(queries))[:, None], xp.integers(range(keys))[None, :]
-    aligned = key - query - (keys - queries)  # how far the key lies behind the query, counted from the last ones
     if slopes is not None:
-        scores = scores - slopes.reshape(1, groups, heads // groups, 1, 1) * xp.exact(abs(aligned))
-    ahead = key - query if causal == "top_left" else aligned
-    visible = ahead <= (keys + queries if causal == "none" else 0)
-    if window is not None:
-        left, right = window
-        visible = visible & (ahead >= -left) & (ahead <= right)
+        slopes = slopes.reshape(1, groups, heads // groups, 1, 1)
     if sinks is not None:
         sinks = sinks.reshape(1, groups, heads // groups, 1, 1)
-    out, lse = xp.attend(scores, visible, v[:, :, None], sinks)
-    out = out.reshape(batch, heads, queries, v.shape[-1])
-    return (out, lse.reshape(batch, heads, queries)) if return_lse else out
+    parts = []
+    for first, last in xp.blocks(queries, batch * heads * keys):
+        scores = xp.scores(q[:, :, :, first:last], k, factor)
+        if softcap is not None:
+            scores = xp.softcap(scores, softcap)
+        key, query = xp.integers(range(keys))[None, :], xp.integers(range(first, last))[:, None]
+        aligned = key - query - (keys - queries)  # how far the key lies behind the query, counted from the last ones
+        if slopes is not None:
+            scores = scores - slopes * xp.exact(abs(aligned))
+        ahead = key - query if causal == "top_left" else aligned
+        parts.append(xp.attend(scores, _visible(ahead, causal, window), v, sinks))
+    out = xp.concatenate([part[0] for part in parts], axis=3).reshape(batch, heads, queries, v.shape[-1])
+    lse = xp.concatenate([part[1] for part in parts], axis=3).reshape(batch, heads, queries)
+    return (out, lse) if return_lse else out
+
+
+def _visible(ahead: Any, causal: str, window: tuple[int, int] | None) -> Any:
+    """Which keys a query sees, by how far they lie ahead of it."""
+    visible = (ahead <= 0) if causal != "none" else (ahead == ahead)
+    if window is not None:
+        visible = visible & (ahead >= -window[0]) & (ahead <= window[1])
+    return visible

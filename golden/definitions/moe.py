@@ -15,10 +15,7 @@ def _admissible(xp: Any, logits: Any, chosen: Any, *, top_k: int, renormalize: b
 
 
 def _scores(xp: Any, logits: Any, scoring: str) -> Any:
-    if scoring == "sigmoid":
-        return xp.sigmoid(logits)
-    weights = xp.exp_shifted(logits, xp.max(logits))
-    return weights / xp.sum(weights, rescaled=True)
+    return xp.sigmoid(logits) if scoring == "sigmoid" else xp.softmax(logits)
 
 
 @define(

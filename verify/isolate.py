@@ -1,0 +1,203 @@
+"""Worker processes: a kernel that takes its process down, or never comes back, becomes an answer like any other."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import connection, get_context
+from pathlib import Path
+from typing import Any
+
+from assay.precision.errors import AssayError
+
+Remember = Callable[[str], None]
+Task = Callable[[Any, Remember], Any]
+
+_NOTE_BYTES = 1 << 16
+_TICK = 1.0  # seconds between two looks at workers that say nothing
+_spawn = get_context("spawn")  # a forked torch may hang in its thread pool
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A worker that did not come back: "crash" or "timeout", how it ended, and what it last asked to remember."""
+
+    kind: str
+    message: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Raised:
+    """A task that raised; ``mendable`` if by an `AssayError`, whose message tells the user what to do."""
+
+    message: str
+    mendable: bool
+    trace: str
+
+
+class Workers:
+    """Processes that do tasks; a context manager, which ends them.
+
+    They start at once, and import ``preload`` while the caller goes on. ``quiet`` keeps what kernels print from the
+    terminal; else it goes to standard error. A worker whose note stays the same for ``patience`` seconds is ended.
+    """
+
+    def __init__(self, count: int, *, preload: str, patience: float = 180.0, quiet: bool = True) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="assay-")
+        self._settings = (preload, quiet, Path(self._folder.name))
+        self._patience = patience
+        self._workers = [_Worker(*self._settings) for _ in range(count)]
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for worker in self._workers:
+            worker.end()
+        self._folder.cleanup()
+
+    def each(
+        self, task: Task, items: Sequence[Any], *, until: float = float("inf")
+    ) -> Iterator[tuple[int, Any | Lost | Raised]]:
+        """``(place, task(item, remember))`` for each item, as they come; none is begun after the moment ``until``.
+
+        ``task`` is a function of a module. What it hands to ``remember`` is known after its process is lost.
+        """
+        waiting = deque(enumerate(items))
+        while True:
+            for place, worker in enumerate(self._workers):
+                if worker.idle and waiting and time.monotonic() < until:
+                    if worker.gone:
+                        worker.end()
+                        self._workers[place] = worker = _Worker(*self._settings)
+                    worker.give(task, *waiting.popleft())
+            busy = [worker for worker in self._workers if not worker.idle]
+            if not busy:
+                return
+            connection.wait([handle for worker in busy for handle in worker.handles], timeout=_TICK)
+            for worker in busy:
+                if (answer := worker.answer(self._patience)) is not None:
+                    yield answer
+
+
+class _Worker:
+    """One process and the pipe to it."""
+
+    def __init__(self, preload: str, quiet: bool, folder: Path) -> None:
+        self._pipe, other = _spawn.Pipe()
+        self._note = _spawn.RawArray("c", _NOTE_BYTES)
+        descriptor, name = tempfile.mkstemp(dir=folder)
+        os.close(descriptor)
+        self._log = Path(name)
+        self._process = _spawn.Process(
+            target=_serve, args=(other, self._note, preload, name if quiet else ""), daemon=True
+        )
+        self._process.start()
+        other.close()
+        self._place: int | None = None
+        self._seen = (b"", 0.0)
+
+    @property
+    def idle(self) -> bool:
+        return self._place is None
+
+    @property
+    def gone(self) -> bool:
+        return not self._process.is_alive()
+
+    @property
+    def handles(self) -> tuple[Any, Any]:
+        return self._pipe, self._process.sentinel
+
+    def give(self, task: Task, place: int, item: Any) -> None:
+        self._place, self._seen = place, (b"", time.monotonic())
+        self._note.value = b""
+        os.truncate(self._log, 0)
+        with suppress(BrokenPipeError):  # `answer` will find it gone
+            self._pipe.send((task, item))
+
+    def answer(self, patience: float) -> tuple[int, Any] | None:
+        """The item's place and what became of it, if that is known."""
+        answer: Any = None
+        try:
+            if self._pipe.poll():
+                answer = self._pipe.recv()
+            elif self.gone:
+                answer = self._lost("crash", "")
+            elif self._silent() > patience:
+                answer = self._lost("timeout", f"nothing came back for {patience:g} s, and it could not be interrupted")
+        except (EOFError, ConnectionResetError):
+            answer = self._lost("crash", "")
+        if answer is None or self._place is None:
+            return None
+        place, self._place = self._place, None
+        return place, answer
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
+    def _silent(self) -> float:
+        """Seconds since the note last changed."""
+        if self._note.value != self._seen[0]:
+            self._seen = (self._note.value, time.monotonic())
+        return time.monotonic() - self._seen[1]
+
+    def _lost(self, kind: str, message: str) -> Lost:
+        if kind == "timeout":
+            self._process.kill()
+        self._process.join()
+        last = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        message = message or _ending(self._process.exitcode) + "".join(f" ({line.strip()[:200]})" for line in last)
+        return Lost(kind, message, self._note.value.decode("utf-8", errors="replace"))
+
+
+def _ending(code: int | None) -> str:
+    if code is not None and code < 0:
+        with suppress(ValueError):
+            return f"the process was ended by {signal.Signals(-code).name}"
+    return f"the process ended itself with status {code}"
+
+
+def _serve(pipe: Any, note: Any, preload: str, log: str) -> None:
+    """A worker's life: tasks in, answers out."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    _divert(log)
+    importlib.import_module(preload)
+
+    def remember(text: str) -> None:
+        note.value = text.encode()[: _NOTE_BYTES - 1]
+
+    while True:
+        try:
+            task, item = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer = task(item, remember)
+        except AssayError as error:
+            answer = Raised(str(error), True, "")
+        except Exception as error:
+            answer = Raised(f"{type(error).__name__}: {error}", False, traceback.format_exc())
+        pipe.send(answer)
+
+
+def _divert(log: str) -> None:
+    """Standard output, which belongs to the report, goes to standard error; both go to ``log`` where it is given."""
+    sys.stdout.flush()
+    if log:
+        target = os.open(log, os.O_WRONLY | os.O_APPEND)
+        os.dup2(target, 2)
+        os.close(target)
+    os.dup2(2, 1)

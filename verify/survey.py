@@ -1,0 +1,327 @@
+"""The survey: every kernel of a table against its contract, in each of its dtypes. Results are data; nothing is printed.
+
+A table is a TOML file of ``[[kernel]]`` entries; ``configs/survey.toml`` is the one that comes along, and its head says
+what an entry holds.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import time
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from assay import configs
+from assay.golden.errors import unknown
+from assay.golden.registry import spec, specs
+from assay.precision.errors import AssayError
+from assay.verify.contract import Contract, contract_from_table
+from assay.verify.errors import ContractError, TableError
+from assay.verify.examination import examine
+from assay.verify.inputs.cases import Case, case_from_line
+from assay.verify.isolate import Lost, Raised, Remember, Workers
+from assay.verify.repro import load_target
+from assay.verify.trial import Failure
+from assay.verify.verdict import Verdict, plain
+
+_LARGEST_SIZE = 1025  # where a range of sizes has no "max"
+_KINDS = {  # what a field of an entry must be, and in words
+    "name": (str, "text"),
+    "target": (str, "text, module:attribute"),
+    "spec": (str, "text"),
+    "group": (str, "text"),
+    "dtypes": (list, "a list of dtypes"),
+    "out_dtype": (str, "the name of a dtype"),
+    "options": (dict, "a table of lists"),
+    "shapes": (dict, "a table of sizes"),
+    "layouts": (list, "a list of layouts"),
+    "contract": ((str, dict), "the name of a contract, or a table of its fields"),
+    "devices": (list, "a list of devices"),
+    "framework": (str, "text"),
+    "requires": (str, "text, a dotted name"),
+    "source": (str, "text"),
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A kernel and how to examine it; the fields are those of `examine`, where they aren't the table's."""
+
+    name: str
+    target: str
+    spec: str
+    group: str = ""
+    dtypes: tuple[Any, ...] = (None,)
+    options: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    contract: Mapping[str, Any] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
+    requires: str = ""
+
+    def absence(self, device: str) -> str:
+        """Why the kernel can't be examined on ``device`` of this machine, in words; empty if it can."""
+        kind = device.partition(":")[0]
+        if self.devices and kind not in self.devices:
+            return f"runs on {' and '.join(self.devices)}, not on {kind}"
+        return "" if not self.requires or _exists(self.requires) else f"there is no {self.requires} in this build"
+
+
+@dataclass(frozen=True)
+class Job:
+    """An entry in one dtype, and how hard to try. ``threads`` 0: as many as torch takes by itself."""
+
+    entry: Entry
+    dtype: Any = None
+    examples: int = 200
+    seed: int = 0
+    device: str = "cpu"
+    timeout: float = 30.0
+    threads: int = 0
+
+    @property
+    def dtype_name(self) -> str:
+        """The dtype as a report shows it."""
+        if isinstance(self.dtype, Mapping):
+            return ", ".join(dict.fromkeys(self.dtype.values()))
+        return self.dtype or ""
+
+    @property
+    def effort(self) -> float:
+        """About how long it takes, in units of a softmax."""
+        definition = spec(self.entry.spec)
+        return 1.0 if definition.work is None else 5.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of a job: a verdict, or the reason why there is none.
+
+    ``outcome`` is the verdict's, or "NOT HERE" (this build or machine hasn't got the kernel), "NOT RUN" (time was up),
+    "ERROR" (the entry can't be examined as it stands; ``reason`` says how to mend it).
+    """
+
+    entry: Entry
+    dtype: str
+    outcome: str
+    verdict: Verdict | None = None
+    reason: str = ""
+    trace: str = ""
+
+    @property
+    def words(self) -> str:
+        """The first violation, or whatever else there is to say, in one short line."""
+        if self.verdict is None:
+            return self.reason
+        return in_words(self.verdict.failure) if self.verdict.failure else self.verdict.note
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for a report as JSON."""
+        entry = {name: getattr(self.entry, name) for name in ("name", "group", "target", "spec")}
+        content = entry | {"dtype": self.dtype, "outcome": self.outcome, "words": self.words, "reason": self.reason}
+        return content | {"verdict": self.verdict.as_dict() if self.verdict else None}
+
+
+def entries(path: str | Path | None = None) -> tuple[Entry, ...]:
+    """The entries of a table, the one that comes along where left out. Raises `TableError`."""
+    label = str(path or "configs/survey.toml")
+    try:
+        content = configs.table("survey") if path is None else tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TableError(f"{label}: can't be read ({error.strerror or error})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TableError(f"{label}: is no TOML ({error})") from None
+    rows = content.get("kernel")
+    if not isinstance(rows, list) or not rows:
+        raise TableError(f"{label}: expected [[kernel]] entries, found none")
+    found = []
+    for place, row in enumerate(rows, 1):
+        try:
+            found.append(entry_from_table(row))
+        except AssayError as error:
+            raise TableError(f"{label}: entry {place} ({row.get('name', 'no name')}): {error}") from None
+    return tuple(found)
+
+
+def entry_from_table(row: Mapping[str, Any]) -> Entry:
+    """One entry; an array in ``options`` is a tuple, ``{min, max, multiple_of}`` in ``shapes`` a range of sizes."""
+    for name, value in row.items():
+        if name not in _KINDS:
+            raise TableError(unknown("field", name, _KINDS))
+        kind, words = _KINDS[name]
+        if not isinstance(value, kind):
+            raise TableError(f"{name}={value!r}; expected {words}")
+    for name in ("name", "target", "spec"):
+        if not row.get(name):
+            raise TableError(f"it needs a {name}")
+    if row["spec"] not in specs():
+        raise TableError(unknown("spec", row["spec"], specs()))
+    contract = row.get("contract", {})
+    contract = contract_named(contract) if isinstance(contract, str) else contract
+    contract_from_table(contract)
+    options = {name: _options(name, values) for name, values in row.get("options", {}).items()}
+    settings = {name: row[name] for name in ("out_dtype", "layouts", "framework") if name in row}
+    settings["shapes"] = {symbol: _sizes(symbol, sizes) for symbol, sizes in row.get("shapes", {}).items()}
+    plain_fields = {name: row[name] for name in ("name", "target", "spec", "group", "requires") if name in row}
+    return Entry(
+        **plain_fields,
+        dtypes=tuple(row.get("dtypes", ())) or (None,),
+        options=options,
+        settings=settings,
+        contract=contract,
+        devices=tuple(row.get("devices", ())),
+    )
+
+
+def contract_named(name: str) -> dict[str, Any]:
+    """The fields of a contract of ``configs/contracts``. Raises `ContractError`."""
+    known: dict[str, Any] = {}
+    for table in configs.names():
+        if table.startswith("contracts/"):
+            known |= configs.table(table)
+    if name not in known:
+        raise ContractError(f"contract: {unknown('name', name, known)}")
+    return {key: value for key, value in known[name].items() if key not in ("source", "reason", "title")}
+
+
+def plan(chosen: Iterable[Entry], **settings: Any) -> list[Job]:
+    """A job for each entry and each of its dtypes; ``settings`` are those of `Job`."""
+    return [Job(entry, dtype, **settings) for entry in chosen for dtype in entry.dtypes]
+
+
+def run(jobs: Sequence[Job], workers: Workers, *, until: float = math.inf) -> Iterator[tuple[int, Row]]:
+    """``(place in jobs, row)`` for every job as it is done, the longest begun first, none after the moment ``until``."""
+    absent = {place: job.entry.absence(job.device) for place, job in enumerate(jobs)}
+    for place, reason in absent.items():
+        if reason:
+            yield place, _row(jobs[place], "NOT HERE", reason=reason)
+    order = sorted((place for place in absent if not absent[place]), key=lambda place: -jobs[place].effort)
+    left = set(order)
+    for position, answer in workers.each(examine_job, [jobs[place] for place in order], until=until):
+        place = order[position]
+        left.discard(place)
+        yield place, _answered(jobs[place], answer)
+    for place in sorted(left):
+        yield place, _row(jobs[place], "NOT RUN", reason="the time was up")
+
+
+def examine_job(job: Job, remember: Remember) -> Verdict:
+    """A job's verdict, in a worker; the repro line of the case under way is what a lost worker leaves behind."""
+    if job.threads:
+        torch.set_num_threads(job.threads)
+    done = 0
+
+    def watch(line: str) -> None:
+        nonlocal done
+        done += 1
+        remember(f"{done} {line}")
+
+    verdict = examine(
+        load_target(job.entry.target),
+        job.entry.spec,
+        dtype=job.dtype,
+        options=job.entry.options,
+        contract=contract_from_table(job.entry.contract),
+        examples=job.examples,
+        seed=job.seed,
+        device=job.device,
+        timeout=job.timeout,
+        watch=watch,
+        **job.entry.settings,
+    )
+    return replace(verdict, kernel=job.entry.name)
+
+
+def in_words(failure: Failure) -> str:
+    """A failure in one short line: the sizes, what came, what is right, and how far off it may be."""
+    case = failure.case
+    setting = [f"{symbol}={size}" for symbol, size in case.sizes.items()]
+    defaults = case.definition.complete({})
+    setting += [f"{name}={value}" for name, value in case.options.items() if value != defaults[name]]
+    setting += [f"{name}{list(index)}={value:g}" for name, index, value in case.edits if value != 0]
+    return f"{', '.join(setting)}: {_what_came(failure)}"
+
+
+def _what_came(failure: Failure) -> str:
+    if failure.got is None or failure.golden is None or failure.kind in ("layout", "unwritten_output"):
+        return f"{failure.kind}: {failure.message}"
+    place = f"{failure.output}{list(failure.index)}"
+    allowed = "" if failure.radius is None else f", allowed ±{failure.radius:.2g}"
+    return f"{place} came {failure.got:.6g}, right {failure.golden:.6g}{allowed}"
+
+
+def _row(job: Job, outcome: str, **fields: Any) -> Row:
+    return Row(job.entry, job.dtype_name, outcome, **fields)
+
+
+def _answered(job: Job, answer: Verdict | Lost | Raised) -> Row:
+    if isinstance(answer, Verdict):
+        return Row(job.entry, answer.dtype, answer.outcome, answer)
+    if isinstance(answer, Raised):
+        return _row(job, "ERROR", reason=answer.message, trace=answer.trace)
+    return _lost(job, answer)
+
+
+def _lost(job: Job, lost: Lost) -> Row:
+    """A process that died is a finding, as any other; one that died before the first case examined nothing."""
+    done, _, line = lost.note.partition(" ")
+    if not line:
+        return _row(job, "ERROR", reason=f"before the first case, {lost.message}")
+    verdict = Verdict(
+        outcome="FAIL",
+        kernel=job.entry.name,
+        spec=job.entry.spec,
+        dtype=job.dtype_name,
+        contract=str(contract_from_table(job.entry.contract)),
+        cases=int(done),
+        worst=math.inf,
+        failure=Failure(lost.kind, _case_of(line), lost.message),
+        seed=job.seed,
+        repro=line,
+    )
+    return Row(job.entry, job.dtype_name, "FAIL", verdict)
+
+
+def _case_of(line: str) -> Case:
+    content = json.loads(line.removeprefix("assay repro").strip().strip("'"))
+    return case_from_line(json.dumps(content["case"]))
+
+
+def _exists(dotted: str) -> bool:
+    """Whether there is a module, or an attribute of one, of that name."""
+    parts = dotted.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:length]))
+        except ImportError:
+            continue
+        try:
+            for part in parts[length:]:
+                found = getattr(found, part)
+        except AttributeError:
+            return False
+        return True
+    return False
+
+
+def _options(name: str, values: Any) -> list[Any]:
+    if not isinstance(values, list) or not values:
+        raise TableError(f"options: {name}={values!r}; expected a list of the values to vary over")
+    return [tuple(value) if isinstance(value, list) else value for value in values]
+
+
+def _sizes(symbol: str, sizes: Any) -> Sequence[int]:
+    if isinstance(sizes, list):
+        return sizes
+    known = {"min", "max", "multiple_of"}
+    if not isinstance(sizes, dict) or not set(sizes) <= known or not all(type(size) is int for size in sizes.values()):
+        raise TableError(f"shapes: {symbol}={sizes!r}; expected a list of sizes, or {{ min, max, multiple_of }}")
+    step = max(sizes.get("multiple_of", 1), 1)
+    first = -(-sizes.get("min", step) // step) * step
+    return range(first, sizes.get("max", max(_LARGEST_SIZE, first)) + 1, step)
