@@ -93,7 +93,7 @@ def run(
 def _numbers(xp: Arithmetic, definition: Spec, tensor: TensorSpec, value: Any) -> Any:
     value = torch.as_tensor(value).detach().cpu()
     if tensor.is_integer:
-        if value.dtype.is_floating_point or value.dtype.is_complex:
+        if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
             raise InputError(f"{definition.name}: {tensor.name} must be integers, got {value.dtype}")
         return xp.integers(value)
     if value.dtype.is_complex or value.dtype == torch.bool:
@@ -125,5 +125,6 @@ def golden_of_enclosure(result: Any) -> Golden:
         if math.isfinite(high):
             rest = number - high
             low[index] = float(rest.mid())
-            radius[index] = float((rest - low[index].item()).abs_upper()) * _SLACK
+            left = (rest - low[index].item()).abs_upper()
+            radius[index] = math.nextafter(float(left) * _SLACK, math.inf) if left > 0 else 0.0  # never down to zero
     return Golden(value, radius, low)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -45,7 +46,8 @@ def number(default: float | None, *, positive: bool = False) -> Option:
     def accepts(value: Any) -> bool:
         if value is None:
             return default is None
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and (value > 0 or not positive)
+        real = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return real and math.isfinite(value) and (value > 0 or not positive)
 
     kind = "a positive number" if positive else "a number"
     return Option(default, accepts, kind + (" or None" if default is None else ""))

@@ -18,6 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 
 from assay.golden.errors import ShapeError
 
@@ -82,13 +83,18 @@ class Signature:
         for tensor, shape in zip(self.tensors, shapes, strict=True):
             for text, size in zip(tensor.dims, shape, strict=True):
                 _solve(text, size, sizes)
-                if dimension(text, sizes) != size:
+                try:
+                    expected = dimension(text, sizes)
+                except ShapeError as error:
+                    raise ShapeError(f"{op}: {tensor.name} has shape {tuple(shape)}, expected {tensor}: {error}") from None
+                if expected != size:
                     raise ShapeError(
                         f"{op}: {tensor.name} has shape {tuple(shape)}, expected {tensor} = {tensor.shape(sizes)}"
                     )
         return sizes
 
 
+@cache
 def parse(text: str) -> Signature:
     """A `Signature` from its text; the grammar stands at the head of this module."""
     left, _, right = text.partition("->")
@@ -113,6 +119,8 @@ def _tensors(text: str) -> tuple[TensorSpec, ...]:
 
 def dimension(text: str, sizes: Mapping[str, int]) -> int:
     """The value of a dimension's expression, e.g. ``ceil(K/128)``, as an exact integer."""
+    if text in sizes:
+        return sizes[text]
     exact = {name: Fraction(size) for name, size in sizes.items()}
     try:
         value = Fraction(eval(text, {"__builtins__": {}, "ceil": math.ceil}, exact))  # text: a spec author's own

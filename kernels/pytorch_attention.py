@@ -85,8 +85,14 @@ def flex_attention(
     slopes: Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Uncompiled, which materialises the scores. The score function holds softcap, bias and mask."""
-    from torch.nn.attention import flex_attention as flex  # loads the compiler: only for whoever calls it
+    """Uncompiled, which materialises the scores. The score function holds softcap, bias and mask.
+
+    Uncompiled it is traced all the same. The tracer gives up after eight shapes, so it is let trace on; and it can't
+    work inside a dispatch mode, so whoever watches the memory that is allocated doesn't see this kernel's.
+    """
+    import torch._dynamo  # takes seconds to load: only for whoever calls this
+    from torch.nn.attention import flex_attention as flex
+    from torch.utils._python_dispatch import _disable_current_modes
 
     offset = 0 if causal == "top_left" else k.shape[2] - q.shape[2]
     shift = k.shape[2] - q.shape[2]
@@ -104,7 +110,8 @@ def flex_attention(
             s = torch.where((j >= i + offset - left) & (j <= i + offset + right), s, float("-inf"))
         return s
 
-    with warnings.catch_warnings():
+    limits = torch._dynamo.config.patch(recompile_limit=1 << 20, accumulated_recompile_limit=1 << 20)
+    with limits, _disable_current_modes(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
         result: Any = flex.flex_attention(
             q,

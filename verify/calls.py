@@ -98,10 +98,10 @@ class Call:
             return Finding("crash", f"{type(error).__name__}: {_first_line(error)}{_place(error)}")
         if poison is not None and poison.overrun():
             return Finding("out_of_bounds_write", "the kernel wrote beyond a tensor that it had allocated")
-        return self._form(case, result)
+        return self._form(case, inputs, result)
 
-    def _form(self, case: Case, result: Any) -> tuple[torch.Tensor, ...] | Finding:
-        """The results, if they are as many as the signature says, of its shapes, and of the right dtypes."""
+    def _form(self, case: Case, inputs: Inputs, result: Any) -> tuple[torch.Tensor, ...] | Finding:
+        """The results, if they are as many as the signature says, of its shapes, dtypes and device."""
         expected = case.signature.returns
         results = list(result) if isinstance(result, (tuple, list)) else [result]
         if len(results) != len(expected):
@@ -113,6 +113,9 @@ class Call:
                 value = _from_numpy(np.asarray(value))
             if not isinstance(value, torch.Tensor):
                 return Finding("dtype", f"{tensor.name}: expected a {self.framework} array, got {type(value).__name__}", place)
+            device = inputs.positional[0].device
+            if value.device.type != device.type:
+                return Finding("dtype", f"{tensor.name}: expected a tensor on device {device}, got {value.device}", place)
             shape = case.shape(tensor)
             if tuple(value.shape) != shape:
                 return Finding("shape", f"{tensor.name}: expected shape {shape}, got {tuple(value.shape)}", place)

@@ -121,7 +121,7 @@ class _Examination:
         if isinstance(examples, bool) or not isinstance(examples, int) or examples < 0:
             raise SettingError(f"examples={examples!r}; expected a whole number of at least 0")
         check_framework(framework)
-        _check_device(device)
+        check_device(device)
         contract = contract or Contract()
         sampler = Sampler(
             definition, _dtypes(definition, dtype), dict(options or {}), _sizes(shapes or {}), tuple(layouts), seed
@@ -277,7 +277,8 @@ class _Examination:
         return seen[0] == seen[1] != seen[2]
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
+    """Raise `SettingError` for a device that this machine hasn't got."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:

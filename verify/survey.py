@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import time
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -29,7 +28,7 @@ from assay.verify.inputs.cases import Case, case_from_line
 from assay.verify.isolate import Lost, Raised, Remember, Workers
 from assay.verify.repro import load_target
 from assay.verify.trial import Failure
-from assay.verify.verdict import Verdict, plain
+from assay.verify.verdict import Verdict
 
 _LARGEST_SIZE = 1025  # where a range of sizes has no "max"
 _KINDS = {  # what a field of an entry must be, and in words
@@ -46,7 +45,7 @@ _KINDS = {  # what a field of an entry must be, and in words
     "devices": (list, "a list of devices"),
     "framework": (str, "text"),
     "requires": (str, "text, a dotted name"),
-    "source": (str, "text"),
+    "effort": ((int, float), "a number"),
 }
 
 
@@ -64,6 +63,7 @@ class Entry:
     contract: Mapping[str, Any] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
     requires: str = ""
+    effort: float = 1.0
 
     def absence(self, device: str) -> str:
         """Why the kernel can't be examined on ``device`` of this machine, in words; empty if it can."""
@@ -94,9 +94,10 @@ class Job:
 
     @property
     def effort(self) -> float:
-        """About how long it takes, in units of a softmax."""
-        definition = spec(self.entry.spec)
-        return 1.0 if definition.work is None else 5.0
+        """About how long it takes, in units of a softmax's case: what is slow is begun first."""
+        sets = min(math.prod(map(len, self.entry.options.values())), 4)
+        cases = self.examples + 30 + 30 * sets
+        return cases * self.entry.effort * (3.0 if spec(self.entry.spec).work else 1.0)
 
 
 @dataclass(frozen=True)
@@ -164,11 +165,14 @@ def entry_from_table(row: Mapping[str, Any]) -> Entry:
         raise TableError(unknown("spec", row["spec"], specs()))
     contract = row.get("contract", {})
     contract = contract_named(contract) if isinstance(contract, str) else contract
-    contract_from_table(contract)
-    options = {name: _options(name, values) for name, values in row.get("options", {}).items()}
+    try:
+        contract_from_table(contract)
+    except (AttributeError, TypeError):
+        raise TableError(f"contract={contract!r}; expected fields of assay.verify.Contract") from None
+    options = {name: _options(row["spec"], name, values) for name, values in row.get("options", {}).items()}
     settings = {name: row[name] for name in ("out_dtype", "layouts", "framework") if name in row}
     settings["shapes"] = {symbol: _sizes(symbol, sizes) for symbol, sizes in row.get("shapes", {}).items()}
-    plain_fields = {name: row[name] for name in ("name", "target", "spec", "group", "requires") if name in row}
+    plain_fields = {name: row[name] for name in ("name", "target", "spec", "group", "requires", "effort") if name in row}
     return Entry(
         **plain_fields,
         dtypes=tuple(row.get("dtypes", ())) or (None,),
@@ -239,13 +243,13 @@ def examine_job(job: Job, remember: Remember) -> Verdict:
 
 
 def in_words(failure: Failure) -> str:
-    """A failure in one short line: the sizes, what came, what is right, and how far off it may be."""
+    """A failure in one short line: the sizes other than 1, what came, what is right, and how far off it may be."""
     case = failure.case
-    setting = [f"{symbol}={size}" for symbol, size in case.sizes.items()]
+    setting = [f"{symbol}={size}" for symbol, size in case.sizes.items() if size != 1]
     defaults = case.definition.complete({})
     setting += [f"{name}={value}" for name, value in case.options.items() if value != defaults[name]]
     setting += [f"{name}{list(index)}={value:g}" for name, index, value in case.edits if value != 0]
-    return f"{', '.join(setting)}: {_what_came(failure)}"
+    return f"{', '.join(setting) or 'all sizes 1'}: {_what_came(failure)}"
 
 
 def _what_came(failure: Failure) -> str:
@@ -262,7 +266,7 @@ def _row(job: Job, outcome: str, **fields: Any) -> Row:
 
 def _answered(job: Job, answer: Verdict | Lost | Raised) -> Row:
     if isinstance(answer, Verdict):
-        return Row(job.entry, answer.dtype, answer.outcome, answer)
+        return Row(job.entry, job.dtype_name or answer.dtype, answer.outcome, answer)
     if isinstance(answer, Raised):
         return _row(job, "ERROR", reason=answer.message, trace=answer.trace)
     return _lost(job, answer)
@@ -310,10 +314,13 @@ def _exists(dotted: str) -> bool:
     return False
 
 
-def _options(name: str, values: Any) -> list[Any]:
+def _options(op: str, name: str, values: Any) -> list[Any]:
     if not isinstance(values, list) or not values:
         raise TableError(f"options: {name}={values!r}; expected a list of the values to vary over")
-    return [tuple(value) if isinstance(value, list) else value for value in values]
+    values = [tuple(value) if isinstance(value, list) else value for value in values]
+    for value in values:
+        spec(op).complete({name: value})
+    return values
 
 
 def _sizes(symbol: str, sizes: Any) -> Sequence[int]:

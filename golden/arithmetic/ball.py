@@ -111,7 +111,7 @@ class Ball:
         """``rad``, infinite where a kernel may overflow on a finite number."""
         if self.model.compute.name == "float64":
             return rad
-        return torch.where(torch.isfinite(mid) & (mid.abs() + rad > self.model.largest), math.inf, rad)
+        return torch.where(torch.isfinite(mid) & ~(mid.abs() + rad <= self.model.largest), math.inf, rad)
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:

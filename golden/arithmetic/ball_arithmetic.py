@@ -92,12 +92,13 @@ class ElementaryBalls(Arithmetic):
         return self._function(mid, spread, "tanh", torch.ones_like(mid) if absolute else None)
 
     def sigmoid(self, x: Ball) -> Ball:
-        """s(x + e) - s(x) <= s (1 - s) (exp(e) - 1); where exp(-x) overflows a kernel gives zero."""
+        """s(x + e) - s(x) <= s (1 - s) (exp(e) - 1); where exp(-x) overflows a kernel gives zero, and s(x) < exp(x)."""
         mid = torch.sigmoid(x.mid)
         error = torch.where(torch.isinf(x.mid), 0.0, x.radius + 2 * self.u * x.mid.abs())
         spread = mid * torch.sigmoid(-x.mid) * growth(error)
         may_vanish = -x.mid + error > math.log(self.model.largest)
-        return self._function(mid, torch.where(may_vanish, mid + spread, spread), "sigmoid")
+        most = torch.maximum(mid, torch.exp(x.mid + error))
+        return self._function(mid, torch.where(may_vanish, most, spread), "sigmoid")
 
     def rsqrt(self, x: Ball) -> Ball:
         mid = 1 / torch.sqrt(x.mid)
@@ -138,9 +139,13 @@ class ElementaryBalls(Arithmetic):
         return math.expm1(min(700.0, terms * (self.model.function_error("exp") + 2 * self.u)))
 
     def _summed(self, mid: Tensor, rad: Tensor, magnitude: Tensor, unit: Tensor) -> Ball:
-        """A sum of multiples of ``unit``: exact, in every order, while magnitudes stay below 2^bits units."""
+        """A sum of multiples of ``unit``: exact, in every order, while magnitudes stay below 2^bits units.
+
+        A unit below the format's least number is lost to underflow.
+        """
         overflow = magnitude > self.model.largest
-        exact = (magnitude * (1 + 1e-9) <= unit * 2.0**self.model.accumulate.exact_bits) & ~overflow
+        exact = magnitude * (1 + 1e-9) <= unit * 2.0**self.model.accumulate.exact_bits
+        exact &= ~overflow & (unit > self.model.underflow(self.model.accumulate.format))
         if bool(exact.all()):
             return Ball(mid, None, self.model)
         rad = torch.where(overflow & torch.isfinite(mid), math.inf, torch.where(exact, 0.0, rad))

@@ -15,6 +15,7 @@ from assay.golden.arithmetic.real import Real, weighted_values
 Tensor = torch.Tensor
 
 _BLOCK = 2**18  # numbers
+_ORDINARY = 1e-10  # relative errors below which one bound for a whole row is sharp enough
 
 
 class BallArithmetic(ElementaryBalls):
@@ -26,7 +27,7 @@ class BallArithmetic(ElementaryBalls):
             return super().softmax(x)
         most, least = torch.aminmax(x.mid, dim=-1, keepdim=True)[::-1]
         error = 2 * self.u * (most - least)
-        if not bool((error < 1e-3).all()):
+        if not bool((error < _ORDINARY).all()):
             return super().softmax(x)
         y = torch.softmax(x.mid, -1)
         own = error + error * error + self.model.function_error("exp")
@@ -72,10 +73,14 @@ class BallArithmetic(ElementaryBalls):
 
     def _certified_scores(self, q: Ball, k: Ball) -> Ball:
         """Scores with one radius a row: |q| |k| <= |q|_2 max |k|_2 (Cauchy-Schwarz), at no cost of another product."""
-        longest = torch.linalg.vector_norm(k.mid, dim=-1, keepdim=True).amax(-2, keepdim=True)
+        longest = torch.linalg.vector_norm(k.mid, dim=-1, keepdim=True)
+        longest = longest.amax(-2, keepdim=True) if k.shape[-2] else longest.new_zeros(())
         length = torch.linalg.vector_norm(q.magnitude, dim=-1, keepdim=True)
         relative = self.model.accumulate.gamma(q.shape[-1] + 4) + 4 * self.u  # q's own radius is at most 4 u |q|
-        return Ball(q.mid @ k.mid.transpose(-1, -2), relative * length * longest + self.model.tiny, self.model)
+        radius = relative * length * longest + self.model.tiny
+        if k.rad is not None or not bool((radius < _ORDINARY).all()):  # steep rows, NaN: each score its own radius
+            return self.matmul(q, self.swap(k))
+        return Ball(q.mid @ k.mid.transpose(-1, -2), radius, self.model)
 
     def quantized_matmul(self, x: Ball, codes: Tensor, zero_points: Tensor, scale: Ball) -> Ball:
         """The zero-point may be subtracted from the codes, from the weights, or from the sums over each group."""
@@ -87,6 +92,11 @@ class BallArithmetic(ElementaryBalls):
         lost = self.model.accumulate.gamma(x.shape[-1] + 3) + 3 * self.u
         rad = torch.where(apart > self.model.largest, math.inf, product.rad + lost * folded)
         return Ball(product.mid, rad, self.model)
+
+    def take(self, x: Ball, index: Tensor) -> Ball:
+        """Entries that were chosen; among NaN and numbers nothing says which those are."""
+        unordered = x.mid.isnan().any(-1, keepdim=True) & ~x.mid.isnan().all(-1, keepdim=True)
+        return self.unspecified(unordered, super().take(x, index))
 
     def top_admissible(self, x: Ball, index: Tensor) -> Tensor:
         """Which chosen places no unchosen one certainly beats; foreign and repeated places are wrong.
@@ -226,12 +236,12 @@ class BallArithmetic(ElementaryBalls):
             error = error + sinks.radius
         sees = visible.any(-1, keepdim=True)
         error = torch.where(sees, error, 0.0)
-        if not bool((error < 1e-3).all()):
+        if not bool((error < _ORDINARY).all()):
             return None
         theta = error + error * error + self.model.function_error("exp")
         lost = self.model.accumulate.gamma(scores.shape[-1] + 1) + self.model.function_error("div")
         pair = weights @ torch.cat([values.mid, values.mid.abs()], -1)
-        out, rows = pair.split(values.shape[-1], -1)
+        out, rows = pair[..., : values.shape[-1]], pair[..., values.shape[-1] :]
         rad = ((theta + lost) * (rows + out.abs())) * (1 + 4 * theta) + 2 * self.model.tiny
         lse_error = 2 * (theta + lost) + 8 * self.u * (lse.abs() + largest.abs())
         out, rad = self._empty_rows(out, rad, ~sees) if sinks is None else (out, rad)

@@ -111,6 +111,17 @@ class ObjectArithmetic(Arithmetic):
         hidden = self._is_minus_infinity(x) & ~self._is_minus_infinity(shift)
         return self.where(hidden, self.exact(np.zeros(())), self.exp(self.where(hidden, shift * 0, x - shift)))
 
+    def logsumexp(self, x: ObjectArray) -> ObjectArray:
+        largest = self.max(x)
+        infinite = self._is_minus_infinity(largest) | self._is_minus_infinity(-largest)
+        shift = self.where(infinite, self.exact(np.zeros(())), largest)
+        total = self.where(infinite, self.exact(np.ones(())), self.sum(self.exp_shifted(x, shift)))
+        return self.where(infinite, largest, shift + self.log(total))
+
+    def gated(self, x: ObjectArray, gate: ObjectArray) -> ObjectArray:
+        limit = self.where(self._is_minus_infinity(x), self.exact(np.zeros(())), x)
+        return self.where(self._is_minus_infinity(x) | self._is_minus_infinity(-x), limit, x * gate)
+
     def _is_minus_infinity(self, x: ObjectArray) -> Any:
         return np.vectorize(lambda value: value == self.number(-np.inf), otypes=[bool])(x) if x.size else x.astype(bool)
 
@@ -130,7 +141,8 @@ class ObjectArithmetic(Arithmetic):
         empty = ~visible.any(-1, keepdims=True) if sinks is None else np.zeros((1,) * scores.ndim, dtype=bool)
         safe = self.where(empty, self.exact(np.ones(())), total)
         lse = self.where(~empty, shift + self.log(safe), -np.inf)
-        return self.matmul(weights / safe, values), lse
+        terms = (weights / safe)[..., None] * values[..., None, :, :]
+        return self.sum(self.where(visible[..., None], terms, zero), axis=-2)[..., 0, :], lse
 
     def maximum(self, x: ObjectArray, y: ObjectArray) -> ObjectArray:
         raise NotImplementedError

@@ -19,7 +19,7 @@ def _signature(options: Mapping[str, Any]) -> str:
 
 def _is_window(value: Any) -> bool:
     return value is None or (
-        isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(side, int) and side >= 0 for side in value)
+        isinstance(value, (tuple, list)) and len(value) == 2 and all(type(side) is int and side >= 0 for side in value)
     )
 
 

@@ -22,7 +22,7 @@ def _scores(xp: Any, logits: Any, scoring: str) -> Any:
     "moe_route",
     lambda options: f"logits[T,E] -> weights:float32[T,{options['top_k']}], ids:int32[T,{options['top_k']}]=index(E)",
     options={
-        "top_k": Option(2, lambda value: isinstance(value, int) and value > 0, "a positive whole number"),
+        "top_k": Option(2, lambda value: type(value) is int and value > 0, "a positive whole number"),
         "renormalize": flag(True),
         "scoring": choice("softmax", "sigmoid"),
     },
@@ -38,7 +38,7 @@ def moe_route(
         raise ShapeError(f"moe_route: top_k={top_k} of only {logits.shape[-1]} experts")
     scores = _scores(xp, logits, scoring)
     if ids is None:
-        ids = xp.top(scores, top_k)
+        ids = xp.top(logits, top_k)  # scores grow with logits, but round to ties
     weights = xp.take(scores, ids)
     return (weights / xp.sum(weights) if renormalize else weights), ids
 

@@ -1,0 +1,136 @@
+"""`assay verify`: kernels by name, or any function that can be imported."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from assay.cli import settings
+from assay.cli.progress import Ticker
+from assay.verify.errors import SettingError, TargetError
+from assay.verify.isolate import Workers
+
+if TYPE_CHECKING:
+    from assay.verify.survey import Entry, Row
+
+_ARGUMENT = "package.module:function, or the name of a kernel of the survey or a part of it."
+
+
+def verify(
+    targets: Annotated[list[str] | None, typer.Argument(metavar="TARGET...", help=_ARGUMENT)] = None,
+    spec: Annotated[str, typer.Option(help="What package.module:function implements, e.g. softmax.")] = "",
+    dtype: Annotated[list[str] | None, typer.Option(help="bfloat16, or q=float16,k=bfloat16; may be repeated.")] = None,
+    option: Annotated[list[str] | None, typer.Option(help="causal=none,bottom_right: values to vary over; may be repeated.")] = None,
+    shape: Annotated[list[str] | None, typer.Option(help="D=64,128 or Sq=1:300 (as Python's range); may be repeated.")] = None,
+    contract: Annotated[list[str] | None, typer.Option(help="A contract's name, or field=value; may be repeated.")] = None,
+    out_dtype: Annotated[str, typer.Option(help="Dtype of the result, where it isn't the inputs'.")] = "",
+    layout: Annotated[list[str] | None, typer.Option(help="Memory layouts that the kernel takes, where not all.")] = None,
+    framework: Annotated[str, typer.Option(help="torch or numpy: what the kernel is called with.")] = "torch",
+    examples: Annotated[int, typer.Option(min=0, help="Fuzzed cases, beside the fixed phases.")] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of the examination.")] = 0,
+    device: Annotated[str, typer.Option(help="Where the kernel runs.")] = "cpu",
+    timeout: Annotated[float, typer.Option(min=0.01, help="Seconds for one call.")] = 30.0,
+    out: Annotated[Path | None, typer.Option(help="Folder for an HTML and a JSON report of each verdict.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON instead.")] = False,
+) -> int:
+    """Examine kernels against the contract of what they implement.
+
+    TARGET is package.module:function (modules of the current folder count), examined as --spec says, or the name of a
+    kernel of `assay survey`, whose table says the rest.
+    """
+    if not targets:
+        raise SettingError("verify: say what to verify, e.g. assay verify my.kernels:softmax --spec softmax --dtype bfloat16")
+    with Workers(1, preload="assay.verify.survey", patience=6 * timeout, quiet=False) as workers:
+        from assay.verify.examination import check_device
+        from assay.verify.survey import plan, run
+
+        check_device(device)
+        extra: dict[str, Any] = {"framework": framework}
+        extra |= {"out_dtype": out_dtype} if out_dtype else {}
+        extra |= {"layouts": layout} if layout else {}
+        entries = [
+            _adapted(entry, dtype or [], option or [], shape or [], contract or [], extra)
+            for target in targets
+            for entry in _entries(target, spec)
+        ]
+        jobs = plan(entries, examples=examples, seed=seed, device=device, timeout=timeout)
+        rows: dict[int, Row] = {}
+        with Ticker("examined", len(jobs), sum(job.effort for job in jobs)) as ticker:
+            for place, row in run(jobs, workers):
+                rows[place] = row
+                ticker.advance(jobs[place].effort)
+    return _report([rows[place] for place in sorted(rows)], out, as_json)
+
+
+def _entries(target: str, op: str) -> list[Entry]:
+    """What a target means: a function, or kernels of the survey."""
+    from assay.golden.registry import spec, specs
+    from assay.verify.survey import Entry, entries
+
+    if ":" in target:
+        if not op:
+            raise SettingError(f"verify: {target} needs --spec; the specs are {', '.join(specs())}")
+        return [Entry(name=target, target=target, spec=spec(op).name)]
+    table = entries()
+    found = [entry for entry in table if entry.name == target] or [
+        entry for entry in table if target.lower() in entry.name.lower()
+    ]
+    if not found:
+        close = difflib.get_close_matches(target, [entry.name.rpartition(".")[2] for entry in table], n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise TargetError(f"target {target!r}; expected package.module:function, or a kernel of `assay survey`{hint}")
+    if op:
+        raise SettingError(f"--spec {op}: the survey's table says what {found[0].name} implements; leave --spec out")
+    return found
+
+
+def _adapted(
+    entry: Entry,
+    dtype: Sequence[str],
+    option: Sequence[str],
+    shape: Sequence[str],
+    contract: Sequence[str],
+    extra: dict[str, Any],
+) -> Entry:
+    """The entry with what the command line says otherwise."""
+    from assay.golden.registry import spec
+    from assay.verify.contract import contract_from_table
+    from assay.verify.survey import contract_named
+
+    fields = settings.contract(contract, contract_named)
+    contract_from_table(fields)
+    return replace(
+        entry,
+        dtypes=settings.dtypes(dtype) or entry.dtypes,
+        options={**entry.options, **settings.options(spec(entry.spec), option)},
+        settings={**entry.settings, **extra, "shapes": {**entry.settings.get("shapes", {}), **settings.shapes(shape)}},
+        contract=fields if contract else entry.contract,
+    )
+
+
+def _report(rows: Sequence[Row], out: Path | None, as_json: bool) -> int:
+    """Print and write the verdicts; the exit status."""
+    verdicts = [row.verdict for row in rows if row.verdict is not None]
+    if as_json:
+        print(json.dumps([verdict.as_dict() for verdict in verdicts], indent=2))
+    elif verdicts:
+        print("\n\n".join(map(str, verdicts)))
+    for row in rows:
+        if row.verdict is not None and out is not None:
+            name = out / re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{row.entry.name}-{row.dtype}").strip("-")
+            print(f"assay: wrote {row.verdict.to_html(f'{name}.html')}", file=sys.stderr)
+            row.verdict.to_json(f"{name}.json")
+    missing = [row for row in rows if row.verdict is None]
+    for row in missing:
+        print(f"assay: {' '.join(row.reason.split())}", file=sys.stderr)
+        if row.trace:
+            print(row.trace, file=sys.stderr)
+    return 2 if missing else int(not all(verdict.passed for verdict in verdicts))

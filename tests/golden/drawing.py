@@ -1,0 +1,166 @@
+"""Cases for the goldens: every op, every option, from plain numbers to adversarial ones.
+
+The shapes come from the signature of the op, so that a new op needs no more than a line in `OPTIONS` for each option.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from assay.golden import spec
+from assay.golden.signature import Signature, TensorSpec
+
+Array = Any
+Rng = np.random.Generator
+
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "alibi": (False, True),
+    "approximate": ("none", "tanh"),
+    "causal": ("none", "bottom_right", "top_left"),
+    "eps": (1e-5, 1e-6, 2.0**-20, 1.0),
+    "granularity": ("tensor", "row", "block"),
+    "interleaved": (False, True),
+    "limit": (None, 0.75, 7.0),
+    "offset": (0.0, 1.0, 0.1),
+    "packing": ("plain", "awq", "gptq"),
+    "renormalize": (True, False),
+    "return_lse": (False, True),
+    "scale": (None, 0.1, 1.0, 0.0, -0.5),
+    "scoring": ("softmax", "sigmoid"),
+    "sinks": (False, True),
+    "softcap": (None, 0.5, 30.0),
+    "top_k": (1, 2, 3),
+    "window": (None, (0, 0), (1, 0), (2, 3), (9, 9)),
+}
+"""Values of each option, by its name."""
+
+_SIZES: dict[str, tuple[int, ...]] = {
+    "B": (1, 2), "D": (1, 2, 3, 8), "Dv": (1, 3, 4), "E": (3, 4), "F": (1, 3), "Hkv": (1, 2), "K": (1, 2, 3, 7, 130),
+    "M": (1, 2, 3), "N": (1, 2, 3, 8, 17), "R": (1, 2, 3), "S": (1, 3), "Sk": (1, 2, 4, 7), "Sq": (1, 2, 4, 7),
+    "T": (1, 2, 5), "g": (8,), "k": (1, 2, 3),
+}  # fmt: skip
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def _sign(rng: Rng, shape: tuple[int, ...]) -> Array:
+    return rng.choice([-1.0, 1.0], shape)
+
+
+def _alternating(rng: Rng, shape: tuple[int, ...]) -> Array:
+    place = np.arange(math.prod(shape)).reshape(shape)
+    return (1.0 - 2.0 * (place % 2)) * (1 + rng.random(shape) * 2.0**-7)
+
+
+REAL: dict[str, Callable[[Rng, tuple[int, ...], torch.finfo], Array]] = {
+    "normal": lambda rng, shape, info: rng.standard_normal(shape),
+    "wide": lambda rng, shape, info: 40 * rng.standard_normal(shape),
+    "large_mean": lambda rng, shape, info: rng.standard_normal(shape) + rng.choice([-3000.0, 100.0]),
+    "cancelling": lambda rng, shape, info: _alternating(rng, shape),
+    "ties": lambda rng, shape, info: rng.integers(-1, 2, shape).astype(float),
+    "powers": lambda rng, shape, info: _sign(rng, shape) * 2.0 ** rng.integers(-6, 6, shape),
+    "lognormal": lambda rng, shape, info: _sign(rng, shape) * 2.0 ** (20 * rng.standard_normal(shape)),
+    "constant": lambda rng, shape, info: np.full(shape, rng.standard_normal() * 100),
+    "zeros": lambda rng, shape, info: np.zeros(shape),
+    "steep": lambda rng, shape, info: rng.choice([-760.0, -745.2, -709.9, -104.0, -88.8, 0.0, 17.3, 89.0], shape),
+    "huge": lambda rng, shape, info: _sign(rng, shape) * (0.25 + rng.random(shape)) * min(info.max, 2.0**128),
+    "small": lambda rng, shape, info: rng.standard_normal(shape) * max(info.tiny, 2.0**-126) * 4,
+    "subnormal": lambda rng, shape, info: rng.integers(-9, 10, shape) * max(info.smallest_normal * info.eps, 2.0**-149),
+    "peaked": lambda rng, shape, info: rng.standard_normal(shape) + 900.0 * (rng.random(shape) < 0.2),
+}
+"""What real numbers look like, by kind."""
+
+ROLES: dict[str, tuple[Callable[[Rng, tuple[int, ...]], Array], ...]] = {
+    "scale": (lambda rng, shape: rng.random(shape) + 0.01, lambda rng, shape: 2.0 ** rng.integers(-9, 3, shape)),
+    "weight": (lambda rng, shape: rng.random(shape), lambda rng, shape: np.ones(shape)),
+    "angle": (lambda rng, shape: 2 * rng.random(shape) - 1, lambda rng, shape: rng.choice([0.0, 1.0, -0.5], shape)),
+    "slope": (lambda rng, shape: 2.0 ** -rng.integers(0, 9, shape), lambda rng, shape: 1 - rng.random(shape)),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of `evaluate`."""
+
+    op: str
+    tensors: tuple[torch.Tensor, ...]
+    options: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        parts = [f"{tensor.tolist()} ({tensor.dtype}, {tuple(tensor.shape)})" for tensor in self.tensors]
+        return f"{self.op}({', '.join(parts)}, **{self.options})"
+
+
+def real(rng: Rng, shape: tuple[int, ...], dtype: torch.dtype, kind: str) -> torch.Tensor:
+    """Numbers of a kind, rounded to ``dtype`` and held within its range."""
+    info = torch.finfo(dtype)
+    values = torch.from_numpy(np.asarray(REAL[kind](rng, shape, info), dtype=np.float64))
+    return values.clamp(-info.max, info.max).to(torch.float64 if dtype == torch.float64 else torch.float32).to(dtype)
+
+
+@st.composite
+def cases(draw: st.DrawFn, op: str, *, without: tuple[str, ...] = ()) -> Case:
+    """A case of ``op``: its options, sizes, formats and numbers, none of the kinds ``without``."""
+    definition = spec(op)
+    options = {name: draw(st.sampled_from(OPTIONS[name])) for name in definition.options if name in OPTIONS}
+    signature = definition.signature(options)
+    sizes = draw(_sizes(signature, definition.multiples, definition.empty, options.get("top_k", 1)))
+    dtype = draw(st.sampled_from(DTYPES))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    kinds = [kind for kind in sorted(REAL) if kind not in without]
+    values = {
+        tensor.name: draw(_values(tensor, tensor.shape(sizes), dtype, rng, sizes, kinds))
+        for tensor in signature.tensors
+    }
+    keywords = {tensor.name: values.pop(tensor.name) for tensor in signature.tensors if tensor.keyword}
+    return Case(op, tuple(values.values()), options | keywords)
+
+
+@st.composite
+def _sizes(
+    draw: st.DrawFn, signature: Signature, multiples: Mapping[str, str], empty: tuple[str, ...], at_least: int
+) -> dict[str, int]:
+    """A size for every symbol: what is divided by a number is a multiple of it; one symbol may be zero."""
+    dims = {text for tensor in signature.tensors for text in tensor.dims}
+    sizes: dict[str, int] = {}
+    nothing = draw(st.sampled_from(("", "", "", *empty)))
+    for symbol in sorted(signature.symbols, key=lambda name: name in multiples):
+        unit = math.lcm(*(int(match[1]) for text in dims if (match := re.fullmatch(rf"{symbol}/(\d+)", text))))
+        if symbol in multiples:
+            unit = math.lcm(unit, sizes[multiples[symbol]])
+            size = unit * draw(st.sampled_from((1, 2)))
+        else:
+            size = -(-draw(st.sampled_from(_SIZES.get(symbol, (1, 2, 3)))) // unit) * unit
+        sizes[symbol] = 0 if symbol == nothing else max(size, at_least) if symbol == "E" else size
+    return sizes
+
+
+@st.composite
+def _values(
+    draw: st.DrawFn,
+    tensor: TensorSpec,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    rng: Rng,
+    sizes: Mapping[str, int],
+    kinds: list[str],
+) -> torch.Tensor:
+    given = {"fp8": "float8_e4m3fn"}.get(tensor.dtype or "", tensor.dtype)
+    target = getattr(torch, given) if given else dtype
+    if not target.is_floating_point:
+        below = {"code": 16, "bits": 256 if target == torch.uint8 else 2**32}.get(tensor.role)
+        below = max(1, sizes[tensor.bound]) if tensor.role == "index" else below
+        drawn = rng.integers(0, below, shape) if below else rng.integers(-128, 128, shape)
+        return torch.from_numpy(drawn if target != torch.int32 else drawn.astype(np.uint32).view(np.int32)).to(target)
+    if tensor.role == "real":
+        return real(rng, shape, target, draw(st.sampled_from(kinds)))
+    made = draw(st.sampled_from(ROLES[tensor.role]))(rng, shape)
+    return torch.from_numpy(np.asarray(made, dtype=np.float64)).to(target)

@@ -1,0 +1,90 @@
+"""Goldens hold the exact result: float64 balls and digits=30 against mpmath at 50 digits and Arb's enclosures."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from assay.golden import spec, specs
+from tests.golden.drawing import OPTIONS, Case, cases
+from tests.golden.enclosure import escapes
+
+INF = math.inf
+calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+
+def test_every_option_is_drawn() -> None:
+    """The options of every op stand in the table that cases are drawn from."""
+    assert {name for op in specs() for name in spec(op).options} <= set(OPTIONS)
+
+
+@pytest.mark.parametrize("op", specs())
+@settings(calm, max_examples=25)
+@given(data=st.data())
+def test_a_golden_holds_the_exact_result(op: str, data: st.DataObject) -> None:
+    """|value - exact| <= radius for every element of every op, whatever the finite inputs."""
+    assert escapes(data.draw(cases(op))) == []
+
+
+@pytest.mark.parametrize("op", specs())
+@settings(calm, max_examples=8)
+@given(data=st.data())
+def test_a_golden_of_thirty_digits_holds_it_too(op: str, data: st.DataObject) -> None:
+    """|value + low - exact| <= radius where more digits were asked for than float64 has."""
+    assert escapes(data.draw(cases(op, without=("huge",))), digits=30, witness_digits=400) == []
+
+
+def normal(*shape: int, scale: float = 1.0, mean: float = 0.0) -> torch.Tensor:
+    """Normal numbers, the same for a shape every time."""
+    drawn = np.random.default_rng(math.prod(shape)).standard_normal(shape)
+    return torch.from_numpy(drawn * scale + mean).float()
+
+
+MASKED = torch.tensor([[-INF, 0.0, 2.0], [1.0, -INF, -INF], [-INF, 3e38, -3e38], [-1e-45, -INF, 88.7]])
+DEEP = torch.full((1, 3), 2.0**-538, dtype=torch.float64)
+LONG: tuple[Case, ...] = (
+    Case("softmax", (normal(1, 2000, scale=20),), {}),
+    Case("softmax", (normal(1, 2000).sort().values,), {}),
+    Case("logsumexp", (normal(1, 2000, mean=-300),), {}),
+    Case("log_softmax", (normal(1, 1000, scale=300),), {}),
+    Case("layernorm", (normal(1, 2000, mean=2e4), normal(2000), normal(2000)), {}),
+    Case("rmsnorm", (normal(1, 2000, scale=1e-20), normal(2000)), {"eps": 1e-30}),
+    Case("gemm", (normal(1, 5000, mean=1), normal(5000, 1, mean=1)), {}),
+    Case("gemm", (normal(1, 5000), normal(5000, 1)), {}),
+    Case("attention", (normal(1, 1, 2, 8, scale=30), normal(1, 1, 300, 8), normal(1, 1, 300, 1)), {"return_lse": True}),
+    Case("attention", (normal(1, 1, 2, 8), normal(1, 1, 300, 8), normal(1, 1, 300, 1, mean=1e4)), {"softcap": 5.0}),
+    Case("moe", (normal(1, 70), normal(1, 80, 70), normal(1, 70, 40), torch.ones(1, 1), torch.zeros(1, 1).int()), {}),
+)
+EDGES: tuple[Case, ...] = (
+    *(Case(op, (MASKED[:, :columns],), {}) for op in ("softmax", "log_softmax", "logsumexp") for columns in (2, 3)),
+    Case("attention", (normal(1, 2, 3, 2), normal(1, 1, 0, 2), normal(1, 1, 0, 3)), {"return_lse": True}),
+    Case("attention", (normal(1, 2, 3, 2), normal(1, 1, 0, 2), normal(1, 1, 0, 3)), {"sinks": normal(2)}),
+    Case("attention", (normal(1, 2, 3, 2), normal(1, 1, 2, 2), normal(1, 1, 2, 0)), {"return_lse": True}),
+    Case("attention", (normal(1, 2, 3, 0), normal(1, 1, 2, 0), normal(1, 1, 2, 3)), {"return_lse": True}),
+    Case("attention", (normal(1, 1, 1, 2), normal(1, 1, 2, 2), normal(1, 1, 2, 2)), {"sinks": torch.tensor([-INF])}),
+    Case("softmax", (torch.zeros(2, 0),), {}),
+    Case("logsumexp", (torch.zeros(2, 0),), {}),
+    Case("gemm", (torch.tensor([[1e-200]], dtype=torch.float64), torch.tensor([[1e-200]], dtype=torch.float64)), {}),
+    Case("gemm", (DEEP, DEEP.T), {}),
+    Case("moe_route", (torch.tensor([[-104.0, -745.2, -709.9]]),), {"scoring": "sigmoid"}),
+    Case("moe_route", (torch.tensor([[40.0, 41.0, 42.0]]),), {"scoring": "sigmoid"}),
+    Case("silu", (torch.tensor([[-709.0, -710.0, -745.0, -3e38, 3e38]]),), {}),
+)
+
+
+@pytest.mark.parametrize("case", LONG, ids=lambda case: f"{case.op} {tuple(case.tensors[0].shape)}")
+def test_a_golden_holds_the_exact_result_of_long_sums(case: Case) -> None:
+    """The same for sums of thousands of terms, whose errors add up."""
+    assert escapes(case) == []
+
+
+@pytest.mark.parametrize("digits", [None, 30])
+@pytest.mark.parametrize("case", EDGES, ids=lambda case: f"{case.op} {tuple(case.tensors[-1].shape)}")
+def test_a_golden_holds_the_exact_result_at_the_edges(case: Case, digits: int | None) -> None:
+    """The same where numbers vanish, masks are -inf, or there is nothing to add up."""
+    assert escapes(case, digits=digits, witness_digits=400) == []

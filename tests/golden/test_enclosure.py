@@ -1,0 +1,166 @@
+"""The checker itself: a bug planted in any one arithmetic shows, and the sound ones pass on the same cases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from assay.golden import Golden
+from assay.golden.arithmetic import Arb, BallArithmetic, Multiprecision, Real
+from assay.golden.arithmetic.ball import Ball
+from assay.golden.arithmetic.ball_arithmetic import ElementaryBalls
+from assay.golden.arithmetic.model import Accumulator
+from assay.golden.arithmetic.objects import ObjectArithmetic
+from tests.golden.drawing import Case
+from tests.golden.enclosure import escapes, outside
+
+RNG = np.random.default_rng(7)
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.from_numpy(RNG.standard_normal(shape)).float()
+
+
+CASES = {
+    "softmax": Case("softmax", (normal(2, 5),), {}),
+    "logsumexp": Case("logsumexp", (normal(2, 5),), {}),
+    "layernorm": Case("layernorm", (normal(2, 5), normal(5), normal(5)), {}),
+    "layernorm, large mean": Case("layernorm", (normal(2, 5) + 1e4, normal(5), normal(5)), {}),
+    "rmsnorm": Case("rmsnorm", (normal(2, 5), normal(5)), {}),
+    "gelu": Case("gelu", (normal(2, 5),), {}),
+    "gelu, tanh": Case("gelu", (normal(2, 5),), {"approximate": "tanh"}),
+    "silu": Case("silu", (normal(2, 5),), {}),
+    "gemm": Case("gemm", (normal(3, 3), normal(3, 3)), {}),
+    "gemm, wide": Case("gemm", (torch.tensor([[1.0, 2.0**60, -(2.0**60)]]), torch.tensor([[1.0], [1.0], [1.0]])), {}),
+    "attention": Case("attention", (normal(1, 2, 3, 4), normal(1, 1, 3, 4), normal(1, 1, 3, 4)), {"return_lse": True}),
+    "causal": Case("attention", (normal(1, 1, 3, 4), normal(1, 1, 4, 4), normal(1, 1, 4, 4)), {"causal": "top_left"}),
+    "route": Case("moe_route", (normal(2, 4),), {"renormalize": False}),
+}
+Change = Callable[[Any], Any]
+
+
+def nudged(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, its midpoints off by 1e-12."""
+
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        result = method(*arguments, **options)
+        if isinstance(result, Ball):
+            return Ball(result.mid * (1 + 1e-12), result.rad, result.model)
+        return result * (1 + 1e-12)
+
+    return wrapped
+
+
+def shrunk(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, its radii forgotten."""
+
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        result = method(*arguments, **options)
+        return Ball(result.mid, None, result.model)
+
+    return wrapped
+
+
+def first_dropped(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A reduction that leaves out its first term."""
+    return lambda xp, x, *rest, **options: method(xp, x[..., 1:], *rest, **options)
+
+
+def transposed(method: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda xp, a, b, plus=None: method(xp, a, xp.swap(b), plus)
+
+
+def shifted(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Attention whose queries see the keys one place on."""
+
+    def wrapped(xp: Any, scores: Any, visible: Any, *rest: Any) -> Any:
+        return method(xp, scores, np.roll(np.asarray(visible), 1, -1), *rest)
+
+    return wrapped
+
+
+PLANTS: tuple[tuple[str, type, str, Change, str, int | None], ...] = (
+    ("Ball's exp is off by 1e-12", ElementaryBalls, "_exp", nudged, "logsumexp", None),
+    ("Ball's erf is off by 1e-12", ElementaryBalls, "erf", nudged, "gelu", None),
+    ("Ball's tanh is off by 1e-12", ElementaryBalls, "tanh", nudged, "gelu, tanh", None),
+    ("Ball's sigmoid has no radius", ElementaryBalls, "sigmoid", shrunk, "silu", None),
+    ("Ball's rsqrt is off by 1e-12", ElementaryBalls, "rsqrt", nudged, "rmsnorm", None),
+    ("Ball's products have no radius", ElementaryBalls, "matmul", shrunk, "gemm, wide", None),
+    ("Ball's products are transposed", ElementaryBalls, "matmul", transposed, "gemm", None),
+    ("Ball's standardisation has no radius", BallArithmetic, "standardize", shrunk, "layernorm, large mean", None),
+    ("Real's softmax is off by 1e-12", Real, "attention_weights", lambda method: _off(method), "attention", None),
+    ("Arb's exp is off by 1e-12", Arb, "apply", nudged, "logsumexp", 30),
+    ("Arb's sum drops a term", Arb, "sum", first_dropped, "softmax", 30),
+    ("Arb's sum drops a term, as a witness", Arb, "sum", first_dropped, "softmax", None),
+    ("Arb's mask is shifted", Arb, "attend", shifted, "causal", None),
+    ("mpmath's products are transposed", Multiprecision, "matmul", transposed, "gemm", None),
+    ("mpmath's mask is shifted", Multiprecision, "attend", shifted, "causal", None),
+    ("mpmath's sum drops a term", Multiprecision, "sum", first_dropped, "rmsnorm", None),
+    ("mpmath's erf is off by 1e-12", Multiprecision, "apply", nudged, "gelu", None),
+)
+
+
+def _off(method: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*arguments: Any) -> Any:
+        weights, lse = method(*arguments)
+        return weights * (1 + 1e-12), lse
+
+    return wrapped
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("digits", [None, 30])
+def test_sound_arithmetics_agree(name: str, digits: int | None) -> None:
+    """On the cases that planted bugs are sought with, nothing is found where nothing was planted."""
+    assert escapes(CASES[name], digits=digits, witness_digits=80) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "owner", "method", "change", "case", "digits"), PLANTS, ids=[row[0] for row in PLANTS]
+)
+def test_a_planted_bug_is_found(
+    monkeypatch: pytest.MonkeyPatch, name: str, owner: type, method: str, change: Change, case: str, digits: int | None
+) -> None:
+    """A bug in one arithmetic makes the checker report elements of a case that otherwise passes."""
+    monkeypatch.setattr(owner, method, change(getattr(owner, method)))
+    assert escapes(CASES[case], digits=digits, witness_digits=80), name
+
+
+def test_a_radius_a_thousandth_too_small_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Radii that forget the number of terms are found: one unit roundoff for a sum of 4096 is too few."""
+    x = torch.full((1, 4096), 1.1)
+    assert escapes(Case("gemm", (x, x.T.contiguous()), {})) == []
+    monkeypatch.setattr(Accumulator, "gamma", lambda self, terms: 2.0**-60)
+    assert escapes(Case("gemm", (x, x.T.contiguous()), {}))
+
+
+@pytest.mark.parametrize(
+    ("value", "radius", "is_sound"),
+    [
+        (2.5, 0.5, True),
+        (2.5, math.inf, True),
+        (2.5, 0.4999, False),
+        (3.0, 0.0, True),
+        (3.0, -1.0, False),
+        (3.0, math.nan, False),
+        (math.nan, math.inf, False),
+        (math.inf, math.inf, False),
+    ],
+)
+def test_the_checker_reads_radii_as_claims(value: float, radius: float, is_sound: bool) -> None:
+    """Of an exact 3, an infinite radius claims nothing and passes; NaN, infinity or a radius too small do not."""
+    golden = Golden(torch.tensor([value]).double(), torch.tensor([radius]).double())
+    for witness in (Multiprecision(50), Arb(50)):
+        assert (outside(golden, witness.exact(np.array([3.0])), witness) == []) is is_sound
+
+
+def test_object_arithmetics_share_no_elementary_function() -> None:
+    """The two witnesses are independent where it counts: each brings its own numbers and functions."""
+    assert Arb.apply is not ObjectArithmetic.apply
+    assert Multiprecision.apply is not ObjectArithmetic.apply
+    assert Arb.apply is not Multiprecision.apply

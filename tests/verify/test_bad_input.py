@@ -1,0 +1,176 @@
+"""Bad questions give one clear error; bad kernels give a finding, never a traceback."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from assay.precision.errors import AssayError
+from assay.verify import Contract, check, examine
+from assay.verify.errors import VerificationError
+from assay.verify.inputs.cases import case_from_line
+from assay.verify.repro import load_target, run_line
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, -1)
+
+
+QUESTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"op": "sofmax"}, "did you mean 'softmax'"),
+    ({"dtype": "bfloat17"}, "bfloat16"),
+    ({"dtype": None}, "needs the dtype of x"),
+    ({"dtype": {"y": "float32"}}, "no tensor 'y'"),
+    ({"options": {"causal": ["none"]}}, "unknown option 'causal'"),
+    ({"op": "attention", "options": {"causal": ["diagonal"]}}, "one of 'none', 'bottom_right', 'top_left'"),
+    ({"op": "attention", "options": {"causal": "none"}}, "a list of the values to vary over"),
+    ({"op": "attention", "options": {"window": [3]}}, "(left, right)"),
+    ({"shapes": {"Q": [3]}}, "unknown dimension 'Q'"),
+    ({"shapes": {"N": [-3]}}, "whole numbers"),
+    ({"op": "gemm_int4", "shapes": {"K": [33]}}, "needs a multiple of"),
+    ({"layouts": ["sideways"]}, "unknown layout 'sideways'"),
+    ({"framework": "tensorflow"}, "expected one of 'torch', 'numpy'"),
+    ({"device": "tpu:7"}, "device='tpu:7' can't be used"),
+    ({"examples": -1}, "examples=-1"),
+    ({"contract": Contract(stages={"weights": "input"})}, "unknown stage 'weights'"),
+]
+
+
+@pytest.mark.parametrize(("question", "words"), QUESTIONS, ids=[str(question)[:40] for question, _ in QUESTIONS])
+def test_a_question_that_cannot_be_asked_is_one_clear_line(question: dict[str, Any], words: str) -> None:
+    """An unknown name or impossible setting raises an AssayError of one line that says how to mend it."""
+    settings = {"op": "softmax", "dtype": "float32", **question}
+    with pytest.raises(AssayError) as caught:
+        examine(softmax, settings.pop("op"), **settings)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"accumulate": "float31"}, "did you mean 'float32'"),
+        ({"accumulate": "hoper-fp8"}, "did you mean 'hopper-fp8'"),
+        ({"compute": "float12"}, "unknown format 'float12'"),
+        ({"rounding": "up"}, "'nearest', 'toward_zero', 'stochastic'"),
+        ({"overflow": "wrap"}, "'inf', 'saturate', 'nan'"),
+        ({"subnormals": True}, "'keep', 'flush'"),
+        ({"ulps": {"exp": -1}}, "at least 0"),
+        ({"stages": {"probabilities": "bf17"}}, "unknown format"),
+    ],
+)
+def test_a_contract_that_cannot_be_is_one_clear_line(fields: dict[str, Any], words: str) -> None:
+    """A contract checks its own fields when it is made."""
+    with pytest.raises(AssayError, match="contract: ") as caught:
+        Contract(**fields)
+    assert words in str(caught.value)
+
+
+def test_a_kernel_that_cannot_be_called_is_refused() -> None:
+    """What isn't callable is no kernel."""
+    with pytest.raises(AssayError, match="expected a callable, got str"):
+        examine("softmax", "softmax", dtype="float32")  # type: ignore[arg-type]
+
+
+def test_a_contract_for_other_inputs_refuses() -> None:
+    """An accumulator model that doesn't take the inputs' format says nothing about them."""
+    verdict = examine(softmax, "softmax", dtype="float32", contract=Contract(accumulate="hopper-fp8"))
+    assert verdict.outcome == "REFUSED"
+    assert "float8_e4m3fn" in verdict.note
+
+
+def crash(x: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("no kernel image\nfor this device")
+
+
+def leave(x: torch.Tensor) -> torch.Tensor:
+    raise SystemExit(3)
+
+
+def hang(x: torch.Tensor) -> torch.Tensor:
+    while True:
+        pass
+
+
+def sleep(x: torch.Tensor) -> torch.Tensor:
+    time.sleep(10**6)
+    return x
+
+
+CONDUCT = [
+    (crash, "crash", "RuntimeError: no kernel image"),
+    (leave, "crash", "SystemExit: 3"),
+    (hang, "timeout", "no result within 0.3 s"),
+    (sleep, "timeout", "no result within 0.3 s"),
+    (lambda x: x.sum(-1), "shape", "expected shape"),
+    (lambda x: (x, x), "shape", "expected 1 result(s)"),
+    (lambda x: torch.softmax(x.double(), -1), "dtype", "expected float32, got float64"),
+    (lambda x: None, "dtype", "got NoneType"),
+    (lambda x: torch.softmax(x, -1).to("meta"), "dtype", "device"),
+    (lambda x: x.copy_(torch.softmax(x, -1)), "input_mutated", "changed its input x"),
+]
+
+
+@pytest.mark.parametrize(("kernel", "kind", "words"), CONDUCT, ids=[f"{kind}-{words[:20]}" for _, kind, words in CONDUCT])
+def test_misconduct_is_a_finding(kernel: Any, kind: str, words: str) -> None:
+    """A kernel that raises, hangs, leaves or returns the wrong thing fails with the kind and the reason."""
+    verdict = examine(kernel, "softmax", dtype="float32", timeout=0.3, examples=5)
+    assert verdict.outcome == "FAIL"
+    assert verdict.failure is not None
+    assert verdict.failure.kind == kind
+    assert words in verdict.failure.message
+
+
+def test_check_raises_the_report() -> None:
+    """`check` raises an AssertionError whose message is the report, and returns the verdict of a pass."""
+    with pytest.raises(AssertionError) as caught:
+        check(crash, "softmax", dtype="float32", examples=3)
+    assert isinstance(caught.value, VerificationError)
+    assert "FAIL  crash as softmax" in str(caught.value)
+    assert check(softmax, "softmax", dtype="float32", examples=3).passed
+
+
+def test_no_case_is_never_a_pass() -> None:
+    """Where everything is left unjudged the outcome is VACUOUS."""
+    verdict = examine(softmax, "softmax", dtype="bfloat16", contract=Contract(accumulate="float8_e5m2"), examples=3)
+    assert verdict.outcome == "VACUOUS"
+
+
+def test_almost_only_zeros_is_mistrusted() -> None:
+    """A pass that compared nearly nothing but zeros is not called one."""
+    verdict = examine(
+        lambda q, k, v, causal: torch.zeros_like(q),
+        "attention",
+        dtype="float32",
+        options={"causal": ["bottom_right"]},
+        shapes={"B": [1], "Sq": [64], "Sk": [1], "D": [8], "Dv": [8], "Hkv": [1], "H": [1]},
+        examples=0,
+    )
+    assert verdict.outcome in ("MISTRUSTED", "FAIL")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "assay repro", "{}", '{"spec":"softmax"}', "assay repro 'not json'", '{"target":"","listed":[],"out":[],"case":{}}'],
+)
+def test_a_repro_line_that_does_not_parse_is_one_clear_line(line: str) -> None:
+    """A mangled repro line is named as such."""
+    with pytest.raises(AssayError, match="repro line: ") as caught:
+        run_line(line)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("target", ["softmax", "no.such.module:f", "torch:no_such_function", "torch:float32"])
+def test_a_target_that_cannot_be_loaded_is_one_clear_line(target: str) -> None:
+    """A kernel is named package.module:function; anything else says what is wrong with it."""
+    with pytest.raises(AssayError, match="target "):
+        load_target(target)
+
+
+def test_a_case_survives_its_line() -> None:
+    """Writing a case as a line and reading it back gives the same case."""
+    verdict = examine(crash, "softmax", dtype="float32", examples=3)
+    assert verdict.failure is not None
+    assert case_from_line(verdict.failure.case.line()).line() == verdict.failure.case.line()

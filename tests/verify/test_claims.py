@@ -1,0 +1,37 @@
+"""Claim and counter-claim: honest kernels are accepted, and copies of them with one fault each are rejected.
+
+Both are examined with default settings; the faulty ones with the default number of examples, the honest ones, most of
+whose cost is in fuzzing, with fewer (``./dev bench zoo`` runs them with all).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from assay.verify import examine
+
+from tests.verify.zoo import FAULTY, HONEST, Entry, Faulty
+
+
+@pytest.mark.parametrize("entry", HONEST, ids=lambda entry: entry.name)
+def test_an_honest_kernel_is_accepted(entry: Entry) -> None:
+    """A kernel that keeps its contract passes."""
+    verdict = examine(entry.kernel, entry.spec, examples=40, **entry.examine)
+    assert verdict.outcome == "PASS", str(verdict)
+
+
+@pytest.mark.parametrize("entry", FAULTY, ids=lambda entry: entry.name)
+def test_a_faulty_kernel_is_rejected(entry: Faulty) -> None:
+    """The same kernel with one fault fails, for a reason that the fault explains."""
+    verdict = examine(entry.kernel, entry.spec, **entry.examine)
+    assert verdict.outcome == "FAIL", str(verdict)
+    assert verdict.failure is not None
+    assert verdict.failure.kind in entry.kinds, str(verdict)
+
+
+def test_torch_softmax_is_accepted_within_ten_seconds() -> None:
+    """200 examples of torch's softmax pass, in at most 10 s."""
+    verdict = examine(lambda x: torch.softmax(x, -1), "softmax", dtype="bfloat16", examples=200)
+    assert verdict.passed
+    assert verdict.phases["fuzz"] == 200
+    assert verdict.seconds < 10
