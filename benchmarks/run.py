@@ -1,4 +1,4 @@
-"""Measurements behind the figures in docs/evidence.md: ``./dev bench [golden | examine | zoo] ...`` (all if none named)."""
+"""Measurements behind docs/evidence.md: ``./dev bench [golden | examine | zoo] ...`` (all if none is named)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from assay.golden import evaluate
-from assay.verify import examine
 from rich.console import Console
 from rich.table import Table
+
+from assay.golden import evaluate
+from assay.verify import examine
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 

@@ -18,17 +18,15 @@ _PATIENCE = 180.0
 
 
 def repro(
-    line: Annotated[str, typer.Argument(help="What a report prints after `assay repro`, in quotes.")],
+    line: Annotated[str, typer.Argument(metavar="LINE", help="What a report prints after `assay repro`, in quotes.")],
     target: Annotated[str, typer.Option(help="package.module:function, where the line doesn't name the kernel.")] = "",
 ) -> int:
     """Run one case of a report again: exits with 1 if it still fails, with 0 if it passes now."""
     with Workers(1, preload="assay.verify.repro", patience=_PATIENCE, quiet=False) as workers:
         with Ticker("tried", 1, 1.0):
             ((_, answer),) = workers.each(repeat, [(line, target)])
-        if isinstance(answer, Raised) and answer.mendable:
-            raise ReproError(answer.message)
         if isinstance(answer, Raised):
-            raise RuntimeError(answer.trace)
+            raise ReproError(answer.message if answer.mendable else f"repro line: can't be run ({answer.message})")
         verdict = _lost(line, target, answer) if isinstance(answer, Lost) else answer
     print(verdict)
     return int(not verdict.passed)
@@ -62,33 +60,25 @@ def repeat(item: tuple[str, str], remember: Remember) -> Verdict:
 
 def _lost(line: str, target: str, lost: Lost) -> Verdict:
     """The kernel took its process down, again."""
-    from assay.verify.trial import Failure
+    from assay.verify.result import Failure
+    from assay.verify.survey import case_in
 
-    return _verdict(line, target, outcome="FAIL", failure=Failure(lost.kind, _case(line), lost.message))
+    return _verdict(line, target, outcome="FAIL", failure=Failure(lost.kind, case_in(line), lost.message))
 
 
 def _verdict(line: str, target: str, **found: Any) -> Verdict:
-    from assay.verify.contract import Contract, contract_from_table
+    from assay.verify.contract import contract_from_table
+    from assay.verify.survey import case_in
     from assay.verify.verdict import Verdict
 
-    content, case = _content(line), _case(line)
-    contract = contract_from_table(content.get("contract", {})) if content.get("contract") else Contract()
+    text = line.strip().removeprefix("assay repro").strip().strip("'")
+    content, case = json.loads(text), case_in(line)
     return Verdict(
         kernel=target or content["target"],
         spec=case.spec,
         dtype=", ".join(dict.fromkeys(case.dtypes.values())),
-        contract=str(contract),
+        contract=str(contract_from_table(content.get("contract", {}))),
         cases=1,
-        repro=f"assay repro '{json.dumps(content, separators=(',', ':'))}'",
+        repro=f"assay repro '{text}'",
         **found,
     )
-
-
-def _content(line: str) -> Any:
-    return json.loads(line.strip().removeprefix("assay repro").strip().strip("'"))
-
-
-def _case(line: str) -> Any:
-    from assay.verify.inputs.cases import case_from_line
-
-    return case_from_line(json.dumps(_content(line)["case"]))

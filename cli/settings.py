@@ -50,7 +50,7 @@ def shapes(texts: Sequence[str]) -> dict[str, Sequence[int]]:
 
 
 def contract(texts: Sequence[str], named: Any) -> dict[str, Any]:
-    """The name of a contract of configs/contracts (``named`` looks it up), ``field=value`` or ``stages.name=format``."""
+    """``field=value``, ``stages.name=format``, ``ulps.name=2``, or a contract's name, which ``named`` looks up."""
     fields: dict[str, Any] = {}
     for text in texts:
         if "=" not in text:
@@ -71,10 +71,12 @@ def _inner(text: str, group: str, name: str, value: str) -> dict[str, Any]:
         return {}
     if not name:
         raise ContractError(f"--contract {text!r}; expected {group}.name={value}, or {group}=none")
-    number = _literal(value)
-    if group == "ulps" and isinstance(number, bool) or group == "ulps" and not isinstance(number, (int, float)):
-        raise ContractError(f"--contract {text!r}; expected a number of ulps")
-    return {name: number if group == "ulps" else _WORDS.get(value.lower(), value)}
+    if group == "stages":
+        return {name: _WORDS.get(value.lower(), value)}
+    try:
+        return {name: float(value)}
+    except ValueError:
+        raise ContractError(f"--contract {text!r}; expected a number of ulps") from None
 
 
 def _assignments(flag: str, text: str) -> Mapping[str, str]:

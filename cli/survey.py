@@ -33,14 +33,22 @@ _COLOURS = {"PASS": "green", "FAIL": "red", "NOT HERE": "dim", "NOT RUN": "dim"}
 
 
 def survey(
-    examples: Annotated[int, typer.Option(min=0, help="Fuzzed cases per kernel and dtype, beside the fixed phases.")] = 40,
+    examples: Annotated[
+        int, typer.Option(min=0, help="Fuzzed cases per kernel and dtype, beside the fixed phases.")
+    ] = 40,
     seed: Annotated[int, typer.Option(help="Seed of every examination.")] = 0,
     device: Annotated[str, typer.Option(help="Where the kernels run.")] = "cpu",
     out: Annotated[Path, typer.Option(help="Folder of index.html and survey.json.")] = Path("report"),
     only: Annotated[str, typer.Option(help="Only kernels whose name contains this.")] = "",
-    table: Annotated[Path | None, typer.Option(help="A table of your own kernels, in the form of configs/survey.toml.")] = None,
-    seconds: Annotated[float | None, typer.Option("--time", min=0, help="Begin no further kernel after so many seconds.")] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 unless every kernel that is here passed.")] = False,
+    table: Annotated[
+        Path | None, typer.Option(help="A table of your own kernels, in the form of configs/survey.toml.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option("--time", min=0, help="Begin no further kernel after so many seconds.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 unless every kernel that is here passed.")
+    ] = False,
 ) -> int:
     """Every kernel of the survey table against its contract, in each of its dtypes.
 
@@ -48,7 +56,7 @@ def survey(
     """
     started = time.monotonic()
     with Workers(_worker_count(), preload="assay.verify.survey", patience=_PATIENCE) as workers:
-        from assay.verify.examination import check_device
+        from assay.verify.question import check_device
         from assay.verify.survey import entries, plan, run
 
         check_device(device)
@@ -100,13 +108,17 @@ def _write(out: Path, rows: Sequence[Row], settings: dict[str, Any], taken: floa
         "assay": version("kernel-assay"),
         "torch": torch.__version__,
         "machine": _machine(settings["device"]),
-        "made": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "made": datetime.now().astimezone().isoformat(" ", timespec="minutes"),
     }
-    content = about | settings | {
-        "seconds": round(taken, 1),
-        "counts": tally(rows),
-        "rows": [row.as_dict() for row in rows],
-    }
+    content = (
+        about
+        | settings
+        | {
+            "seconds": round(taken, 1),
+            "counts": tally(rows),
+            "rows": [row.as_dict() for row in rows],
+        }
+    )
     shown = about | {
         "examples": f"{settings['examples']} fuzzed, seed {settings['seed']}",
         "took": f"{taken:.0f} s",
@@ -130,14 +142,14 @@ def _print(rows: Sequence[Row], where: str) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name, settings in (
-        ("kernel", {"ratio": 4, "min_width": 20}),
+        ("kernel", {"overflow": "fold", "min_width": 20}),
         ("dtype", {"no_wrap": True}),
         ("cases", {"justify": "right"}),
         ("worst", {"justify": "right", "no_wrap": True}),
         ("outcome", {"no_wrap": True}),
-        ("first violation (sizes not listed are 1)", {"ratio": 6, "min_width": 20}),
+        ("first violation (sizes not listed are 1)", {"overflow": "fold", "min_width": 30}),
     ):
-        table.add_column(name, **settings)  # type: ignore[arg-type]
+        table.add_column(name, **settings)
     before = ""
     for row in rows:
         verdict = row.verdict

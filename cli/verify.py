@@ -28,11 +28,19 @@ def verify(
     targets: Annotated[list[str] | None, typer.Argument(metavar="TARGET...", help=_ARGUMENT)] = None,
     spec: Annotated[str, typer.Option(help="What package.module:function implements, e.g. softmax.")] = "",
     dtype: Annotated[list[str] | None, typer.Option(help="bfloat16, or q=float16,k=bfloat16; may be repeated.")] = None,
-    option: Annotated[list[str] | None, typer.Option(help="causal=none,bottom_right: values to vary over; may be repeated.")] = None,
-    shape: Annotated[list[str] | None, typer.Option(help="D=64,128 or Sq=1:300 (as Python's range); may be repeated.")] = None,
-    contract: Annotated[list[str] | None, typer.Option(help="A contract's name, or field=value; may be repeated.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="causal=none,bottom_right: values to vary over; may be repeated.")
+    ] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="D=64,128 or Sq=1:300 (as Python's range); may be repeated.")
+    ] = None,
+    contract: Annotated[
+        list[str] | None, typer.Option(help="A contract's name, or field=value; may be repeated.")
+    ] = None,
     out_dtype: Annotated[str, typer.Option(help="Dtype of the result, where it isn't the inputs'.")] = "",
-    layout: Annotated[list[str] | None, typer.Option(help="Memory layouts that the kernel takes, where not all.")] = None,
+    layout: Annotated[
+        list[str] | None, typer.Option(help="Memory layouts that the kernel takes, where not all.")
+    ] = None,
     framework: Annotated[str, typer.Option(help="torch or numpy: what the kernel is called with.")] = "torch",
     examples: Annotated[int, typer.Option(min=0, help="Fuzzed cases, beside the fixed phases.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of the examination.")] = 0,
@@ -47,9 +55,11 @@ def verify(
     kernel of `assay survey`, whose table says the rest.
     """
     if not targets:
-        raise SettingError("verify: say what to verify, e.g. assay verify my.kernels:softmax --spec softmax --dtype bfloat16")
+        raise SettingError(
+            "verify: say what to verify, e.g. assay verify my.kernels:softmax --spec softmax --dtype bfloat16"
+        )
     with Workers(1, preload="assay.verify.survey", patience=6 * timeout, quiet=False) as workers:
-        from assay.verify.examination import check_device
+        from assay.verify.question import check_device
         from assay.verify.survey import plan, run
 
         check_device(device)

@@ -78,7 +78,9 @@ def run(
             raise OptionError(f"{definition.name}: expected the keyword tensor {tensor}, got none")
     foreign = set(keywords) - {tensor.name for tensor in named}
     if foreign:
-        raise OptionError(f"{definition.name}: {sorted(foreign)[0]}= is a tensor that the given options do not call for")
+        raise OptionError(
+            f"{definition.name}: {sorted(foreign)[0]}= is a tensor that the given options do not call for"
+        )
     values = [*tensors, *(keywords[tensor.name] for tensor in named)]
     signature.bind(definition.name, [tuple(getattr(value, "shape", np.shape(value))) for value in values])
     numbers = [_numbers(xp, definition, tensor, value) for tensor, value in zip(signature.tensors, values, strict=True)]

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from assay.golden.errors import OptionError, UnknownSpec, unknown
-from assay.golden.signature import Signature, parse
+from assay.golden.signature import Signature, TensorSpec, parse
 
 _REGISTRY: dict[str, Spec] = {}
 
@@ -86,9 +86,9 @@ class Spec:
         return parse(text if isinstance(text, str) else text(self.complete(options or {})))
 
     @property
-    def tensors(self) -> Signature:
-        """The signature under the default options."""
-        return self.signature()
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """The tensors that the op takes under its default options, in order."""
+        return self.signature().tensors
 
     def complete(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """``options`` with the defaults filled in; `OptionError` on an unknown name or a value out of place."""

@@ -86,7 +86,9 @@ class Signature:
                 try:
                     expected = dimension(text, sizes)
                 except ShapeError as error:
-                    raise ShapeError(f"{op}: {tensor.name} has shape {tuple(shape)}, expected {tensor}: {error}") from None
+                    raise ShapeError(
+                        f"{op}: {tensor.name} has shape {tuple(shape)}, expected {tensor}: {error}"
+                    ) from None
                 if expected != size:
                     raise ShapeError(
                         f"{op}: {tensor.name} has shape {tuple(shape)}, expected {tensor} = {tensor.shape(sizes)}"
@@ -110,7 +112,12 @@ def _tensors(text: str) -> tuple[TensorSpec, ...]:
         dims = tuple(part.strip() for part in match["dims"].split(",") if part.strip())
         tensors.append(
             TensorSpec(
-                match["name"], dims, match["dtype"], match["role"] or "real", match["bound"] or "", bool(match["keyword"])
+                match["name"],
+                dims,
+                match["dtype"],
+                match["role"] or "real",
+                match["bound"] or "",
+                bool(match["keyword"]),
             )
         )
         position = match.end() + 1

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from assay.verify.contract import Contract
     from assay.verify.errors import VerificationError
     from assay.verify.examination import check, examine
-    from assay.verify.trial import Failure
+    from assay.verify.result import Failure
     from assay.verify.verdict import Explanation, Verdict
 
 _HOME = {
     "Contract": "contract",
     "Explanation": "verdict",
-    "Failure": "trial",
+    "Failure": "result",
     "Verdict": "verdict",
     "VerificationError": "errors",
     "check": "examination",

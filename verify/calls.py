@@ -112,16 +112,22 @@ class Call:
             if self.framework == "numpy" and isinstance(value, (np.ndarray, np.generic)):
                 value = _from_numpy(np.asarray(value))
             if not isinstance(value, torch.Tensor):
-                return Finding("dtype", f"{tensor.name}: expected a {self.framework} array, got {type(value).__name__}", place)
+                return Finding(
+                    "dtype", f"{tensor.name}: expected a {self.framework} array, got {type(value).__name__}", place
+                )
             device = inputs.positional[0].device
             if value.device.type != device.type:
-                return Finding("dtype", f"{tensor.name}: expected a tensor on device {device}, got {value.device}", place)
+                return Finding(
+                    "dtype", f"{tensor.name}: expected a tensor on device {device}, got {value.device}", place
+                )
             shape = case.shape(tensor)
             if tuple(value.shape) != shape:
                 return Finding("shape", f"{tensor.name}: expected shape {shape}, got {tuple(value.shape)}", place)
             if value.dtype != torch_dtype(dtype):
                 got = str(value.dtype).removeprefix("torch.")
-                return Finding("dtype", f"{tensor.name}: expected {dtype}, got {got} (out_dtype= states another)", place)
+                return Finding(
+                    "dtype", f"{tensor.name}: expected {dtype}, got {got} (out_dtype= states another)", place
+                )
             outputs.append(value)
         return tuple(outputs)
 

@@ -61,9 +61,9 @@ class Contract:
         for function, error in self.ulps.items():
             if not isinstance(error, (int, float)) or not error >= 0:
                 raise ContractError(f"contract: ulps[{function!r}]={error!r}; expected a number of at least 0")
-        for stage, name in (self.stages or {}).items():
-            if name is not None and name != "input":
-                _format(f"stages[{stage!r}]", name)
+        for stage, format in (self.stages or {}).items():
+            if format is not None and format != "input":
+                _format(f"stages[{stage!r}]", format)
 
     def model(self, definition: Spec, input_format: Format) -> RoundingModel:
         """The rounding model of the contract for an op whose first tensor is in ``input_format``."""
@@ -88,7 +88,9 @@ class Contract:
     def changed(self) -> dict[str, Any]:
         """The fields that differ from the default contract."""
         default = Contract()
-        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != getattr(default, f.name)}
+        return {
+            f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != getattr(default, f.name)
+        }
 
     def __str__(self) -> str:
         changed = ", ".join(f"{name}={value!r}" for name, value in self.changed().items())

@@ -15,7 +15,7 @@ from assay.verify.inputs.sampler import Sampler
 
 
 def fuzz(sampler: Sampler, examples: int, attempt: Callable[[Case], float | None]) -> None:
-    """Call ``attempt`` on up to ``examples`` cases; the ratio that it returns is what the search climbs (None: stop)."""
+    """Call ``attempt`` on up to ``examples`` cases; the search climbs the ratio that it returns (None: stop)."""
 
     @st.composite
     def cases(draw: Any) -> Case:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
 from assay.golden.evaluation import Golden
 from assay.precision.formats import Format
-from assay.precision.rounding import next_down, next_up, round_to
+from assay.precision.rounding import Mode, Overflow, next_down, next_up, round_to
 from assay.verify.contract import Contract
 
 Tensor = torch.Tensor
@@ -72,7 +73,11 @@ class Judgement:
         return tuple(int(place) for place in torch.unravel_index(torch.tensor(flat), score.shape))
 
 
-_ROUNDINGS = {"nearest": ("nearest", "nearest"), "toward_zero": ("toward_zero",) * 2, "stochastic": ("down", "up")}
+_ROUNDINGS: dict[str, tuple[Mode, Mode]] = {
+    "nearest": ("nearest", "nearest"),
+    "toward_zero": ("toward_zero", "toward_zero"),
+    "stochastic": ("down", "up"),
+}
 
 
 def tolerance(golden: Golden, allowed: Golden, out: Format, contract: Contract) -> Tolerance:
@@ -87,8 +92,8 @@ def tolerance(golden: Golden, allowed: Golden, out: Format, contract: Contract) 
     bounds = [
         _store(value - radius - own, out, down, contract),
         _store(value + radius + own, out, up, contract),
-        _store(value - (radius - own).clamp(min=0), out, down, contract),
-        _store(value + (radius - own).clamp(min=0), out, up, contract),
+        _store(value - (radius - own), out, down, contract),
+        _store(value + (radius - own), out, up, contract),
     ]
     # An overflow that becomes NaN leaves no number on that side.
     may_be_nan = torch.isnan(bounds[0]) | torch.isnan(bounds[1])
@@ -105,8 +110,8 @@ def tolerance(golden: Golden, allowed: Golden, out: Format, contract: Contract) 
     return Tolerance(value, low, high, sure_low, sure_high, judged, inner == 0, may_be_nan, inner, out, share)
 
 
-def _store(values: Tensor, out: Format, mode: str, contract: Contract) -> Tensor:
-    return round_to(values, out, mode, contract.overflow)
+def _store(values: Tensor, out: Format, mode: Mode, contract: Contract) -> Tensor:
+    return round_to(values, out, mode, cast(Overflow, contract.overflow))
 
 
 def judge(got: Tensor, allowed: Tolerance) -> Judgement:

@@ -51,7 +51,13 @@ def special_cases(sampler: Sampler) -> Iterator[Case]:
             shape = plain.shape(tensor)
             if not all(shape):
                 continue
-            for fraction, value in ((0.0, math.nan), (1.0, math.nan), (0.5, math.inf), (0.0, -math.inf), (1.0, math.inf)):
+            for fraction, value in (
+                (0.0, math.nan),
+                (1.0, math.nan),
+                (0.5, math.inf),
+                (0.0, -math.inf),
+                (1.0, math.inf),
+            ):
                 if math.isinf(value) and not _has_infinity(plain.dtypes[tensor.name]):
                     continue
                 index = tuple(round(fraction * (size - 1)) for size in shape)

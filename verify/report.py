@@ -56,8 +56,8 @@ def number(value: float | None) -> str:
 
 
 def ratio(value: float) -> str:
-    """A ratio in three digits; the infinite ones are those of NaN, of infinities, and of what is no matter of numbers."""
-    return "∞" if math.isinf(value) else f"{value:.3g}"
+    """A ratio in three digits; those of NaN, of infinities, and of what is no matter of numbers are infinite."""
+    return "∞" if math.isinf(value) else f"{value:#.3g}".rstrip(".")
 
 
 def _tone(outcome: str) -> str:

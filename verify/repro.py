@@ -14,7 +14,8 @@ from assay.verify.calls import Call
 from assay.verify.contract import Contract, contract_from_table
 from assay.verify.errors import ReproError, TargetError
 from assay.verify.inputs.cases import Case, case_from_line
-from assay.verify.trial import Bench, Result
+from assay.verify.result import Result
+from assay.verify.trial import Bench
 
 
 def target_of(kernel: Callable[..., Any]) -> str:
@@ -38,10 +39,14 @@ def load_target(target: str) -> Callable[..., Any]:
     try:
         found: Any = importlib.import_module(module_name)
     except Exception as error:
-        raise TargetError(f"target {target!r}: {module_name} can't be imported ({type(error).__name__}: {error})") from None
+        raise TargetError(
+            f"target {target!r}: {module_name} can't be imported ({type(error).__name__}: {error})"
+        ) from None
     for part in name.split("."):
         if not hasattr(found, part):
-            raise TargetError(f"target {target!r}: {unknown('function', part, [n for n in dir(found) if n[0] != '_'][:20])}")
+            raise TargetError(
+                f"target {target!r}: {unknown('function', part, [n for n in dir(found) if n[0] != '_'][:20])}"
+            )
         found = getattr(found, part)
     if not callable(found):
         raise TargetError(f"target {target!r} is a {type(found).__name__}, which can't be called")

@@ -14,14 +14,19 @@ from itertools import islice
 from assay.verify.inputs.cases import Case
 from assay.verify.inputs.distributions import INTEGERS, ROLES
 from assay.verify.inputs.sampler import Sampler
-from assay.verify.trial import Failure
+from assay.verify.result import Failure
 
 _SIMPLE = ("integers", "ties", "powers", "one_hot", "normal")
 _ZERO_LIMIT = 64  # tensors with more elements than this are not shrunk element by element
 
 
 def shrink(
-    failure: Failure, attempt: Callable[[Case], Failure | None], sampler: Sampler, *, trials: int = 300, seconds: float = 8.0
+    failure: Failure,
+    attempt: Callable[[Case], Failure | None],
+    sampler: Sampler,
+    *,
+    trials: int = 300,
+    seconds: float = 8.0,
 ) -> Failure:
     """The smallest failure of the same kind that greedy steps reach within so many trials and seconds."""
     deadline, left = time.monotonic() + seconds, trials
@@ -70,7 +75,11 @@ def _smaller_sizes(case: Case, sampler: Sampler) -> Iterator[Case]:
             for name in dependants:
                 if name in sizes and symbol != "g":
                     sizes[name] = max(1, sizes[name] // size) * smaller
-            if all(sizes[n] % max(sizes[p], 1) == 0 for n, p in sampler.definition.multiples.items() if n in sizes and p in sizes):
+            if all(
+                sizes[n] % max(sizes[p], 1) == 0
+                for n, p in sampler.definition.multiples.items()
+                if n in sizes and p in sizes
+            ):
                 yield replace(case, sizes=sizes)
                 if symbol not in case.definition.multiples.values() and not case.edits:
                     first = case.origin.get(symbol, 0) + size - smaller

@@ -1,7 +1,7 @@
-"""The survey: every kernel of a table against its contract, in each of its dtypes. Results are data; nothing is printed.
+"""The survey: every kernel of a table against its contract, in each of its dtypes.
 
 A table is a TOML file of ``[[kernel]]`` entries; ``configs/survey.toml`` is the one that comes along, and its head says
-what an entry holds.
+what an entry holds. Results are data; nothing is printed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,17 @@ from assay import configs
 from assay.golden.errors import unknown
 from assay.golden.registry import spec, specs
 from assay.precision.errors import AssayError
-from assay.verify.contract import Contract, contract_from_table
+from assay.verify.contract import contract_from_table
 from assay.verify.errors import ContractError, TableError
 from assay.verify.examination import examine
 from assay.verify.inputs.cases import Case, case_from_line
 from assay.verify.isolate import Lost, Raised, Remember, Workers
 from assay.verify.repro import load_target
-from assay.verify.trial import Failure
+from assay.verify.result import Failure
 from assay.verify.verdict import Verdict
 
 _LARGEST_SIZE = 1025  # where a range of sizes has no "max"
-_KINDS = {  # what a field of an entry must be, and in words
+_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {  # what a field of an entry must be, and in words
     "name": (str, "text"),
     "target": (str, "text, module:attribute"),
     "spec": (str, "text"),
@@ -172,7 +172,9 @@ def entry_from_table(row: Mapping[str, Any]) -> Entry:
     options = {name: _options(row["spec"], name, values) for name, values in row.get("options", {}).items()}
     settings = {name: row[name] for name in ("out_dtype", "layouts", "framework") if name in row}
     settings["shapes"] = {symbol: _sizes(symbol, sizes) for symbol, sizes in row.get("shapes", {}).items()}
-    plain_fields = {name: row[name] for name in ("name", "target", "spec", "group", "requires", "effort") if name in row}
+    plain_fields = {
+        name: row[name] for name in ("name", "target", "spec", "group", "requires", "effort") if name in row
+    }
     return Entry(
         **plain_fields,
         dtypes=tuple(row.get("dtypes", ())) or (None,),
@@ -200,7 +202,7 @@ def plan(chosen: Iterable[Entry], **settings: Any) -> list[Job]:
 
 
 def run(jobs: Sequence[Job], workers: Workers, *, until: float = math.inf) -> Iterator[tuple[int, Row]]:
-    """``(place in jobs, row)`` for every job as it is done, the longest begun first, none after the moment ``until``."""
+    """``(place in jobs, row)`` for every job as it is done; the longest begin first, none after ``until``."""
     absent = {place: job.entry.absence(job.device) for place, job in enumerate(jobs)}
     for place, reason in absent.items():
         if reason:
@@ -224,7 +226,7 @@ def examine_job(job: Job, remember: Remember) -> Verdict:
     def watch(line: str) -> None:
         nonlocal done
         done += 1
-        remember(f"{done} {line}")
+        remember(f"{done} {_named(line, job.entry.target)}")
 
     verdict = examine(
         load_target(job.entry.target),
@@ -239,7 +241,12 @@ def examine_job(job: Job, remember: Remember) -> Verdict:
         watch=watch,
         **job.entry.settings,
     )
-    return replace(verdict, kernel=job.entry.name)
+    return replace(verdict, kernel=job.entry.name, repro=_named(verdict.repro, job.entry.target))
+
+
+def _named(line: str, target: str) -> str:
+    """The repro line with the entry's target, where the kernel's own name can't be imported."""
+    return line.replace('{"target":""', f'{{"target":{json.dumps(target)}', 1)
 
 
 def in_words(failure: Failure) -> str:
@@ -260,8 +267,8 @@ def _what_came(failure: Failure) -> str:
     return f"{place} came {failure.got:.6g}, right {failure.golden:.6g}{allowed}"
 
 
-def _row(job: Job, outcome: str, **fields: Any) -> Row:
-    return Row(job.entry, job.dtype_name, outcome, **fields)
+def _row(job: Job, outcome: str, *, reason: str, trace: str = "") -> Row:
+    return Row(job.entry, job.dtype_name, outcome, reason=reason, trace=trace)
 
 
 def _answered(job: Job, answer: Verdict | Lost | Raised) -> Row:
@@ -285,14 +292,15 @@ def _lost(job: Job, lost: Lost) -> Row:
         contract=str(contract_from_table(job.entry.contract)),
         cases=int(done),
         worst=math.inf,
-        failure=Failure(lost.kind, _case_of(line), lost.message),
+        failure=Failure(lost.kind, case_in(line), lost.message),
         seed=job.seed,
         repro=line,
     )
     return Row(job.entry, job.dtype_name, "FAIL", verdict)
 
 
-def _case_of(line: str) -> Case:
+def case_in(line: str) -> Case:
+    """The case of a repro line."""
     content = json.loads(line.removeprefix("assay repro").strip().strip("'"))
     return case_from_line(json.dumps(content["case"]))
 

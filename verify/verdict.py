@@ -8,9 +8,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from assay.verify.trial import Failure
+from assay.verify.result import Failure
 
 OUTCOMES = ("PASS", "FAIL", "INCONCLUSIVE", "MISTRUSTED", "VACUOUS", "REFUSED")
+
+
+_PLAIN = [
+    "outcome",
+    "kernel",
+    "spec",
+    "dtype",
+    "contract",
+    "cases",
+    "phases",
+    "elements",
+    "unjudged",
+    "unresolved",
+    "seconds",
+    "seed",
+    "note",
+    "repro",
+]
 
 
 @dataclass(frozen=True)
@@ -51,7 +69,6 @@ class Verdict:
     seed: int = 0
     note: str = ""
     repro: str = ""
-    found_in: Any = None
 
     @property
     def passed(self) -> bool:
@@ -73,13 +90,7 @@ class Verdict:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data: numbers that JSON lacks (NaN, infinities) are strings."""
-        content = {
-            name: getattr(self, name)
-            for name in (
-                "outcome", "kernel", "spec", "dtype", "contract", "cases", "phases", "elements", "unjudged", "unresolved",
-                "seconds", "seed", "note", "repro",
-            )
-        }  # fmt: skip
+        content = {name: getattr(self, name) for name in _PLAIN}
         content |= {"worst": plain(self.worst), "detectable": plain(self.detectable)}
         content["explanations"] = [vars(explanation) for explanation in self.explanations]
         content["failure"] = failure_dict(self.failure) if self.failure else None
@@ -114,9 +125,11 @@ def text_report(verdict: Verdict) -> str:
     """The report that a terminal shows."""
     lines = [f"{verdict.outcome}  {verdict.kernel} as {verdict.spec} in {verdict.dtype}"]
     lines.append(f"  contract    {verdict.contract}")
-    lines.append(f"  cases       {verdict.cases} decided, {verdict.elements} elements judged, worst ratio {verdict.worst:.3g}")
+    lines.append(f"  cases       {verdict.cases} decided, {verdict.elements} elements, worst ratio {verdict.worst:.3g}")
     if verdict.unjudged:
-        lines.append(f"  not judged  {verdict.unjudged} elements (a float32 kernel may overflow there, or the contract leaves them open)")
+        lines.append(
+            f"  not judged  {verdict.unjudged} elements (a kernel may overflow there, or the contract is open)"
+        )
     if math.isfinite(verdict.detectable):
         lines.append(f"  detectable  a relative error of {verdict.detectable:.2g} in a whole output")
     if verdict.note:
@@ -130,7 +143,8 @@ def text_report(verdict: Verdict) -> str:
             lines.append(f"  worst at    {place}: got {failure.got:.9g}, golden {failure.golden:.9g}")
             if failure.radius is not None and failure.ratio is not None:
                 off = abs(failure.got - failure.golden)
-                lines.append(f"              off by {off:.3g}, allowed {failure.radius:.3g}: {failure.ratio:.4g} times the radius")
+                beyond = f"{failure.ratio:.4g} times the radius"
+                lines.append(f"              off by {off:.3g}, allowed {failure.radius:.3g}: {beyond}")
         for explanation in verdict.explanations[:3]:
             lines.append(f"  likely      {explanation.description}")
         lines.append(f"  repeat      {verdict.repro}")

@@ -15,4 +15,14 @@ from assay.golden.arithmetic.model import EVALUATION, Accumulator, RoundingModel
 from assay.golden.arithmetic.objects import Arb, Multiprecision
 from assay.golden.arithmetic.real import Real
 
-__all__ = ["EVALUATION", "Accumulator", "Arb", "Arithmetic", "Ball", "BallArithmetic", "Multiprecision", "Real", "RoundingModel"]
+__all__ = [
+    "EVALUATION",
+    "Accumulator",
+    "Arb",
+    "Arithmetic",
+    "Ball",
+    "BallArithmetic",
+    "Multiprecision",
+    "Real",
+    "RoundingModel",
+]

@@ -76,7 +76,7 @@ class Ball:
         mid = self.mid / other.mid
         least = other.mid.abs() - other.radius
         spread = (self.radius + mid.abs() * other.radius) / least.clamp(min=0)
-        rad = spread + self.model.function_error("div") * (mid.abs() + spread) + self.model.tiny
+        rad = spread + self.model.function_error("div") * (mid.abs() + spread) + self.model.function_underflow("div")
         unknown = (least <= 0) & (other.radius > 0) & torch.isfinite(self.mid)  # the divisor may be zero
         if bool(unknown.any()):
             mid, rad = torch.where(unknown, mid.nan_to_num(), mid), torch.where(unknown, math.inf, rad)

@@ -51,7 +51,7 @@ class ElementaryBalls(Arithmetic):
     def _function(self, mid: Tensor, spread: Tensor, name: str, scale: Tensor | None = None) -> Ball:
         """A function's value: the spread of its argument, and its own error relative to ``scale`` (itself)."""
         size = mid.abs() + spread if scale is None else scale
-        return self.ball(mid, spread + self.model.function_error(name) * size + 2 * self.model.tiny)
+        return self.ball(mid, spread + self.model.function_error(name) * size + self.model.function_underflow(name))
 
     def exp(self, x: Ball) -> Ball:
         return self._exp(x.mid, x.radius)
@@ -85,11 +85,14 @@ class ElementaryBalls(Arithmetic):
         return self._function(mid, spread, "erf", torch.ones_like(mid) if absolute else None)
 
     def tanh(self, x: Ball, *, absolute: bool = False) -> Ball:
-        """tanh' = 1 - tanh^2, taken at the ball's least magnitude; ``absolute``: its error is relative to one."""
+        """tanh' = 1 - tanh^2, taken at the ball's least magnitude.
+
+        ``absolute``: its error is relative to two, for a kernel may compute 2 sigmoid(2x) - 1.
+        """
         mid = torch.tanh(x.mid)
         slope = 4 * torch.exp(-2 * (x.mid.abs() - x.radius).clamp(min=0))  # 1 - tanh^2 z <= 4 exp(-2 |z|)
         spread = _at_most_two(x.radius * slope.clamp(max=1.0), x.radius)
-        return self._function(mid, spread, "tanh", torch.ones_like(mid) if absolute else None)
+        return self._function(mid, spread, "tanh", torch.full_like(mid, 2.0) if absolute else None)
 
     def sigmoid(self, x: Ball) -> Ball:
         """s(x + e) - s(x) <= s (1 - s) (exp(e) - 1); where exp(-x) overflows a kernel gives zero, and s(x) < exp(x)."""
@@ -154,9 +157,7 @@ class ElementaryBalls(Arithmetic):
     def max(self, x: Ball) -> Ball:
         if x.shape[-1] == 0:
             return Ball(x.mid.new_full((*x.shape[:-1], 1), -math.inf), None, self.model)
-        return Ball(
-            x.mid.amax(-1, keepdim=True), None if x.rad is None else x.rad.amax(-1, keepdim=True), self.model
-        )
+        return Ball(x.mid.amax(-1, keepdim=True), None if x.rad is None else x.rad.amax(-1, keepdim=True), self.model)
 
     def matmul(self, a: Ball, b: Ball, plus: Ball | None = None) -> Ball:
         """gamma_n |a| |b| for products rounded or fused, in any order, ``plus`` being one more term of the sum.

@@ -50,11 +50,15 @@ class BallArithmetic(ElementaryBalls):
         return self.unspecified(torch.isinf(largest.mid), Ball(mid, rad, self.model))
 
     def log_softmax(self, x: Ball) -> Ball:
-        """x - lse, or (x - max) - log sum, whose errors are smaller."""
-        return self.unspecified(torch.isinf(self.max(x).mid), x - self.logsumexp(x))
+        """x - lse, or (x - max) - log sum, which rounds twice at the result's size."""
+        y = x - self.logsumexp(x)
+        twice = Ball(y.mid, y.radius + self.u * y.mid.abs(), self.model)
+        return self.unspecified(torch.isinf(self.max(x).mid), twice)
 
     def gated(self, x: Ball, gate: Ball) -> Ball:
+        """x times a gate, or x divided by what the gate is the reciprocal of."""
         product = x * gate
+        product = Ball(product.mid, product.radius + self.model.function_underflow("div"), self.model)
         closed = x.mid == -math.inf
         if not bool(closed.any()):
             return product
@@ -164,7 +168,9 @@ class BallArithmetic(ElementaryBalls):
         keys = scores.shape[-1]
         weights, lse = real.attention_weights(scores.mid, visible, None if sinks is None else sinks.mid)
         masked = torch.where(visible, scores.mid, -math.inf)
-        largest = real.max(masked if sinks is None else torch.cat([masked, sinks.mid.expand(*masked.shape[:-1], 1)], -1))
+        largest = real.max(
+            masked if sinks is None else torch.cat([masked, sinks.mid.expand(*masked.shape[:-1], 1)], -1)
+        )
         if self.model is EVALUATION:
             certified = self._certified_attention(scores, visible, values, sinks, weights, lse, largest)
             if certified is not None:
@@ -202,7 +208,9 @@ class BallArithmetic(ElementaryBalls):
         mid = out
         if not bool(torch.isfinite(values.mid).all()):
             mid = weighted_values(weights, visible, values.mid)
-            vanishing = (visible & (weights < (1e-30 if stage is None else max(1e-30, 4 * stage.smallest_normal)))).double()
+            vanishing = (
+                visible & (weights < (1e-30 if stage is None else max(1e-30, 4 * stage.smallest_normal)))
+            ).double()
             unsure = (vanishing @ torch.isinf(values.mid).double()) > 0  # a weight of zero times infinity
             mid, rad = torch.where(unsure, 0.0, mid), torch.where(unsure, math.inf, rad)
         sees = visible.any(-1, keepdim=True)

@@ -106,6 +106,10 @@ class RoundingModel:
         """Relative error allowed to an elementary function: its ulps, each of at most 2 u."""
         return 2 * self.unit_roundoff * self.ulps.get(function, DEFAULT_ULPS)
 
+    def function_underflow(self, function: str) -> float:
+        """Absolute error allowed to an elementary function whose result is subnormal: the same ulps, of one size."""
+        return 2 * self.tiny * max(1.0, self.ulps.get(function, DEFAULT_ULPS))
+
     def represents(self, values: torch.Tensor) -> torch.Tensor:
         """Where float64 ``values`` are numbers of the compute format, so that storing them loses nothing."""
         if self.compute.name == "float64":

@@ -89,7 +89,11 @@ class ObjectArithmetic(Arithmetic):
         return largest
 
     def matmul(self, a: ObjectArray, b: ObjectArray, plus: ObjectArray | None = None) -> ObjectArray:
-        product = np.matmul(a, b) if a.shape[-1] else self.exact(np.zeros(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) + (a.shape[-2], b.shape[-1])))
+        product = (
+            np.matmul(a, b)
+            if a.shape[-1]
+            else self.exact(np.zeros((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])))
+        )
         return product if plus is None else product + plus
 
     def top(self, x: ObjectArray, k: int) -> Any:

@@ -113,7 +113,9 @@ def weighted_values(weights: Tensor, visible: Tensor, values: Tensor) -> Tensor:
         return weights @ values
     seen = visible.to(torch.float64)
     total = weights @ torch.where(finite, values, 0.0)
-    plus, minus, nan = ((seen @ kind.to(torch.float64)) > 0 for kind in (values == math.inf, values == -math.inf, values.isnan()))
+    plus, minus, nan = (
+        (seen @ kind.to(torch.float64)) > 0 for kind in (values == math.inf, values == -math.inf, values.isnan())
+    )
     total = torch.where(plus, math.inf, total)
     total = torch.where(minus, torch.where(plus, math.nan, -math.inf), total)
     return torch.where(nan, math.nan, total)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from assay.golden.definitions.activation import silu
 from assay.golden.errors import InputError, ShapeError
 from assay.golden.registry import Option, choice, define, flag
-from assay.golden.definitions.activation import silu
 
 
 def _admissible(xp: Any, logits: Any, chosen: Any, *, top_k: int, renormalize: bool, scoring: str) -> Any:
@@ -30,9 +30,7 @@ def _scores(xp: Any, logits: Any, scoring: str) -> Any:
     chosen="ids",
     admissible=_admissible,
 )
-def moe_route(
-    xp: Any, logits: Any, *, top_k: int, renormalize: bool, scoring: str, ids: Any = None
-) -> tuple[Any, Any]:
+def moe_route(xp: Any, logits: Any, *, top_k: int, renormalize: bool, scoring: str, ids: Any = None) -> tuple[Any, Any]:
     """The scores of the top k experts, normalised to one where asked; ``ids`` given: of those experts."""
     if logits.shape[-1] < top_k:
         raise ShapeError(f"moe_route: top_k={top_k} of only {logits.shape[-1]} experts")
@@ -55,7 +53,7 @@ def moe(xp: Any, x: Any, w_gate_up: Any, w_down: Any, weights: Any, ids: Any) ->
     """sum_k weight_k down_k(silu(gate_k x) * up_k x); an expert may come twice, and counts twice."""
     experts, inner = w_gate_up.shape[0], w_gate_up.shape[1] // 2
     tokens, choices = ids.shape
-    if tokens and choices and not (0 <= int(ids.min()) and int(ids.max()) < experts):
+    if tokens and choices and not (int(ids.min()) >= 0 and int(ids.max()) < experts):
         raise InputError(f"moe: ids must lie in 0..{experts - 1}, got {int(ids.min())}..{int(ids.max())}")
     flat = ids.reshape(tokens * choices)
     order, outputs = [], []

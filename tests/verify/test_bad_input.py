@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from assay.precision.errors import AssayError
 from assay.verify import Contract, check, examine
 from assay.verify.errors import VerificationError
@@ -113,7 +114,9 @@ CONDUCT = [
 ]
 
 
-@pytest.mark.parametrize(("kernel", "kind", "words"), CONDUCT, ids=[f"{kind}-{words[:20]}" for _, kind, words in CONDUCT])
+@pytest.mark.parametrize(
+    ("kernel", "kind", "words"), CONDUCT, ids=[f"{kind}-{words[:20]}" for _, kind, words in CONDUCT]
+)
 def test_misconduct_is_a_finding(kernel: Any, kind: str, words: str) -> None:
     """A kernel that raises, hangs, leaves or returns the wrong thing fails with the kind and the reason."""
     verdict = examine(kernel, "softmax", dtype="float32", timeout=0.3, examples=5)
@@ -153,7 +156,14 @@ def test_almost_only_zeros_is_mistrusted() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["", "assay repro", "{}", '{"spec":"softmax"}', "assay repro 'not json'", '{"target":"","listed":[],"out":[],"case":{}}'],
+    [
+        "",
+        "assay repro",
+        "{}",
+        '{"spec":"softmax"}',
+        "assay repro 'not json'",
+        '{"target":"","listed":[],"out":[],"case":{}}',
+    ],
 )
 def test_a_repro_line_that_does_not_parse_is_one_clear_line(line: str) -> None:
     """A mangled repro line is named as such."""

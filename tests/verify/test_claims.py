@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from assay.verify import examine
 
+from assay.verify import examine
 from tests.verify.zoo import FAULTY, HONEST, Entry, Faulty
 
 

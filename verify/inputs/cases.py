@@ -16,7 +16,7 @@ from assay.golden.signature import Signature, TensorSpec, dimension
 from assay.precision.formats import Format, format_named
 from assay.precision.rounding import round_to
 from assay.verify.errors import ReproError
-from assay.verify.inputs.distributions import ROLES, Draws, integer_values
+from assay.verify.inputs.distributions import RELATIVE, ROLES, Draws, integer_values
 from assay.verify.inputs.layouts import Guarded, place, tied_axes
 
 Edit = tuple[str, tuple[int, ...], float]
@@ -85,7 +85,8 @@ def case_from_line(line: str) -> Case:
         content = json.loads(line)
         content["edits"] = tuple((name, tuple(index), float(value)) for name, index, value in content.get("edits", ()))
         content["options"] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in content.get("options", {}).items()
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in content.get("options", {}).items()
         }
         case = Case(**content)
         definition = spec(case.spec)
@@ -97,7 +98,9 @@ def case_from_line(line: str) -> Case:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, ReproError):
             raise
-        raise ReproError(f"repro line: expected the JSON of a report's repro line, got {line[:60]!r} ({error})") from None
+        raise ReproError(
+            f"repro line: expected the JSON of a report's repro line, got {line[:60]!r} ({error})"
+        ) from None
 
 
 def dtype_of(tensor: TensorSpec, dtype: str | Mapping[str, str]) -> str:
@@ -126,7 +129,11 @@ def torch_dtype(name: str) -> torch.dtype:
 def stored(values: torch.Tensor, dtype: str) -> torch.Tensor:
     """float64 ``values`` rounded to ``dtype``, beyond its range to its largest, and stored in it."""
     if dtype not in ("int32", "int64"):
-        values = round_to(values, dtype, overflow="saturate") if bool(torch.isfinite(values).all()) else _special(values, dtype)
+        values = (
+            round_to(values, dtype, overflow="saturate")
+            if bool(torch.isfinite(values).all())
+            else _special(values, dtype)
+        )
     target = torch_dtype(dtype)
     if target.is_floating_point and target.itemsize == 1:
         return values.to(torch.float32).to(target)
@@ -157,8 +164,8 @@ def contents(case: Case, tensor: TensorSpec) -> torch.Tensor:
     else:
         table = ROLES[tensor.role]
         values = torch.from_numpy(np.array(table[kind or next(iter(table))](draws)))
-        scale = _spread(format)
-        result = stored(values * scale if tensor.role == "real" else values, dtype)
+        spread = tensor.role == "real" and kind not in RELATIVE
+        result = stored(values * _spread(format) if spread else values, dtype)
     for name, index, value in case.edits:
         if name == tensor.name and all(0 <= place < size for place, size in zip(index, shape, strict=True)):
             result[_tied_index(index, tied)] = value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from assay.precision.formats import Format, all_values
 from assay.verify.inputs.random_bits import bits, integers, normal, uniform
 
-Array = npt.NDArray[np.float64]
+Array = npt.NDArray[Any]
 
 
 class Draws:
@@ -128,6 +129,7 @@ REAL: dict[str, Callable[[Draws], Array]] = {
 
 GENERAL = tuple(name for name in REAL if name not in {"zeros"})
 EXACT = ("integers", "powers", "one_hot", "ties")
+RELATIVE = ("patterns", "near_overflow", "subnormal")  # made to the measure of the format
 RANGE = ("steep", "above", "below", "near_overflow", "subnormal", "small", "patterns", "zeros")
 
 ROLES: dict[str, dict[str, Callable[[Draws], Array]]] = {
@@ -138,7 +140,11 @@ ROLES: dict[str, dict[str, Callable[[Draws], Array]]] = {
         "powers": lambda d: np.exp2(integers(d.bits(), 9) - 6.0),
         "uneven": lambda d: np.exp2(integers(d.bits("exponent"), 13) - 8.0) * (1 + d.uniform()),
     },
-    "weight": {"plain": lambda d: d.uniform(), "one": lambda d: np.ones(d.shape), "powers": lambda d: np.exp2(-1.0 - integers(d.bits(), 3))},
+    "weight": {
+        "plain": lambda d: d.uniform(),
+        "one": lambda d: np.ones(d.shape),
+        "powers": lambda d: np.exp2(-1.0 - integers(d.bits(), 3)),
+    },
     "angle": {
         "plain": lambda d: 2.0 * d.uniform() - 1.0,
         "powers": lambda d: d.sign() * np.exp2(-1.0 * integers(d.bits(), 3)),

@@ -27,7 +27,7 @@ class Guarded:
     before: torch.Tensor
 
     def damage(self) -> str | None:
-        """"input_mutated" or "out_of_bounds_write" where the bytes have changed, else None."""
+        """ "input_mutated" or "out_of_bounds_write" where the bytes have changed, else None."""
         now = self.buffer.view(torch.uint8)
         if torch.equal(now, self.before):
             return None

@@ -31,9 +31,7 @@ def key(seed: int, name: str) -> np.uint64:
     return np.uint64(int.from_bytes(digest, "little"))
 
 
-def bits(
-    seed: int, name: str, shape: Sequence[int], *, start: Sequence[int] = (), ignore: Sequence[int] = ()
-) -> Bits:
+def bits(seed: int, name: str, shape: Sequence[int], *, start: Sequence[int] = (), ignore: Sequence[int] = ()) -> Bits:
     """Bits for each element of ``shape``, whose first element has the coordinates ``start`` (the origin if empty).
 
     Along the axes in ``ignore`` all elements share theirs.
@@ -42,7 +40,9 @@ def bits(
     for axis, size in enumerate(shape):
         length = 1 if axis in ignore else size
         first = start[axis] if start and axis not in ignore else 0
-        position = np.arange(first, first + length, dtype=np.uint64).reshape([-1 if i == axis else 1 for i in range(len(shape))])
+        position = np.arange(first, first + length, dtype=np.uint64).reshape(
+            [-1 if i == axis else 1 for i in range(len(shape))]
+        )
         with np.errstate(over="ignore"):
             state = mix(state + (position + np.uint64(1)) * _WEYL + np.uint64(axis))
     return np.broadcast_to(mix(state) if not len(shape) else state, tuple(shape))

@@ -52,15 +52,15 @@ class Sampler:
     def option_sets(self) -> list[dict[str, Any]]:
         """Every combination of the listed options, completed by the defaults."""
         combinations = product(*self.options.values())
-        return [
-            self.definition.complete({}) | dict(zip(self.options, values, strict=True)) for values in combinations
-        ]
+        return [self.definition.complete({}) | dict(zip(self.options, values, strict=True)) for values in combinations]
 
     def case(self, choose: Chooser, *, style: str = "any", options: Mapping[str, Any] | None = None) -> Case:
         """One case. ``style``: "any", "small" (no size over 8) or "tile" (sizes about one or two tiles)."""
-        chosen = dict(options) if options is not None else {
-            name: choose(list(values)) for name, values in self.options.items()
-        }
+        chosen = (
+            dict(options)
+            if options is not None
+            else {name: choose(list(values)) for name, values in self.options.items()}
+        )
         complete = self.definition.complete(chosen)
         signature = self.definition.signature(complete)
         sizes = self.sizes(choose, signature, style)
@@ -120,7 +120,11 @@ class Sampler:
                 pool = (0,)
         size = int(choose(list(pool)))
         step = self.step(signature, symbol, sizes)
-        return -(-size // step) * step if symbol not in self.shapes or size % step == 0 else self._refuse(symbol, size, step)
+        return (
+            -(-size // step) * step
+            if symbol not in self.shapes or size % step == 0
+            else self._refuse(symbol, size, step)
+        )
 
     def _refuse(self, symbol: str, size: int, step: int) -> int:
         raise SettingError(f"shapes: {symbol}={size}; {self.definition.name} needs a multiple of {step}")

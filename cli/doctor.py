@@ -1,0 +1,151 @@
+"""`assay doctor`: versions, devices, what can run here, and whether assay itself works on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_PACKAGES = (  # distribution, and what it is for where it isn't required
+    ("kernel-assay", ""),
+    ("torch", ""),
+    ("numpy", ""),
+    ("mpmath", ""),
+    ("python-flint", ""),
+    ("hypothesis", ""),
+    ("gmpy2", "makes mpmath faster"),
+    ("triton", "Triton kernels"),
+    ("ml_dtypes", "numpy kernels in bfloat16 and float8"),
+)
+
+
+def doctor() -> int:
+    """Versions, devices, what can run here, and quick self-tests; exits with 1 if one of these fails."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(no_wrap=True)
+    for name, value in (*_versions(), *_devices(), *_kernels()):
+        table.add_row(Text(name), Text(value), "")
+    broken = 0
+    for words, test in _SELF_TESTS.items():
+        try:
+            reason = test()
+        except Exception as error:  # whatever goes wrong here is what the user came to learn
+            reason = f"{type(error).__name__}: {error}"
+        broken += bool(reason)
+        table.add_row(Text("self-test"), Text(words + (f": {reason}" if reason else "")), _mark(not reason))
+    Console().print(table)
+    return int(broken > 0)
+
+
+def _mark(good: bool) -> Text:
+    return Text("ok", "green") if good else Text("failed", "bold red")
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    yield "python", f"{platform.python_version()}, {platform.platform()}"
+    for name, purpose in _PACKAGES:
+        try:
+            yield name.replace("kernel-assay", "assay"), version(name)
+        except PackageNotFoundError:
+            yield name, f"not installed (only for {purpose})" if purpose else "not installed, and needed"
+
+
+def _devices() -> Iterator[tuple[str, str]]:
+    import torch
+
+    yield "cpu", f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores"
+    yield (
+        "threads",
+        f"{torch.get_num_threads()} inside an operation, {torch.get_num_interop_threads()} operations at once",
+    )
+    for index in range(torch.cuda.device_count()):
+        major, minor = torch.cuda.get_device_capability(index)
+        yield f"cuda:{index}", f"{torch.cuda.get_device_name(index)}, compute capability {major}.{minor}"
+    if not torch.cuda.device_count():
+        yield "cuda", "none; kernels are examined on the cpu"
+
+
+def _kernels() -> Iterator[tuple[str, str]]:
+    from assay.golden.registry import specs
+    from assay.verify.survey import entries
+
+    yield "ops", ", ".join(specs())
+    absent = {entry.name: entry.absence("cpu") for entry in entries()}
+    missing = "; ".join(f"{name}: {reason}" for name, reason in absent.items() if reason)
+    yield (
+        "survey",
+        f"{sum(not reason for reason in absent.values())} kernels on the cpu" + (missing and f"; not here: {missing}"),
+    )
+    if importlib.util.find_spec("triton") is None:
+        yield "triton kernels", "can't run: triton is not installed"
+
+
+def _golden_against_arb() -> str:
+    """The golden and 30 digits of Arb: what is wrong, in words, or nothing."""
+    import torch
+
+    from assay.golden.evaluation import Golden, evaluate
+
+    x = torch.linspace(-30, 30, 24, dtype=torch.float64).reshape(4, 6).float()
+    ours, witness = evaluate("softmax", x), evaluate("softmax", x, digits=30)
+    assert isinstance(ours, Golden)
+    assert isinstance(witness, Golden)
+    off = (ours.value - witness.value).abs()
+    return "" if bool((off <= ours.radius + witness.radius + (off == 0)).all()) else f"off by {float(off.max()):.3g}"
+
+
+def _rounding_against_fractions() -> str:
+    """Rounding to e4m3, against the nearest of its values in exact fractions, the even one of two."""
+    import torch
+
+    from assay.precision.formats import all_values
+    from assay.precision.rounding import round_to
+
+    target = "float8_e4m3fn"
+    values = sorted({value for value in all_values(target).tolist() if value >= 0})
+    for place, (low, high) in enumerate(pairwise(values)):
+        middle = (Fraction(low) + Fraction(high)) / 2
+        even = low if place % 2 == 0 else high
+        for point, expected in (
+            (float(middle), even),
+            (float(middle) * (1 - 2**-40), low),
+            (float(middle) * (1 + 2**-40), high),
+        ):
+            got = float(round_to(torch.tensor(point, dtype=torch.float64), target))
+            if got != expected:
+                return f"{point!r} became {got!r}, not {expected!r}"
+    return ""
+
+
+def _fault_is_found() -> str:
+    """A right softmax passes, and one without the shift by the maximum fails."""
+    import torch
+
+    from assay.verify.examination import examine
+
+    def right(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x, -1)
+
+    def unshifted(x: torch.Tensor) -> torch.Tensor:
+        weights = x.exp()
+        return weights / weights.sum(-1, keepdim=True)
+
+    outcomes = [examine(kernel, "softmax", dtype="float32", examples=0).outcome for kernel in (right, unshifted)]
+    return "" if outcomes == ["PASS", "FAIL"] else f"the outcomes are {outcomes[0]} and {outcomes[1]}"
+
+
+_SELF_TESTS: dict[str, Callable[[], str]] = {
+    "a golden lies within its radius of 30 digits by Arb": _golden_against_arb,
+    "rounding to float8_e4m3fn agrees with exact fractions": _rounding_against_fractions,
+    "a right softmax passes, a faulty one fails": _fault_is_found,
+}

@@ -1,0 +1,248 @@
+"""`assay survey` on a table of one's own: whatever the kernels do, the survey comes to its end and tells."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.cli.main import main
+from assay.precision.errors import AssayError
+from assay.verify.errors import TableError
+from assay.verify.survey import Entry, contract_named, entries, entry_from_table
+
+HERE = Path(__file__).parent
+TABLE = """
+[[kernel]]
+name = "honest"
+target = "kernels_of_a_user:honest"
+spec = "softmax"
+dtypes = ["float32"]
+
+[[kernel]]
+name = "faulty <script>"
+target = "kernels_of_a_user:faulty"
+spec = "softmax"
+dtypes = ["bfloat16"]
+
+[[kernel]]
+name = "crashing"
+target = "kernels_of_a_user:crashing"
+spec = "softmax"
+dtypes = ["float32"]
+
+[[kernel]]
+name = "absent"
+target = "kernels_of_a_user:absent"
+spec = "softmax"
+dtypes = ["float32"]
+requires = "torch.no_such_kernel"
+
+[[kernel]]
+name = "elsewhere"
+target = "kernels_of_a_user:honest"
+spec = "softmax"
+dtypes = ["float32"]
+devices = ["cuda"]
+"""
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def assay() -> Command:
+    """The command, in a process of its own."""
+
+    def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"PYTHONPATH": str(HERE)}
+        return subprocess.run(
+            [sys.executable, "-P", "-m", "assay.cli.main", *arguments],
+            cwd=cwd,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+    return command
+
+
+@pytest.fixture(scope="module")
+def surveyed(assay: Command, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A survey of the table above, in a folder of its own."""
+    folder = tmp_path_factory.mktemp("survey")
+    (folder / "own.toml").write_text(TABLE, encoding="utf-8")
+    return folder, assay("survey", "--table", "own.toml", "--examples", "2", cwd=folder)
+
+
+@pytest.fixture(scope="module")
+def rows(surveyed: tuple[Path, Any]) -> dict[str, Any]:
+    """The rows of its JSON report, by name."""
+    content = json.loads((surveyed[0] / "report" / "survey.json").read_text(encoding="utf-8"))
+    return {row["name"]: row for row in content["rows"]}
+
+
+def test_it_comes_to_its_end(surveyed: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    """One table on standard output, a row per kernel, nothing that a kernel printed, and exit status 0."""
+    _, done = surveyed
+    assert (done.returncode, done.stderr) == (0, "")
+    heads = [line.split("  ")[0] for line in done.stdout.splitlines()]
+    assert heads[:6] == ["kernel", "honest", "faulty <script>", "crashing", "absent", "elsewhere"]
+    assert "1 PASS, 2 FAIL, 2 NOT HERE" in done.stdout
+    assert "a kernel that prints" not in done.stdout
+
+
+def test_every_kernel_has_its_outcome(rows: dict[str, Any]) -> None:
+    """Honest, faulty, crashing, absent and out of place: each is listed as what it is."""
+    assert {name: row["outcome"] for name, row in rows.items()} == {
+        "honest": "PASS",
+        "faulty <script>": "FAIL",
+        "crashing": "FAIL",
+        "absent": "NOT HERE",
+        "elsewhere": "NOT HERE",
+    }
+    assert rows["crashing"]["verdict"]["failure"]["kind"] == "crash"
+    assert "SIGABRT" in rows["crashing"]["words"]
+    assert rows["absent"]["reason"] == "there is no torch.no_such_kernel in this build"
+    assert rows["elsewhere"]["reason"] == "runs on cuda, not on cpu"
+
+
+def test_a_violation_is_told_in_words(rows: dict[str, Any]) -> None:
+    """What came, and what is right, of the smallest case."""
+    assert "came nan, right " in rows["faulty <script>"]["words"]
+
+
+def test_the_page_is_written_and_escaped(surveyed: tuple[Path, Any]) -> None:
+    """A kernel's name is text in the page."""
+    page = (surveyed[0] / "report" / "index.html").read_text(encoding="utf-8")
+    assert "faulty &lt;script&gt;" in page
+    assert "faulty <script>" not in page
+
+
+@pytest.mark.parametrize("name", ["faulty <script>", "crashing"])
+def test_a_repro_line_fails_again(assay: Command, rows: dict[str, Any], name: str, tmp_path: Path) -> None:
+    """The line of a report fails again in a fresh process."""
+    line = rows[name]["verdict"]["repro"].removeprefix("assay repro ").strip("'")
+    again = assay("repro", line, cwd=tmp_path)
+    assert (again.returncode, again.stdout[:4]) == (1, "FAIL")
+    assert "Traceback" not in again.stderr
+
+
+def test_a_repro_line_passes_when_the_kernel_is_mended(
+    rows: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The whole line is taken too, and `--target` names another kernel."""
+    monkeypatch.syspath_prepend(HERE)
+    line = rows["faulty <script>"]["verdict"]["repro"]
+    assert main(("repro", line, "--target", "kernels_of_a_user:honest")) == 0
+    assert capfd.readouterr().out.startswith("PASS  kernels_of_a_user:honest")
+
+
+@pytest.fixture
+def own_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The table above in the current folder, one requirement fulfilled."""
+    monkeypatch.syspath_prepend(HERE)
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "own.toml"
+    path.write_text(TABLE.replace("torch.no_such_kernel", "torch"), encoding="utf-8")
+    return path
+
+
+def test_what_was_not_examined_has_not_passed(own_table: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """When the time is up, kernels are listed as not run; with `--strict` the exit status tells."""
+    assert main(("survey", "--table", own_table.name, "--only", "honest", "--time", "0", "--strict")) == 1
+    assert "1 NOT RUN" in capfd.readouterr().out
+
+
+def test_an_entry_that_is_wrong_is_no_verdict(own_table: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A target that isn't there is the table's mistake: exit status 2 after the survey, and one line."""
+    assert main(("survey", "--table", own_table.name, "--only", "absent")) == 2
+    out, err = capfd.readouterr()
+    assert "1 ERROR" in out
+    assert err.count("\n") == 1
+    assert err.startswith("assay: absent float32: target 'kernels_of_a_user:absent': unknown function 'absent'")
+
+
+def test_the_bundled_table_can_be_read() -> None:
+    """Every entry of configs/survey.toml names a spec, options and a contract that exist, under a name of its own."""
+    table = entries()
+    assert len({entry.name for entry in table}) == len(table) > 20
+
+
+def test_arrays_become_tuples_and_tables_ranges() -> None:
+    """TOML's arrays and tables mean what `examine` takes."""
+    entry = entry_from_table(
+        {
+            "name": "a",
+            "target": "a:b",
+            "spec": "attention",
+            "options": {"window": [[16, 0], [3, 5]]},
+            "shapes": {
+                "D": [64],
+                "Sq": {"min": 3, "max": 20, "multiple_of": 4},
+                "Sk": {"min": 1},
+                "B": {"multiple_of": 2},
+            },
+            "contract": "sdpa_masked",
+        }
+    )
+    assert entry.options == {"window": [(16, 0), (3, 5)]}
+    shapes = entry.settings["shapes"]
+    assert shapes["D"] == [64]
+    assert (list(shapes["Sq"]), shapes["Sk"][0], shapes["B"][0]) == ([4, 8, 12, 16, 20], 1, 2)
+    assert entry.contract == contract_named("sdpa_masked")
+    assert "source" not in entry.contract
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "expected [[kernel]] entries, found none"),
+        ("kernel = 3", "expected [[kernel]] entries, found none"),
+        ("[[kernel", "is no TOML"),
+        ('[[kernel]]\ntarget = "a:b"\nspec = "softmax"', "it needs a name"),
+        ('[[kernel]]\nname = "a"\ntarget = "a:b"\nspec = "sofmax"', "did you mean 'softmax'?"),
+        (
+            '[[kernel]]\nname = "a"\ntarget = "a:b"\nspec = "softmax"\nshape = {}',
+            "unknown field 'shape'; did you mean 'shapes'?",
+        ),
+        ('[[kernel]]\nname = "a"\ntarget = "a:b"\nspec = "softmax"\ndtypes = "float32"', "expected a list of dtypes"),
+        ('[[kernel]]\nname = "a"\ntarget = "a:b"\nspec = "softmax"\noptions = { eps = [1] }', "unknown option 'eps'"),
+        (
+            '[[kernel]]\nname = "a"\ntarget = "a:b"\nspec = "softmax"\noptions = { eps = 1 }',
+            "expected a list of the values",
+        ),
+        (
+            '[[kernel]]\nname = "a"\ntarget = "a:b"\nspec = "softmax"\nshapes = { R = { least = 1 } }',
+            "{ min, max, multiple_of }",
+        ),
+        ('[[kernel]]\nname = "a"\ntarget = "a:b"\nspec = "softmax"\ncontract = "none such"', "contract: unknown name"),
+        ('[[kernel]]\nname = "a"\ntarget = "a:b"\nspec = "softmax"\ncontract = { ulps = 3 }', "expected fields of"),
+        ('[[kernel]]\nname = "a"\ntarget = "a:b"\nspec = "softmax"\ncontract = { rounding = "up" }', "rounding='up'"),
+    ],
+)
+def test_a_table_that_is_wrong_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    """The message names the file, and what is wrong with which entry."""
+    path = tmp_path / "own.toml"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(TableError) as caught:
+        entries(path)
+    assert isinstance(caught.value, AssayError)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("dotted", "there"), [("torch", True), ("torch.mm", True), ("torch.mn", False), ("no.such", False)]
+)
+def test_what_is_required_is_looked_up(dotted: str, there: bool) -> None:
+    """A module or an attribute of one."""
+    entry = Entry(name="a", target="a:b", spec="softmax", requires=dotted)
+    assert bool(entry.absence("cpu")) is not there

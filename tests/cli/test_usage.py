@@ -1,0 +1,208 @@
+"""The command line: what can be mistaken is answered in one line with exit status 2, and what is meant is done."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.cli import doctor, progress, settings
+from assay.cli.main import main
+from assay.golden.registry import spec
+from assay.verify.survey import contract_named
+
+HERE = Path(__file__).parent
+USER = "kernels_of_a_user"
+SOFTMAX = ("verify", f"{USER}:honest", "--spec", "softmax", "--dtype", "float32", "--examples", "0")
+CASE = '{"spec":"softmax","sizes":{"R":1,"N":2},"dtypes":{"x":"float32"}}'
+LINE = f'{{"target":"","listed":[],"out":["float32"],"case":{CASE}}}'
+
+
+@pytest.fixture
+def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(HERE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nosuch",), "No such command"),
+        (("survey", "--frobnicate"), "No such option"),
+        (("survey", "--examples", "few"), "--examples"),
+        (("survey", "--examples", "-1"), "--examples"),
+        (("survey", "--only", "no such kernel"), "no kernel's name contains that"),
+        (("survey", "--table", "none/such.toml"), "none/such.toml: can't be read (No such file or directory)"),
+        (("survey", "--device", "warp"), "device='warp' can't be used"),
+        (("doctor", "now"), "unexpected extra argument"),
+        (("repro",), "Missing argument"),
+        (("verify",), "say what to verify, e.g. assay verify"),
+        (("verify", "flex_atention"), "expected package.module:function, or a kernel of `assay survey`"),
+        (("verify", f"{USER}:honest"), "needs --spec; the specs are add_rmsnorm"),
+        (("verify", f"{USER}:honest", "--spec", "sofmax"), "unknown spec 'sofmax'; did you mean 'softmax'?"),
+        (("verify", "logsumexp", "--spec", "logsumexp"), "leave --spec out"),
+        ((*SOFTMAX, "--option", "eps=1"), "softmax: unknown option 'eps'"),
+        ((*SOFTMAX, "--option", "eps"), "--option 'eps'; expected name=value,value"),
+        (("verify", "(flash)", "--option", "causal=diagonal"), "option causal='diagonal'; expected one of 'none'"),
+        ((*SOFTMAX, "--shape", "N=wide"), "--shape 'N=wide'; expected D=64,128 or D=1:300"),
+        ((*SOFTMAX, "--shape", "N=1:2:3:4"), "expected D=64,128"),
+        ((*SOFTMAX, "--contract", "nonesuch"), "contract: unknown name 'nonesuch'"),
+        ((*SOFTMAX, "--contract", "acumulate=float16"), "unknown field 'acumulate'; did you mean 'accumulate'?"),
+        ((*SOFTMAX, "--contract", "accumulate=float17"), "unknown accumulator 'float17'; did you mean 'float16'?"),
+        ((*SOFTMAX, "--contract", "rounding=up"), "rounding='up'; expected one of"),
+        ((*SOFTMAX, "--contract", "ulps.exp=few"), "expected a number of ulps"),
+        ((*SOFTMAX, "--contract", "stages=input"), "expected stages.name=input, or stages=none"),
+        ((*SOFTMAX, "--device", "warp"), "device='warp' can't be used"),
+    ],
+)
+def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
+    """What is wrong, and how to mend it."""
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("assay: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize(
+    ("arguments", "messages"),
+    [
+        (
+            ("verify", f"{USER}:honest", f"{USER}:nosuch", "nosuch:x", "--spec", "softmax", "--dtype", "bflot16"),
+            ("got 'bflot16': did you mean bfloat16", "unknown function 'nosuch'", "nosuch can't be imported"),
+        ),
+        (("verify", f"{USER}:honest", "--spec", "softmax"), ("softmax needs the dtype of x",)),
+        ((*SOFTMAX, "--shape", "Q=1", "--contract", "stages.sum=float16"), ("unknown dimension 'Q'",)),
+        ((*SOFTMAX, "--contract", "stages.sum=float16"), ("unknown stage 'sum'",)),
+        (("repro", "rubbish"), ("expected what a report prints after 'assay repro', got 'rubbish'",)),
+        (("repro", LINE), ("the kernel has no importable name; add --target",)),
+    ],
+)
+def test_a_mistake_that_a_worker_finds_is_one_line(
+    capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], messages: tuple[str, ...]
+) -> None:
+    """One line each, although another process met it."""
+    assert main(arguments) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    for line, message in zip(err.splitlines(), messages, strict=True):
+        assert line.startswith("assay: ")
+        assert message in line
+
+
+def test_help_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a command, and with --help, the commands are listed."""
+    for arguments in ((), ("--help",), ("verify", "--help")):
+        assert main(arguments) == 0
+        assert "Usage: assay" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("_kernels")
+def test_verify_reports_each_target(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Exit status 1 where one fails; the reports are printed and written; kernels' own words go to standard error."""
+    targets = (f"{USER}:honest", f"{USER}:faulty")
+    arguments = (
+        "--spec",
+        "softmax",
+        "--dtype",
+        "bfloat16",
+        "--examples",
+        "1",
+        "--shape",
+        "N=4,8",
+        "--out",
+        str(tmp_path),
+    )
+    assert main(("verify", *targets, *arguments)) == 1
+    out, err = capfd.readouterr()
+    assert out.startswith(f"PASS  {targets[0]} as softmax in bfloat16")
+    assert f"\n\nFAIL  {targets[1]} as softmax in bfloat16" in out
+    assert "a kernel that prints" in err
+    assert "a kernel that prints" not in out
+    written = sorted(path.name for path in tmp_path.iterdir())
+    assert written == [f"{USER}-{name}-bfloat16.{kind}" for name in ("faulty", "honest") for kind in ("html", "json")]
+    assert json.loads((tmp_path / written[1]).read_text(encoding="utf-8"))["outcome"] == "FAIL"
+
+
+@pytest.mark.usefixtures("_kernels")
+def test_verify_prints_json(capfd: pytest.CaptureFixture[str]) -> None:
+    """A list of verdicts, one per dtype, and nothing else; options arrive as the values that they name."""
+    arguments = ("--spec", "attention", "--option", "causal=none", "--option", "window=(16,0)", "--json")
+    assert main(("verify", f"{USER}:attention", *arguments, "--dtype", "float32", "--dtype", "float16")) == 1
+    verdicts: list[dict[str, Any]] = json.loads(capfd.readouterr().out)
+    assert [verdict["dtype"] for verdict in verdicts] == ["float32", "float16"]
+    assert "called with none and (16, 0)" in verdicts[0]["failure"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("causal=none,bottom_right", ["none", "bottom_right"]),
+        ("softcap=none,30", [None, 30]),
+        ("softcap=None,0.5", [None, 0.5]),
+        ("alibi=false,True", [False, True]),
+        ("window=None,(16,0),[3, 5]", [None, (16, 0), (3, 5)]),
+    ],
+)
+def test_options_are_read_as_the_spec_means_them(text: str, values: list[Any]) -> None:
+    """`none` is a word where the option has that word, and None where it hasn't."""
+    assert settings.options(spec("attention"), [text]) == {text.partition("=")[0]: values}
+
+
+def test_shapes_are_lists_and_ranges() -> None:
+    """Sizes between commas, or a range as Python's."""
+    found = settings.shapes(["D=64,128", "Sq=1:300", "N=0:4096:16"])
+    assert found == {"D": [64, 128], "Sq": range(1, 300), "N": range(0, 4096, 16)}
+
+
+def test_dtypes_may_be_given_by_tensor() -> None:
+    """Each text is an examination, in one dtype or in one for each tensor."""
+    assert settings.dtypes(["bfloat16", "q=float16, k=bfloat16"]) == ("bfloat16", {"q": "float16", "k": "bfloat16"})
+
+
+def test_contracts_are_names_and_fields() -> None:
+    """Later settings add to earlier ones."""
+    texts = ["topk", "accumulate=float16", "stages=none", "ulps.exp=4", "ulps.log=2", "batch_invariant=true"]
+    assert settings.contract(texts, contract_named) == {
+        "deterministic": False,
+        "accumulate": "float16",
+        "stages": {},
+        "ulps": {"exp": 4.0, "log": 2.0},
+        "batch_invariant": True,
+    }
+    assert settings.contract(["stages.probabilities=float32"], contract_named) == {
+        "stages": {"probabilities": "float32"}
+    }
+
+
+def test_progress_is_plain_when_piped(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing at first, then now and then a line with the time left."""
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with progress.Ticker("examined", 4, 100.0) as ticker:
+        for now, effort in ((1.0, 10.0), (15.0, 40.0), (16.0, 25.0)):  # noqa: B007 - the clock reads it
+            ticker.advance(effort)
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "assay: examined 2 of 4, about 15 s left\n")
+
+
+def test_the_doctor_finds_a_fault(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The self-tests pass here; one that fails makes the exit status 1 and is told."""
+    assert main(("doctor",)) == 0
+    text = capsys.readouterr().out
+    assert text.count(" ok") == 3
+    assert "failed" not in text
+    for package in ("python-flint", "mpmath", "hypothesis", "torch"):
+        assert package in text
+    monkeypatch.setattr(
+        doctor, "_SELF_TESTS", {"two is three": lambda: "it is not", "this breaks": lambda: str(1 // 0)}
+    )
+    assert main(("doctor",)) == 1
+    text = capsys.readouterr().out
+    assert text.count("failed") == 2
+    assert "two is three: it is not" in text
+    assert "ZeroDivisionError" in text

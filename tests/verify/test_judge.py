@@ -1,0 +1,302 @@
+"""Judging: what the contract allows is kept, the neighbour beyond it is broken, and the ratio says which."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from assay.golden.evaluation import Golden
+from assay.precision.formats import all_values, format_named
+from assay.precision.rounding import next_down, next_up, round_to
+from assay.verify import Contract
+from assay.verify.judge import Judgement, Tolerance, judge, tolerance
+
+INF, NAN = math.inf, math.nan
+FORMATS = ("float32", "bfloat16", "float16", "float8_e4m3fn")
+ROUNDINGS = ("nearest", "toward_zero", "stochastic")
+STORES = {"nearest": ("nearest",), "toward_zero": ("toward_zero",), "stochastic": ("down", "up")}
+
+patient = settings(deadline=None, max_examples=80)
+
+
+def tensor(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def limits(value: float, radius: float, out: str = "bfloat16", *, own: float = 0.0, **contract: Any) -> Tolerance:
+    """What is allowed of one output: ``radius`` by the contract, ``own`` the golden's."""
+    golden = Golden(tensor(value), tensor(own))
+    return tolerance(golden, Golden(tensor(value), tensor(radius)), format_named(out), Contract(**contract))
+
+
+def judged(y: float, allowed: Tolerance) -> Judgement:
+    return judge(tensor(y), allowed)
+
+
+def kept(y: float, allowed: Tolerance) -> bool:
+    """Whether ``y`` is kept; checks that the ratio says the same."""
+    result = judged(y, allowed)
+    assert bool(result.broken[0]) == (float(result.ratio[0]) > 1), (y, allowed)
+    assert result.worst == float(result.ratio[0])
+    return not bool(result.broken[0])
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[float, float, str]:
+    """(golden, radius, format), the golden anywhere in the format's range and often at its values or midpoints."""
+    out = draw(st.sampled_from(FORMATS))
+    format = format_named(out)
+    exponent = draw(st.integers(max(format.min_exponent - format.precision, -60), min(format.max_exponent - 2, 60)))
+    steps = draw(st.integers(0, 2**format.precision) | st.floats(0, 2**format.precision))
+    halves = draw(st.sampled_from([0.0, 0.5, 0.25]))
+    value = draw(st.sampled_from([1.0, -1.0])) * math.ldexp(steps + halves, exponent - format.precision)
+    radius = draw(st.sampled_from([0.0, 0.5, 1.0, 3.0]) | st.floats(0, 40)) * math.ldexp(
+        1.0, exponent - format.precision
+    )
+    return value, radius, out
+
+
+@patient
+@given(problems(), st.sampled_from(ROUNDINGS), st.floats(-1, 1) | st.sampled_from([-1.0, 0.0, 1.0]))
+def test_what_lies_within_the_radius_before_the_store_is_kept(
+    problem: tuple[float, float, str], rounding: str, t: float
+) -> None:
+    """round(golden + t radius) with |t| <= 1 is kept, in every rounding and format, with a ratio of at most one."""
+    value, radius, out = problem
+    allowed = limits(value, radius, out, rounding=rounding)
+    for mode in STORES[rounding]:
+        y = float(round_to(tensor(value + t * radius), out, mode))  # type: ignore[arg-type]
+        assert kept(y, allowed), (y, mode)
+        assert not bool(judged(y, allowed).unresolved[0])
+
+
+@patient
+@given(problems(), st.sampled_from(ROUNDINGS))
+def test_the_neighbour_beyond_the_interval_is_broken(problem: tuple[float, float, str], rounding: str) -> None:
+    """One value of the format further than the furthest that is kept is broken, on both sides."""
+    value, radius, out = problem
+    allowed = limits(value, radius, out, rounding=rounding)
+    assert kept(float(allowed.high), allowed)
+    assert kept(float(allowed.low), allowed)
+    assert not kept(float(next_up(allowed.high, out)), allowed)
+    assert not kept(float(next_down(allowed.low, out)), allowed)
+
+
+@patient
+@given(problems(), st.sampled_from(ROUNDINGS), st.integers(-6, 6))
+def test_the_interval_is_no_wider_than_the_contract(
+    problem: tuple[float, float, str], rounding: str, steps: int
+) -> None:
+    """A value that is kept differs from some number within the radius by one rounding: half a gap, or one gap."""
+    value, radius, out = problem
+    y = round_to(tensor(value), out)
+    for _ in range(abs(steps)):
+        y = next_up(y, out) if steps > 0 else next_down(y, out)
+    assume(bool(y.isfinite()))
+    if kept(float(y), limits(value, radius, out, rounding=rounding)):
+        gap = float(y - next_down(y, out)) if float(y) > value else float(next_up(y, out) - y)
+        share = 0.5 if rounding == "nearest" else 1.0
+        assert abs(float(y) - value) <= (radius + share * gap) * (1 + 2.0**-40)
+
+
+@patient
+@given(problems())
+def test_truncation_is_held_to_its_direction(problem: tuple[float, float, str]) -> None:
+    """Under toward_zero no output lies further from zero than the golden plus the radius."""
+    value, radius, out = problem
+    allowed = limits(value, radius, out, rounding="toward_zero")
+    assert float(torch.maximum(allowed.high, -allowed.low)) <= abs(value) + radius
+
+
+@patient
+@given(problems(), st.integers(-3, 3))
+def test_stochastic_rounding_keeps_both_neighbours_and_no_third(problem: tuple[float, float, str], steps: int) -> None:
+    """With nothing lost before the store, exactly the two values of the format about the golden are kept."""
+    value, _, out = problem
+    allowed = limits(value, 0.0, out, rounding="stochastic")
+    below, above = (float(round_to(tensor(value), out, mode)) for mode in ("down", "up"))  # type: ignore[arg-type]
+    assert kept(below, allowed)
+    assert kept(above, allowed)
+    other = tensor(above if steps > 0 else below)
+    for _ in range(abs(steps)):
+        other = next_up(other, out) if steps > 0 else next_down(other, out)
+    assert kept(float(other), allowed) == (steps == 0)
+    if below < value < above:
+        assert not all(kept(y, limits(value, 0.0, out)) for y in (below, above)), "nearest keeps only one"
+
+
+@patient
+@given(problems(), st.floats(0, 3), st.integers(-40, 40))
+def test_a_golden_of_unknown_digits_never_breaks_an_honest_output(
+    problem: tuple[float, float, str], share: float, steps: int
+) -> None:
+    """With a golden known to r: kept for sure within B - r, broken beyond B + r, unresolved between."""
+    value, radius, out = problem
+    own = share * radius
+    allowed = limits(value, radius, out, own=own)
+    y = round_to(tensor(value), out)
+    for _ in range(abs(steps)):
+        y = next_up(y, out) if steps > 0 else next_down(y, out)
+    assume(bool(y.isfinite()))
+    result = judged(float(y), allowed)
+    for truth in (value - own, value, value + own):
+        if kept(float(y), limits(truth, radius, out)):
+            assert not bool(result.broken[0])
+        elif not bool(result.unresolved[0]):
+            assert bool(result.broken[0])
+
+
+def test_a_limit_within_the_goldens_radius_is_unresolved() -> None:
+    """B = 2 ulps and r = 1: two and three ulps off may be right or wrong, one is right, four is wrong."""
+    ulp = 2.0**-7
+    allowed = limits(1.0, 2 * ulp, own=ulp)
+    seen = [judged(1 + steps * ulp, allowed) for steps in range(5)]
+    assert [bool(one.unresolved[0]) for one in seen] == [False, False, True, True, False]
+    assert [bool(one.broken[0]) for one in seen] == [False, False, False, False, True]
+
+
+CLASSES = [
+    (NAN, [NAN], [0.0, 1.0, INF, -INF]),
+    (INF, [INF], [-INF, NAN, 3e38, 0.0]),
+    (-INF, [-INF], [INF, NAN, -3e38, 0.0]),
+    (1.0, [1.0], [NAN, INF, -INF]),
+    (0.0, [0.0, -0.0], [NAN, INF, 2.0**-133]),
+]
+
+
+@pytest.mark.parametrize(("golden", "right", "wrong"), CLASSES, ids=[str(golden) for golden, _, _ in CLASSES])
+def test_special_values_are_judged_by_class(golden: float, right: list[float], wrong: list[float]) -> None:
+    """NaN for NaN, each infinity for itself, numbers for numbers; a wrong class is infinitely far off."""
+    allowed = limits(golden, 0.0)
+    for y in right:
+        assert kept(y, allowed)
+        assert judged(y, allowed).worst == 0
+    for y in wrong:
+        assert not kept(y, allowed)
+        assert judged(y, allowed).worst == INF or (math.isfinite(y) and math.isfinite(golden))
+
+
+@pytest.mark.parametrize("golden", [NAN, INF, -INF])
+def test_unspecified_leaves_nonfinite_elements_alone(golden: float) -> None:
+    """Where the mathematics gives NaN or an infinity anything is kept, unjudged; NaN for a number is not."""
+    allowed = limits(golden, 0.0, nonfinite="unspecified")
+    assert all(kept(y, allowed) for y in (NAN, INF, -INF, 0.0, 7.0))
+    assert not bool(allowed.judged[0])
+    assert not kept(NAN, limits(1.0, 0.25, nonfinite="unspecified"))
+
+
+def test_an_infinite_radius_is_not_judged() -> None:
+    """Where an honest kernel may overflow inside nothing is said; where the golden is infinite the class is."""
+    allowed = limits(1.0, INF)
+    assert not bool(allowed.judged[0])
+    assert all(kept(y, allowed) for y in (NAN, INF, 1e30))
+    assert bool(limits(INF, INF).judged[0])
+    assert not kept(NAN, limits(INF, INF))
+
+
+BEYOND = 1e6
+NAN_LETS_THE_LARGEST_THROUGH = pytest.mark.xfail(
+    reason="tolerance(): where overflow becomes NaN on both ends of the interval, the largest value is kept beside it"
+)
+OVERFLOWS = [
+    ("float16", "inf", [INF], [65504.0, NAN, -INF, 0.0]),
+    ("float16", "saturate", [65504.0], [INF, NAN, 65472.0, -65504.0]),
+    pytest.param("float16", "nan", [NAN], [INF, 65504.0], marks=NAN_LETS_THE_LARGEST_THROUGH),
+    ("float8_e4m3fn", "saturate", [448.0], [NAN, 416.0]),
+    pytest.param("float8_e4m3fn", "inf", [NAN], [448.0, 256.0], marks=NAN_LETS_THE_LARGEST_THROUGH),
+    pytest.param("float8_e4m3fn", "nan", [NAN], [448.0, 256.0], marks=NAN_LETS_THE_LARGEST_THROUGH),
+]
+
+
+@pytest.mark.parametrize(("out", "overflow", "right", "wrong"), OVERFLOWS)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_overflow_becomes_what_the_contract_says(
+    out: str, overflow: str, right: list[float], wrong: list[float], sign: float
+) -> None:
+    """A golden beyond the format is an infinity (in e4m3, which has none, NaN), the largest value, or NaN: only that."""
+    allowed = limits(sign * BEYOND, 1.0, out, overflow=overflow)
+    assert all(kept(sign * y, allowed) for y in right)
+    assert [y for y in wrong if kept(sign * y, allowed)] == []
+
+
+@pytest.mark.parametrize(("overflow", "other"), [("inf", INF), ("saturate", 65504.0), ("nan", NAN)])
+def test_at_the_threshold_both_sides_are_kept(overflow: str, other: float) -> None:
+    """65520 is where float16 overflows; within the radius of it the largest value is right as well."""
+    allowed = limits(65519.5, 1.0, "float16", overflow=overflow)
+    assert kept(65504.0, allowed)
+    assert kept(other, allowed)
+    assert not kept(65472.0, allowed)
+    assert kept(NAN, allowed) == (overflow == "nan")
+    assert kept(INF, allowed) == (overflow == "inf")
+    far = limits(65000.0, 1.0, "float16", overflow=overflow)
+    assert not kept(NAN, far)
+    assert not kept(INF, far)
+
+
+@pytest.mark.parametrize("overflow", ["inf", "saturate", pytest.param("nan", marks=NAN_LETS_THE_LARGEST_THROUGH)])
+def test_an_exact_infinity_is_beyond_the_format_too(overflow: str) -> None:
+    """What an infinite golden becomes follows the same rule."""
+    allowed = limits(INF, 0.0, "float16", overflow=overflow)
+    right = {"inf": INF, "saturate": 65504.0, "nan": NAN}
+    assert [name for name, y in right.items() if kept(y, allowed)] == [overflow]
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_flushing_is_allowed_only_by_its_contract(sign: float) -> None:
+    """A subnormal must be kept; under "flush" it may be zero, and a normal number still may not."""
+    tiny = sign * 2.0**-127
+    assert kept(tiny, limits(tiny, 0.0))
+    assert not kept(0.0, limits(tiny, 0.0))
+    assert kept(tiny, limits(tiny, 0.0, subnormals="flush"))
+    assert kept(0.0, limits(tiny, 0.0, subnormals="flush"))
+    assert not kept(-tiny, limits(tiny, 0.0, subnormals="flush"))
+    assert not kept(0.0, limits(sign * 2.0**-126, 0.0, subnormals="flush"))
+    just_below = sign * (2.0**-126 - 2.0**-150)  # rounds to the smallest normal number, but is none
+    assert kept(0.0, limits(just_below, 0.0, subnormals="flush"))
+
+
+def test_ties_go_to_even() -> None:
+    """A golden halfway between two values has one nearest, the even one."""
+    assert kept(1.0, limits(1 + 2.0**-8, 0.0))
+    assert not kept(1 + 2.0**-7, limits(1 + 2.0**-8, 0.0))
+    assert kept(1 + 2.0**-6, limits(1 + 3 * 2.0**-8, 0.0))
+
+
+def test_the_store_of_every_fp8_value_is_exact() -> None:
+    """With nothing lost, each of e4m3's values is kept for itself, and its neighbours are not."""
+    values = all_values("float8_e4m3fn")
+    values = values[values.isfinite() & (values.abs() < 448)]
+    zeros = torch.zeros_like(values)
+    allowed = tolerance(Golden(values, zeros), Golden(values, zeros), format_named("float8_e4m3fn"), Contract())
+    assert not bool(judge(values, allowed).broken.any())
+    assert bool(judge(next_up(values, "float8_e4m3fn"), allowed).broken.all())
+    assert bool(allowed.exact.all())
+
+
+def test_the_worst_index_is_that_of_the_worst_broken_element() -> None:
+    """Of several broken elements the largest ratio is reported, the first of equals; kept ones never are."""
+    golden = torch.ones(2, 3, dtype=torch.float64)
+    zero = torch.zeros_like(golden)
+    allowed = tolerance(Golden(golden, zero), Golden(golden, zero + 0.01), format_named("float32"), Contract())
+    y = golden.clone()
+    y[0, 1], y[1, 0], y[1, 2] = 1.02, 1.5, 0.9
+    result = judge(y, allowed)
+    assert result.worst_index() == (1, 0)
+    assert result.worst == pytest.approx(50, rel=1e-3)
+    assert int(result.broken.sum()) == 3
+    y[0, 0] = NAN
+    assert judge(y, allowed).worst_index() == (0, 0)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 2)])
+def test_any_shape_is_judged(shape: tuple[int, ...]) -> None:
+    """Scalars and empty outputs have a verdict too."""
+    value = torch.ones(shape, dtype=torch.float64)
+    allowed = tolerance(Golden(value, value * 0), Golden(value, value * 0), format_named("bfloat16"), Contract())
+    assert judge(value.to(torch.bfloat16), allowed).worst == 0
+    assert bool(judge(value.to(torch.bfloat16) * 2, allowed).broken.all())

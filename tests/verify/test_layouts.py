@@ -1,0 +1,162 @@
+"""Layouts: the same values wherever they lie in memory, and no write beside or into an input goes unseen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.verify.inputs.cases import Case, build, contents
+from assay.verify.inputs.layouts import LAYOUTS, Guarded, place, tied_axes
+
+DTYPES = (
+    torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2,
+    torch.int64, torch.int32, torch.int8, torch.uint8,
+)  # fmt: skip
+SHAPES = ((), (1,), (7,), (0,), (3, 5), (1, 5), (5, 1), (0, 4), (4, 0), (2, 3, 4), (2, 1, 3, 4))
+
+
+def numbered(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """A tensor whose elements are 1, 2, ... as far as the dtype tells them apart."""
+    count = torch.Size(shape).numel()
+    return (torch.arange(count, dtype=torch.float32) % 100 + 1).reshape(shape).to(dtype)
+
+
+def tied(values: Tensor, layout: str) -> Tensor:
+    """Values that are equal along the axes that the layout makes one."""
+    for axis in tied_axes(layout, values.shape):
+        values = values.narrow(axis, 0, 1).expand(values.shape)
+    return values
+
+
+def overwrite(placed: Guarded, place_in_buffer: int) -> str | None:
+    """What damage is found after one element of the buffer got another value."""
+    placed.buffer.view(torch.uint8)[place_in_buffer * placed.buffer.element_size()] ^= 0x41
+    return placed.damage()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_keeps_the_values(layout: str, dtype: torch.dtype) -> None:
+    """Every layout holds the same values in the same shape and dtype, scalars and empty tensors included."""
+    for shape in SHAPES:
+        values = tied(numbered(shape, dtype), layout)
+        placed = place(values, layout, "cpu")
+        assert placed.tensor.shape == values.shape
+        assert placed.tensor.dtype == dtype
+        assert torch.equal(placed.tensor.double(), values.double()), shape
+        assert placed.damage() is None
+
+
+@pytest.mark.parametrize(
+    ("layout", "strides", "offset"),
+    [
+        ("contiguous", (12, 4, 1), 0),
+        ("transposed", (12, 1, 3), 0),
+        ("sliced", (21, 7, 1), 0),
+        ("offset", (12, 4, 1), 1),
+        ("strided", (24, 8, 2), 0),
+        ("expanded", (0, 4, 1), 0),
+    ],
+)
+def test_a_layout_has_the_strides_that_it_promises(layout: str, strides: tuple[int, ...], offset: int) -> None:
+    """Of a [2,3,4]: axes swapped, rows padded, an odd first element, every second element, one row for all."""
+    tensor = place(tied(numbered((2, 3, 4)), layout), layout, "cpu").tensor
+    assert tensor.stride() == strides
+    assert tensor.storage_offset() - place(numbered((2, 3, 4)), "contiguous", "cpu").tensor.storage_offset() == offset
+    assert tensor.is_contiguous() == (layout in ("contiguous", "offset"))
+
+
+def test_an_expanded_tensor_has_one_row_for_all() -> None:
+    """The first axis longer than one, never the last, has stride 0; a case's values are drawn to match."""
+    assert place(numbered((1, 4, 5)), "expanded", "cpu").tensor.stride()[1] == 0
+    assert tied_axes("expanded", (5,)) == tied_axes("expanded", (1, 5)) == tied_axes("expanded", ()) == ()
+    assert tied_axes("sliced", (4, 5)) == ()
+    case = Case("softmax", {"R": 4, "N": 5}, {"x": "float32"}, layouts={"x": "expanded"})
+    tensor = build(case).guarded["x"].tensor
+    assert tensor.stride() == (0, 1)
+    assert torch.equal(tensor, contents(case, case.signature.tensors[0]))
+    assert len(tensor[0].unique()) == 5
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_write_beside_the_elements_is_found(layout: str, dtype: torch.dtype) -> None:
+    """One changed element just before the first, just after the last, and at both ends of the buffer."""
+    for shape in ((3, 5), (7,), (), (0, 4)):
+        values = tied(numbered(shape, dtype), layout)
+        first = place(values, layout, "cpu").tensor.storage_offset()
+        span = sum((n - 1) * s for n, s in zip(shape, place(values, layout, "cpu").tensor.stride(), strict=True)) + 1
+        for where in (0, first - 1, first + (span if values.numel() else 0), -1):
+            placed = place(values, layout, "cpu")
+            assert overwrite(placed, where % placed.buffer.numel()) == "out_of_bounds_write", (shape, where)
+
+
+@pytest.mark.parametrize(("layout", "gap"), [("sliced", 5), ("sliced", 7), ("strided", 1), ("strided", 9)])
+def test_a_write_into_a_gap_is_found(layout: str, gap: int) -> None:
+    """Padding behind a row and the elements between strided ones belong to nobody."""
+    placed = place(numbered((3, 5)), layout, "cpu")
+    assert overwrite(placed, placed.tensor.storage_offset() + gap) == "out_of_bounds_write"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_changed_element_is_found(layout: str, dtype: torch.dtype) -> None:
+    """One element with another value, the first or the last, is a mutation and no stray write."""
+    for index in ((0, 0), (2, 4)):
+        placed = place(tied(numbered((3, 5), dtype), layout), layout, "cpu")
+        where = placed.tensor.storage_offset() + sum(i * s for i, s in zip(index, placed.tensor.stride(), strict=True))
+        assert overwrite(placed, where) == "input_mutated"
+
+
+def test_a_stray_write_outweighs_a_mutation() -> None:
+    """Where both happened, the worse is named."""
+    placed = place(numbered((3, 5)), "contiguous", "cpu")
+    placed.tensor[0, 0] = 9
+    assert overwrite(placed, 0) == "out_of_bounds_write"
+
+
+def test_the_same_value_written_again_is_no_damage() -> None:
+    """Bytes are compared, not accesses: an honest kernel may be anything that leaves them as they were."""
+    placed = place(numbered((3, 5)), "sliced", "cpu")
+    placed.tensor.copy_(placed.tensor.clone())
+    assert placed.damage() is None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_refilling_keeps_the_memory(layout: str) -> None:
+    """Other values in the same place: same address and strides, no damage, and a later mutation is still found."""
+    placed = place(tied(numbered((3, 5)), layout), layout, "cpu")
+    values = tied(numbered((3, 5)) * 2, layout)
+    other = placed.refill(values)
+    assert other.tensor.data_ptr() == placed.tensor.data_ptr()
+    assert other.tensor.stride() == placed.tensor.stride()
+    assert torch.equal(other.tensor, values)
+    assert other.damage() is None
+    other.tensor[0, 0] += 1
+    assert other.damage() == "input_mutated"
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes", "dtypes"),
+    [
+        ("softmax", {"R": 3, "N": 5}, {"x": "bfloat16"}),
+        ("gemm_int8", {"M": 2, "K": 3, "N": 4}, {"a": "int8", "b": "int8", "scale_a": "float32", "scale_b": "float32"}),
+        (
+            "gemm_fp8",
+            {"M": 2, "K": 3, "N": 4},
+            {"a": "float8_e4m3fn", "b": "float8_e5m2", "scale_a": "float32", "scale_b": "float32"},
+        ),
+    ],
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_case_names_the_input_that_was_damaged(op: str, sizes: Any, dtypes: dict[str, str], layout: str) -> None:
+    """Each of a case's inputs is guarded, scalars too, and the first damaged one is named."""
+    case = Case(op, sizes, dtypes, layouts=dict.fromkeys(dtypes, layout))
+    assert build(case).damage() is None
+    for name in dtypes:
+        inputs = build(case)
+        overwrite(inputs.guarded[name], 1)
+        assert inputs.damage() == (name, "out_of_bounds_write")

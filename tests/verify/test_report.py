@@ -1,0 +1,193 @@
+"""HTML reports: all that was found, escaped, in one file that needs no network."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from assay.verify.inputs.cases import Case
+from assay.verify.report import number, ratio, survey_page, tally, verdict_page
+from assay.verify.result import Failure
+from assay.verify.survey import Entry, Row
+from assay.verify.verdict import Explanation, Verdict
+
+HOSTILE = "<script>alert('x')</script> & <b>"
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+CASE = Case(
+    spec="softmax",
+    sizes={"R": 1, "N": 3},
+    dtypes={"x": "bfloat16"},
+    values={"x": "normal"},
+    layouts={"x": "sliced"},
+    seed=7,
+    edits=(("x", (0, 1), float("nan")), ("x", (0, 0), 0.0)),
+    memory="huge",
+)
+FAILURE = Failure("contract", CASE, f"broken {HOSTILE}", "y", (0, 2), 0.25, 1 / 3, 1e-3, 83.3, 1, 3)
+FAILED = Verdict(
+    outcome="FAIL",
+    kernel=f"my.softmax {HOSTILE}",
+    spec="softmax",
+    dtype="bfloat16",
+    contract="subnormals='flush'",
+    cases=12,
+    worst=83.3,
+    failure=FAILURE,
+    explanations=(Explanation("fp16_sum", "the sum is kept in float16", 0.4),),
+    phases={"exact": 8, "fuzz": 4},
+    elements=12345,
+    unjudged=6,
+    seed=0,
+    repro=f"assay repro '{HOSTILE}'",
+)
+PASSED = replace(FAILED, outcome="PASS", kernel="fine", failure=None, explanations=(), repro="", worst=0.5)
+ENTRY = Entry(name=f"my.softmax {HOSTILE}", target="my:softmax", spec="softmax")
+ROWS = (
+    Row(ENTRY, "bfloat16", "FAIL", FAILED),
+    Row(ENTRY, "float32", "PASS", PASSED),
+    Row(ENTRY, "float16", "NOT HERE", reason=f"there is no {HOSTILE}"),
+)
+
+
+class Outline(HTMLParser):
+    """Collects text and attributes, and insists that tags are balanced."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "script" not in self.open and "style" not in self.open:
+            self.text += data
+
+
+@pytest.fixture(params=["verdict", "survey"])
+def page(request: pytest.FixtureRequest) -> str:
+    """A page of either kind."""
+    return verdict_page(FAILED) if request.param == "verdict" else survey_page(ROWS, {"torch": HOSTILE})
+
+
+def test_what_kernels_are_called_is_escaped(page: str) -> None:
+    """Names, messages and reasons are text, never markup, and are all there."""
+    outline = Outline(page)
+    assert "<script>alert" not in page
+    assert HOSTILE in outline.text
+    assert sum(tag == "script" for tag, _ in outline.tags) == 1
+
+
+def test_a_page_needs_no_network(page: str) -> None:
+    """Nothing is loaded: no address, no source, no import."""
+    assert not re.search(r"https?:|//[a-z]|@import|url\(|\ssrc=|<link", page)
+
+
+def test_both_colour_schemes_are_served(page: str) -> None:
+    """The page follows the reader's scheme, and every colour is a variable that both schemes set."""
+    light, dark = re.findall(r":root \{(.*?)\}", page, re.DOTALL)
+    names = set(re.findall(r"(--[\w-]+):", light))
+    assert "prefers-color-scheme: dark" in page
+    assert names == set(re.findall(r"(--[\w-]+):", dark))
+    assert set(re.findall(r"var\((--[\w-]+)\)", page)) <= names | {"--tone", "--tone-paper"}
+
+
+def test_colours_have_contrast() -> None:
+    """Text on its paper reaches the contrast of 4.5 that WCAG asks for, in both schemes."""
+
+    def luminance(colour: str) -> float:
+        digits = "".join(digit * 2 for digit in colour) if len(colour) == 3 else colour
+        channels = [int(digits[place : place + 2], 16) / 255 for place in (0, 2, 4)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for scheme in re.findall(r":root \{(.*?)\}", verdict_page(PASSED), re.DOTALL):
+        colours = dict(re.findall(r"--([\w-]+): #([0-9a-f]+)", scheme))
+        pairs = [(tone, f"{tone}-paper") for tone in ("good", "bad", "doubt", "quiet")]
+        pairs += [(ink, paper) for ink in ("ink", "soft") for paper in ("paper", "sheet", "hover", "code")]
+        for ink, paper in pairs:
+            light, dark = sorted((luminance(colours[ink]), luminance(colours[paper])), reverse=True)
+            assert (light + 0.05) / (dark + 0.05) >= 4.5, (ink, paper)
+
+
+def test_a_verdict_page_tells_all() -> None:
+    """Outcome, contract, counts, the failing element, its case, the likely cause and the repro line."""
+    text = " ".join(Outline(verdict_page(FAILED)).text.split())
+    for part in (
+        "FAIL",
+        "subnormals='flush'",
+        "12 (8 exact, 4 fuzz)",
+        "12,345",
+        "y[0, 2]",
+        "0.333333333",
+        "±0.00100",
+        "83.3",
+        "R=1 N=3",
+        "1 × 3",
+        "sliced",
+        "x[0, 1] = nan",
+        "1 element set to zero",
+        "fresh memory is filled with 2¹⁰⁰",
+        "the sum is kept in float16",
+        "assay repro",
+    ):
+        assert part in text, part
+
+
+def test_a_survey_page_lists_every_row() -> None:
+    """One body of the table per row, with its outcome, and details for the rows that have a verdict."""
+    outline = Outline(survey_page(ROWS, {"torch": "2"}))
+    bodies = [
+        attributes["data-outcome"] for tag, attributes in outline.tags if tag == "tbody" if "data-outcome" in attributes
+    ]
+    assert bodies == ["FAIL", "PASS", "NOT HERE"]
+    folds = [attributes["aria-controls"] for _, attributes in outline.tags if "aria-controls" in attributes]
+    assert folds == [attributes["id"] for tag, attributes in outline.tags if tag == "tr" and "id" in attributes]
+    assert len(folds) == 2
+
+
+def test_table_cells_have_headers() -> None:
+    """Every header cell says what it is the header of."""
+    outline = Outline(survey_page(ROWS, {}))
+    assert all(attributes.get("scope") in ("row", "col") for tag, attributes in outline.tags if tag == "th")
+
+
+def test_a_lost_process_has_a_page() -> None:
+    """A failure without numbers is shown without them."""
+    crash = replace(FAILED, failure=Failure("crash", CASE, "the process was ended by SIGSEGV"), worst=float("inf"))
+    text = Outline(verdict_page(crash)).text
+    assert "SIGSEGV" in text
+    assert "came" not in text
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.5, "0.500"), (1.0, "1.00"), (101.0, "101"), (float("inf"), "∞"), (0.0, "0.00"), (1e-38, "1.00e-38")],
+)
+def test_ratios_have_three_digits(value: float, shown: str) -> None:
+    """A ratio is shown in three digits, an infinite one as such."""
+    assert ratio(value) == shown
+
+
+def test_numbers_are_shown_in_full() -> None:
+    """Nine digits tell any two float32 apart."""
+    assert (number(1 / 3), number(None), number(float("nan"))) == ("0.333333333", "", "nan")
+
+
+def test_the_tally_begins_with_verdicts() -> None:
+    """Outcomes are counted, in the order of `OUTCOMES`, other words last."""
+    assert list(tally(reversed(ROWS)).items()) == [("PASS", 1), ("FAIL", 1), ("NOT HERE", 1)]

@@ -1,0 +1,179 @@
+"""Appraising the outputs of a case: goldens and tolerances for its inputs, and each output against them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from assay.golden.arithmetic import Arb, BallArithmetic
+from assay.golden.evaluation import Golden, golden_of_ball, golden_of_enclosure, run
+from assay.golden.registry import Spec
+from assay.precision.formats import Format, format_named
+from assay.verify.contract import Contract
+from assay.verify.inputs.cases import Case, work
+from assay.verify.judge import Judgement, Tolerance, judge, tolerance
+from assay.verify.result import Failure, Result
+
+_ARB_WORK = 20_000
+_ARB_DIGITS = 40
+
+Values = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Appraiser:
+    """Judges outputs of the dtypes ``out_dtypes`` by ``contract``."""
+
+    contract: Contract
+    out_dtypes: tuple[str, ...]
+
+    def appraise(self, case: Case, values: Values, outputs: tuple[torch.Tensor, ...]) -> Result:
+        """The outputs against the goldens, element by element."""
+        definition, signature = case.definition, case.signature
+        chosen = _chosen(definition, signature.returns, outputs)
+        result = Result(case, outputs=outputs)
+        if chosen is not None:
+            failure = self._wrong_choice(case, values, chosen)
+            if failure is not None:
+                return replace(result, failure=failure)
+        allowed = self.tolerances(case, values, chosen)
+        open_ended = self.contract.nonfinite == "unspecified" and not all(
+            bool(x.double().isfinite().all()) for x in values.values()
+        )
+        for place, (tensor, got, limits) in enumerate(zip(signature.returns, outputs, allowed, strict=True)):
+            if tensor.is_integer:
+                continue
+            if open_ended:  # a NaN or an infinity of the inputs may come out anywhere
+                limits = replace(limits, judged=limits.judged & got.cpu().isfinite())
+            judgement = judge(got, limits)
+            if bool(judgement.unresolved.any()) and work(definition, case.sizes) <= _ARB_WORK:
+                limits = self.tolerances(case, values, chosen, proven=True)[place]
+                judgement = judge(got, limits)
+            judged = int(limits.judged.sum())
+            result = replace(
+                result,
+                worst=max(result.worst, judgement.worst),
+                judged=result.judged + judged,
+                nonzero=result.nonzero + int((limits.judged & (limits.golden != 0)).sum()),
+                unjudged=result.unjudged + limits.judged.numel() - judged,
+                unresolved=result.unresolved + int(judgement.unresolved.sum()),
+                tolerances=(*result.tolerances, limits),
+            )
+            if bool(judgement.broken.any()):
+                return replace(result, failure=failure_of(case, tensor.name, got, judgement))
+        return result
+
+    def tolerances(
+        self,
+        case: Case,
+        values: Values,
+        chosen: torch.Tensor | None = None,
+        *,
+        proven: bool = False,
+    ) -> list[Tolerance]:
+        """What the contract allows of each output, for inputs of these ``values``; ``proven``: by Arb."""
+        model = self.contract.model(case.definition, self.input_format(case))
+        with one_thread():
+            golden = self._evaluate(case, values, chosen, Arb(_ARB_DIGITS) if proven else BallArithmetic())
+            allowed = self._evaluate(case, values, chosen, BallArithmetic(model))
+        return [
+            tolerance(exact, permitted, format_named(dtype if not tensor.is_integer else "float64"), self.contract)
+            for tensor, dtype, exact, permitted in zip(
+                case.signature.returns, self.out_dtypes, golden, allowed, strict=True
+            )
+        ]
+
+    def input_format(self, case: Case) -> Format:
+        """The format of the first tensor, which contracts call "input"."""
+        return format_named(next(iter(case.dtypes.values())))
+
+    def _evaluate(self, case: Case, values: Values, chosen: torch.Tensor | None, xp: Any) -> list[Golden]:
+        result = _run(case, values, xp, chosen)
+        convert: Callable[[Any], Golden] = golden_of_enclosure if isinstance(xp, Arb) else golden_of_ball
+        goldens = [convert(part) for part in (result if isinstance(result, tuple) else (result,))]
+        return [
+            replace(golden, radius=golden.radius + golden.low.abs()) if golden.low is not None else golden
+            for golden in goldens
+        ]
+
+    def _wrong_choice(self, case: Case, values: Values, chosen: torch.Tensor) -> Failure | None:
+        """A choice that no kernel under the contract may make."""
+        definition = case.definition
+        assert definition.admissible is not None
+        xp = BallArithmetic(self.contract.model(definition, self.input_format(case)))
+        tensors = [xp.exact(value) for value in values.values()]
+        right = definition.admissible(xp, *tensors, chosen.to(torch.int64), **case.options)
+        if bool(right.all()):
+            return None
+        index = tuple(int(place) for place in (~right).nonzero()[0])
+        best = next(
+            golden
+            for golden in self._evaluate(case, values, None, BallArithmetic())
+            if not golden.value.is_floating_point()
+        )
+        return Failure(
+            "contract",
+            case,
+            f"{int((~right).sum())} of {right.numel()} choices are none that the exact values allow",
+            str(definition.chosen),
+            index,
+            float(chosen[index]),
+            float(best.value[index]),
+            0.0,
+            float("inf"),
+            int((~right).sum()),
+            right.numel(),
+        )
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Small tensors on one thread: a pool's barriers cost more than they save, and far more on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run(case: Case, values: Values, xp: Any, chosen: torch.Tensor | None) -> Any:
+    keywords = {tensor.name: values[tensor.name] for tensor in case.signature.tensors if tensor.keyword}
+    tensors = [value for name, value in values.items() if name not in keywords]
+    options = {name: value for name, value in case.options.items() if name not in keywords}
+    if chosen is not None:
+        chosen = chosen.to(torch.int64).clamp(0, max(values[next(iter(values))].shape[-1] - 1, 0))
+    return run(
+        case.definition, xp, tensors, options | dict.fromkeys(set(keywords) & set(case.options), True), keywords, chosen
+    )
+
+
+def _chosen(definition: Spec, returns: Any, outputs: tuple[torch.Tensor, ...]) -> torch.Tensor | None:
+    named = {tensor.name: output for tensor, output in zip(returns, outputs, strict=True)}
+    return named[definition.chosen].detach().cpu() if definition.chosen else None
+
+
+def failure_of(case: Case, name: str, got: torch.Tensor, judgement: Judgement) -> Failure:
+    """The failure that the worst element of a judgement shows."""
+    index, limits = judgement.worst_index(), judgement.tolerance
+    y, golden = float(got[index]), float(limits.golden[index])
+    violations = int(judgement.broken.sum())
+    regular = torch.isfinite(torch.tensor([y, golden])).all()
+    kind = "nonfinite" if not regular else "exact" if bool(limits.exact[index]) else "contract"
+    return Failure(
+        kind,
+        case,
+        f"{violations} of {got.numel()} elements are outside of what the contract allows",
+        name,
+        index,
+        y,
+        golden,
+        float(judgement.radius[index]) if regular else None,
+        float(judgement.ratio[index]),
+        violations,
+        got.numel(),
+    )

@@ -1,0 +1,142 @@
+"""The question that an examination asks, with every setting checked before the kernel is first called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from assay.golden.registry import Spec, spec
+from assay.precision.formats import format_named
+from assay.verify.calls import Call, check_framework
+from assay.verify.contract import Contract, accumulator
+from assay.verify.errors import SettingError
+from assay.verify.inputs.cases import Case, format_or_integer
+from assay.verify.inputs.sampler import Sampler
+from assay.verify.trial import Bench
+
+
+@dataclass(frozen=True)
+class Question:
+    """Does this kernel keep this contract, on the cases that this sampler draws?
+
+    ``refusal`` says why the contract has no answer, where it hasn't.
+    """
+
+    kernel: str
+    dtype: str
+    definition: Spec
+    bench: Bench
+    sampler: Sampler
+    examples: int
+    refusal: str
+
+
+def ask(
+    kernel: Callable[..., Any],
+    op: str,
+    *,
+    dtype: str | Mapping[str, str] | None,
+    out_dtype: str | None,
+    options: Mapping[str, Sequence[Any]] | None,
+    shapes: Mapping[str, Any] | None,
+    contract: Contract | None,
+    examples: int,
+    seed: int,
+    device: str,
+    framework: str,
+    layouts: Sequence[str],
+    timeout: float,
+) -> Question:
+    """The question, or the error of `assay.verify.examine` that says why it can't be asked."""
+    definition = spec(op)
+    if not callable(kernel):
+        raise SettingError(f"kernel: expected a callable, got {type(kernel).__name__}")
+    if isinstance(examples, bool) or not isinstance(examples, int) or examples < 0:
+        raise SettingError(f"examples={examples!r}; expected a whole number of at least 0")
+    check_framework(framework)
+    check_device(device)
+    contract = contract or Contract()
+    sampler = Sampler(
+        definition, _dtypes(definition, dtype), dict(options or {}), _sizes(shapes or {}), tuple(layouts), seed
+    )
+    sampler.check()
+    first = sampler.case(lambda values: values[0], style="small")
+    contract.model(definition, format_named(next(iter(first.dtypes.values()))))
+    call = Call(kernel, sampler.options, _out_dtypes(first, out_dtype), framework, timeout)
+    return Question(
+        kernel=getattr(kernel, "__qualname__", None) or getattr(kernel, "__name__", None) or repr(kernel),
+        dtype=", ".join(dict.fromkeys(first.dtypes.values())),
+        definition=definition,
+        bench=Bench(call, contract, device),
+        sampler=sampler,
+        examples=examples,
+        refusal=_refusal(contract, first),
+    )
+
+
+def check_device(device: str) -> None:
+    """Raise `SettingError` for a device that this machine hasn't got."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise SettingError(f"device={device!r} can't be used: {str(error).splitlines()[0]}") from None
+
+
+def _dtypes(definition: Spec, dtype: str | Mapping[str, str] | None) -> str | dict[str, str]:
+    """The dtype as given, its names checked."""
+    tensors = definition.signature().tensors
+    if dtype is None:
+        free = [tensor.name for tensor in tensors if tensor.dtype is None]
+        if free:
+            raise SettingError(f"dtype: {definition.name} needs the dtype of {', '.join(free)}, e.g. dtype='bfloat16'")
+        return "float8_e4m3fn"  # the op fixes every dtype; of those that may vary, fp8's, this is the default
+    if isinstance(dtype, str):
+        format_or_integer(dtype)
+        return dtype
+    names = {tensor.name for tensor in tensors}
+    for name, value in dtype.items():
+        if name not in names:
+            raise SettingError(f"dtype: {definition.name} has no tensor {name!r}; it has {', '.join(sorted(names))}")
+        format_or_integer(value)
+    if not dtype:
+        raise SettingError("dtype={}; expected a name, or a name for each tensor")
+    return dict(dtype)
+
+
+def _sizes(shapes: Mapping[str, Any]) -> dict[str, Sequence[int]]:
+    """Sizes as sequences; one whole number stands for itself."""
+    return {symbol: [sizes] if isinstance(sizes, int) else sizes for symbol, sizes in shapes.items()}
+
+
+def _out_dtypes(case: Case, out_dtype: str | None) -> tuple[str, ...]:
+    """The dtype of each result: stated, fixed by the op, or that of the first floating tensor of 16 bits or more."""
+    wide = [
+        name
+        for name in case.dtypes.values()
+        if name not in ("int32", "int64") and format_named(name).kind == "float" and format_named(name).bits >= 16
+    ]
+    found = []
+    for place, tensor in enumerate(case.signature.returns):
+        if out_dtype is not None and (place == 0 or tensor.dtype is None):
+            found.append(format_or_integer(out_dtype))
+        elif tensor.dtype is not None:
+            found.append(tensor.dtype)
+        elif wide:
+            found.append(wide[0])
+        else:
+            raise SettingError(f"out_dtype: no input has 16 bits or more; state the dtype of {tensor.name}")
+    return tuple(found)
+
+
+def _refusal(contract: Contract, case: Case) -> str:
+    """Why the contract says nothing about this case, if so."""
+    takes = accumulator(contract.accumulate).inputs
+    first = next(iter(case.dtypes.values()))
+    if takes and first not in takes:
+        return (
+            f"the accumulator {contract.accumulate!r} takes {', '.join(takes)}; the contract says nothing about {first}"
+        )
+    return ""
