@@ -218,7 +218,7 @@ OVERFLOWS = [
 def test_overflow_becomes_what_the_contract_says(
     out: str, overflow: str, right: list[float], wrong: list[float], sign: float
 ) -> None:
-    """A golden beyond the format is an infinity (in e4m3, which has none, NaN), the largest value, or NaN: only that."""
+    """A golden beyond the format is an infinity (in e4m3, which has none, NaN), the largest value, or NaN."""
     allowed = limits(sign * BEYOND, 1.0, out, overflow=overflow)
     assert all(kept(sign * y, allowed) for y in right)
     assert [y for y in wrong if kept(sign * y, allowed)] == []
