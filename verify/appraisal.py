@@ -26,10 +26,9 @@ Values = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Appraiser:
-    """Judges outputs of the dtypes ``out_dtypes`` by ``contract``."""
+    """Judges outputs by ``contract``."""
 
     contract: Contract
-    out_dtypes: tuple[str, ...]
 
     def appraise(self, case: Case, values: Values, outputs: tuple[torch.Tensor, ...]) -> Result:
         """The outputs against the goldens, element by element."""
@@ -83,7 +82,7 @@ class Appraiser:
         return [
             tolerance(exact, permitted, format_named(dtype if not tensor.is_integer else "float64"), self.contract)
             for tensor, dtype, exact, permitted in zip(
-                case.signature.returns, self.out_dtypes, golden, allowed, strict=True
+                case.signature.returns, case.result_dtypes, golden, allowed, strict=True
             )
         ]
 

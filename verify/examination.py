@@ -158,7 +158,7 @@ class _Examination:
         for case in gate_cases(self.sampler):
             values = {name: guarded.tensor for name, guarded in build(case).guarded.items()}
             limits = self.bench.appraiser.tolerances(case, values)
-            for tensor, dtype, allowed in zip(case.signature.returns, self.bench.call.out_dtypes, limits, strict=True):
+            for tensor, dtype, allowed in zip(case.signature.returns, case.result_dtypes, limits, strict=True):
                 if not tensor.is_integer:
                     loophole = loophole or passes_gate(allowed, format_named(dtype))
                     self.detectable = min(self.detectable, smallest_gain(allowed))

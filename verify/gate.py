@@ -71,8 +71,11 @@ def passes_gate(limits: Tolerance, out: Format) -> str | None:
 def smallest_gain(limits: Tolerance) -> float:
     """The smallest relative error, common to all elements, that the check would detect; infinite if none."""
     golden = torch.where(limits.judged & torch.isfinite(limits.golden), limits.golden, 0.0)
-    beyond = (limits.high + next_up(limits.high, limits.out)) / 2 - golden
-    gain = torch.where(golden > 0, beyond / golden, math.inf)
+    up = golden > 0
+    end = torch.where(up, limits.high, limits.low)
+    beyond = torch.where(up, next_up(end, limits.out), next_down(end, limits.out))
+    gain = (end + limits.share * (beyond - end) - golden) / golden
+    gain = torch.where((golden == 0) | gain.isnan(), math.inf, gain)  # NaN: nothing lies beyond the format's end
     return float(gain.min()) if gain.numel() else math.inf
 
 

@@ -76,10 +76,10 @@ def _fill(tensor: torch.Tensor, value: float) -> None:
         tensor.fill_(value if tensor.dtype.is_floating_point or tensor.dtype.is_complex else int(value))
 
 
-def litter(case: Case, out_dtypes: tuple[str, ...]) -> None:
+def litter(case: Case) -> None:
     """Free tensors of the results' sizes that are full of NaN."""
     dirt = []
-    for tensor, name in zip(case.signature.returns, out_dtypes, strict=True):
+    for tensor, name in zip(case.signature.returns, case.result_dtypes, strict=True):
         dtype = torch_dtype(name)
         if dtype.is_floating_point and dtype.itemsize > 1:
             dirt.append(torch.full(case.shape(tensor), math.nan, dtype=dtype))

@@ -59,13 +59,16 @@ def ask(
     check_framework(framework)
     check_device(device)
     contract = contract or Contract()
+    if out_dtype is not None:
+        out_dtype = format_or_integer(out_dtype)
     sampler = Sampler(
-        definition, _dtypes(definition, dtype), dict(options or {}), _sizes(shapes or {}), tuple(layouts), seed
+        definition, _dtypes(definition, dtype), dict(options or {}), _sizes(shapes or {}), tuple(layouts), seed, out_dtype
     )
     sampler.check()
     first = sampler.case(lambda values: values[0], style="small")
     contract.model(definition, format_named(next(iter(first.dtypes.values()))))
-    call = Call(kernel, sampler.options, _out_dtypes(first, out_dtype), framework, timeout)
+    first.result_dtypes  # noqa: B018  an op whose inputs are all narrow needs out_dtype
+    call = Call(kernel, sampler.options, framework, timeout)
     return Question(
         kernel=getattr(kernel, "__qualname__", None) or getattr(kernel, "__name__", None) or repr(kernel),
         dtype=", ".join(dict.fromkeys(first.dtypes.values())),
@@ -109,26 +112,6 @@ def _dtypes(definition: Spec, dtype: str | Mapping[str, str] | None) -> str | di
 def _sizes(shapes: Mapping[str, Any]) -> dict[str, Sequence[int]]:
     """Sizes as sequences; one whole number stands for itself."""
     return {symbol: [sizes] if isinstance(sizes, int) else sizes for symbol, sizes in shapes.items()}
-
-
-def _out_dtypes(case: Case, out_dtype: str | None) -> tuple[str, ...]:
-    """The dtype of each result: stated, fixed by the op, or that of the first floating tensor of 16 bits or more."""
-    wide = [
-        name
-        for name in case.dtypes.values()
-        if name not in ("int32", "int64") and format_named(name).kind == "float" and format_named(name).bits >= 16
-    ]
-    found = []
-    for place, tensor in enumerate(case.signature.returns):
-        if out_dtype is not None and (place == 0 or tensor.dtype is None):
-            found.append(format_or_integer(out_dtype))
-        elif tensor.dtype is not None:
-            found.append(tensor.dtype)
-        elif wide:
-            found.append(wide[0])
-        else:
-            raise SettingError(f"out_dtype: no input has 16 bits or more; state the dtype of {tensor.name}")
-    return tuple(found)
 
 
 def _refusal(contract: Contract, case: Case) -> str:

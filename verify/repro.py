@@ -56,7 +56,7 @@ def load_target(target: str) -> Callable[..., Any]:
 def repro_line(bench: Bench, case: Case) -> str:
     """The command that runs ``case`` again."""
     content: dict[str, Any] = {"target": target_of(bench.call.kernel)}
-    content |= {"listed": list(bench.call.listed), "out": list(bench.call.out_dtypes)}
+    content["listed"] = list(bench.call.listed)
     if bench.contract.changed():
         content["contract"] = bench.contract.changed()
     for name, value, default in (
@@ -79,7 +79,7 @@ def run_line(line: str, target: str = "") -> Result:
         case = case_from_line(json.dumps(content["case"]))
         kernel_name = target or content["target"]
         listed = {name: [case.options[name]] for name in content["listed"]}
-        out, contract_fields = tuple(content["out"]), content.get("contract", {})
+        contract_fields = content.get("contract", {})
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, ReproError):
             raise
@@ -87,7 +87,7 @@ def run_line(line: str, target: str = "") -> Result:
     if not kernel_name:
         raise ReproError("repro line: the kernel has no importable name; add --target package.module:function")
     call = Call(
-        load_target(kernel_name), listed, out, content.get("framework", "torch"), float(content.get("timeout", 30.0))
+        load_target(kernel_name), listed, content.get("framework", "torch"), float(content.get("timeout", 30.0))
     )
     contract = contract_from_table(contract_fields) if contract_fields else Contract()
     return Bench(call, contract, content.get("device", "cpu")).try_case(case)

@@ -63,7 +63,7 @@ class Bench:
     @property
     def appraiser(self) -> Appraiser:
         """Who judges the outputs."""
-        return Appraiser(self.contract, self.call.out_dtypes)
+        return Appraiser(self.contract)
 
     def _other_data_first(self, case: Case, inputs: Inputs) -> tuple[tuple[torch.Tensor, ...], Inputs, Finding | None]:
         """A call with other data of the same shapes; then the case's own data, in the same memory if it says so."""

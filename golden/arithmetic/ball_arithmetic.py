@@ -26,7 +26,11 @@ class ElementaryBalls(Arithmetic):
         self.u = model.unit_roundoff
 
     def exact(self, values: Any) -> Ball:
-        return Ball(torch.as_tensor(values).to(torch.float64), None, self.model)
+        mid = torch.as_tensor(values).to(torch.float64)
+        if not self.model.flush:
+            return Ball(mid, None, self.model)
+        flushed = torch.where(mid.abs() < self.model.compute.smallest_normal, mid.abs(), 0.0)
+        return Ball(mid, flushed if bool(flushed.any()) else None, self.model)
 
     def integers(self, values: Any) -> Tensor:
         return torch.as_tensor(values).to(torch.int64)

@@ -222,7 +222,7 @@ class BallArithmetic(ElementaryBalls):
         total_error = -torch.log1p(-(common + lost).clamp(max=1.0))
         lse_error = total_error + 8 * u * (lse.abs() + largest.abs()) + model.function_error("log") * log_total.abs()
         lse_error = torch.where(lse == -math.inf, 0.0, lse_error + model.tiny)
-        return self.ball(mid, rad), self.ball(lse, lse_error)
+        return self.ball(mid, rad), self.unspecified(sees & torch.isinf(largest), self.ball(lse, lse_error))
 
     def _certified_attention(
         self,

@@ -15,7 +15,7 @@ from assay.golden.registry import Spec, spec
 from assay.golden.signature import Signature, TensorSpec, dimension
 from assay.precision.formats import Format, format_named
 from assay.precision.rounding import round_to
-from assay.verify.errors import ReproError
+from assay.verify.errors import ReproError, SettingError
 from assay.verify.inputs.distributions import RELATIVE, ROLES, Draws, integer_values
 from assay.verify.inputs.layouts import Guarded, place, tied_axes
 
@@ -42,6 +42,7 @@ class Case:
     memory: str = "plain"
     protocol: str = "once"
     origin: Mapping[str, int] = field(default_factory=dict)
+    out_dtype: str | None = None
 
     @property
     def definition(self) -> Spec:
@@ -52,6 +53,22 @@ class Case:
     def signature(self) -> Signature:
         """The signature under this case's options."""
         return self.definition.signature(self.options)
+
+    @property
+    def result_dtypes(self) -> tuple[str, ...]:
+        """The dtype of each result: stated, fixed by the op, or that of the first floating input of 16 bits or more.
+
+        Raises `SettingError` where none of these says it.
+        """
+        wide = [name for name in self.dtypes.values() if _is_wide_float(name)]
+        found = []
+        for place, tensor in enumerate(self.signature.returns):
+            stated = self.out_dtype if place == 0 or tensor.dtype is None else None
+            dtype = stated or tensor.dtype or next(iter(wide), None)
+            if dtype is None:
+                raise SettingError(f"out_dtype: no input has 16 bits or more; state the dtype of {tensor.name}")
+            found.append(dtype)
+        return tuple(found)
 
     def shape(self, tensor: TensorSpec) -> tuple[int, ...]:
         """The shape of one of the signature's tensors."""
@@ -116,6 +133,13 @@ def dtype_of(tensor: TensorSpec, dtype: str | Mapping[str, str]) -> str:
 def format_or_integer(name: str) -> str:
     """The full name of a dtype."""
     return name if name in ("int32", "int64") else format_named(name).name
+
+
+def _is_wide_float(dtype: str) -> bool:
+    if dtype in ("int32", "int64"):
+        return False
+    format = format_named(dtype)
+    return format.kind == "float" and format.bits >= 16
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -48,6 +48,7 @@ class Sampler:
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     layouts: Sequence[str] = LAYOUTS
     seed: int = 0
+    out_dtype: str | None = None
 
     def option_sets(self) -> list[dict[str, Any]]:
         """Every combination of the listed options, completed by the defaults."""
@@ -79,6 +80,7 @@ class Sampler:
             values=values,
             layouts=layouts,
             seed=choose(range(1 << 24)),
+            out_dtype=self.out_dtype,
             memory=choose(("plain", "plain", "nan", "huge")),
             protocol=choose(("once",) * 6 + ("repeat", "after_other", "after_refill")),
         )
