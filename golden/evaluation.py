@@ -13,7 +13,7 @@ import torch
 from assay.golden.arithmetic import Arb, Arithmetic, Ball, BallArithmetic
 from assay.golden.errors import InputError, OptionError
 from assay.golden.registry import Spec, spec
-from assay.golden.signature import TensorSpec
+from assay.golden.signature import TensorSpec, dimension
 
 _SLACK = 1 + 2.0**-40  # radii are themselves computed in float64
 _FLOAT64_DIGITS = 15
@@ -42,6 +42,8 @@ def evaluate(op: str, *tensors: Any, digits: int | None = None, **options: Any) 
     Raises `UnknownSpec`, `OptionError`, `ShapeError` or `InputError`.
     """
     definition = spec(op)
+    if digits is not None and (isinstance(digits, bool) or not isinstance(digits, int) or digits < 1):
+        raise OptionError(f"{op}: digits={digits!r}; expected a positive whole number")
     options, keywords = split_keywords(definition, options)
     if digits is None or digits <= _FLOAT64_DIGITS:
         return _each(run(definition, BallArithmetic(), tensors, options, keywords), golden_of_ball)
@@ -82,8 +84,11 @@ def run(
             f"{definition.name}: {sorted(foreign)[0]}= is a tensor that the given options do not call for"
         )
     values = [*tensors, *(keywords[tensor.name] for tensor in named)]
-    signature.bind(definition.name, [tuple(getattr(value, "shape", np.shape(value))) for value in values])
-    numbers = [_numbers(xp, definition, tensor, value) for tensor, value in zip(signature.tensors, values, strict=True)]
+    sizes = signature.bind(definition.name, [tuple(getattr(value, "shape", np.shape(value))) for value in values])
+    numbers = [
+        _numbers(xp, definition, tensor, _tensor(definition, tensor, value), sizes)
+        for tensor, value in zip(signature.tensors, values, strict=True)
+    ]
     extra = {tensor.name: number for tensor, number in zip(named, numbers[len(positional) :], strict=True)}
     settings = {name: value for name, value in complete.items() if name not in extra}
     if chosen is not None and definition.chosen is not None:
@@ -92,11 +97,24 @@ def run(
     return definition.definition(xp, *numbers[: len(positional)], **extra, **settings)
 
 
-def _numbers(xp: Arithmetic, definition: Spec, tensor: TensorSpec, value: Any) -> Any:
-    value = torch.as_tensor(value).detach().cpu()
+def _tensor(definition: Spec, tensor: TensorSpec, value: Any) -> torch.Tensor:
+    """``value`` as a tensor on the CPU; lists keep their digits."""
+    try:
+        return value.detach().cpu() if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{definition.name}: {tensor.name} is no tensor of numbers: {error}") from None
+
+
+def _numbers(
+    xp: Arithmetic, definition: Spec, tensor: TensorSpec, value: torch.Tensor, sizes: Mapping[str, int]
+) -> Any:
     if tensor.is_integer:
         if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
             raise InputError(f"{definition.name}: {tensor.name} must be integers, got {value.dtype}")
+        if tensor.bound and value.numel():
+            below, least, most = dimension(tensor.bound, sizes), int(value.min()), int(value.max())
+            if least < 0 or most >= below:
+                raise InputError(f"{definition.name}: {tensor.name} must lie in 0..{below - 1}, got {least}..{most}")
         return xp.integers(value)
     if value.dtype.is_complex or value.dtype == torch.bool:
         raise InputError(f"{definition.name}: {tensor.name} must be real numbers, got {value.dtype}")

@@ -40,14 +40,14 @@ class Appraiser:
             if failure is not None:
                 return replace(result, failure=failure)
         allowed = self.tolerances(case, values, chosen)
-        open_ended = self.contract.nonfinite == "unspecified" and not all(
-            bool(x.double().isfinite().all()) for x in values.values()
-        )
+        finite = all(bool(value.double().isfinite().all()) for value in values.values())
         for place, (tensor, got, limits) in enumerate(zip(signature.returns, outputs, allowed, strict=True)):
             if tensor.is_integer:
                 continue
-            if open_ended:  # a NaN or an infinity of the inputs may come out anywhere
-                limits = replace(limits, judged=limits.judged & got.cpu().isfinite())
+            if not finite and self.contract.nonfinite == "unspecified":  # then they may come out anywhere
+                limits = replace(limits, judged=limits.judged & got.cpu().double().isfinite())
+            if finite and "float64" in case.dtypes.values():  # the evaluation itself may have overflowed
+                limits = replace(limits, judged=limits.judged & limits.golden.isfinite())
             judgement = judge(got, limits)
             if bool(judgement.unresolved.any()) and work(definition, case.sizes) <= _ARB_WORK:
                 limits = self.tolerances(case, values, chosen, proven=True)[place]

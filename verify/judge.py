@@ -83,35 +83,37 @@ _ROUNDINGS: dict[str, tuple[Mode, Mode]] = {
 def tolerance(golden: Golden, allowed: Golden, out: Format, contract: Contract) -> Tolerance:
     """What ``contract`` allows of an output in format ``out``; ``allowed`` is the definition under its model."""
     value, own, radius = golden.value.double(), golden.radius, allowed.radius
+    value = torch.where(allowed.value.isnan(), math.nan, value)  # where a contract asks for NaN: masked rows
     special = ~torch.isfinite(value)
     said = torch.isfinite(radius) | ~torch.isfinite(allowed.value)
     judged = said & ~(special & (contract.nonfinite == "unspecified"))
     own = torch.where(special, 0.0, own)
     radius = torch.where(special | ~said, 0.0, radius)
-    down, up = _ROUNDINGS[contract.rounding]
-    bounds = [
-        _store(value - radius - own, out, down, contract),
-        _store(value + radius + own, out, up, contract),
-        _store(value - (radius - own), out, down, contract),
-        _store(value + (radius - own), out, up, contract),
-    ]
-    # An overflow that becomes NaN leaves no number on that side.
-    may_be_nan = torch.isnan(bounds[0]) | torch.isnan(bounds[1])
-    largest = torch.full_like(value, out.largest)
-    low, high, sure_low, sure_high = (
-        torch.where(bound.isnan() & ~value.isnan(), torch.copysign(largest, value), bound) for bound in bounds
-    )
+    low, high, may_be_nan = _interval(value, radius + own, out, contract)
+    sure_low, sure_high, _ = _interval(value, radius - own, out, contract)
     if contract.subnormals == "flush":
         near = (value.abs() - radius - own) < out.smallest_normal
         low, sure_low = (torch.where(near, bound.clamp(max=0), bound) for bound in (low, sure_low))
         high, sure_high = (torch.where(near, bound.clamp(min=0), bound) for bound in (high, sure_high))
     share = 0.5 if contract.rounding == "nearest" else 1.0
-    inner, may_be_nan = radius + own, may_be_nan & ~value.isnan()
+    inner = radius + own
     return Tolerance(value, low, high, sure_low, sure_high, judged, inner == 0, may_be_nan, inner, out, share)
 
 
-def _store(values: Tensor, out: Format, mode: Mode, contract: Contract) -> Tensor:
-    return round_to(values, out, mode, cast(Overflow, contract.overflow))
+def _interval(value: Tensor, radius: Tensor, out: Format, contract: Contract) -> tuple[Tensor, Tensor, Tensor]:
+    """The stored ends of value +- radius, and where the contract makes an overflow NaN.
+
+    Where one end overflows the largest number remains on that side; where both do, no number (two NaN).
+    """
+    down, up = _ROUNDINGS[contract.rounding]
+    overflow = cast(Overflow, contract.overflow)
+    least, most = value - radius, value + radius
+    low, high = round_to(least, out, down, overflow), round_to(most, out, up, overflow)
+    may_be_nan = (low.isnan() | high.isnan()) & ~value.isnan()
+    too_low, too_high = low.isnan() & (least < 0), high.isnan() & (most > 0)
+    low = torch.where(too_low & ~(high.isnan() & (most < 0)), -out.largest, low)
+    high = torch.where(too_high & ~(low.isnan() & (least > 0)), out.largest, high)
+    return low, high, may_be_nan
 
 
 def judge(got: Tensor, allowed: Tolerance) -> Judgement:

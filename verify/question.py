@@ -62,7 +62,13 @@ def ask(
     if out_dtype is not None:
         out_dtype = format_or_integer(out_dtype)
     sampler = Sampler(
-        definition, _dtypes(definition, dtype), dict(options or {}), _sizes(shapes or {}), tuple(layouts), seed, out_dtype
+        definition,
+        _dtypes(definition, dtype),
+        dict(options or {}),
+        _sizes(shapes or {}),
+        tuple(layouts),
+        seed,
+        out_dtype,
     )
     sampler.check()
     first = sampler.case(lambda values: values[0], style="small")

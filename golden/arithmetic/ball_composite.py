@@ -188,7 +188,7 @@ class BallArithmetic(ElementaryBalls):
         rows = (weights + weighted_error) @ size / least
         lost = model.accumulate.gamma(keys + 1) + math.expm1(min(700.0, keys * u))
         stage = model.stages.get("probabilities")
-        absolute = model.tiny if stage is None else model.underflow(stage)
+        absolute = model.function_underflow("exp") + (0.0 if stage is None else model.underflow(stage))
         if stage is not None:
             # One is a number of every format: a weight near one, or the largest before normalisation, loses little.
             likely = weights + weighted_error
@@ -200,7 +200,7 @@ class BallArithmetic(ElementaryBalls):
             + lost * rows
             + (lost + model.function_error("div")) * out.abs()
             + absolute * (visible.to(torch.float64) @ size)
-            + model.tiny
+            + (keys + 1) * model.function_underflow("div")
         )
         rad = torch.where(visible.double() @ size > model.largest, math.inf, rad)
         if values.rad is not None:

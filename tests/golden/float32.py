@@ -44,7 +44,9 @@ def pairwise(x: Tensor) -> Tensor:
 
 def chunked(size: int) -> Sum:
     """Forward within chunks, forward over chunks."""
-    return lambda x: forward(torch.stack([forward(part) for part in x.split(size, -1)], -1)) if x.shape[-1] else x.sum(-1)
+    return lambda x: (
+        forward(torch.stack([forward(part) for part in x.split(size, -1)], -1)) if x.shape[-1] else x.sum(-1)
+    )
 
 
 def lanes(count: int) -> Sum:

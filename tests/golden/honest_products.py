@@ -54,14 +54,19 @@ def gemms(f: Functions, a: Tensor, b: Tensor) -> Iterator[tuple[str, Tensor]]:
 def linears(f: Functions, x: Tensor, weight: Tensor, bias: Tensor) -> Iterator[tuple[str, Tensor]]:
     for name, dot in DOTS.items():
         yield f"{name}, bias last", dot(x, weight.T) + bias
-    yield "bias first", SUMS["forward"](torch.cat([bias.expand(x.shape[0], -1)[..., None], x[:, None] * weight[None]], -1))
+    yield (
+        "bias first",
+        SUMS["forward"](torch.cat([bias.expand(x.shape[0], -1)[..., None], x[:, None] * weight[None]], -1)),
+    )
     total = bias.expand(x.shape[0], -1)
     for k in range(x.shape[1]):
         total = fma(x[:, k : k + 1], weight.T[k : k + 1], total)
     yield "bias first, fused", total
 
 
-def fp8_gemms(f: Functions, a: Tensor, b: Tensor, sa: Tensor, sb: Tensor, *, granularity: str) -> Iterator[tuple[str, Tensor]]:
+def fp8_gemms(
+    f: Functions, a: Tensor, b: Tensor, sa: Tensor, sb: Tensor, *, granularity: str
+) -> Iterator[tuple[str, Tensor]]:
     a, b = a.float(), b.float()
     if granularity == "block":
         yield from _block_scaled(a, b, sa, sb)
@@ -115,7 +120,9 @@ def int4_gemms(f: Functions, x: Tensor, codes: Tensor, zeros: Tensor, scales: Te
         yield f"z off the sum of x, {name}", apart
 
 
-def moes(f: Functions, x: Tensor, up_down: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Iterator[tuple[str, Any]]:
+def moes(
+    f: Functions, x: Tensor, up_down: Tensor, down: Tensor, weights: Tensor, ids: Tensor
+) -> Iterator[tuple[str, Any]]:
     inner = up_down.shape[1] // 2
     for name, dot in DOTS.items():
         for early in (False, True):

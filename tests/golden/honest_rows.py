@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tests.golden.float32 import EXPONENTIALS, LN2, LOG2E, SUMS, Functions, Sum, fma, forward
+from tests.golden.float32 import EXPONENTIALS, LN2, LOG2E, SUMS, Functions, fma, forward
 
 Tensor = torch.Tensor
 Exponential = Callable[[Functions, Tensor, Tensor], Tensor]

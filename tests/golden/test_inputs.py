@@ -145,21 +145,18 @@ REAL_EVALUATE = evaluate
 
 
 @pytest.mark.parametrize("digits", [-3, 0, "30", 30.5, True])
-@pytest.mark.xfail(strict=True, reason="digits= is not checked")
 def test_digits_are_a_positive_whole_number(digits: Any) -> None:
     """A number of digits that is none is refused by name."""
     with pytest.raises(OptionError, match="digits"):
         evaluate("softmax", zeros(2, 2), digits=digits)
 
 
-@pytest.mark.xfail(strict=True, reason="the bound of code(16) is not checked")
 def test_zero_points_beyond_four_bits_are_refused() -> None:
     """A plain zero-point of 16 or more is none."""
     with pytest.raises(InputError, match="zeros"):
         unpacked(64, 32, 2, codes(2, 2) + 16)()
 
 
-@pytest.mark.xfail(strict=True, reason="lists become float32 by torch.as_tensor")
 def test_lists_keep_their_digits() -> None:
     """A list's numbers are taken as the float64 that they are, or not at all."""
     golden = evaluate("gemm", [[0.1]], [[1.0]])

@@ -112,11 +112,12 @@ def test_a_kept_answer_is_stale(entry: Faulty) -> None:
 
 
 def test_the_tables_are_sound() -> None:
-    """Names are unique, and a faulty kernel differs from its twin in the kernel alone."""
+    """Names are unique, and a faulty kernel is examined as its twin is, but for the sizes that reveal it."""
     entries = (*HONEST, *FAULTY, *HANGING)
     assert len({entry.name for entry in entries}) == len(entries)
     for entry in (*FAULTY, *HANGING):
         twin = TWINS[entry.twin]
-        assert (entry.spec, entry.examine) == (twin.spec, twin.examine)
+        assert entry.spec == twin.spec
+        assert entry.examine.items() >= twin.examine.items()
         assert entry.kernel is not twin.kernel
         assert entry.kinds

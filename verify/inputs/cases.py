@@ -62,8 +62,8 @@ class Case:
         """
         wide = [name for name in self.dtypes.values() if _is_wide_float(name)]
         found = []
-        for place, tensor in enumerate(self.signature.returns):
-            stated = self.out_dtype if place == 0 or tensor.dtype is None else None
+        for order, tensor in enumerate(self.signature.returns):
+            stated = self.out_dtype if order == 0 or tensor.dtype is None else None
             dtype = stated or tensor.dtype or next(iter(wide), None)
             if dtype is None:
                 raise SettingError(f"out_dtype: no input has 16 bits or more; state the dtype of {tensor.name}")
