@@ -77,7 +77,7 @@ def _devices() -> Iterator[tuple[str, str]]:
 
 def _kernels() -> Iterator[tuple[str, str]]:
     from assay.golden.registry import specs
-    from assay.verify.survey import entries
+    from assay.verify.survey_table import entries
 
     yield "ops", ", ".join(specs())
     absent = {entry.name: entry.absence("cpu") for entry in entries()}

@@ -23,7 +23,8 @@ from assay.verify.errors import SettingError
 from assay.verify.isolate import Workers
 
 if TYPE_CHECKING:
-    from assay.verify.survey import Entry, Row
+    from assay.verify.survey import Row
+    from assay.verify.survey_table import Entry
 
 _MOST_WORKERS = 8  # each holds a torch of its own
 _TIMEOUT = 10.0  # seconds for one call of a kernel
@@ -57,7 +58,8 @@ def survey(
     started = time.monotonic()
     with Workers(_worker_count(), preload="assay.verify.survey", patience=_PATIENCE) as workers:
         from assay.verify.question import check_device
-        from assay.verify.survey import entries, plan, run
+        from assay.verify.survey import plan, run
+        from assay.verify.survey_table import entries
 
         check_device(device)
         jobs = plan(

@@ -19,7 +19,8 @@ from assay.verify.errors import SettingError, TargetError
 from assay.verify.isolate import Workers
 
 if TYPE_CHECKING:
-    from assay.verify.survey import Entry, Row
+    from assay.verify.survey import Row
+    from assay.verify.survey_table import Entry
 
 _ARGUMENT = "package.module:function, or the name of a kernel of the survey or a part of it."
 
@@ -83,7 +84,7 @@ def verify(
 def _entries(target: str, op: str) -> list[Entry]:
     """What a target means: a function, or kernels of the survey."""
     from assay.golden.registry import spec, specs
-    from assay.verify.survey import Entry, entries
+    from assay.verify.survey_table import Entry, entries
 
     if ":" in target:
         if not op:
@@ -113,7 +114,7 @@ def _adapted(
     """The entry with what the command line says otherwise."""
     from assay.golden.registry import spec
     from assay.verify.contract import contract_from_table
-    from assay.verify.survey import contract_named
+    from assay.verify.survey_table import contract_named
 
     fields = settings.contract(contract, contract_named)
     contract_from_table(fields)

@@ -15,7 +15,7 @@ import pytest
 from assay.cli.main import main
 from assay.precision.errors import AssayError
 from assay.verify.errors import TableError
-from assay.verify.survey import Entry, contract_named, entries, entry_from_table
+from assay.verify.survey_table import Entry, contract_named, entries, entry_from_table
 
 HERE = Path(__file__).parent
 TABLE = """

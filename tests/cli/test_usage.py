@@ -11,7 +11,7 @@ import pytest
 from assay.cli import doctor, progress, settings
 from assay.cli.main import main
 from assay.golden.registry import spec
-from assay.verify.survey import contract_named
+from assay.verify.survey_table import contract_named
 
 HERE = Path(__file__).parent
 USER = "kernels_of_a_user"

@@ -94,7 +94,8 @@ def within(function: Function, ulps: float, sign: float) -> Function:
         rounded = single(moved)
         beyond = (rounded.double() - exact).abs() > ulps * spacing
         rounded = torch.where(beyond, torch.nextafter(rounded, single(exact)), rounded)
-        return torch.where(torch.isfinite(exact) & (exact != 0), rounded, single(exact))
+        stays = (exact == single(exact).double()) | ~torch.isfinite(exact)  # exp(0) is one, x / 1 is x
+        return torch.where(stays, single(exact), rounded)
 
     return evaluate
 
