@@ -60,25 +60,24 @@ def repeat(item: tuple[str, str], remember: Remember) -> Verdict:
 
 def _lost(line: str, target: str, lost: Lost) -> Verdict:
     """The kernel took its process down, again."""
+    from assay.verify.repro import parse_line
     from assay.verify.result import Failure
-    from assay.verify.survey import case_in
 
-    return _verdict(line, target, outcome="FAIL", failure=Failure(lost.kind, case_in(line), lost.message))
+    return _verdict(line, target, outcome="FAIL", failure=Failure(lost.kind, parse_line(line)[1], lost.message))
 
 
 def _verdict(line: str, target: str, **found: Any) -> Verdict:
     from assay.verify.contract import contract_from_table
-    from assay.verify.survey import case_in
+    from assay.verify.repro import parse_line
     from assay.verify.verdict import Verdict
 
-    text = line.strip().removeprefix("assay repro").strip().strip("'")
-    content, case = json.loads(text), case_in(line)
+    content, case = parse_line(line)
     return Verdict(
         kernel=target or content["target"],
         spec=case.spec,
         dtype=", ".join(dict.fromkeys(case.dtypes.values())),
         contract=str(contract_from_table(content.get("contract", {}))),
         cases=1,
-        repro=f"assay repro '{text}'",
+        repro=f"assay repro '{json.dumps(content, separators=(',', ':'))}'",
         **found,
     )

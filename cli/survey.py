@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -67,7 +68,8 @@ def survey(
         )
         rows: dict[int, Row] = {}
         until = float("inf") if seconds is None else started + seconds
-        with Ticker("examined", len(jobs), sum(job.effort for job in jobs)) as ticker:
+        ticker = Ticker("examined", len(jobs), sum(job.effort for job in jobs))
+        with ticker, contextlib.suppress(KeyboardInterrupt):  # what is known by then is written
             for place, row in run(jobs, workers, until=until):
                 rows[place] = row
                 ticker.advance(jobs[place].effort)
@@ -93,7 +95,7 @@ def _chosen(table: Sequence[Entry], only: str) -> list[Entry]:
 def _status(rows: Sequence[Row], strict: bool) -> int:
     mistakes = [row for row in rows if row.outcome == "ERROR"]
     for row in mistakes:
-        print(f"assay: {row.entry.name} {row.dtype}: {row.reason}\n{row.trace}".rstrip(), file=sys.stderr)
+        print(f"assay: {row.entry.name} {row.dtype}: {row.reason}", file=sys.stderr)
     if mistakes:
         return 2
     return int(strict and any(row.outcome not in ("PASS", "NOT HERE") for row in rows))

@@ -15,7 +15,7 @@ from assay.golden.errors import InputError, OptionError
 from assay.golden.registry import Spec, spec
 from assay.golden.signature import TensorSpec, dimension
 
-_SLACK = 1 + 2.0**-40  # radii are themselves computed in float64
+_SLACK = 1 + 2.0**-30  # radii are themselves computed in float64
 _FLOAT64_DIGITS = 15
 
 
@@ -25,7 +25,8 @@ class Golden:
 
     ``value`` and ``radius`` are float64 tensors (a choice such as top-k ids: integers, radius zero); ``low``, where
     more than float64's digits were asked for, is what ``value`` lacks. An infinite radius certifies nothing; where
-    ``value`` is NaN or infinite the radius is meaningless, and the class of the value is the answer.
+    ``value`` is NaN or infinite the radius is meaningless, and the class of the value is the answer (unless numbers
+    near the end of float64's own range, beyond about 1e150, made the evaluation itself overflow).
     """
 
     value: torch.Tensor

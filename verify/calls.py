@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,13 +57,16 @@ def time_limit(seconds: float) -> Iterator[None]:
     def expire(signum: int, frame: Any) -> None:
         raise KernelTimeout
 
+    started = time.monotonic()
     handler = signal.signal(signal.SIGALRM, expire)
     remaining, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, remaining, interval)
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, handler)
+        if remaining:  # somebody else's deadline goes on
+            signal.setitimer(signal.ITIMER_REAL, max(1e-3, remaining - (time.monotonic() - started)), interval)
 
 
 @dataclass(frozen=True)

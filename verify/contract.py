@@ -26,6 +26,9 @@ _CHOICES = {
     "deterministic": (True, False),
     "batch_invariant": (True, False),
 }
+_FUNCTIONS = frozenset(
+    "exp exp2 expm1 log log2 log1p tanh erf sigmoid softplus sqrt rsqrt reciprocal div sin cos".split()  # noqa: SIM905
+)
 _EMPTY_ROWS = {"zero": 0.0, "nan": float("nan"), "any": None}
 
 
@@ -59,6 +62,8 @@ class Contract:
         accumulator(self.accumulate)
         _format("compute", self.compute)
         for function, error in self.ulps.items():
+            if function not in _FUNCTIONS:
+                raise ContractError(f"contract: ulps: {unknown('function', function, _FUNCTIONS)}")
             if not isinstance(error, (int, float)) or not error >= 0:
                 raise ContractError(f"contract: ulps[{function!r}]={error!r}; expected a number of at least 0")
         for stage, format in (self.stages or {}).items():

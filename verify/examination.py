@@ -84,7 +84,7 @@ def check(kernel: Callable[..., Any], op: str, **settings: Any) -> Verdict:
     """`examine`, raising `VerificationError` (an AssertionError) with the report unless the kernel passes."""
     verdict = examine(kernel, op, **settings)
     if not verdict.passed:
-        raise VerificationError(f"\n{verdict}")
+        raise VerificationError(str(verdict))
     return verdict
 
 

@@ -24,6 +24,7 @@ _ALLOCATIONS = (
     _aten.empty.memory_format,
     _aten.empty_like.default,
     _aten.empty_strided.default,
+    _aten.empty_permuted.default,
     _aten.new_empty.default,
     _aten.new_empty_strided.default,
 )

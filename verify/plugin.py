@@ -60,7 +60,7 @@ class Assay:
         if not verdict.passed:
             from assay.verify.errors import VerificationError
 
-            raise VerificationError(f"\n{verdict}")
+            raise VerificationError(str(verdict))
         return verdict
 
 
@@ -72,6 +72,8 @@ def assay(request: pytest.FixtureRequest) -> Assay:
     given = {name: value for name, value in options.items() if value is not None}
     marked: dict[str, Any] = {}
     for marker in request.node.iter_markers("assay"):  # the closest first
+        if marker.args:
+            raise pytest.UsageError(f"mark.assay takes settings by name, e.g. examples=500, got {marker.args[0]!r}")
         marked = marker.kwargs | marked
     directory = config.getoption("assay_report")
     count = 0

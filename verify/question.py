@@ -58,6 +58,13 @@ def ask(
         raise SettingError(f"examples={examples!r}; expected a whole number of at least 0")
     check_framework(framework)
     check_device(device)
+    if contract is not None and not isinstance(contract, Contract):
+        raise SettingError(f"contract: expected a Contract, e.g. Contract(accumulate='float16'), got {contract!r}")
+    for name, setting in (("options", options), ("shapes", shapes)):
+        if setting is not None and not isinstance(setting, Mapping):
+            raise SettingError(f"{name}: expected a mapping, e.g. {{'N': [64, 128]}}, got {setting!r}")
+    if isinstance(layouts, str):
+        raise SettingError(f"layouts={layouts!r}; expected a list of layouts")
     contract = contract or Contract()
     if out_dtype is not None:
         out_dtype = format_or_integer(out_dtype)
@@ -102,17 +109,23 @@ def _dtypes(definition: Spec, dtype: str | Mapping[str, str] | None) -> str | di
         if free:
             raise SettingError(f"dtype: {definition.name} needs the dtype of {', '.join(free)}, e.g. dtype='bfloat16'")
         return "float8_e4m3fn"  # the op fixes every dtype; of those that may vary, fp8's, this is the default
-    if isinstance(dtype, str):
-        format_or_integer(dtype)
-        return dtype
+    if not isinstance(dtype, Mapping):
+        name = str(dtype).removeprefix("torch.")
+        if _is_integer(name) and any(tensor.dtype is None for tensor in tensors):
+            raise SettingError(f"dtype={name!r}; {definition.name} takes floating-point numbers")
+        return name
     names = {tensor.name for tensor in tensors}
     for name, value in dtype.items():
         if name not in names:
             raise SettingError(f"dtype: {definition.name} has no tensor {name!r}; it has {', '.join(sorted(names))}")
-        format_or_integer(value)
+        format_or_integer(str(value).removeprefix("torch."))
     if not dtype:
         raise SettingError("dtype={}; expected a name, or a name for each tensor")
-    return dict(dtype)
+    return {name: str(value).removeprefix("torch.") for name, value in dtype.items()}
+
+
+def _is_integer(dtype: str) -> bool:
+    return format_or_integer(dtype) in ("int32", "int64") or format_named(dtype).kind == "integer"
 
 
 def _sizes(shapes: Mapping[str, Any]) -> dict[str, Sequence[int]]:

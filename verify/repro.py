@@ -23,10 +23,10 @@ def target_of(kernel: Callable[..., Any]) -> str:
     module, name = getattr(kernel, "__module__", None), getattr(kernel, "__qualname__", "")
     if not module or "<" in name or module == "__main__":
         return ""
-    try:
-        return f"{module}:{name}" if load_target(f"{module}:{name}") is kernel else ""
-    except TargetError:
-        return ""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{name}" if found is kernel else ""
 
 
 def load_target(target: str) -> Callable[..., Any]:
@@ -71,19 +71,27 @@ def repro_line(bench: Bench, case: Case) -> str:
     return f"assay repro '{line}'"
 
 
-def run_line(line: str, target: str = "") -> Result:
-    """Run the case of a repro line; ``target`` names the kernel where the line doesn't. Raises `ReproError`."""
+def parse_line(line: str) -> tuple[dict[str, Any], Case]:
+    """What a repro line says, and its case. Raises `ReproError`."""
     text = line.strip().removeprefix("assay repro").strip().strip("'")
     try:
         content = json.loads(text)
-        case = case_from_line(json.dumps(content["case"]))
-        kernel_name = target or content["target"]
-        listed = {name: [case.options[name]] for name in content["listed"]}
-        contract_fields = content.get("contract", {})
+        return content, case_from_line(json.dumps(content["case"]))
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, ReproError):
             raise
         raise ReproError(f"repro line: expected what a report prints after 'assay repro', got {text[:60]!r}") from None
+
+
+def run_line(line: str, target: str = "") -> Result:
+    """Run the case of a repro line; ``target`` names the kernel where the line doesn't. Raises `ReproError`."""
+    content, case = parse_line(line)
+    try:
+        kernel_name = target or content["target"]
+        listed = {name: [case.options[name]] for name in content["listed"]}
+    except (KeyError, TypeError) as error:
+        raise ReproError(f"repro line: {error} is missing; expected what a report prints after 'assay repro'") from None
+    contract_fields = content.get("contract", {})
     if not kernel_name:
         raise ReproError("repro line: the kernel has no importable name; add --target package.module:function")
     call = Call(

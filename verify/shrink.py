@@ -7,8 +7,8 @@ which is what makes greedy shrinking work.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from assay.verify.inputs.cases import Case
@@ -16,6 +16,7 @@ from assay.verify.inputs.distributions import INTEGERS, ROLES
 from assay.verify.inputs.sampler import Sampler
 from assay.verify.result import Failure
 
+_NUMBERS = {"contract", "exact", "nonfinite"}  # kinds of wrong numbers, which shrinking may turn into each other
 _SIMPLE = ("integers", "ties", "powers", "one_hot", "normal")
 _ZERO_LIMIT = 64  # tensors with more elements than this are not shrunk element by element
 
@@ -25,29 +26,89 @@ def shrink(
     attempt: Callable[[Case], Failure | None],
     sampler: Sampler,
     *,
-    trials: int = 300,
-    seconds: float = 8.0,
+    trials: int = 400,
+    seconds: float = 20.0,
 ) -> Failure:
     """The smallest failure of the same kind that greedy steps reach within so many trials and seconds."""
-    deadline, left = time.monotonic() + seconds, trials
-    progress = True
-    while progress:
+    search = _Search(failure, attempt, sampler, trials, time.monotonic() + seconds)
+    while search.smaller_sizes() | search.simpler():
+        pass
+    return search.failure
+
+
+@dataclass
+class _Search:
+    """A greedy search under way: the smallest failure so far, and what may still be spent."""
+
+    failure: Failure
+    attempt: Callable[[Case], Failure | None]
+    sampler: Sampler
+    trials: int
+    deadline: float
+
+    def fails(self, case: Case) -> bool:
+        """Whether ``case`` fails likewise; it is then the smallest failure."""
+        if self.trials == 0 or time.monotonic() > self.deadline:
+            return False
+        self.trials -= 1
+        found = self.attempt(case)
+        if found is None or not (found.kind == self.failure.kind or {found.kind, self.failure.kind} <= _NUMBERS):
+            return False
+        self.failure = found
+        return True
+
+    def smaller_sizes(self) -> bool:
+        """Each dimension, the longest first: the smallest allowed size that fails, by bisection."""
         progress = False
-        for candidate in _steps(failure, sampler):
-            if left == 0 or time.monotonic() > deadline:
-                return failure
-            left -= 1
-            smaller = attempt(candidate)
-            if smaller is not None and smaller.kind == failure.kind:
-                failure, progress = smaller, True
-                break
-    return failure
+        for symbol in sorted(self.failure.case.sizes, key=lambda name: -self.failure.case.sizes[name]):
+            sizes = self._allowed(symbol)
+            least, most = 0, len(sizes)  # sizes[:least] do not fail; the present size stands behind the last
+            if sizes and self._cut(symbol, sizes[0]):
+                progress = True
+                continue
+            least = 1
+            while least < most:
+                middle = (least + most) // 2
+                if self._cut(symbol, sizes[middle]):
+                    most, progress = middle, True
+                else:
+                    least = middle + 1
+        return progress
+
+    def _allowed(self, symbol: str) -> Sequence[int]:
+        """The sizes below the present one that a symbol may take, ascending."""
+        case, definition = self.failure.case, self.sampler.definition
+        size, step = case.sizes[symbol], self.sampler.step(case.signature, symbol, case.sizes)
+        given = self.sampler.shapes.get(symbol) or definition.sizes.get(symbol)
+        if given is not None:
+            return sorted({s for s in given if 0 < s < size and s % step == 0})
+        return range(step, size, step)
+
+    def _cut(self, symbol: str, smaller: int) -> bool:
+        """Whether the case fails with the symbol cut to a smaller size, at the end or at the front."""
+        case, multiples = self.failure.case, self.sampler.definition.multiples
+        size = case.sizes[symbol]
+        sizes = {**case.sizes, symbol: smaller}
+        for name, partner in multiples.items():
+            if partner == symbol and name in sizes and symbol != "g":
+                sizes[name] = max(1, sizes[name] // size) * smaller
+        if any(sizes[name] % max(sizes[p], 1) for name, p in multiples.items() if name in sizes and p in sizes):
+            return False
+        if self.fails(replace(case, sizes=sizes)):
+            return True
+        if symbol in multiples.values() or case.edits:
+            return False
+        first = case.origin.get(symbol, 0) + size - smaller
+        return self.fails(replace(case, sizes=sizes, origin={**case.origin, symbol: first}))
+
+    def simpler(self) -> bool:
+        """One simplification that isn't one of size, the greatest that still fails."""
+        return any(self.fails(candidate) for candidate in _simpler(self.failure, self.sampler))
 
 
-def _steps(failure: Failure, sampler: Sampler) -> Iterator[Case]:
-    """Simpler cases, the greatest simplification first: shapes, options, layouts, distributions, single elements."""
+def _simpler(failure: Failure, sampler: Sampler) -> Iterator[Case]:
+    """Simpler cases of the same sizes: calls, memory, options, layouts, distributions, single elements."""
     case = failure.case
-    yield from _smaller_sizes(case, sampler)
     if case.protocol != "once":
         yield replace(case, protocol="once")
     if case.memory != "plain":
@@ -58,32 +119,6 @@ def _steps(failure: Failure, sampler: Sampler) -> Iterator[Case]:
             yield replace(case, layouts={**case.layouts, name: "contiguous"})
     yield from _simpler_values(case)
     yield from islice(_fewer_elements(failure), 120)
-
-
-def _smaller_sizes(case: Case, sampler: Sampler) -> Iterator[Case]:
-    for symbol, size in sorted(case.sizes.items(), key=lambda item: -item[1]):
-        step = sampler.step(case.signature, symbol, case.sizes)
-        dependants = [name for name, partner in sampler.definition.multiples.items() if partner == symbol]
-        given = sampler.shapes.get(symbol) or sampler.definition.sizes.get(symbol)
-        options = (
-            sorted({s for s in given if s < size and s % step == 0})
-            if given is not None
-            else sorted({step, size // 4 // step * step, size // 2 // step * step, size - step} & set(range(1, size)))
-        )
-        for smaller in options:
-            sizes = {**case.sizes, symbol: smaller}
-            for name in dependants:
-                if name in sizes and symbol != "g":
-                    sizes[name] = max(1, sizes[name] // size) * smaller
-            if all(
-                sizes[n] % max(sizes[p], 1) == 0
-                for n, p in sampler.definition.multiples.items()
-                if n in sizes and p in sizes
-            ):
-                yield replace(case, sizes=sizes)
-                if symbol not in case.definition.multiples.values() and not case.edits:
-                    first = case.origin.get(symbol, 0) + size - smaller
-                    yield replace(case, sizes=sizes, origin={**case.origin, symbol: first})
 
 
 def _simpler_options(case: Case, sampler: Sampler) -> Iterator[Case]:

@@ -16,9 +16,8 @@ import torch
 from assay.golden.registry import spec
 from assay.verify.contract import contract_from_table
 from assay.verify.examination import examine
-from assay.verify.inputs.cases import Case, case_from_line
 from assay.verify.isolate import Lost, Raised, Remember, Workers
-from assay.verify.repro import load_target
+from assay.verify.repro import load_target, parse_line
 from assay.verify.result import Failure
 from assay.verify.survey_table import Entry
 from assay.verify.verdict import Verdict
@@ -176,14 +175,8 @@ def _lost(job: Job, lost: Lost) -> Row:
         contract=str(contract_from_table(job.entry.contract)),
         cases=int(done),
         worst=math.inf,
-        failure=Failure(lost.kind, case_in(line), lost.message),
+        failure=Failure(lost.kind, parse_line(line)[1], lost.message),
         seed=job.seed,
         repro=line,
     )
     return Row(job.entry, job.dtype_name, "FAIL", verdict)
-
-
-def case_in(line: str) -> Case:
-    """The case of a repro line."""
-    content = json.loads(line.removeprefix("assay repro").strip().strip("'"))
-    return case_from_line(json.dumps(content["case"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,9 +117,15 @@ def write_whole(path: str | Path, text: str) -> Path:
     """Write a file by way of a temporary neighbour, so that it is never half-written."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.partial")
-    temporary.write_text(text, encoding="utf-8")
-    return temporary.replace(target)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(temporary).chmod(0o644)
+        return Path(temporary).replace(target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def text_report(verdict: Verdict) -> str:
@@ -148,4 +155,6 @@ def text_report(verdict: Verdict) -> str:
         for explanation in verdict.explanations[:3]:
             lines.append(f"  likely      {explanation.description}")
         lines.append(f"  repeat      {verdict.repro}")
+        if '"target":""' in verdict.repro:
+            lines.append("              (this kernel has no importable name: add --target package.module:function)")
     return "\n".join(lines)

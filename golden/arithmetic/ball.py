@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, eq=False)
 class Ball:
-    """Midpoints ``mid`` and radii ``rad`` (None: exact) of one shape, under one rounding model."""
+    """Midpoints ``mid`` and radii ``rad`` (None: exact; else broadcastable to them), under one rounding model."""
 
     mid: Tensor
     rad: Tensor | None
@@ -42,7 +42,8 @@ class Ball:
 
     def map(self, change: Any) -> Ball:
         """The same rearrangement of midpoints and radii."""
-        return Ball(change(self.mid), None if self.rad is None else change(self.rad), self.model)
+        rad = None if self.rad is None else change(torch.broadcast_to(self.rad, self.mid.shape))
+        return Ball(change(self.mid), rad, self.model)
 
     def __getitem__(self, key: Any) -> Ball:
         return self.map(lambda part: part[key])
@@ -56,7 +57,8 @@ class Ball:
     def __add__(self, other: Ball | float) -> Ball:
         other = self.lift(other)
         total = self.mid + other.mid
-        return self.rounded(total, _sum(self.rad, other.rad), lambda: _sum_is_exact(self.mid, other.mid, total))
+        tiny = self.model.tiny if self.model.flush else 0.0  # otherwise subnormal sums are exact
+        return self.rounded(total, _sum(self.rad, other.rad), lambda: _sum_is_exact(self.mid, other.mid, total), tiny)
 
     def __sub__(self, other: Ball | float) -> Ball:
         return self + (-self.lift(other))
@@ -94,7 +96,7 @@ class Ball:
             return value
         mid = self.mid.new_tensor(float(value))
         exact = bool(self.model.represents(mid)) or not math.isfinite(value)
-        return Ball(mid, None if exact else mid.abs() * self.model.unit_roundoff, self.model)
+        return Ball(mid, None if exact else mid.abs() * self.model.unit_roundoff + self.model.tiny, self.model)
 
     def rounded(self, mid: Tensor, spread: Tensor | None, is_exact: Any, tiny: float = 0.0) -> Ball:
         """One operation's result: the operands' spread, and one rounding unless ``is_exact()`` shows none."""
@@ -102,6 +104,8 @@ class Ball:
             rad = spread + self.model.unit_roundoff * (mid.abs() + spread) + tiny
             return Ball(mid, self.bounded(mid, rad), self.model)
         exact = is_exact() & self.model.represents(mid)
+        if self.model.flush:
+            exact &= (mid == 0) | (mid.abs() >= self.model.compute.smallest_normal)
         if bool(exact.all()):
             return Ball(mid, None, self.model)
         rad = torch.where(exact, 0.0, self.model.unit_roundoff * mid.abs() + tiny)
@@ -109,7 +113,7 @@ class Ball:
 
     def bounded(self, mid: Tensor, rad: Tensor) -> Tensor:
         """``rad``, infinite where a kernel may overflow on a finite number."""
-        if self.model.compute.name == "float64":
+        if math.isinf(self.model.largest * 2):  # float64: there is nothing beyond
             return rad
         return torch.where(torch.isfinite(mid) & ~(mid.abs() + rad <= self.model.largest), math.inf, rad)
 

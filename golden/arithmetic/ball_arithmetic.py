@@ -105,7 +105,9 @@ class ElementaryBalls(Arithmetic):
         spread = mid * torch.sigmoid(-x.mid) * growth(error)
         may_vanish = -x.mid + error > math.log(self.model.largest)
         most = torch.maximum(mid, torch.exp(x.mid + error))
-        return self._function(mid, torch.where(may_vanish, most, spread), "sigmoid")
+        own = self.model.function_error("exp") + self.u + self.model.function_error("div")  # 1 / (1 + exp(-x))
+        own = max(0.0, own - self.model.function_error("sigmoid"))
+        return self._function(mid, torch.where(may_vanish, most, spread + own * (mid + spread)), "sigmoid")
 
     def rsqrt(self, x: Ball) -> Ball:
         mid = 1 / torch.sqrt(x.mid)
@@ -126,8 +128,11 @@ class ElementaryBalls(Arithmetic):
         return Ball(torch.where(mask, x.mid, other.mid), rad, self.model)
 
     def sum(self, x: Ball, axis: int = -1, *, rescaled: bool = False) -> Ball:
-        """gamma_(n-1) of the sum of magnitudes, in any order; nothing where every partial sum is exact."""
-        terms = max(x.shape[axis] - 1, 0)
+        """gamma_(n-1) of the sum of magnitudes, in any order; nothing where every partial sum is exact.
+
+        gamma_n where entering the accumulator is a rounding of its own.
+        """
+        terms = max(x.shape[axis] - (self.model.accumulate.format.unit_roundoff <= self.u), 0)
         mid = x.mid.sum(axis, keepdim=True)
         magnitude = x.magnitude.sum(axis, keepdim=True)
         lost = self.model.accumulate.gamma(terms) + (self.rescaling(terms) if rescaled else 0.0)
@@ -141,7 +146,7 @@ class ElementaryBalls(Arithmetic):
 
     def rescaling(self, terms: int) -> float:
         """Error of a running sum that is rescaled by exp(old - new) at each of at most ``terms`` new maxima."""
-        if self.model is EVALUATION:
+        if self.model.certifies:
             return 0.0  # the evaluation itself makes two passes
         return math.expm1(min(700.0, terms * (self.model.function_error("exp") + 2 * self.u)))
 

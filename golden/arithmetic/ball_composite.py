@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from assay.golden.arithmetic.ball import Ball
+from assay.golden.arithmetic.ball import Ball, lowest_bit
 from assay.golden.arithmetic.ball_arithmetic import ElementaryBalls, growth
-from assay.golden.arithmetic.model import EVALUATION
 from assay.golden.arithmetic.real import Real, weighted_values
 
 Tensor = torch.Tensor
@@ -23,7 +22,7 @@ class BallArithmetic(ElementaryBalls):
 
     def softmax(self, x: Ball) -> Ball:
         """For ordinary finite x, one relative error for a whole row bounds the float64 evaluation."""
-        if self.model is not EVALUATION or x.rad is not None or 0 in x.shape:
+        if not self.model.certifies or x.rad is not None or 0 in x.shape:
             return super().softmax(x)
         most, least = torch.aminmax(x.mid, dim=-1, keepdim=True)[::-1]
         error = 2 * self.u * (most - least)
@@ -65,23 +64,22 @@ class BallArithmetic(ElementaryBalls):
         return Ball(torch.where(closed, 0.0, product.mid), torch.where(closed, 0.0, product.radius), self.model)
 
     def scores(self, q: Ball, k: Ball, scale: Ball | float) -> Ball:
-        """q k^T scale; the scale may be applied to the scores, to q, or as a square root to both (2 u |q| |k| more)."""
+        """q k^T scale; the scale may be applied to the scores, to q, or as a square root, rounded, to both."""
         scaled = q * scale
-        if self.model is EVALUATION:
+        if self.model.certifies:
             return self._certified_scores(scaled, k)
         product = self.matmul(scaled, self.swap(k))
         unscaled = q.magnitude @ k.magnitude.transpose(-1, -2)
-        split = 2 * self.u * unscaled * q.lift(scale).magnitude
-        rad = torch.where(unscaled > self.model.largest, math.inf, product.radius + split)
+        split = (self.model.accumulate.gamma(q.shape[-1]) + 6 * self.u) * unscaled * q.lift(scale).magnitude
+        rad = torch.where(unscaled > self.model.largest, math.inf, torch.maximum(product.radius, split))
         return self.ball(product.mid, rad)
 
     def _certified_scores(self, q: Ball, k: Ball) -> Ball:
-        """Scores with one radius a row: |q| |k| <= |q|_2 max |k|_2 (Cauchy-Schwarz), at no cost of another product."""
-        longest = torch.linalg.vector_norm(k.mid, dim=-1, keepdim=True)
-        longest = longest.amax(-2, keepdim=True) if k.shape[-2] else longest.new_zeros(())
-        length = torch.linalg.vector_norm(q.magnitude, dim=-1, keepdim=True)
+        """Scores with one radius a row: |q| |k| <= |q|_1 max |k|, at no cost of another product."""
+        longest = k.mid.abs().amax((-1, -2), keepdim=True) if k.mid.numel() else k.mid.new_zeros(())
+        length = q.magnitude.sum(-1, keepdim=True)
         relative = self.model.accumulate.gamma(q.shape[-1] + 4) + 4 * self.u  # q's own radius is at most 4 u |q|
-        radius = relative * length * longest + self.model.tiny
+        radius = relative * length * longest + self.model.tiny * q.shape[-1] * (1 + longest)
         if k.rad is not None or not bool((radius < _ORDINARY).all()):  # steep rows, NaN: each score its own radius
             return self.matmul(q, self.swap(k))
         return Ball(q.mid @ k.mid.transpose(-1, -2), radius, self.model)
@@ -89,13 +87,16 @@ class BallArithmetic(ElementaryBalls):
     def quantized_matmul(self, x: Ball, codes: Tensor, zero_points: Tensor, scale: Ball) -> Ball:
         """The zero-point may be subtracted from the codes, from the weights, or from the sums over each group."""
         product = super().quantized_matmul(x, codes, zero_points, scale)
-        if self.model is EVALUATION or product.rad is None:
+        if self.model.certifies or not x.shape[-1]:
             return product
         apart = x.magnitude @ ((codes + zero_points) * scale.magnitude.clamp(min=1.0))
         folded = x.magnitude @ ((codes + zero_points) * scale.magnitude)
         lost = self.model.accumulate.gamma(x.shape[-1] + 3) + 3 * self.u
-        rad = torch.where(apart > self.model.largest, math.inf, product.rad + lost * folded)
-        return Ball(product.mid, rad, self.model)
+        rad = product.radius + lost * folded
+        if product.rad is None:
+            unit = lowest_bit(x.mid).amin(-1, keepdim=True) * lowest_bit(scale.mid).amin(-2, keepdim=True)
+            rad = self._summed(product.mid, rad, folded, unit).radius
+        return Ball(product.mid, torch.where(apart > self.model.largest, math.inf, rad), self.model)
 
     def take(self, x: Ball, index: Tensor) -> Ball:
         """Entries that were chosen; among NaN and numbers nothing says which those are."""
@@ -119,7 +120,7 @@ class BallArithmetic(ElementaryBalls):
 
     def unspecified(self, rows: Tensor, x: Ball) -> Ball:
         """``x``, where a contract says nothing of ``rows``: a kernel may give anything there."""
-        if self.model is EVALUATION or not bool(rows.any()):
+        if self.model.certifies or not bool(rows.any()):
             return x
         return Ball(torch.where(rows, 0.0, x.mid), torch.where(rows, math.inf, x.radius), self.model)
 
@@ -128,9 +129,9 @@ class BallArithmetic(ElementaryBalls):
 
         With A = mean |x|, m the mean and s^2 the variance: the computed mean is off by dm <= gamma_(n+2) A. A common
         shift of all x - m changes the variance by dm^2 only, since the deviations add up to zero; rounding adds
-        gamma_(n+5) (s^2 + dm^2), and Welford's update gamma_(n+5) 2 s rms(x) (Chan, Golub & LeVeque, 1983). Folding
-        the mean into an offset, x r - m r, costs 2u(|x| + |m|) r. E[x^2] - m^2 is off by about u m^2 and stays
-        outside for |m| >> s.
+        (gamma_(n+5) + 4u) (s^2 + dm^2), and Welford's update as much times 2 s rms(x) (Chan, Golub & LeVeque, 1983).
+        Folding the mean into an offset, x r - m r, costs 2u(|x| + |m|) r. E[x^2] - m^2 is off by about u m^2 and
+        stays outside for |m| >> s.
         """
         n = max(x.shape[-1], 1)
         gamma = self.model.accumulate.gamma
@@ -138,15 +139,16 @@ class BallArithmetic(ElementaryBalls):
         mean = x.mid.mean(-1, keepdim=True)
         centred = x.mid - mean
         variance = (centred * centred).mean(-1, keepdim=True)
-        mean_error = gamma(n + 2) * size.mean(-1, keepdim=True) + own.mean(-1, keepdim=True)
-        deviation_error = mean_error + own + self.u * (centred.abs() + mean_error + 2 * size + 2 * mean.abs())
+        mean_error = (gamma(n + 2) + 2 * self.u) * size.mean(-1, keepdim=True) + own.mean(-1, keepdim=True)
+        rounding = self.u * (centred.abs() + mean_error + 2 * size + 2 * mean.abs()) + self.model.tiny
+        deviation_error = mean_error + own + rounding
         root_mean_square = torch.sqrt((size * size).mean(-1, keepdim=True))
         own_square = torch.sqrt((own * own).mean(-1, keepdim=True)) + own.mean(-1, keepdim=True)
         spread = torch.sqrt(variance)
         variance_error = (
             mean_error * mean_error
             + own_square * (2 * spread + own_square)
-            + gamma(n + 5) * (variance + mean_error * mean_error + 2 * spread * root_mean_square)
+            + (gamma(n + 5) + 4 * self.u) * (variance + mean_error * mean_error + 2 * spread * root_mean_square)
             + self.model.tiny
         )
         shifted = Ball(variance, variance_error, self.model) + eps
@@ -171,7 +173,7 @@ class BallArithmetic(ElementaryBalls):
         largest = real.max(
             masked if sinks is None else torch.cat([masked, sinks.mid.expand(*masked.shape[:-1], 1)], -1)
         )
-        if self.model is EVALUATION:
+        if self.model.certifies:
             certified = self._certified_attention(scores, visible, values, sinks, weights, lse, largest)
             if certified is not None:
                 return certified
@@ -187,6 +189,7 @@ class BallArithmetic(ElementaryBalls):
         centred = _spread_about(out, weighted_error, common, size, finite) / least
         rows = (weights + weighted_error) @ size / least
         lost = model.accumulate.gamma(keys + 1) + math.expm1(min(700.0, keys * u))
+        lost = lost / (1 - lost) if lost < 1 else math.inf
         stage = model.stages.get("probabilities")
         absolute = model.function_underflow("exp") + (0.0 if stage is None else model.underflow(stage))
         if stage is not None:
@@ -250,7 +253,8 @@ class BallArithmetic(ElementaryBalls):
         lost = self.model.accumulate.gamma(scores.shape[-1] + 1) + self.model.function_error("div")
         pair = weights @ torch.cat([values.mid, values.mid.abs()], -1)
         out, rows = pair[..., : values.shape[-1]], pair[..., values.shape[-1] :]
-        rad = ((theta + lost) * (rows + out.abs())) * (1 + 4 * theta) + 2 * self.model.tiny
+        absolute = 4 * self.model.tiny * scores.shape[-1] * (1 + values.mid.abs().amax(-2, keepdim=True))
+        rad = ((theta + lost) * (rows + out.abs())) * (1 + 4 * theta) + absolute
         lse_error = 2 * (theta + lost) + 8 * self.u * (lse.abs() + largest.abs())
         out, rad = self._empty_rows(out, rad, ~sees) if sinks is None else (out, rad)
         return Ball(out, rad, self.model), Ball(lse, torch.where(lse == -math.inf, 0.0, lse_error), self.model)

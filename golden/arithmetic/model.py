@@ -71,7 +71,8 @@ class RoundingModel:
 
     ``ulps`` are the errors of elementary functions in ulps of ``compute`` (`DEFAULT_ULPS` where left out); ``stages``
     the formats to which marked intermediates may be rounded; ``flush`` allows zero for a subnormal; ``empty_row`` is
-    the value of an attention row that sees nothing (None: any).
+    the value of an attention row that sees nothing (None: any). ``certifies`` marks the model of the float64
+    evaluation itself, whose algorithms are known: freedoms that kernels have are not added.
     """
 
     compute: Format
@@ -80,6 +81,7 @@ class RoundingModel:
     stages: Mapping[str, Format] = field(default_factory=dict)
     flush: bool = False
     empty_row: float | None = 0.0
+    certifies: bool = False
 
     @property
     def unit_roundoff(self) -> float:
@@ -123,4 +125,4 @@ _FLOAT64 = format_named("float64")
 
 # Elementary functions of torch in float64: SLEEF's vector versions state 1.0 ulp, libm's are below 1 ulp and CUDA's
 # double-precision tables list at most 2; `tests/golden` checks them against Arb. Four leaves room.
-EVALUATION = RoundingModel(_FLOAT64, Accumulator(_FLOAT64))
+EVALUATION = RoundingModel(_FLOAT64, Accumulator(_FLOAT64), certifies=True)

@@ -159,9 +159,10 @@ def attentions(f: Functions, p: Problem, stage: Round | None = None) -> Iterator
             yield f"{name}, full, rounded weights", full(f, p, scores, stage)
             yield f"{name}, full, rounded probabilities", full(f, p, scores, stage, late=False)
             for block in (1, 16):
-                for rounded_sum in (False, True):
-                    label = f"{name}, blocks of {block}, rounded weights{' in the sum too' * rounded_sum}"
-                    yield label, online(f, p, scores, block, "2, fused", stage, rounded_sum)
+                out, lse = online(f, p, scores, block, "2, fused", stage)
+                yield f"{name}, blocks of {block}, rounded weights", (out, lse)
+                out, _ = online(f, p, scores, block, "2, fused", stage, rounded_sum=True)
+                yield f"{name}, blocks of {block}, rounded weights in the sum too", (out, lse)
             continue
         yield f"{name}, full", full(f, p, scores)
         yield f"{name}, full, normalised first", full(f, p, scores, late=False)

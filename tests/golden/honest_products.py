@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -112,7 +113,7 @@ def int4_gemms(f: Functions, x: Tensor, codes: Tensor, zeros: Tensor, scales: Te
         yield f"q s - z s, {name}", dot(x, codes * scales - zeros * scales)
         yield f"fma(q, s, -z s), {name}", dot(x, fma(codes, scales, -(zeros * scales)))
         late = apart = x.new_zeros(x.shape[0], codes.shape[1])
-        for start, stop in zip(cuts, cuts[1:], strict=False):
+        for start, stop in itertools.pairwise(cuts):
             part, scale = x[:, start:stop], scales[start]
             late = late + dot(part, codes[start:stop] - zeros[start:stop]) * scale
             apart = apart + (dot(part, codes[start:stop]) - SUMS["pairwise"](part)[:, None] * zeros[start]) * scale

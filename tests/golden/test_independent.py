@@ -188,7 +188,7 @@ def nibble(word: int, place: int) -> int:
 @pytest.mark.parametrize("packing", ["plain", "awq", "gptq"])
 @pytest.mark.parametrize(("inner", "groups"), [(64, 2), (64, 1), (24, 3)])
 def test_four_bit_weights_unpacked_by_hand(packing: str, inner: int, groups: int) -> None:
-    """Weight (k, n) is (q - z) s: codes two a byte along K, or eight a word along N (AWQ) or K (GPTQ, which stores z - 1)."""
+    """Weight (k, n) is (q - z) s: codes two a byte along K, or eight a word along N (AWQ) or K (GPTQ, z - 1 stored)."""
     columns, width = 16, inner // groups
     awq = [0, 2, 4, 6, 1, 3, 5, 7]  # the column that nibble 0, 1, ... of a word belongs to (AutoAWQ's order map)
     if packing == "plain":

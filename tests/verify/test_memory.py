@@ -1,0 +1,223 @@
+"""Memory: what a kernel reads before it writes, writes beside its own tensors, or keeps from call to call, is found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.verify import Verdict, examine
+from assay.verify.calls import Call, Finding
+from assay.verify.inputs.cases import Case, build
+from assay.verify.memory import PoisonedMemory, poison_value
+
+from .zoo.honest_elementwise import silu
+from .zoo.honest_gemm import gemm
+from .zoo.honest_softmax import softmax_shifted
+
+X = torch.ones(3, 4)
+ALLOCATIONS: dict[str, Callable[[], Tensor]] = {
+    "empty": lambda: torch.empty(3, 4),
+    "empty-channels_last": lambda: torch.empty(2, 3, 4, 5, memory_format=torch.channels_last),
+    "empty_like": lambda: torch.empty_like(X),
+    "empty_strided": lambda: torch.empty_strided((3, 4), (1, 5)),
+    "empty_permuted": lambda: torch.empty_permuted((3, 4), (1, 0)),
+    "new_empty": lambda: X.new_empty(3, 4),
+    "new_empty_strided": lambda: X.new_empty_strided((3, 4), (4, 1)),
+    "Tensor": lambda: torch.Tensor(3, 4),
+    "new": lambda: X.new(3, 4),
+    "scalar": lambda: torch.empty(()),
+}
+
+
+@pytest.mark.parametrize("name", ALLOCATIONS)
+@pytest.mark.parametrize("memory", ["nan", "huge"])
+def test_fresh_tensors_are_poisoned(name: str, memory: str) -> None:
+    """Whatever way torch hands out uninitialised memory, it holds NaN or 2^100, with the right strides."""
+    plain = ALLOCATIONS[name]()
+    with PoisonedMemory(memory) as poison:
+        fresh = ALLOCATIONS[name]()
+    assert bool(fresh.isnan().all() if memory == "nan" else (fresh == 2.0**100).all())
+    assert (fresh.shape, fresh.stride(), fresh.dtype) == (plain.shape, plain.stride(), plain.dtype)
+    assert not poison.overrun()
+
+
+def test_what_is_initialised_is_left_alone() -> None:
+    """Zeros are zeros, and outside of the mode nothing is poisoned."""
+    with PoisonedMemory("nan"):
+        made = [torch.zeros(3), torch.ones_like(X), torch.full((2,), 3.0), X + 1, X.clone(), torch.arange(4.0)]
+    assert not any(bool(tensor.isnan().any()) for tensor in made)
+
+
+@pytest.mark.parametrize(
+    ("memory", "dtype", "value"),
+    [
+        ("nan", torch.float8_e4m3fn, math.nan),
+        ("huge", torch.float8_e4m3fn, 448.0),
+        ("huge", torch.float16, 65504.0),
+        ("huge", torch.bfloat16, 2.0**100),
+        ("nan", torch.int32, 0.0),
+        ("huge", torch.int32, 1.0),
+        ("huge", torch.uint8, 1.0),
+        ("huge", torch.bool, 1.0),
+    ],
+)
+def test_every_dtype_has_its_poison(memory: str, dtype: torch.dtype, value: float) -> None:
+    """2^100 or the largest value below it; integers stay small, so that an index out of them is no crash."""
+    assert poison_value(memory, dtype) == pytest.approx(value, nan_ok=True)
+    with PoisonedMemory(memory):
+        fresh = torch.empty(5, dtype=dtype)
+    assert fresh.double().tolist() == pytest.approx([value] * 5, nan_ok=True)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (1,), (0, 4), ()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64])
+def test_a_write_beyond_an_allocated_tensor_is_found(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """One element before the first or behind the last changes a guard zone; the whole tensor written does not."""
+    with PoisonedMemory("nan") as poison:
+        fresh = torch.empty(shape, dtype=dtype)
+        fresh.copy_(torch.ones(shape))
+    assert not poison.overrun()
+    for place in (fresh.storage_offset() - 1, fresh.storage_offset() + fresh.numel()):
+        with PoisonedMemory("nan") as poison:
+            fresh = torch.empty(shape, dtype=dtype)
+        fresh.as_strided((1,), (1,), place).copy_(torch.zeros(1))
+        assert poison.overrun()
+
+
+def written_whole(make: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """An honest kernel that allocates its output and writes all of it."""
+    out = make(x)
+    out.copy_(silu(x))
+    return out
+
+
+HONEST: dict[str, Callable[[Tensor], Tensor]] = {
+    "empty": lambda x: torch.empty(x.shape, dtype=x.dtype),
+    "empty_like": lambda x: torch.empty_like(x, memory_format=torch.contiguous_format),
+    "new_empty": lambda x: x.new_empty(x.shape),
+    "padded": lambda x: torch.empty(x.shape[0] + 1, x.shape[1] + 3, dtype=x.dtype)[1:, 3:],
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_kernel_may_allocate_as_it_likes(name: str) -> None:
+    """Memory that is written before it is read, padding that never is, and any strides of the output: no finding."""
+    verdict = examine(partial(written_whole, HONEST[name]), "silu", dtype="bfloat16", examples=30)
+    assert verdict.outcome == "PASS", str(verdict)
+
+
+def tail_unwritten(x: Tensor) -> Tensor:
+    """The last column is forgotten where there is more than one."""
+    out = torch.empty(x.shape, dtype=x.dtype)
+    whole = max(x.shape[1] - 1, 1)
+    out[:, :whole] = silu(x)[:, :whole]
+    return out
+
+
+def accumulates_into_fresh_memory(a: Tensor, b: Tensor) -> Tensor:
+    """The accumulator is never set to zero."""
+    total = torch.empty(a.shape[0], b.shape[1])
+    total += gemm(a.float(), b.float())
+    return total.to(a.dtype)
+
+
+def maximum_of_fresh_memory(x: Tensor) -> Tensor:
+    """The running maximum starts with what is there; NaN is skipped, so only a large number shows it."""
+    start = torch.fmax(torch.empty(x.shape[0], 1), x.float().amax(1, keepdim=True))
+    weights = torch.exp(x.float() - start)
+    return (weights / weights.sum(1, keepdim=True)).to(x.dtype)
+
+
+def masked_by_fresh_memory(x: Tensor) -> Tensor:
+    """A flag that nobody set decides whether anything is computed."""
+    flag = torch.empty(1, dtype=torch.int32)
+    return silu(x) if int(flag) != 1 else silu(x) * 2
+
+
+UNWRITTEN: list[tuple[str, Callable[..., Tensor]]] = [
+    ("silu", tail_unwritten),
+    ("gemm", accumulates_into_fresh_memory),
+    ("softmax", maximum_of_fresh_memory),
+    ("silu", masked_by_fresh_memory),
+]
+
+
+@pytest.mark.parametrize(("op", "kernel"), UNWRITTEN, ids=[kernel.__name__ for _, kernel in UNWRITTEN])
+def test_what_was_never_written_is_named(op: str, kernel: Callable[..., Tensor]) -> None:
+    """A result that changes with what fresh memory holds is an unwritten output, whether NaN or 2^100 shows it."""
+    verdict = examine(kernel, op, dtype="float32", examples=20)
+    assert verdict.failure is not None
+    if verdict.failure.kind != "nondeterministic":  # which it is too, where memory happens to change between two calls
+        assert verdict.failure.kind == "unwritten_output", str(verdict)
+        assert "what was in memory before the call" in verdict.failure.message
+
+
+def test_a_wrong_number_is_not_blamed_on_memory() -> None:
+    """A plain fault keeps its kind, though fresh memory is poisoned around it."""
+    verdict = examine(lambda x: written_whole(HONEST["empty"], x) * 2, "silu", dtype="float32", examples=20)
+    assert verdict.failure is not None
+    assert verdict.failure.kind in ("contract", "exact")
+
+
+class Static:
+    """A kernel that returns the same buffer from every call of one shape, as a captured graph does."""
+
+    def __init__(self, kernel: Callable[..., Tensor], *, cloned: bool) -> None:
+        self.kernel, self.cloned = kernel, cloned
+        self.buffers: dict[Any, Tensor] = {}
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        result = self.kernel(*inputs)
+        buffer = self.buffers.setdefault((result.shape, result.dtype), torch.zeros_like(result))
+        buffer.copy_(result)
+        return buffer.clone() if self.cloned else buffer
+
+
+@pytest.mark.parametrize("kernel", [softmax_shifted], ids=["softmax"])
+def test_a_result_in_a_static_buffer_is_found(kernel: Callable[..., Tensor]) -> None:
+    """The next call overwrites the result that the caller still holds."""
+    verdict = examine(Static(kernel, cloned=False), "softmax", dtype="float32", examples=5)
+    assert verdict.failure is not None
+    assert (verdict.failure.kind, "earlier call's result" in verdict.failure.message) == ("nondeterministic", True)
+
+
+def test_a_static_buffer_that_is_copied_out_of_is_fine() -> None:
+    """The same kernel returning a copy keeps its contract."""
+    assert examine(Static(softmax_shifted, cloned=True), "softmax", dtype="float32", examples=5).outcome == "PASS"
+
+
+def beyond_own_output(x: Tensor, *, behind: int) -> Tensor:
+    """A store that runs past the end of the output that the kernel allocated, or starts before it."""
+    out = torch.empty(x.shape, dtype=x.dtype)
+    out.copy_(silu(x))
+    first = out.storage_offset() + (out.numel() if behind > 0 else behind)
+    if out.numel() and first >= 0 and (first + 1) * out.element_size() <= out.untyped_storage().nbytes():
+        out.as_strided((1,), (1,), first).fill_(1.0)
+    return out
+
+
+@pytest.mark.parametrize("behind", [1, -1])
+def test_a_store_beyond_the_kernels_own_output_is_found(behind: int) -> None:
+    """Fresh tensors lie between red zones too, not only the inputs."""
+    verdict: Verdict = examine(partial(beyond_own_output, behind=behind), "silu", dtype="bfloat16", examples=5)
+    assert verdict.failure is not None
+    assert verdict.failure.kind == "out_of_bounds_write", str(verdict)
+    assert "a tensor that it had allocated" in verdict.failure.message
+
+
+def test_memory_is_poisoned_as_the_case_says() -> None:
+    """The kernel that asks whether its fresh memory is NaN is told so in a case of NaN and no other."""
+    call = Call(lambda x: torch.full_like(x, float(torch.empty(64).isnan().all())), {})
+    seen = {}
+    for memory in ("nan", "huge"):
+        case = Case("silu", {"R": 3, "N": 4}, {"x": "float32"}, memory=memory)
+        result = call(case, build(case))
+        assert not isinstance(result, Finding)
+        seen[memory] = float(result[0][0, 0])
+    assert seen == {"nan": 1.0, "huge": 0.0}
