@@ -32,12 +32,18 @@ def gate_cases(sampler: Sampler) -> Iterator[Case]:
 def exact_cases(sampler: Sampler) -> Iterator[Case]:
     """Cases on which nothing is rounded in the arithmetic of most ops."""
     for distribution in EXACT:
-        for base in _bases(sampler, distribution, ("small", "tile")):
+        styles = ("any", "any") if distribution == "seesaw" else ("small", "tile")
+        for base in _bases(sampler, distribution, styles):
             yield with_values(base, distribution, layouts={}, protocol="once", memory="plain")
 
 
 def range_cases(sampler: Sampler) -> Iterator[Case]:
-    """Cases at the ends of the format's range."""
+    """Cases at the ends of the format's range; in some the first tensor lies above and the others below."""
+    for base in _bases(sampler, "opposed", ("small", "tile")):
+        opposed = with_values(base, "below", layouts={}, protocol="once", memory="plain")
+        first = next(iter(opposed.values))
+        if opposed.values[first] == "below":
+            yield replace(opposed, values={**opposed.values, first: "above"})
     for distribution in RANGE:
         for base in _bases(sampler, distribution, ("small", "tile")):
             yield with_values(base, distribution, layouts={}, protocol="once", memory="plain")
@@ -68,8 +74,14 @@ def invariant_cases(sampler: Sampler, contract: Contract) -> Iterator[Case]:
     """Calls in pairs, poisoned memory, and every layout."""
     protocols = ["repeat", "after_other", "after_refill", *(["alone"] if contract.batch_invariant else [])]
     for protocol in protocols:
-        for base in _bases(sampler, protocol, ("small", "tile", "any"), most=2):
-            yield with_values(base, "normal", layouts={}, protocol=protocol, memory="plain")
+        for base in _bases(sampler, protocol, ("small", "tile", "any"), most=4 if protocol == "alone" else 2):
+            case = with_values(base, "normal", layouts={}, protocol=protocol, memory="plain")
+            yield case
+            rows = case.definition.rows
+            if (
+                protocol == "alone" and rows is not None and rows not in sampler.shapes
+            ):  # an odd and an even number of rows
+                yield replace(case, sizes={**case.sizes, rows: case.sizes[rows] + 1})
     for memory in ("nan", "huge"):
         for base in _bases(sampler, memory, ("small", "tile", "tile", "any"), most=2):
             yield with_values(base, "normal", layouts={}, protocol="once", memory=memory)

@@ -6,6 +6,7 @@ hypothesis until a test asks for the fixture.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -91,7 +92,9 @@ def assay(request: pytest.FixtureRequest) -> Assay:
         }
         request.node.user_properties.append((_PROPERTY, row))
         if directory is not None:
-            name = re.sub(r"[^A-Za-z0-9_.-]+", "-", request.node.nodeid).strip("-") + (f"-{count}" if count > 1 else "")
+            slug = re.sub(r"[^A-Za-z0-9_.-]+", "-", request.node.nodeid).strip("-")[:120]
+            digest = hashlib.sha256(f"{request.node.nodeid}:{count}".encode()).hexdigest()[:8]
+            name = f"{slug}-{digest}"
             verdict.to_html(directory / f"{name}.html")
             verdict.to_json(directory / f"{name}.json")
 

@@ -99,7 +99,7 @@ class Bench:
         if case.protocol != "alone" or symbol is None or case.sizes[symbol] < 2:
             return None
         signature, rows = case.signature, case.sizes[symbol]
-        for row in sorted({0, rows // 2, rows - 1}):
+        for row in sorted({0, min(1, rows - 1), min(2, rows - 1), rows // 2, rows - 1}):
             single = replace(case, sizes={**case.sizes, symbol: 1})
             whole = build(case, self.device)
             sliced = {

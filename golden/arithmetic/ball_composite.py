@@ -52,7 +52,8 @@ class BallArithmetic(ElementaryBalls):
         """x - lse, or (x - max) - log sum, which rounds twice at the result's size."""
         y = x - self.logsumexp(x)
         twice = Ball(y.mid, y.radius + self.u * y.mid.abs(), self.model)
-        return self.unspecified(torch.isinf(self.max(x).mid), twice)
+        folded = x.magnitude * 1.45 > self.model.largest  # x log2 e may overflow
+        return self.unspecified(torch.isinf(self.max(x).mid) | (folded & x.mid.isfinite()), twice)
 
     def gated(self, x: Ball, gate: Ball) -> Ball:
         """x times a gate, or x divided by what the gate is the reciprocal of."""
@@ -124,8 +125,8 @@ class BallArithmetic(ElementaryBalls):
             return x
         return Ball(torch.where(rows, 0.0, x.mid), torch.where(rows, math.inf, x.radius), self.model)
 
-    def standardize(self, x: Ball, eps: float) -> Ball:
-        """(x - mean) / sqrt(variance + eps), for two-pass, pairwise and Welford's algorithms.
+    def standardize(self, x: Ball, eps: float) -> tuple[Ball, Ball]:
+        """x - mean and 1 / sqrt(variance + eps), for two-pass, pairwise and Welford's algorithms.
 
         With A = mean |x|, m the mean and s^2 the variance: the computed mean is off by dm <= gamma_(n+2) A. A common
         shift of all x - m changes the variance by dm^2 only, since the deviations add up to zero; rounding adds
@@ -154,7 +155,36 @@ class BallArithmetic(ElementaryBalls):
         shifted = Ball(variance, variance_error, self.model) + eps
         root = self.rsqrt(shifted)
         overflow = n * root_mean_square * root_mean_square > self.model.largest
-        return Ball(centred, torch.where(overflow, math.inf, deviation_error), self.model) * root
+        return Ball(centred, torch.where(overflow, math.inf, deviation_error), self.model), root
+
+    def product(self, a: Ball, b: Ball, c: Ball) -> Ball:
+        return self._in_any_order(a * b * c, a, b, c)
+
+    def gated_product(self, x: Ball, gate: Ball, y: Ball) -> Ball:
+        return self._in_any_order(self.gated(x, gate) * y, x, gate, y)
+
+    def offset(self, x: Ball, bias: Ball) -> Ball:
+        y = x + bias
+        if self.model.certifies or y.rad is None:
+            return y
+        return Ball(y.mid, y.rad + 2 * self.u * bias.magnitude, self.model)
+
+    def scaled_matmul(self, a: Ball, b: Ball, scale_a: Ball, scale_b: Ball) -> Ball:
+        """Scales applied after the sum, or multiplied with each other first, cost three roundings of the result."""
+        product = super().scaled_matmul(a, b, scale_a, scale_b)
+        if self.model.certifies or (_is_power_of_two(scale_a.mid) and _is_power_of_two(scale_b.mid)):
+            return product
+        size = (a.magnitude * scale_a.magnitude) @ (b.magnitude * scale_b.magnitude)
+        return Ball(product.mid, product.radius + 3 * self.u * size, self.model)
+
+    def _in_any_order(self, y: Ball, *factors: Ball) -> Ball:
+        """A product of three: any two may overflow, or underflow by an amount that the third makes large."""
+        if self.model.certifies or y.rad is None:
+            return y
+        a, b, c = (torch.where(factor.magnitude.isfinite(), factor.magnitude, 0.0) for factor in factors)
+        overflow = (a * b > self.model.largest) | (b * c > self.model.largest) | (a * c > self.model.largest)
+        rad = y.rad + self.model.function_underflow("div") * (a + b + c)
+        return Ball(y.mid, torch.where(overflow & y.mid.isfinite(), math.inf, rad), self.model)
 
     def attend(self, scores: Ball, visible: Tensor, values: Ball, sinks: Ball | None) -> tuple[Ball, Ball]:
         """Attention with online softmax, in any blocking and order.
@@ -281,3 +311,7 @@ def _spread_about(out: Tensor, weights: Tensor, total: Tensor, size: Tensor, val
     squares, centre = weights @ (size * size), out * out * total
     spread = squares - 2 * out * (weights @ values) + centre
     return torch.sqrt(total * (spread.clamp(min=0) + 1e-13 * (squares + centre)))
+
+
+def _is_power_of_two(x: Tensor) -> bool:
+    return bool((torch.frexp(x.abs())[0] == 0.5).all())

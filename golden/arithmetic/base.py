@@ -117,6 +117,18 @@ class Arithmetic(ABC):
         """x * gate, with the limit zero where x is -inf and the gate has closed."""
         return x * gate
 
+    def offset(self, x: Array, bias: Array) -> Array:
+        """x + bias, where a part of x may have been taken into the bias."""
+        return x + bias
+
+    def scaled_matmul(self, a: Array, b: Array, scale_a: Array, scale_b: Array) -> Array:
+        """(a scale_a) @ (b scale_b), the scales being applied before the product or after it."""
+        return self.matmul(a * scale_a, b * scale_b)
+
+    def gated_product(self, x: Array, gate: Array, y: Array) -> Array:
+        """x gate y, in any order, with the limit of `gated`."""
+        return self.gated(x, gate) * y
+
     def quantized_matmul(self, x: Array, codes: Any, zero_points: Any, scale: Array) -> Array:
         """x @ ((codes - zero_points) * scale), the weights marked as the stage "weights"."""
         return self.matmul(x, self.round(self.exact(codes - zero_points) * scale, "weights"))
@@ -125,10 +137,14 @@ class Arithmetic(ABC):
         """The mean along the last axis."""
         return self.sum(x) / x.shape[-1]
 
-    def standardize(self, x: Array, eps: float) -> Array:
-        """(x - mean) / sqrt(variance + eps) along the last axis."""
+    def standardize(self, x: Array, eps: float) -> tuple[Array, Array]:
+        """x - mean and 1 / sqrt(variance + eps), along the last axis."""
         centred = x - self.mean(x)
-        return centred * self.rsqrt(self.mean(centred * centred) + eps)
+        return centred, self.rsqrt(self.mean(centred * centred) + eps)
+
+    def product(self, a: Array, b: Array, c: Array) -> Array:
+        """a b c, in any order."""
+        return a * b * c
 
     def blocks(self, rows: int, width: int) -> list[tuple[int, int]]:
         """Ranges of rows, each of ``width`` numbers, that are best evaluated at a time."""

@@ -29,4 +29,4 @@ def swiglu(xp: Any, gate: Any, up: Any, *, limit: float | None) -> Any:
     """silu(gate) * up, with gate <= limit and |up| <= limit where a limit is given."""
     if limit is not None:
         gate, up = xp.minimum(gate, limit), -xp.minimum(-xp.minimum(up, limit), limit)
-    return silu(xp, gate) * up
+    return xp.gated_product(gate, xp.sigmoid(gate), up)

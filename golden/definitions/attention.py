@@ -39,7 +39,12 @@ def _is_window(value: Any) -> bool:
     rows="B",
     empty=("Sq",),
     work="B*H*Sq*Sk*(D+Dv)",
-    sizes={"B": (1, 2, 3), "Hkv": (1, 2, 3), "D": (8, 16, 32, 40, 64, 80, 128), "Dv": (8, 16, 24, 32, 64, 128)},
+    sizes={
+        "B": (1, 2, 3),
+        "Hkv": (1, 2, 3),
+        "D": (8, 16, 32, 40, 64, 80, 96, 128, 256),
+        "Dv": (8, 16, 24, 32, 64, 96, 128),
+    },
     multiples={"H": "Hkv"},
 )
 def attention(

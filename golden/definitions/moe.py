@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from assay.golden.definitions.activation import silu
+from assay.golden.definitions.activation import swiglu
 from assay.golden.errors import ShapeError
 from assay.golden.registry import Option, choice, define, flag
 
@@ -47,7 +47,7 @@ def moe_route(xp: Any, logits: Any, *, top_k: int, renormalize: bool, scoring: s
     stages={"gate_up": None, "hidden": "input", "expert": None},
     rows="T",
     work="T*k*D*F+E*D*F",
-    sizes={"k": (1, 2, 3), "E": (1, 2, 3, 4, 8)},
+    sizes={"k": (1, 2, 3, 6, 8), "E": (1, 2, 3, 4, 8, 17, 64)},
 )
 def moe(xp: Any, x: Any, w_gate_up: Any, w_down: Any, weights: Any, ids: Any) -> Any:
     """sum_k weight_k down_k(silu(gate_k x) * up_k x); an expert may come twice, and counts twice."""
@@ -58,7 +58,7 @@ def moe(xp: Any, x: Any, w_gate_up: Any, w_down: Any, weights: Any, ids: Any) ->
     for expert in range(experts):
         pairs = xp.native.argwhere(flat == expert)[:, 0]
         projected = xp.round(xp.matmul(x[pairs // max(choices, 1)], xp.swap(w_gate_up[expert])), "gate_up")
-        hidden = xp.round(silu(xp, projected[:, :inner]) * projected[:, inner:], "hidden")
+        hidden = xp.round(swiglu(xp, projected[:, :inner], projected[:, inner:], limit=None), "hidden")
         outputs.append(xp.round(xp.matmul(hidden, xp.swap(w_down[expert])), "expert"))
         order.append(pairs)
     back = xp.native.argsort(xp.native.concatenate(order))

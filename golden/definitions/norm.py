@@ -10,7 +10,8 @@ from assay.golden.registry import define, number
 @define("layernorm", "x[R,N], weight[N], bias[N] -> y[R,N]", options={"eps": number(1e-5, positive=True)}, rows="R")
 def layernorm(xp: Any, x: Any, weight: Any, bias: Any, *, eps: float) -> Any:
     """(x - mean) / sqrt(variance + eps) * weight + bias, with the biased variance."""
-    return xp.standardize(x, eps) * weight + bias
+    centred, root = xp.standardize(x, eps)
+    return xp.offset(xp.product(centred, root, weight), bias)
 
 
 _RMS = {"eps": number(1e-6, positive=True), "offset": number(0.0)}
@@ -19,7 +20,7 @@ _RMS = {"eps": number(1e-6, positive=True), "offset": number(0.0)}
 @define("rmsnorm", "x[R,N], weight[N] -> y[R,N]", options=_RMS, rows="R")
 def rmsnorm(xp: Any, x: Any, weight: Any, *, eps: float, offset: float) -> Any:
     """x / sqrt(mean x^2 + eps) * (weight + offset)."""
-    return x * xp.rsqrt(xp.mean(x * x) + eps) * (weight + offset)
+    return xp.product(x, xp.rsqrt(xp.mean(x * x) + eps), weight + offset)
 
 
 @define(

@@ -27,7 +27,7 @@ def gemm_fp8(xp: Any, a: Any, b: Any, scale_a: Any, scale_b: Any, *, granularity
         (_, inner), (_, columns) = a.shape, b.shape
         scale_a = repeat(xp, scale_a, inner, axis=1)
         scale_b = repeat(xp, repeat(xp, scale_b, inner, axis=0), columns, axis=1)
-    return xp.matmul(a * scale_a, b * scale_b)
+    return xp.scaled_matmul(a, b, scale_a, scale_b)
 
 
 def repeat(xp: Any, scale: Any, size: int, *, axis: int, group: int = _BLOCK) -> Any:
@@ -43,7 +43,7 @@ def repeat(xp: Any, scale: Any, size: int, *, axis: int, group: int = _BLOCK) ->
 )
 def gemm_int8(xp: Any, a: Any, b: Any, scale_a: Any, scale_b: Any) -> Any:
     """(a b) scale_a scale_b."""
-    return xp.matmul(a * scale_a, b * scale_b)
+    return xp.scaled_matmul(a, b, scale_a, scale_b)
 
 
 _INT4 = {

@@ -117,6 +117,7 @@ def layernorms(f: Functions, x: Tensor, w: Tensor, b: Tensor, *, eps: float = 1e
         yield f"{name}, (x - m) (r w) + b", (x - mean) * (r * w) + b
         yield f"{name}, fma", fma((x - mean) * r, w, b)
         yield f"{name}, x r - m r", (x * r - mean * r) * w + b
+        yield f"{name}, x (r w) + (b - m r w)", x * (r * w) + (b - mean * (r * w))
 
 
 def rmsnorms(

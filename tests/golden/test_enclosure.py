@@ -57,11 +57,12 @@ def nudged(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def shrunk(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, its radii forgotten."""
+    """The method, the radii of its results forgotten."""
 
     def wrapped(*arguments: Any, **options: Any) -> Any:
         result = method(*arguments, **options)
-        return Ball(result.mid, None, result.model)
+        bare = [Ball(part.mid, None, part.model) for part in (result if isinstance(result, tuple) else (result,))]
+        return tuple(bare) if isinstance(result, tuple) else bare[0]
 
     return wrapped
 

@@ -235,7 +235,7 @@ VECTOR = {"M": [1], "N": range(1, 27), "K": range(1, 27)}  # small enough for Ar
     [
         ("softmax", softmax_torch, {"R": range(1, 65), "N": range(1, 130)}, "PASS"),
         ("softmax", partial(in_float32, softmax_torch), {}, "FAIL"),
-        ("gemm", torch.matmul, {}, "PASS"),
+        ("gemm", torch.matmul, {"M": range(1, 21), "N": range(1, 26), "K": range(1, 33)}, "PASS"),
         ("gemm", partial(in_float32, torch.matmul), {}, "FAIL"),
         ("gemm", gemm_backwards, VECTOR, "PASS"),
         ("gemm", gemm_scaled, {"M": [3], "N": [3], "K": [2]}, "PASS"),
@@ -316,7 +316,7 @@ def test_a_worse_unit_breaks_the_bound(name: str) -> None:
 
 
 UNITS = [("volta-fp16", "float16", 256), ("hopper-16bit", "bfloat16", 256), ("hopper-fp8", "float8_e4m3fn", 96),
-         ("hopper-fp8-promoted", "float8_e4m3fn", 256)]  # fmt: skip
+         ("blackwell-fp8", "float8_e4m3fn", 256)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "dtype", "longest"), UNITS, ids=[unit[0] for unit in UNITS])

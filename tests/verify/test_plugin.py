@@ -180,14 +180,12 @@ def test_reports_are_written_for_passes_and_failures(run: Any, pytester: pytest.
     assert all("<html" in (folder / f"{name}.html").read_text() for name in names)
 
 
-@pytest.mark.xfail(reason="a file is named after the whole node id, however long")
 def test_a_long_name_is_no_error(run: Any) -> None:
     """The report of a test whose name is longer than a file's may be is written under a shorter one."""
     test = f'def test_{"x" * 300}(assay): assay.check(softmax, "softmax", dtype="float32", examples=0)'
     run(test, "--assay-report=reports").assert_outcomes(passed=1)
 
 
-@pytest.mark.xfail(reason="both become test_softmax-a-b")
 def test_reports_of_different_tests_have_different_names(run: Any, pytester: pytest.Pytester) -> None:
     """Two ids that differ only in punctuation don't share a file."""
     run(REPORTED % "a b/c", "--assay-report=reports")

@@ -113,24 +113,27 @@ REAL: dict[str, Callable[[Draws], Array]] = {
     "peaked": lambda d: d.normal() + 24.0 * (integers(d.bits("peak"), 11) == 0),
     "ties": lambda d: integers(d.bits(), 3) - 1.0,
     "blocks": _blocks,
+    "extremes": lambda d: d.row_choice(1.0, -1.0) * (d.format.largest if d.format.bits <= 8 else 3.0),
     "patterns": _patterns,
     # Every sum and product of these is exact in float32: no tolerance at all.
     "integers": lambda d: integers(d.bits(), 9) - 4.0,
     "powers": lambda d: d.sign() * np.exp2(integers(d.bits(), 5) - 2.0),
     "one_hot": _one_hot,
+    "seesaw": lambda d: (1.0 - 2.0 * (d.position() // 64 % 2)) * (64.0 + integers(d.bits(), 4)),
     # The range of the format, and what lies beyond.
     "steep": lambda d: d.normal() * 64.0,
     "above": lambda d: 89.0 + 8.0 * d.uniform() + d.row_choice(0.0, 100.0, 1000.0),
     "below": lambda d: -89.0 - 40.0 * d.uniform() - d.row_choice(0.0, 100.0, 1000.0),
     "near_overflow": lambda d: d.sign() * (0.5 + 0.5 * d.uniform()) * d.format.largest,
+    "lowest": lambda d: -(0.5 + 0.5 * d.uniform()) * d.format.largest,
     "subnormal": _subnormal,
     "zeros": lambda d: np.zeros(d.shape),
 }
 
 GENERAL = tuple(name for name in REAL if name not in {"zeros"})
-EXACT = ("integers", "powers", "one_hot", "ties")
-RELATIVE = ("patterns", "near_overflow", "subnormal")  # made to the measure of the format
-RANGE = ("steep", "above", "below", "near_overflow", "subnormal", "small", "patterns", "zeros")
+EXACT = ("integers", "powers", "one_hot", "ties", "seesaw")
+RELATIVE = ("patterns", "near_overflow", "lowest", "subnormal")  # made to the measure of the format
+RANGE = ("steep", "above", "below", "near_overflow", "lowest", "subnormal", "small", "patterns", "zeros")
 
 ROLES: dict[str, dict[str, Callable[[Draws], Array]]] = {
     "real": REAL,

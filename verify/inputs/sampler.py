@@ -23,13 +23,13 @@ from assay.verify.inputs.layouts import LAYOUTS
 
 Chooser = Callable[[Sequence[Any]], Any]
 
-SMALL = (1, 2, 3, 4, 5, 7, 8)
+SMALL = (1, 2, 3, 4, 5, 6, 7, 8)
 TILE = (15, 16, 17, 31, 32, 33, 37, 61, 63, 64, 65, 97, 127, 128, 129, 131)
-LARGE = (255, 256, 257, 300, 384, 509, 513, 768, 1000, 1025)
-HUGE = (2049, 4096, 5003)
+LARGE = (255, 256, 257, 300, 384, 511, 513, 767, 768, 1000, 1023, 1025)
+HUGE = (1279, 2049, 4095, 4096, 5003, 8193)
 
-MOST_ELEMENTS = 2**16
-MOST_WORK = 2**23
+MOST_ELEMENTS = 2**17
+MOST_WORK = 2**24
 _GROUPS = (1, 2, 3, 4)
 
 
@@ -88,11 +88,13 @@ class Sampler:
     def sizes(self, choose: Chooser, signature: Signature, style: str) -> dict[str, int]:
         """A size for each symbol, within the limits on elements and work."""
         symbols = signature.symbols
-        long = choose(symbols) if style == "any" and symbols else None
+        long = {choose(symbols), choose(symbols)} if style == "any" and symbols and choose(range(4)) == 0 else set()
+        if style == "any" and symbols and not long:
+            long = {choose(symbols)}
         sizes: dict[str, int] = {}
         for symbol in sorted(symbols, key=lambda name: name in self.definition.multiples):
-            sizes[symbol] = self._size(choose, signature, symbol, style, symbol == long, sizes)
-        for symbol in sorted(symbols, key=lambda name: (name == long, -sizes[name])):
+            sizes[symbol] = self._size(choose, signature, symbol, style, symbol in long, sizes)
+        for symbol in sorted(symbols, key=lambda name: (name in long, -sizes[name])):
             while self._too_much(signature, sizes) and sizes[symbol] > 1:
                 smaller = self._smaller(signature, symbol, sizes)
                 if smaller == sizes[symbol]:
@@ -117,7 +119,7 @@ class Sampler:
         elif long:
             pool = LARGE if choose(range(4)) else HUGE
         else:
-            pool = SMALL if choose((True, False)) else TILE
+            pool = choose((SMALL, SMALL, TILE, TILE, range(1, 150)))
             if symbol in self.definition.empty and choose(range(16)) == 0:
                 pool = (0,)
         size = int(choose(list(pool)))

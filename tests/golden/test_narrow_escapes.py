@@ -1,0 +1,33 @@
+"""Cases that once lay beyond a radius: honest kernels that were flagged, and digits that were lost."""
+
+from __future__ import annotations
+
+import torch
+
+from assay.golden import evaluate
+from tests.golden.allowance import rows, uses, worst
+
+
+def test_a_bias_that_takes_in_the_mean_is_held() -> None:
+    """x (r w) + (b - m r w), as folded layer norms compute it, keeps the contract."""
+    x, w, b = rows("peaked", 3, 33), rows("normal", 1, 33)[0], rows("normal", 1, 33, seed=1)[0]
+    mean = x.mean(-1, keepdim=True)
+    factor = (x.sub(mean).square().mean(-1, keepdim=True) + 1e-5).rsqrt() * w
+    y = x * factor + (b - mean * factor)
+    assert worst(uses("layernorm", (x, w, b), {}, [("folded", y)])).ratio <= 1
+
+
+def test_one_scaled_product_is_held() -> None:
+    """a b (sa sb) with K = 1, where a sa and b sb happen to be float32 numbers, keeps the contract."""
+    a, b = (torch.tensor([[value]]).to(torch.float8_e4m3fn) for value in (1.125, 1.0))
+    scale_a, scale_b = torch.tensor(0.6297087669372559), torch.tensor(0.18037541210651398)
+    y = (a.float() @ b.float()) * (scale_a * scale_b)
+    assert worst(uses("gemm_fp8", (a, b, scale_a, scale_b), {}, [("", y)], dtype="float8_e4m3fn")).ratio <= 1
+
+
+def test_thirty_digits_of_huge_scores_are_no_nan() -> None:
+    """One key of a huge score has weight one: more digits are needed, not NaN."""
+    q, k, v = torch.tensor([[[[1.7e38, 9.9e37]]]]), torch.tensor([[[[-3.4e38, -3.4e38]]]]), torch.tensor([[[[1.25]]]])
+    golden = evaluate("attention", q, k, v, digits=30)
+    assert not isinstance(golden, tuple)
+    assert golden.value.item() == 1.25
