@@ -74,7 +74,8 @@ def invariant_cases(sampler: Sampler, contract: Contract) -> Iterator[Case]:
     """Calls in pairs, poisoned memory, and every layout."""
     protocols = ["repeat", "after_other", "after_refill", *(["alone"] if contract.batch_invariant else [])]
     for protocol in protocols:
-        for base in _bases(sampler, protocol, ("small", "tile", "any"), most=4 if protocol == "alone" else 2):
+        styles = ("small", "tile", "any") if protocol != "alone" else ("small", "tile", "tile", "tile", "any", "any")
+        for base in _bases(sampler, protocol, styles, most=2):
             case = with_values(base, "normal", layouts={}, protocol=protocol, memory="plain")
             yield case
             rows = case.definition.rows
