@@ -72,7 +72,7 @@ def rmsnorm_of_neighbours(x: Tensor, weight: Tensor) -> Tensor:
     return (values * scale * torch.rsqrt(mean + 1e-6) * load(weight)).to(x.dtype)
 
 
-ORDINARY: dict[str, Any] = {"dtype": "float32", "shapes": {"N": range(1, 80)}}
+ORDINARY: dict[str, Any] = {"dtype": "float32", "shapes": {"N": [48, 79]}}  # enough terms for an order to show
 VARIANT: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "order-by-batch": ("rmsnorm", lambda x, w: rmsnorm_in_blocks(x, w, lambda rows: 64 if rows > 8 else 4), ORDINARY),
     "order-by-parity": ("rmsnorm", lambda x, w: rmsnorm_in_blocks(x, w, lambda rows: 8 + rows % 2), ORDINARY),
