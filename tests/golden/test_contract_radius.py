@@ -1,10 +1,11 @@
 """The default contract's radius holds honest float32 kernels along rows and of products, and not coarser ones.
 
 Largest share of the radius that any of them used, elementary functions as bad as allowed (a share above one would be
-a false alarm in production), over 30 times as many cases as here:
+a false alarm in production), over ten times as many cases as here:
 
-softmax 0.96, logsumexp 1.00, log_softmax 1.00, layernorm 1.00, rmsnorm 0.80, add_rmsnorm 1.00 (its sum), gelu 1.00,
-silu 1.00, swiglu 1.00, rope 1.00, gemm 0.99, linear 0.72, gemm_fp8 0.95, gemm_int8 0.66, gemm_int4 0.08, moe 0.36.
+softmax 0.96, logsumexp 1.00, log_softmax 1.00, layernorm 0.96, rmsnorm 0.99, add_rmsnorm 1.00 (its sum: one rounding),
+gelu 0.56, silu 1.00, swiglu 1.00, rope 0.99, gemm 0.99, linear 0.72, gemm_fp8 0.44, gemm_int8 0.31, gemm_int4 0.08,
+moe 0.58.
 """
 
 from __future__ import annotations
