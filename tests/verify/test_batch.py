@@ -19,6 +19,12 @@ from .zoo.numerics import load
 PROMISED = Contract(batch_invariant=True)
 
 
+@pytest.fixture(autouse=True)
+def no_shrinking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verdicts matter here, not how small a failure gets."""
+    monkeypatch.setattr("assay.verify.examination.shrink", lambda failure, attempt, sampler: failure)
+
+
 def in_blocks(values: Tensor, block: int) -> Tensor:
     """Row sums, block of columns by block of columns, in an order that nothing but ``block`` decides."""
     total = torch.zeros(values.shape[0])
@@ -136,11 +142,11 @@ def test_the_batch_of_attention_and_of_experts_is_a_batch_too() -> None:
         out = moe_by_expert(x, *others)
         return torch.nextafter(out, torch.zeros_like(out)) if len(x) > 1 else out
 
-    small = {"Sq": [5], "Sk": [7], "D": [8], "Dv": [8]}
+    small = {"B": [1, 3], "Hkv": [1], "H": [2], "Sq": [5], "Sk": [7], "D": [8], "Dv": [8]}
     settings: dict[str, Any] = {"dtype": "float32", "contract": PROMISED, "examples": 0}
     for verdict in (
         examine(attention_by_batch, "attention", shapes=small, **settings),
-        examine(experts_by_batch, "moe", shapes={"D": [4], "F": [4]}, **settings),
+        examine(experts_by_batch, "moe", shapes={"T": [1, 7], "E": [2], "D": [4], "F": [4]}, **settings),
     ):
         assert verdict.failure is not None, str(verdict)
         assert verdict.failure.kind in ("batch_variant", "contract"), str(verdict)
