@@ -16,6 +16,7 @@ import torch
 
 from assay.verify.errors import SettingError
 from assay.verify.inputs.cases import Case, Inputs, torch_dtype
+from assay.verify.interpreter import faithful_where_used
 from assay.verify.memory import PoisonedMemory, litter
 
 FRAMEWORKS = ("torch", "numpy")
@@ -97,7 +98,9 @@ class Call:
         self, case: Case, inputs: Inputs, arguments: list[Any], keywords: dict[str, Any], poison: PoisonedMemory | None
     ) -> tuple[torch.Tensor, ...] | Finding:
         try:
-            with time_limit(self.timeout), torch.no_grad(), poison or contextlib.nullcontext():
+            on_cpu = all(tensor.device.type == "cpu" for tensor in inputs.positional)
+            triton = faithful_where_used() if on_cpu else contextlib.nullcontext()
+            with time_limit(self.timeout), torch.no_grad(), triton, poison or contextlib.nullcontext():
                 result = self.kernel(*arguments, **keywords)
                 if any(tensor.is_cuda for tensor in inputs.positional):
                     torch.cuda.synchronize()

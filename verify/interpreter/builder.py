@@ -1,0 +1,224 @@
+"""The operations of Triton's interpreter with the numbers that a GPU gives.
+
+Triton's `InterpreterBuilder` evaluates each operation of a kernel on NumPy arrays. `FaithfulBuilder` replaces those
+whose numbers are wrong there: conversions, arithmetic and comparison of bfloat16 and 8-bit floats (which are kept as
+bit patterns), dots, elementary functions, and minimum and maximum of NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton._C.libtriton import ir
+from triton.runtime import interpreter as plain
+
+from assay.verify.interpreter import functions
+from assay.verify.interpreter.dots import dot, scaled_operand
+from assay.verify.interpreter.narrow import NARROW, Array, decode, encode
+
+TensorHandle = plain.TensorHandle
+_COMPARISONS = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal)
+_EXACT = (np.negative, np.abs, np.floor, np.ceil)
+_UNORDERED = {"LT": np.greater_equal, "GT": np.less_equal, "LE": np.greater, "GE": np.less}
+
+
+def numbers(handle: Any) -> Array:
+    """What a handle's data stand for: bit patterns decoded to float32, other data as they are."""
+    name = handle.dtype.scalar.name
+    return decode(handle.data, name) if name in NARROW else handle.data
+
+
+def handle_of(values: Array, dtype: Any) -> Any:
+    """A handle of ``values`` rounded (to nearest even) to a floating ``dtype``, or wrapped to an integer one."""
+    scalar = dtype.scalar
+    data = encode(values, scalar.name) if scalar.name in NARROW else values.astype(plain._get_np_dtype(scalar))
+    return TensorHandle(data, scalar)
+
+
+class FaithfulBuilder(plain.InterpreterBuilder):  # type: ignore[misc]
+    """`InterpreterBuilder` with the numerics of the GPU's instructions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Triton emits the overflow checks only in debug mode; without a device, dots of float32 are float32.
+        self.options = replace(self.options, sanitize_overflow=False, default_dot_input_precision="ieee")
+        self.codegen_fns = {**self.codegen_fns, "min_dot_size": _min_dot_size}
+
+    # conversions
+
+    def create_fp_to_fp(self, src: Any, dst_type: Any, rounding_mode: Any = None) -> Any:
+        return _convert(src, dst_type, toward_zero=rounding_mode == ir.ROUNDING_MODE.RTZ)
+
+    def create_fp_trunc(self, src: Any, dst_type: Any) -> Any:
+        return _convert(src, dst_type)
+
+    create_fp_ext = create_fp_trunc
+
+    def create_si_to_fp(self, src: Any, dst_type: Any) -> Any:
+        """One rounding; a narrow float is reached by way of float32, as in Triton's lowering."""
+        if dst_type.scalar.name in NARROW:
+            return handle_of(src.data.astype(np.float32), dst_type)
+        return TensorHandle(src.data.astype(plain._get_np_dtype(dst_type)), dst_type.scalar)
+
+    create_ui_to_fp = create_si_to_fp
+
+    def create_fp_to_si(self, src: Any, dst_type: Any) -> Any:
+        """Toward zero; saturated, and NaN to 0, as cvt.rzi does."""
+        target = plain._get_np_dtype(dst_type)
+        if target == np.bool_:
+            return TensorHandle(numbers(src) != 0, dst_type.scalar)
+        return TensorHandle(functions.to_integer(numbers(src), target), dst_type.scalar)
+
+    create_fp_to_ui = create_fp_to_si
+
+    def create_int_cast(self, src: Any, dst_type: Any, is_signed: bool) -> Any:
+        return TensorHandle(src.data.astype(plain._get_np_dtype(dst_type)), dst_type.scalar)
+
+    def create_bitcast(self, src: Any, dst_type: Any) -> Any:
+        target = plain._get_np_dtype(dst_type)
+        return TensorHandle(np.ascontiguousarray(src.data).view(target).reshape(src.data.shape), dst_type.scalar)
+
+    create_int_to_ptr = create_bitcast
+    create_ptr_to_int = create_bitcast
+
+    def get_bf16(self, value: float) -> Any:
+        return handle_of(np.array([value], np.float32), tl.bfloat16)
+
+    # elementwise
+
+    def binary_op(self, lhs: Any, rhs: Any, op: Callable[..., Any]) -> Any:
+        dtype = lhs.dtype.scalar
+        if op in _COMPARISONS:
+            return TensorHandle(op(numbers(lhs), numbers(rhs)), tl.int1)
+        if dtype.name in NARROW:  # in float64, so that the one rounding is the last
+            values = op(numbers(lhs).astype(np.float64), numbers(rhs).astype(np.float64))
+            return handle_of(values, dtype)
+        if lhs.data.dtype == np.bool_ and rhs.data.dtype == np.bool_:
+            return TensorHandle((op(lhs.data.astype(np.int8), rhs.data.astype(np.int8)) & 1).astype(np.bool_), dtype)
+        values = op(lhs.data, rhs.data)
+        wanted = plain._get_np_dtype(dtype)
+        return TensorHandle(values if values.dtype == wanted else values.astype(wanted), dtype)
+
+    def _unordered(self, lhs: Any, rhs: Any, opposite: Callable[..., Any]) -> Any:
+        return TensorHandle(~opposite(numbers(lhs), numbers(rhs)), tl.int1)
+
+    def create_fcmpULT(self, lhs: Any, rhs: Any) -> Any:  # noqa: N802  Triton's names
+        return self._unordered(lhs, rhs, _UNORDERED["LT"])
+
+    def create_fcmpUGT(self, lhs: Any, rhs: Any) -> Any:  # noqa: N802
+        return self._unordered(lhs, rhs, _UNORDERED["GT"])
+
+    def create_fcmpULE(self, lhs: Any, rhs: Any) -> Any:  # noqa: N802
+        return self._unordered(lhs, rhs, _UNORDERED["LE"])
+
+    def create_fcmpUGE(self, lhs: Any, rhs: Any) -> Any:  # noqa: N802
+        return self._unordered(lhs, rhs, _UNORDERED["GE"])
+
+    def create_minnumf(self, lhs: Any, rhs: Any) -> Any:
+        return self.binary_op(lhs, rhs, np.fmin)
+
+    def create_maxnumf(self, lhs: Any, rhs: Any) -> Any:
+        return self.binary_op(lhs, rhs, np.fmax)
+
+    def create_clampf(self, arg: Any, low: Any, high: Any, propagate_nans: Any) -> Any:
+        propagate = propagate_nans == ir.PROPAGATE_NAN.ALL
+        larger, smaller = (np.maximum, np.minimum) if propagate else (np.fmax, np.fmin)
+        return self.binary_op(self.binary_op(arg, low, larger), high, smaller)
+
+    def create_fma(self, x: Any, y: Any, z: Any) -> Any:
+        return handle_of(functions.fma(numbers(x), numbers(y), numbers(z)), z.dtype)
+
+    def unary_op(self, arg: Any, op: Callable[..., Any]) -> Any:
+        dtype = arg.dtype.scalar
+        if op in _EXACT and dtype.name not in NARROW:
+            return TensorHandle(op(arg.data), dtype)
+        return handle_of(op(numbers(arg).astype(np.float64)), dtype)
+
+    def create_fneg(self, arg: Any) -> Any:
+        return self.unary_op(arg, np.negative)
+
+    def create_erf(self, arg: Any) -> Any:
+        return self.unary_op(arg, functions.erf)
+
+    def create_rsqrt(self, arg: Any) -> Any:
+        return self.unary_op(arg, functions.rsqrt)
+
+    def create_extern_elementwise(
+        self, lib_name: str, lib_path: str, symbol: str, arguments: list[Any], ret_type: Any, is_pure: bool
+    ) -> Any:
+        op = functions.libdevice(symbol)
+        values = [numbers(argument) for argument in arguments]
+        widened = [v.astype(np.float64) if v.dtype.kind == "f" else v for v in values]
+        return handle_of(np.asarray(op(*widened)), ret_type)
+
+    # products
+
+    def create_dot(self, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: int) -> Any:
+        tf32 = input_precision == ir.INPUT_PRECISION.TF32 and a.dtype.scalar == tl.float32
+        product = dot(numbers(a), numbers(b), tf32=tf32)
+        return handle_of(product + numbers(d), d.dtype)
+
+    def create_dot_scaled(
+        self,
+        lhs: Any,
+        lhs_scale: Any,
+        lhs_format: Any,
+        rhs: Any,
+        rhs_scale: Any,
+        rhs_format: Any,
+        fast_math: bool,
+        lhs_k_pack: bool,
+        rhs_k_pack: bool,
+        acc: Any,
+    ) -> Any:
+        left = scaled_operand(_element(lhs, lhs_format), _scale(lhs_scale), lhs_k_pack, is_rhs=False)
+        right = scaled_operand(_element(rhs, rhs_format), _scale(rhs_scale), rhs_k_pack, is_rhs=True)
+        return handle_of(dot(left, right, tf32=False) + numbers(acc), acc.dtype)
+
+    # atomics
+
+    def create_atomic_rmw(self, rmw: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
+        """As Triton's; an addition to 16-bit floats, whose patterns that adds, is made one element after another."""
+        if rmw != ir.ATOMIC_OP.FADD or val.dtype.scalar.name not in ("bf16", "fp16"):
+            return super().create_atomic_rmw(rmw, ptr, val, mask, sem, scope)
+        before = np.zeros_like(val.data)
+        one = np.ones(1, bool)
+        for index in np.ndindex(val.data.shape):
+            if mask.data[index]:
+                place = np.atleast_1d(ptr.data[index])
+                old = plain._interpreter.load(place, one, before[index].reshape(1), before.dtype)
+                added = self.binary_op(
+                    TensorHandle(old, val.dtype), TensorHandle(np.atleast_1d(val.data[index]), val.dtype), np.add
+                )
+                plain._interpreter.store(place, added.data, one)
+                before[index] = old[0]
+        return TensorHandle(before, val.dtype.scalar)
+
+
+def _convert(src: Any, dst_type: Any, *, toward_zero: bool = False) -> Any:
+    """Between floating formats, rounded once."""
+    target, values = dst_type.scalar, numbers(src)
+    if target.name in NARROW:
+        return TensorHandle(encode(values, target.name, toward_zero=toward_zero), target)
+    return TensorHandle(functions.to_float(values, plain._get_np_dtype(target), toward_zero=toward_zero), target)
+
+
+def _element(handle: Any, format: Any) -> Array:
+    """A scaled dot's operand: two e2m1 to the byte as patterns, everything else as numbers."""
+    return handle.data if format == ir.ScaleDotElemTypeTY.E2M1 else numbers(handle)
+
+
+def _scale(handle: Any) -> Array | None:
+    """A scaled dot's scale: a byte is a power of two (e8m0, 255 is NaN), a float what it stands for."""
+    if handle is None:
+        return None
+    return functions.e8m0(handle.data) if handle.dtype.scalar.is_int() else numbers(handle)
+
+
+def _min_dot_size(lhs_type: Any, rhs_type: Any) -> tuple[int, int, int]:
+    """What Triton's NVIDIA backend demands: 32 bytes along K."""
+    return (1, 1, 32) if lhs_type.scalar.primitive_bitwidth == 8 else (1, 1, 16)

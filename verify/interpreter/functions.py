@@ -1,0 +1,153 @@
+"""Elementary functions and conversions on NumPy arrays, as a GPU computes them.
+
+A function is evaluated in float64 and rounded once: nearer to the truth than any instruction, so that what a kernel
+loses is its own doing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from assay.verify.interpreter.narrow import Array, round_to_odd
+
+
+def to_float(numbers: Array, target: Any, *, toward_zero: bool = False) -> Array:
+    """Float to float16, float32 or float64, rounded once (beyond the largest: infinity)."""
+    rounded = numbers.astype(target)
+    if not toward_zero or np.dtype(target).itemsize >= numbers.dtype.itemsize:
+        return rounded
+    pattern = rounded.view(f"u{rounded.itemsize}")
+    away = np.abs(rounded.astype(numbers.dtype)) > np.abs(numbers)
+    return (pattern - away.astype(pattern.dtype)).view(target)
+
+
+def to_integer(numbers: Array, target: Any) -> Array:
+    """Toward zero, saturated, NaN to 0 (PTX ISA, `cvt.rzi`); to fewer than 32 bits by way of 32, then the low bits."""
+    target = np.dtype(target)
+    wide = np.dtype(f"{target.kind}{max(target.itemsize, 4)}")
+    limits = np.iinfo(wide)
+    whole = np.trunc(numbers.astype(np.float64))
+    low, high = float(limits.min), float(limits.max)  # the latter is rounded up for 64 bits
+    inside = np.where((whole > low) & (whole < high), whole, 0.0).astype(wide)
+    return np.where(whole >= high, limits.max, np.where(whole <= low, limits.min, inside)).astype(wide).astype(target)
+
+
+def fma(x: Array, y: Array, z: Array) -> Array:
+    """x y + z of float32 or narrower, rounded once to z's dtype or ready to be; of float64, rounded twice."""
+    x, y, z64 = x.astype(np.float64), y.astype(np.float64), z.astype(np.float64)
+    product = x * y  # exact: 24 + 24 bits
+    total = product + z64
+    if z.dtype == np.float64:
+        return total
+    back = total - product
+    lost = (product - (total - back)) + (z64 - back)  # Knuth's two-sum
+    bits = total.view(np.int64)
+    toward_zero = (lost != 0) & (np.signbit(lost) != np.signbit(total))
+    odd = np.where((lost != 0) & np.isfinite(total), (bits - toward_zero) | 1, bits)
+    return odd.view(np.float64)
+
+
+def erf(x: Array) -> Array:
+    """The error function, in float64."""
+    return torch.erf(torch.from_numpy(np.ascontiguousarray(x, dtype=np.float64))).numpy().reshape(x.shape)
+
+
+def rsqrt(x: Array) -> Array:
+    """1 / sqrt(x), in the dtype of x."""
+    return 1 / np.sqrt(x)
+
+
+def e8m0(patterns: Array) -> Array:
+    """Powers of two from 2^-127 up by their biased exponents; 255 is NaN."""
+    exponents = patterns.view(np.uint8).astype(np.int32) - 127
+    return np.where(exponents == 128, np.nan, np.ldexp(np.float32(1), exponents)).astype(np.float32)
+
+
+def libdevice(symbol: str) -> Callable[..., Array]:
+    """The function behind a symbol of NVIDIA's libdevice, such as ``__nv_tanhf``, on float64 arrays.
+
+    Raises NotImplementedError, naming it, for one that is not here.
+    """
+    name = symbol.removeprefix("__nv_").removeprefix("fast_")
+    function = _LIBDEVICE.get(name) or _LIBDEVICE.get(name.removesuffix("f"))
+    if function is None:
+        raise NotImplementedError(f"libdevice's {symbol} is not interpreted")
+    return function
+
+
+def _torch(name: str) -> Callable[..., Array]:
+    function = getattr(torch.special, name)
+    return lambda x: function(torch.from_numpy(np.ascontiguousarray(x))).numpy().reshape(x.shape)
+
+
+_LIBDEVICE: dict[str, Callable[..., Any]] = {
+    "abs": np.abs,
+    "fabs": np.abs,
+    "acos": np.arccos,
+    "acosh": np.arccosh,
+    "asin": np.arcsin,
+    "asinh": np.arcsinh,
+    "atan": np.arctan,
+    "atan2": np.arctan2,
+    "atanh": np.arctanh,
+    "cbrt": np.cbrt,
+    "ceil": np.ceil,
+    "copysign": np.copysign,
+    "cos": np.cos,
+    "cosh": np.cosh,
+    "div_rn": np.divide,
+    "fdiv_rn": np.divide,
+    "fdivide": np.divide,
+    "erf": erf,
+    "erfc": _torch("erfc"),
+    "erfinv": _torch("erfinv"),
+    "exp": np.exp,
+    "exp10": lambda x: np.power(10.0, x),
+    "exp2": np.exp2,
+    "expm1": np.expm1,
+    "finite": np.isfinite,
+    "isfinited": np.isfinite,
+    "float2int_rn": lambda x: to_integer(np.rint(x), np.int32),
+    "float2int_rz": lambda x: to_integer(x, np.int32),
+    "floor": np.floor,
+    "fmod": np.fmod,
+    "hypot": np.hypot,
+    "isinf": np.isinf,
+    "isinfd": np.isinf,
+    "isnan": np.isnan,
+    "isnand": np.isnan,
+    "lgamma": _torch("gammaln"),
+    "llrint": lambda x: to_integer(np.rint(x), np.int64),
+    "log": np.log,
+    "log10": np.log10,
+    "log1p": np.log1p,
+    "log2": np.log2,
+    "max": np.maximum,
+    "min": np.minimum,
+    "fmax": np.fmax,
+    "fmin": np.fmin,
+    "nearbyint": np.rint,
+    "pow": np.power,
+    "powi": np.power,
+    "rcp_rn": np.reciprocal,
+    "frcp_rn": np.reciprocal,
+    "rint": np.rint,
+    "round": lambda x: np.copysign(np.floor(np.abs(x) + 0.5), x),
+    "rsqrt": rsqrt,
+    "signbit": np.signbit,
+    "signbitd": np.signbit,
+    "sin": np.sin,
+    "sinh": np.sinh,
+    "sqrt": np.sqrt,
+    "sqrt_rn": np.sqrt,
+    "fsqrt_rn": np.sqrt,
+    "tan": np.tan,
+    "tanh": np.tanh,
+    "trunc": np.trunc,
+}
+
+__all__ = ["e8m0", "erf", "fma", "libdevice", "round_to_odd", "rsqrt", "to_float", "to_integer"]

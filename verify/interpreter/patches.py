@@ -1,0 +1,100 @@
+"""Attributes of Triton's modules that are replaced while a kernel is interpreted, and put back afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+import triton.language as tl
+from triton.runtime import interpreter as plain
+from triton.runtime.jit import JITCallable, JITFunction
+
+from assay.verify.interpreter import kernels
+from assay.verify.interpreter.reductions import Reduce, Scan
+
+_MISSING = object()
+Change = tuple[Any, str, Any]
+_language: list[Change] = []
+_depth = 0
+
+
+@contextlib.contextmanager
+def replaced(changes: list[Change]) -> Iterator[None]:
+    """Inside it, each (object, name, value) of ``changes`` holds."""
+    before = [(owner, name, vars(owner).get(name, _MISSING)) for owner, name, _ in changes]
+    try:
+        for owner, name, value in changes:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in reversed(before):
+            if value is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+@contextlib.contextmanager
+def interpreted_language() -> Iterator[None]:
+    """Inside it, Triton's language acts on NumPy arrays, through `FaithfulBuilder`."""
+    global _depth
+    if _depth == 0 and not _language:
+        _language.extend(_find_changes())
+    with replaced(_language) if _depth == 0 else contextlib.nullcontext():
+        _depth += 1
+        try:
+            yield
+        finally:
+            _depth -= 1
+
+
+def _find_changes() -> list[Change]:
+    """What Triton's own interpreter replaces in this version (by trying), and what it leaves to a compiler."""
+    ours: list[Change] = [
+        (plain, "interpreter_builder", kernels.builder),
+        (plain, "interpreter_semantic", kernels.semantic),
+        (plain, "ReduceOps", Reduce),
+        (plain, "ScanOps", Scan),
+        (plain.InterpretedFunction, "__call__", _call),
+        (JITFunction, "__call__", _call),
+    ]
+    scope = _Recorder()
+    with replaced([*ours, (plain, "_LangPatchScope", lambda: scope)]):
+        try:
+            plain._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+        finally:
+            scope.restore()
+    members = [
+        (tl.tensor, name, _method(member)) for name, member in vars(tl.tensor).items() if isinstance(member, JITCallable)
+    ]
+    loops = [(tl, "range", kernels.tensor_range), (tl.core, "range", kernels.tensor_range)]
+    return [*ours, *scope.changes, *members, *loops, *kernels.libdevice_functions()]
+
+
+class _Recorder:
+    """Stands in for Triton's `_LangPatchScope` and keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self._stack = contextlib.ExitStack()
+
+    def set_attr(self, owner: Any, name: str, value: Any) -> None:
+        self.changes.append((owner, name, value))
+        self._stack.enter_context(replaced([(owner, name, value)]))
+
+    def restore(self) -> None:
+        self._stack.close()
+
+
+def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """A device function, called from a kernel."""
+    return kernels.runnable(self.fn)(*args, **kwargs)
+
+
+def _method(function: Any) -> FunctionType:
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return method
