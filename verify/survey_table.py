@@ -119,11 +119,16 @@ def entry_from_table(row: Mapping[str, Any]) -> Entry:
 
 
 def contract_named(name: str) -> dict[str, Any]:
-    """The fields of a contract of ``configs/contracts``. Raises `ContractError`."""
-    known: dict[str, Any] = {}
-    for table in configs.names():
-        if table.startswith("contracts/"):
-            known |= configs.table(table)
+    """The fields of a contract: "triton.softmax" is ``[softmax]`` of ``configs/contracts/triton.toml``.
+
+    Raises `ContractError`.
+    """
+    files = [file for file in configs.names() if file.startswith("contracts/")]
+    known = {
+        f"{file.removeprefix('contracts/')}.{title}": fields
+        for file in files
+        for title, fields in configs.table(file).items()
+    }
     if name not in known:
         raise ContractError(f"contract: {unknown('name', name, known)}")
     return {key: value for key, value in known[name].items() if key not in ("source", "reason", "title")}

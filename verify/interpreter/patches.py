@@ -70,7 +70,8 @@ def _find_changes() -> list[Change]:
         (tl.tensor, name, _method(member)) for name, member in vars(tl.tensor).items() if isinstance(member, JITCallable)
     ]
     loops = [(tl, "range", kernels.tensor_range), (tl.core, "range", kernels.tensor_range)]
-    return [*ours, *scope.changes, *members, *loops, *kernels.libdevice_functions()]
+    changes = [*ours, *scope.changes, *members, *loops, *kernels.libdevice_functions()]
+    return [(owner, name, value) for (owner, name), value in {change[:2]: change[2] for change in changes}.items()]
 
 
 class _Recorder:
