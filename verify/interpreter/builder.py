@@ -19,6 +19,7 @@ from triton.runtime import interpreter as plain
 from assay.verify.interpreter import functions
 from assay.verify.interpreter.dots import dot, scaled_operand
 from assay.verify.interpreter.narrow import NARROW, Array, decode, encode
+from assay.verify.interpreter.speed import np_dtype
 
 TensorHandle = plain.TensorHandle
 _COMPARISONS = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal)
@@ -35,7 +36,7 @@ def numbers(handle: Any) -> Array:
 def handle_of(values: Array, dtype: Any) -> Any:
     """A handle of ``values`` rounded (to nearest even) to a floating ``dtype``, or wrapped to an integer one."""
     scalar = dtype.scalar
-    data = encode(values, scalar.name) if scalar.name in NARROW else values.astype(plain._get_np_dtype(scalar))
+    data = encode(values, scalar.name) if scalar.name in NARROW else values.astype(np_dtype(scalar))
     return TensorHandle(data, scalar)
 
 
@@ -62,13 +63,13 @@ class FaithfulBuilder(plain.InterpreterBuilder):  # type: ignore[misc]
         """One rounding; a narrow float is reached by way of float32, as in Triton's lowering."""
         if dst_type.scalar.name in NARROW:
             return handle_of(src.data.astype(np.float32), dst_type)
-        return TensorHandle(src.data.astype(plain._get_np_dtype(dst_type)), dst_type.scalar)
+        return TensorHandle(src.data.astype(np_dtype(dst_type)), dst_type.scalar)
 
     create_ui_to_fp = create_si_to_fp
 
     def create_fp_to_si(self, src: Any, dst_type: Any) -> Any:
         """Toward zero; saturated, and NaN to 0, as cvt.rzi does."""
-        target = plain._get_np_dtype(dst_type)
+        target = np_dtype(dst_type)
         if target == np.bool_:
             return TensorHandle(numbers(src) != 0, dst_type.scalar)
         return TensorHandle(functions.to_integer(numbers(src), target), dst_type.scalar)
@@ -76,10 +77,10 @@ class FaithfulBuilder(plain.InterpreterBuilder):  # type: ignore[misc]
     create_fp_to_ui = create_fp_to_si
 
     def create_int_cast(self, src: Any, dst_type: Any, is_signed: bool) -> Any:
-        return TensorHandle(src.data.astype(plain._get_np_dtype(dst_type)), dst_type.scalar)
+        return TensorHandle(src.data.astype(np_dtype(dst_type)), dst_type.scalar)
 
     def create_bitcast(self, src: Any, dst_type: Any) -> Any:
-        target = plain._get_np_dtype(dst_type)
+        target = np_dtype(dst_type)
         return TensorHandle(np.ascontiguousarray(src.data).view(target).reshape(src.data.shape), dst_type.scalar)
 
     create_int_to_ptr = create_bitcast
@@ -100,7 +101,7 @@ class FaithfulBuilder(plain.InterpreterBuilder):  # type: ignore[misc]
         if lhs.data.dtype == np.bool_ and rhs.data.dtype == np.bool_:
             return TensorHandle((op(lhs.data.astype(np.int8), rhs.data.astype(np.int8)) & 1).astype(np.bool_), dtype)
         values = op(lhs.data, rhs.data)
-        wanted = plain._get_np_dtype(dtype)
+        wanted = np_dtype(dtype)
         return TensorHandle(values if values.dtype == wanted else values.astype(wanted), dtype)
 
     def _unordered(self, lhs: Any, rhs: Any, opposite: Callable[..., Any]) -> Any:
@@ -204,7 +205,7 @@ def _convert(src: Any, dst_type: Any, *, toward_zero: bool = False) -> Any:
     target, values = dst_type.scalar, numbers(src)
     if target.name in NARROW:
         return TensorHandle(encode(values, target.name, toward_zero=toward_zero), target)
-    return TensorHandle(functions.to_float(values, plain._get_np_dtype(target), toward_zero=toward_zero), target)
+    return TensorHandle(functions.to_float(values, np_dtype(target), toward_zero=toward_zero), target)
 
 
 def _element(handle: Any, format: Any) -> Array:

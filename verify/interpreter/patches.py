@@ -13,6 +13,7 @@ from triton.runtime.jit import JITCallable, JITFunction
 
 from assay.verify.interpreter import kernels
 from assay.verify.interpreter.reductions import Reduce, Scan
+from assay.verify.interpreter.speed import quick_constructors
 
 _MISSING = object()
 Change = tuple[Any, str, Any]
@@ -70,7 +71,7 @@ def _find_changes() -> list[Change]:
         (tl.tensor, name, _method(member)) for name, member in vars(tl.tensor).items() if isinstance(member, JITCallable)
     ]
     loops = [(tl, "range", kernels.tensor_range), (tl.core, "range", kernels.tensor_range)]
-    changes = [*ours, *scope.changes, *members, *loops, *kernels.libdevice_functions()]
+    changes = [*ours, *scope.changes, *members, *loops, *quick_constructors(), *kernels.libdevice_functions()]
     return [(owner, name, value) for (owner, name), value in {change[:2]: change[2] for change in changes}.items()]
 
 
