@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import platform
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from importlib.metadata import PackageNotFoundError, version
@@ -88,6 +91,33 @@ def _kernels() -> Iterator[tuple[str, str]]:
     )
     if importlib.util.find_spec("triton") is None:
         yield "triton kernels", "can't run: triton is not installed"
+    else:
+        yield "triton's interpreter", _faults_of_plain_interpreter()
+
+
+def _faults_of_plain_interpreter() -> str:
+    """What the installed Triton's own interpreter gets wrong, tried in a process of its own."""
+    command = [sys.executable, "-W", "ignore", "-P", "-m", "assay.verify.interpreter.checks"]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        return f"could not be tried: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
+    results = json.loads(done.stdout)
+    wrong = [f"{claim}: {reason}" for claim, reason in results.items() if reason]
+    return "\n".join(
+        [f"by itself it gets {len(wrong)} of {len(results)} things wrong, which are put right here:", *wrong]
+    )
+
+
+def _faithful_interpreter() -> str:
+    """The interpreter's self-tests under `faithful`: what is wrong, or nothing."""
+    if importlib.util.find_spec("triton") is None:
+        return ""
+    from assay.verify.interpreter import faithful
+    from assay.verify.interpreter.checks import self_test
+
+    with faithful():
+        return "; ".join(f"{claim}: {reason}" for claim, reason in self_test().items() if reason)
 
 
 def _golden_against_arb() -> str:
@@ -147,5 +177,6 @@ def _fault_is_found() -> str:
 _SELF_TESTS: dict[str, Callable[[], str]] = {
     "a golden lies within its radius of 30 digits by Arb": _golden_against_arb,
     "rounding to float8_e4m3fn agrees with exact fractions": _rounding_against_fractions,
+    "triton kernels are interpreted with a GPU's numbers": _faithful_interpreter,
     "a right softmax passes, a faulty one fails": _fault_is_found,
 }

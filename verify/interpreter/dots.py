@@ -11,7 +11,7 @@ _E2M1 = np.concatenate([_E2M1, -_E2M1])
 
 
 def dot(a: Array, b: Array, *, tf32: bool) -> Array:
-    """``a @ b``: float64 in float64, other floats in float32 (``tf32``: of operands cut to 10 bits), integers exactly."""
+    """``a @ b``: float64 in float64, other floats in float32 (``tf32``: operands cut to 10 bits), integers exactly."""
     if a.dtype.kind in "iu":
         return np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(np.int64)
     if a.dtype == np.float64:

@@ -22,8 +22,26 @@ from triton.runtime import interpreter as plain
 
 from assay.verify.interpreter.builder import FaithfulBuilder
 
+
+class _Format(str):
+    """A format's name that is also its own value, as Triton 3.6 and 3.7 expect of a constant."""
+
+    @property
+    def value(self) -> str:
+        return str(self)
+
+
+class _Semantic(plain.TritonSemantic):  # type: ignore[misc]
+    """`TritonSemantic` that takes the formats of a scaled dot in every version."""
+
+    def dot_scaled(
+        self, lhs: Any, lhs_scale: Any, lhs_format: str, rhs: Any, rhs_scale: Any, rhs_format: str, *rest: Any
+    ) -> Any:
+        return super().dot_scaled(lhs, lhs_scale, _Format(lhs_format), rhs, rhs_scale, _Format(rhs_format), *rest)
+
+
 builder = FaithfulBuilder()
-semantic = plain.TritonSemantic(builder)
+semantic = _Semantic(builder)
 
 
 class _Rewriter(plain.FunctionRewriter):  # type: ignore[misc]
@@ -114,7 +132,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _bound(value: Any) -> Any:
-    """A global as the interpreter needs it: a builtin of Triton's that was imported by its name looks for a compiler."""
+    """A global as the interpreter needs it: a builtin of Triton's, imported by its name, as it is in its module."""
     module = sys.modules.get(getattr(value, "__module__", None) or "")
     if module is libdevice:
         module = cuda_libdevice

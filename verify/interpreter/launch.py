@@ -1,4 +1,4 @@
-"""Launching a Triton kernel on the interpreter: arguments as a GPU launch types them, then one program after another."""
+"""Launching a kernel on the interpreter: arguments typed as a GPU launch does, then one program after another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ _MOST_PROGRAMS = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, techni
 
 
 def launch(
-    function: Any, arguments: Sequence[Any], keywords: dict[str, Any], grid: Any, hooks: Sequence[Callable[..., Any]] = ()
+    function: Any,
+    arguments: Sequence[Any],
+    keywords: dict[str, Any],
+    grid: Any,
+    hooks: Sequence[Callable[..., Any]] = (),
 ) -> None:
     """Run every program of ``grid`` of the kernel whose Python function is ``function``.
 

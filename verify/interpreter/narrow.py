@@ -71,7 +71,7 @@ def decode(patterns: Array, name: str) -> Array:
 
 
 def encode(numbers: Array, name: str, *, toward_zero: bool = False) -> Array:
-    """The patterns of float32 or float64 ``numbers`` in the format ``name``, rounded once, to nearest even by default."""
+    """The patterns of float32 or float64 ``numbers`` in the format ``name``, rounded once (to nearest even)."""
     patterns = _encode_bf16(numbers) if name == "bf16" else _encode_fp8(numbers, _table(name))
     if toward_zero:
         away = np.abs(decode(patterns, name)) > np.abs(numbers)

@@ -56,6 +56,7 @@ def _find_changes() -> list[Change]:
     ours: list[Change] = [
         (plain, "interpreter_builder", kernels.builder),
         (plain, "interpreter_semantic", kernels.semantic),
+        (plain, "TritonSemantic", lambda builder: kernels.semantic),
         (plain, "ReduceOps", Reduce),
         (plain, "ScanOps", Scan),
         (plain.InterpretedFunction, "__call__", _call),
@@ -68,8 +69,11 @@ def _find_changes() -> list[Change]:
         finally:
             scope.restore()
     members = [
-        (tl.tensor, name, _method(member)) for name, member in vars(tl.tensor).items() if isinstance(member, JITCallable)
+        (tl.tensor, name, _method(member))
+        for name, member in vars(tl.tensor).items()
+        if isinstance(member, JITCallable)
     ]
+    members.append((tl.tensor, "__index__", lambda self: int(self.handle.data.item())))
     loops = [(tl, "range", kernels.tensor_range), (tl.core, "range", kernels.tensor_range)]
     changes = [*ours, *scope.changes, *members, *loops, *quick_constructors(), *kernels.libdevice_functions()]
     return [(owner, name, value) for (owner, name), value in {change[:2]: change[2] for change in changes}.items()]

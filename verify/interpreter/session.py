@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+KNOWN_VERSIONS = ("3.6", "3.7", "3.8", "3.9")
+"""The versions of Triton in which every self-test has been seen to hold."""
+
+
+class UnknownTriton(UserWarning):
+    """This version of Triton has not been tried; the message says which self-tests hold in it and which don't."""
 
 
 @contextlib.contextmanager
@@ -12,7 +22,8 @@ def faithful() -> Iterator[None]:
     """Inside it, every Triton kernel that is launched runs in the interpreter, with the right numbers.
 
     No environment variable is needed, and no GPU; an autotuned kernel runs in one of its configurations, chosen by its
-    key. May be nested. Raises ImportError where Triton is not installed.
+    key. May be nested. Warns of `UnknownTriton` in a version other than `KNOWN_VERSIONS`. Raises ImportError where
+    Triton is not installed.
     """
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.interpreter import InterpretedFunction
@@ -21,11 +32,11 @@ def faithful() -> Iterator[None]:
     from assay.verify.interpreter.launch import launch, pick_config
     from assay.verify.interpreter.patches import replaced
 
-    def run(self, *args, grid, warmup=False, **kwargs):
+    def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
         if not warmup:
             launch(self.fn, args, kwargs, grid, self.pre_run_hooks)
 
-    def run_tuned(self, *args, **kwargs):
+    def run_tuned(self: Any, *args: Any, **kwargs: Any) -> None:
         self.nargs = dict(zip(self.arg_names, args, strict=False))
         config = pick_config(self, kwargs)
         self.best_config = config
@@ -35,6 +46,7 @@ def faithful() -> Iterator[None]:
         self.nargs = None
 
     with replaced([(JITFunction, "run", run), (InterpretedFunction, "run", run), (Autotuner, "run", run_tuned)]):
+        _vouch()
         yield
 
 
@@ -46,3 +58,22 @@ def faithful_where_used() -> Iterator[None]:
             yield
     else:
         yield
+
+
+@cache
+def _vouch() -> None:
+    """Warn, once, where nobody has tried this version of Triton."""
+    import triton
+
+    if not triton.__version__.startswith(tuple(f"{known}." for known in KNOWN_VERSIONS)):
+        from assay.verify.interpreter.checks import self_test
+
+        results = self_test()
+        failed = [f"{claim} ({reason})" for claim, reason in results.items() if reason]
+        warnings.warn(
+            f"Triton {triton.__version__} is unknown here (known: {', '.join(KNOWN_VERSIONS)}); of the interpreter's "
+            f"{len(results)} self-tests {len(results) - len(failed)} hold, and nothing is vouched for beyond them"
+            + (f"; wrong: {'; '.join(failed)}" if failed else ""),
+            UnknownTriton,
+            stacklevel=4,
+        )
