@@ -84,8 +84,9 @@ def _doubling(arrays: Sequence[Array], dtypes: Sequence[Any], axis: int, combine
     parts = [np.moveaxis(array, axis, 0) for array in arrays]
     stride = 1
     while stride < len(parts[0]):
-        combined = _combined(combine, [p[:-stride] for p in parts], [p[stride:] for p in parts], dtypes)
-        parts = [np.concatenate([p[:stride], c]) for c, p in zip(combined, parts, strict=True)]
+        earlier = [np.concatenate([p[:stride], p[:-stride]]) for p in parts]  # a shape must stay a power of two
+        combined = _combined(combine, earlier, parts, dtypes)
+        parts = [np.concatenate([p[:stride], c[stride:]]) for c, p in zip(combined, parts, strict=True)]
         stride *= 2
     return [np.moveaxis(part, 0, axis) for part in parts]
 
