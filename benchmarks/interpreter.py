@@ -1,0 +1,85 @@
+"""What the faithful interpreter costs beside Triton's own, and in which versions of Triton its self-tests hold.
+
+    python benchmarks/interpreter.py cost          both interpreters on the same kernels, in one process
+    python benchmarks/interpreter.py versions      each known version of Triton, in an environment of its own
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+VERSIONS = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
+ROOT = Path(__file__).resolve().parents[1]
+
+_TRY = """
+import json, torch, triton
+from assay.kernels.triton.softmax import softmax
+from assay.verify import examine
+from assay.verify.interpreter import faithful
+from assay.verify.interpreter.checks import self_test
+with faithful():
+    wrong = {claim: reason for claim, reason in self_test().items() if reason}
+verdict = examine(softmax, "softmax", dtype="bfloat16", examples=20)
+print(json.dumps({"version": triton.__version__, "wrong": wrong, "softmax": verdict.outcome}))
+"""
+
+
+def versions() -> int:
+    """Self-tests under `faithful` and an examination, in each version; beside it, how many Triton's own fails."""
+    failed = 0
+    for version in VERSIONS:
+        environment = ROOT / "build" / f"triton-{version}"
+        if not environment.exists():
+            install = ["pip", "install", "--quiet", "--no-deps", "--target", str(environment), f"triton=={version}"]
+            subprocess.run([sys.executable, "-m", *install], check=True)
+        settings = {**os.environ, "PYTHONPATH": str(environment)}
+        ours = _last_line([sys.executable, "-c", _TRY], settings)
+        plain = [sys.executable, "-W", "ignore", "-m", "assay.verify.interpreter.checks"]
+        own = json.loads(_last_line(plain, {**settings, "TRITON_INTERPRET": "1"}))
+        print(f"{ours}  (Triton's own interpreter: {sum(map(bool, own.values()))} of {len(own)} wrong)", flush=True)
+        result = json.loads(ours)
+        failed += bool(result["wrong"]) or result["softmax"] != "PASS" or result["version"] != version
+    return failed
+
+
+def _last_line(command: list[str], environment: dict[str, str]) -> str:
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command[:3])} failed:\n{done.stderr}")
+    return done.stdout.strip().splitlines()[-1]
+
+
+def cost() -> int:
+    """Best of several runs of each kernel in either interpreter, and their ratio."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    import torch
+    from interpreter_kernels import WORKLOADS
+
+    from assay.verify.interpreter import faithful
+
+    print(f"{'kernel':32}{'plain [ms]':>12}{'faithful [ms]':>15}{'ratio':>8}   (goal: at most 1.5)")
+    torch.manual_seed(0)
+    worst = 0.0
+    for name, run in WORKLOADS.items():
+        times: dict[str, list[float]] = {"plain": [], "faithful": []}
+        for _ in range(7):
+            start = time.perf_counter()
+            run()
+            times["plain"].append(time.perf_counter() - start)
+            with faithful():
+                start = time.perf_counter()
+                run()
+                times["faithful"].append(time.perf_counter() - start)
+        plain, ours = min(times["plain"]), min(times["faithful"])
+        worst = max(worst, ours / plain)
+        print(f"{name:32}{plain * 1e3:12.1f}{ours * 1e3:15.1f}{ours / plain:8.2f}")
+    return int(worst > 1.5)
+
+
+if __name__ == "__main__":
+    sys.exit({"cost": cost, "versions": versions}[sys.argv[1] if len(sys.argv) > 1 else "cost"]())

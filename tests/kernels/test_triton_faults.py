@@ -1,0 +1,69 @@
+"""Faults planted in the source of the bundled Triton kernels, one line each: `examine` finds every one.
+
+The faults stand in `faults/*.toml`, beside the kernel that each is planted in.
+"""
+
+import importlib.util
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from assay.verify import examine
+from assay.verify.contract import contract_from_table
+from assay.verify.survey_table import entries
+
+FAULTS = [
+    (table, fault)
+    for path in sorted(Path(__file__).with_name("faults").glob("*.toml"))
+    for table in [tomllib.loads(path.read_text())]
+    for fault in table["fault"]
+]
+
+
+def faulty_module(module: str, old: str, new: str, folder: Path) -> ModuleType:
+    """The module with ``old`` replaced by ``new``, under operator names of its own."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    source = Path(spec.origin).read_text()
+    assert old in source, f"{module} has no line {old!r}: the fault can't be planted"
+    name = f"faulty_{module.rpartition('.')[2]}_{abs(hash((old, new)))}"
+    path = folder / f"{name}.py"
+    path.write_text(source.replace(old, new, 1).replace('"assay::', f'"{name}::'))
+    found = importlib.util.spec_from_file_location(name, path)
+    assert found is not None
+    assert found.loader is not None
+    made = importlib.util.module_from_spec(found)
+    sys.modules[name] = made
+    found.loader.exec_module(made)
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("table", "fault"), FAULTS, ids=[f"{t['function']}: {f['name']}" for t, f in FAULTS])
+def test_a_planted_fault_is_found(table: dict[str, Any], fault: dict[str, Any], tmp_path: Path) -> None:
+    """The faulty kernel fails under the contract that the right one keeps."""
+    function = fault.get("function", table["function"])
+    module = fault.get("module", table["module"])
+    entry = next(entry for entry in entries() if entry.target == f"{table['module']}:{function}")
+    faulty = faulty_module(module, fault["old"], fault["new"], tmp_path)
+    verdict = examine(
+        getattr(faulty, function),
+        fault.get("spec", table["spec"]),
+        dtype=fault.get("dtype"),
+        options=fault.get("options", entry.options),
+        contract=contract_from_table(entry.contract),
+        examples=200,
+    )
+    assert verdict.outcome == "FAIL", str(verdict)
+
+
+def test_there_are_faults_of_every_kind() -> None:
+    """At least 25 faults are planted, in every bundled kernel."""
+    assert len(FAULTS) >= 25
+    bundled = {entry.target.partition(":")[0] for entry in entries() if entry.group == "assay"}
+    assert {table["module"] for table, _ in FAULTS} == bundled
