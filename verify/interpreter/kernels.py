@@ -21,27 +21,10 @@ from triton.language.extra.cuda import libdevice as cuda_libdevice
 from triton.runtime import interpreter as plain
 
 from assay.verify.interpreter.builder import FaithfulBuilder
-
-
-class _Format(str):
-    """A format's name that is also its own value, as Triton 3.6 and 3.7 expect of a constant."""
-
-    @property
-    def value(self) -> str:
-        return str(self)
-
-
-class _Semantic(plain.TritonSemantic):  # type: ignore[misc]
-    """`TritonSemantic` that takes the formats of a scaled dot in every version."""
-
-    def dot_scaled(
-        self, lhs: Any, lhs_scale: Any, lhs_format: str, rhs: Any, rhs_scale: Any, rhs_format: str, *rest: Any
-    ) -> Any:
-        return super().dot_scaled(lhs, lhs_scale, _Format(lhs_format), rhs, rhs_scale, _Format(rhs_format), *rest)
-
+from assay.verify.interpreter.semantic import Semantic
 
 builder = FaithfulBuilder()
-semantic = _Semantic(builder)
+semantic = Semantic(builder)
 
 
 class _Rewriter(plain.FunctionRewriter):  # type: ignore[misc]

@@ -13,6 +13,7 @@ _block_type = tl.block_type.__init__
 _tensor = tl.tensor.__init__
 _np_dtype = plain._get_np_dtype
 _block_types: dict[Any, dict[str, Any]] = {}
+_converted: dict[Any, Any] = {}
 _tensors: dict[str, dict[str, Any]] = {}
 _np_dtypes: dict[str, np.dtype[Any]] = {}
 
@@ -20,6 +21,7 @@ _np_dtypes: dict[str, np.dtype[Any]] = {}
 def quick_constructors() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     """What to replace, as (owner, name, value): each does the original's work once per shape and element type."""
     yield tl.block_type, "__init__", _init_block_type
+    yield tl.block_type, "with_element_ty", _with_element_ty
     yield tl.tensor, "__init__", _init_tensor
     yield plain, "_get_np_dtype", np_dtype
 
@@ -41,6 +43,14 @@ def _init_block_type(self: Any, element_ty: Any, shape: Any) -> None:
         _block_types[key] = dict(self.__dict__)
     else:
         self.__dict__.update(made)
+
+
+def _with_element_ty(self: Any, scalar: Any) -> Any:
+    key = (self.shape, scalar.name)
+    made = _converted.get(key)
+    if made is None or made.element_ty != scalar:
+        made = _converted[key] = tl.block_type(scalar, self.shape)
+    return made
 
 
 def _init_tensor(self: Any, handle: Any, type: Any) -> None:
