@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import platform
 import sys
 import time
@@ -21,13 +20,12 @@ from rich.text import Text
 
 from assay.cli.progress import Ticker
 from assay.verify.errors import SettingError
-from assay.verify.isolate import Workers
+from assay.verify.isolate import Workers, worker_count
 
 if TYPE_CHECKING:
     from assay.verify.survey import Row
     from assay.verify.survey_table import Entry
 
-_MOST_WORKERS = 8  # each holds a torch of its own
 _TIMEOUT = 10.0  # seconds for one call of a kernel
 _PATIENCE = 60.0  # seconds for one case, when a call can't be interrupted
 _PIPED_WIDTH = 160
@@ -57,7 +55,7 @@ def survey(
     Exits with 0 when it ran to its end, whatever it found: the kernels are mostly other people's.
     """
     started = time.monotonic()
-    with Workers(_worker_count(), preload="assay.verify.survey", patience=_PATIENCE) as workers:
+    with Workers(worker_count(), preload="assay.verify.survey", patience=_PATIENCE) as workers:
         from assay.verify.question import check_device
         from assay.verify.survey import plan, run
         from assay.verify.survey_table import entries
@@ -78,11 +76,6 @@ def survey(
     page, data = _write(out, ordered, {"examples": examples, "seed": seed, "device": device}, taken)
     _print(ordered, f"{taken:.0f} s, {page}, {data}")
     return _status(ordered, strict)
-
-
-def _worker_count() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, _MOST_WORKERS))
 
 
 def _chosen(table: Sequence[Entry], only: str) -> list[Entry]:

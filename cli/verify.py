@@ -1,4 +1,4 @@
-"""`assay verify`: kernels by name, or any function that can be imported."""
+"""`assay verify`: the bundled kernels, kernels by name, or any function that can be imported."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ import typer
 from assay.cli import settings
 from assay.cli.progress import Ticker
 from assay.verify.errors import SettingError, TargetError
-from assay.verify.isolate import Workers
+from assay.verify.isolate import Workers, worker_count
 
 if TYPE_CHECKING:
     from assay.verify.survey import Row
     from assay.verify.survey_table import Entry
 
-_ARGUMENT = "package.module:function, or the name of a kernel of the survey or a part of it."
+_ARGUMENT = "package.module:function, or the name of a kernel of the survey or a part of it; all bundled ones if none."
+_BUNDLED = "assay"  # their group in the survey's table
 
 
 def verify(
@@ -42,7 +43,7 @@ def verify(
     layout: Annotated[
         list[str] | None, typer.Option(help="Memory layouts that the kernel takes, where not all.")
     ] = None,
-    framework: Annotated[str, typer.Option(help="torch or numpy: what the kernel is called with.")] = "torch",
+    framework: Annotated[str, typer.Option(help="torch (the default) or numpy: what the kernel is called with.")] = "",
     examples: Annotated[int, typer.Option(min=0, help="Fuzzed cases, beside the fixed phases.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of the examination.")] = 0,
     device: Annotated[str, typer.Option(help="Where the kernel runs.")] = "cpu",
@@ -52,33 +53,40 @@ def verify(
 ) -> int:
     """Examine kernels against the contract of what they implement.
 
-    TARGET is package.module:function (modules of the current folder count), examined as --spec says, or the name of a
-    kernel of `assay survey`, whose table says the rest.
+    TARGET is package.module:function, examined as --spec says (modules of the current folder count), or the name of a
+    kernel of `assay survey`. For a kernel of the survey its table says what isn't given here: spec, dtypes, options,
+    shapes, contract. Without TARGET all bundled kernels are examined.
     """
-    if not targets:
-        raise SettingError(
-            "verify: say what to verify, e.g. assay verify my.kernels:softmax --spec softmax --dtype bfloat16"
-        )
     with Workers(1, preload="assay.verify.survey", patience=6 * timeout, quiet=False) as workers:
         from assay.verify.question import check_device
         from assay.verify.survey import plan, run
 
         check_device(device)
-        extra: dict[str, Any] = {"framework": framework}
+        extra: dict[str, Any] = {"framework": framework} if framework else {}
         extra |= {"out_dtype": out_dtype} if out_dtype else {}
         extra |= {"layouts": layout} if layout else {}
-        entries = [
-            _adapted(entry, dtype or [], option or [], shape or [], contract or [], extra)
-            for target in targets
-            for entry in _entries(target, spec)
-        ]
+        chosen = [entry for target in targets for entry in _entries(target, spec)] if targets else _bundled(spec)
+        entries = [_adapted(entry, dtype or [], option or [], shape or [], contract or [], extra) for entry in chosen]
         jobs = plan(entries, examples=examples, seed=seed, device=device, timeout=timeout)
+        count = min(worker_count(), len(jobs))
+        if count > 1:
+            workers.grow(count)
+            jobs = [replace(job, threads=1) for job in jobs]
         rows: dict[int, Row] = {}
         with Ticker("examined", len(jobs), sum(job.effort for job in jobs)) as ticker:
             for place, row in run(jobs, workers):
                 rows[place] = row
                 ticker.advance(jobs[place].effort)
-    return _report([rows[place] for place in sorted(rows)], out, as_json)
+    return _report([rows[place] for place in sorted(rows)], out, as_json, named=bool(targets))
+
+
+def _bundled(op: str) -> list[Entry]:
+    """The kernels that come along."""
+    from assay.verify.survey_table import entries
+
+    if op:
+        raise SettingError(f"--spec {op}: of what? e.g. assay verify my.kernels:{op} --spec {op} --dtype bfloat16")
+    return [entry for entry in entries() if entry.group == _BUNDLED]
 
 
 def _entries(target: str, op: str) -> list[Entry]:
@@ -86,11 +94,12 @@ def _entries(target: str, op: str) -> list[Entry]:
     from assay.golden.registry import spec, specs
     from assay.verify.survey_table import Entry, entries
 
-    if ":" in target:
-        if not op:
-            raise SettingError(f"verify: {target} needs --spec; the specs are {', '.join(specs())}")
-        return [Entry(name=target, target=target, spec=spec(op).name)]
     table = entries()
+    if ":" in target:
+        listed = [entry for entry in table if entry.target == target and op in ("", entry.spec)]
+        if not op and not listed:
+            raise SettingError(f"verify: {target} needs --spec; the specs are {', '.join(specs())}")
+        return listed or [Entry(name=target, target=target, spec=spec(op).name)]
     found = [entry for entry in table if entry.name == target] or [
         entry for entry in table if target.lower() in entry.name.lower()
     ]
@@ -127,8 +136,8 @@ def _adapted(
     )
 
 
-def _report(rows: Sequence[Row], out: Path | None, as_json: bool) -> int:
-    """Print and write the verdicts; the exit status."""
+def _report(rows: Sequence[Row], out: Path | None, as_json: bool, *, named: bool) -> int:
+    """Print and write the verdicts; the exit status. A kernel that isn't here matters only if it was ``named``."""
     verdicts = [row.verdict for row in rows if row.verdict is not None]
     if as_json:
         print(json.dumps([verdict.as_dict() for verdict in verdicts], indent=2))
@@ -141,7 +150,9 @@ def _report(rows: Sequence[Row], out: Path | None, as_json: bool) -> int:
             row.verdict.to_json(f"{name}.json")
     missing = [row for row in rows if row.verdict is None]
     for row in missing:
-        print(f"assay: {' '.join(row.reason.split())}", file=sys.stderr)
+        print(f"assay: {'' if named else f'{row.entry.name}: '}{' '.join(row.reason.split())}", file=sys.stderr)
         if row.trace:
             print(row.trace, file=sys.stderr)
-    return 2 if missing else int(not all(verdict.passed for verdict in verdicts))
+    if any(named or row.outcome != "NOT HERE" for row in missing) or not verdicts:
+        return 2
+    return int(not all(verdict.passed for verdict in verdicts))

@@ -13,7 +13,7 @@ import torch
 from assay.golden.arithmetic import Arb, Arithmetic, Ball, BallArithmetic
 from assay.golden.errors import InputError, OptionError
 from assay.golden.registry import Spec, spec
-from assay.golden.signature import TensorSpec, dimension
+from assay.golden.signature import TensorSpec
 
 _SLACK = 1 + 2.0**-30  # radii are themselves computed in float64
 _FLOAT64_DIGITS = 15
@@ -101,9 +101,11 @@ def run(
         )
     values = [*tensors, *(keywords[tensor.name] for tensor in named)]
     sizes = signature.bind(definition.name, [tuple(getattr(value, "shape", np.shape(value))) for value in values])
+    stored = [_tensor(definition, tensor, value) for tensor, value in zip(signature.tensors, values, strict=True)]
+    unused = definition.unused(*stored) if definition.unused else {}
     numbers = [
-        _numbers(xp, definition, tensor, _tensor(definition, tensor, value), sizes)
-        for tensor, value in zip(signature.tensors, values, strict=True)
+        _numbers(xp, definition, tensor, value, unused.get(tensor.name), sizes)
+        for tensor, value in zip(signature.tensors, stored, strict=True)
     ]
     extra = {tensor.name: number for tensor, number in zip(named, numbers[len(positional) :], strict=True)}
     settings = {name: value for name, value in complete.items() if name not in extra}
@@ -114,27 +116,35 @@ def run(
 
 
 def _tensor(definition: Spec, tensor: TensorSpec, value: Any) -> torch.Tensor:
-    """``value`` as a tensor on the CPU; lists keep their digits."""
+    """``value`` as a tensor on the CPU, of the kind of numbers that the signature asks for; lists keep their digits."""
     try:
-        return value.detach().cpu() if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value))
+        found = value.detach().cpu() if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value))
     except (TypeError, ValueError) as error:
         raise InputError(f"{definition.name}: {tensor.name} is no tensor of numbers: {error}") from None
+    whole = not (found.dtype.is_floating_point or found.dtype.is_complex or found.dtype == torch.bool)
+    if tensor.is_integer and not whole:
+        raise InputError(f"{definition.name}: {tensor.name} must be integers, got {found.dtype}")
+    if found.dtype.is_complex or found.dtype == torch.bool:
+        raise InputError(f"{definition.name}: {tensor.name} must be real numbers, got {found.dtype}")
+    return found
 
 
 def _numbers(
-    xp: Arithmetic, definition: Spec, tensor: TensorSpec, value: torch.Tensor, sizes: Mapping[str, int]
+    xp: Arithmetic,
+    definition: Spec,
+    tensor: TensorSpec,
+    value: torch.Tensor,
+    unused: torch.Tensor | None,
+    sizes: Mapping[str, int],
 ) -> Any:
-    if tensor.is_integer:
-        if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
-            raise InputError(f"{definition.name}: {tensor.name} must be integers, got {value.dtype}")
-        if tensor.bound and value.numel():
-            below, least, most = dimension(tensor.bound, sizes), int(value.min()), int(value.max())
-            if least < 0 or most >= below:
-                raise InputError(f"{definition.name}: {tensor.name} must lie in 0..{below - 1}, got {least}..{most}")
-        return xp.integers(value)
-    if value.dtype.is_complex or value.dtype == torch.bool:
-        raise InputError(f"{definition.name}: {tensor.name} must be real numbers, got {value.dtype}")
-    return xp.exact(value.to(torch.float64))
+    if not tensor.is_integer:
+        return xp.exact(value.to(torch.float64))
+    used = value if unused is None else value[~unused]
+    if tensor.bound and used.numel():
+        highest, least, most = tensor.most(sizes), int(used.min()), int(used.max())
+        if least < 0 or most > highest:
+            raise InputError(f"{definition.name}: {tensor.name} must lie in 0..{highest}, got {least}..{most}")
+    return xp.integers(value)
 
 
 def _each(result: Any, convert: Any) -> Any:

@@ -63,6 +63,8 @@ class Spec:
     a symbol may take (``{"g": (32, 64, 128)}``) and which symbol it must be a multiple of (``{"K": "g"}``).
     ``work`` is an expression for the cost of a call (the product of all sizes where left out).
     ``empty`` are the symbols that fuzzing may set to zero.
+    ``unused(*tensors)`` gives masks, by tensor's name, of the elements that no result depends on: they may hold NaN,
+    and integers there are not held to their bounds. It must bear integers beyond their bounds elsewhere too.
     ``chosen`` names a result that is a choice (top-k ids): the definition takes it back as a keyword, and
     ``admissible(xp, *tensors, chosen, **options)`` tells, element for element, which choices are right.
     """
@@ -77,6 +79,7 @@ class Spec:
     multiples: Mapping[str, str] = field(default_factory=dict)
     empty: tuple[str, ...] = ()
     work: str | None = None
+    unused: Callable[..., Mapping[str, Any]] | None = None
     chosen: str | None = None
     admissible: Callable[..., Any] | None = None
 

@@ -7,7 +7,8 @@ A signature is written as text, ``"a:float8_e4m3fn[M,K], scale[M,ceil(K/128)]=sc
   without it the tensor has the dtype under examination;
 - ``name[dims]=role``: what its numbers mean, which decides how they are drawn: ``real`` (the default), ``scale``,
   ``weight`` (a share, between 0 and 1), ``angle`` (between -1 and 1), ``slope`` (positive, at most 1), ``code(n)``
-  (integers below n), ``index(E)`` (integers below the symbol E), ``bits`` (any bit pattern);
+  (integers below n), ``index(E)`` (integers below the symbol E), ``length(n*m)`` (integers up to n m, that itself
+  among them; m is what lengths are counted out in), ``bits`` (any bit pattern);
 - ``*name[dims]``: handed over as a keyword.
 """
 
@@ -23,7 +24,7 @@ from functools import cache
 from assay.golden.errors import ShapeError
 
 _TENSOR = re.compile(
-    r"\s*(?P<keyword>\*)?(?P<name>\w+)(:(?P<dtype>\w+))?\[(?P<dims>[^\]]*)\](=(?P<role>\w+)(\((?P<bound>\w+)\))?)?\s*"
+    r"\s*(?P<keyword>\*)?(?P<name>\w+)(:(?P<dtype>\w+))?\[(?P<dims>[^\]]*)\](=(?P<role>\w+)(\((?P<bound>[\w*]+)\))?)?\s*"
 )
 _SYMBOL = re.compile(r"\b[A-Za-z]\w*\b(?!\()")
 
@@ -46,7 +47,11 @@ class TensorSpec:
     @property
     def is_integer(self) -> bool:
         """Whether its elements are codes or indices rather than numbers that enter the arithmetic as they are."""
-        return self.role in ("code", "index", "bits")
+        return self.role in ("code", "index", "length", "bits")
+
+    def most(self, sizes: Mapping[str, int]) -> int:
+        """The largest integer that an element may be, where the role bounds it."""
+        return dimension(self.bound, sizes) - (self.role != "length")
 
     def __str__(self) -> str:
         return f"{self.name}[{','.join(self.dims)}]"

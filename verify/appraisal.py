@@ -40,7 +40,7 @@ class Appraiser:
             if failure is not None:
                 return replace(result, failure=failure)
         allowed = self.tolerances(case, values, chosen)
-        finite = all(bool(value.double().isfinite().all()) for value in values.values())
+        finite = _is_finite(definition, values)
         for place, (tensor, got, limits) in enumerate(zip(signature.returns, outputs, allowed, strict=True)):
             if tensor.is_integer:
                 continue
@@ -127,6 +127,15 @@ class Appraiser:
             int((~right).sum()),
             right.numel(),
         )
+
+
+def _is_finite(definition: Spec, values: Values) -> bool:
+    """Whether all numbers are that a result depends on."""
+    unused = definition.unused(*values.values()) if definition.unused else {}
+    return all(
+        bool((value.double().isfinite() | unused.get(name, torch.tensor(False))).all())
+        for name, value in values.items()
+    )
 
 
 @contextlib.contextmanager

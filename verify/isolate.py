@@ -22,6 +22,7 @@ from assay.precision.errors import AssayError
 Remember = Callable[[str], None]
 Task = Callable[[Any, Remember], Any]
 
+_MOST_WORKERS = 8
 _NOTE_BYTES = 1 << 16
 _TICK = 1.0  # seconds between two looks at workers that say nothing
 _spawn = get_context("spawn")  # a forked torch may hang in its thread pool
@@ -45,6 +46,12 @@ class Raised:
     trace: str
 
 
+def worker_count() -> int:
+    """A worker for each core that this process may use, eight at most: each holds a torch of its own."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, _MOST_WORKERS))
+
+
 class Workers:
     """Processes that do tasks; a context manager, which ends them.
 
@@ -56,7 +63,8 @@ class Workers:
         self._folder = tempfile.TemporaryDirectory(prefix="assay-")
         self._settings = (preload, quiet, Path(self._folder.name))
         self._patience = patience
-        self._workers = [_Worker(*self._settings) for _ in range(count)]
+        self._workers: list[_Worker] = []
+        self.grow(count)
 
     def __enter__(self) -> Workers:
         return self
@@ -65,6 +73,11 @@ class Workers:
         for worker in self._workers:
             worker.end()
         self._folder.cleanup()
+
+    def grow(self, count: int) -> None:
+        """Start further processes until there are ``count``."""
+        while len(self._workers) < count:
+            self._workers.append(_Worker(*self._settings))
 
     def each(
         self, task: Task, items: Sequence[Any], *, until: float = float("inf")

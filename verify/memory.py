@@ -1,8 +1,8 @@
 """Fresh memory: what a kernel finds in tensors that it allocates and does not fill.
 
-`PoisonedMemory` intercepts allocation inside a call: every uninitialised tensor is filled with NaN or with 2^100 and
-lies between guard zones. `litter` merely leaves such values in memory that the allocator is about to hand out again,
-and so costs nothing and reaches compiled code too.
+`PoisonedMemory` intercepts allocation inside a call, and inside the operators of libraries that it calls: every
+uninitialised tensor is filled with NaN or with 2^100 and lies between guard zones. `litter` merely leaves such values
+in memory that the allocator is about to hand out again, and so costs nothing and reaches compiled code too.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from assay.precision.formats import format_named
 from assay.verify.inputs.cases import Case, torch_dtype
 
 _GUARD = 32
 _MARK = 0xA5
+
+_TORCHS_OWN = ("aten", "prim", "prims", "inductor", "profiler", "c10d", "higher_order")
 
 _aten = torch.ops.aten
 _ALLOCATIONS = (
@@ -49,6 +52,10 @@ class PoisonedMemory(TorchDispatchMode):
         self._guarded: list[torch.Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kernel = _kernel(func, args)
+        if kernel is not None:  # torch turns the mode off while an operator runs, whose allocations are the point
+            with self:
+                return func.redispatch(kernel, *args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         if func not in _ALLOCATIONS or result.layout != torch.strided or result.device.type == "meta":
             return result
@@ -68,6 +75,17 @@ class PoisonedMemory(TorchDispatchMode):
         """Whether something was written into a guard zone."""
         zones = (part for buffer in self._guarded for part in (buffer[:_GUARD], buffer[-_GUARD:]))
         return any(bool((zone.view(torch.uint8) != _MARK).any()) for zone in zones)
+
+
+def _kernel(func: Any, args: Any) -> Any:
+    """The dispatch keys of an operator's kernel for the device of its tensors; None for torch's own operators."""
+    if not isinstance(func, torch._ops.OpOverload) or func.namespace in _TORCHS_OWN:
+        return None
+    tensors = [arg for arg in tree_leaves(args) if isinstance(arg, torch.Tensor)]
+    key = torch._C._dispatch_key_for_device(tensors[0].device.type if tensors else "cpu")
+    if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), key):
+        return None
+    return torch._C.DispatchKeySet(torch._C._dispatch_key_parse(key))
 
 
 def _fill(tensor: torch.Tensor, value: float) -> None:

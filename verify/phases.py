@@ -4,7 +4,7 @@
 |------------|----------------------------------------------------------------------------------------------------|
 | exact      | small integers, powers of two, one-hot rows, ties: nothing is rounded, nothing is tolerated         |
 | range      | logits of +-88 and beyond, values near the format's ends, subnormals, rows of zeros                 |
-| special    | NaN and infinities, one at a time, compared by class and place                                      |
+| special    | NaN and infinities, one at a time, compared by class and place; NaN wherever nothing is read        |
 | invariants | the same call twice; other data first, in other and in the same memory; each row alone; poisoned memory |
 """
 
@@ -21,12 +21,13 @@ from assay.verify.inputs.layouts import LAYOUTS
 from assay.verify.inputs.sampler import Sampler, real_tensors, seeded, with_values
 
 _MOST_OPTION_SETS = 4
+_SPOILED = 4  # cases a base whose unused elements are NaN
 
 
 def gate_cases(sampler: Sampler) -> Iterator[Case]:
     """Ordinary cases on which the check itself is checked."""
     for place, base in enumerate(_bases(sampler, "gate", ("tile", "small"))):
-        yield with_values(base, "normal", layouts={}, memory="plain", protocol="once", seed=place)
+        yield with_values(base, "normal", layouts={}, memory="plain", protocol="once", unused="plain", seed=place)
 
 
 def exact_cases(sampler: Sampler) -> Iterator[Case]:
@@ -52,7 +53,10 @@ def range_cases(sampler: Sampler) -> Iterator[Case]:
 def special_cases(sampler: Sampler) -> Iterator[Case]:
     """One NaN or infinity at a time, at both ends and in the middle of each tensor."""
     for base in _bases(sampler, "special", ("small", "tile"), most=2):
-        plain = with_values(base, "normal", layouts={}, protocol="once", memory="plain")
+        plain = with_values(base, "normal", layouts={}, protocol="once", memory="plain", unused="plain")
+        if plain.definition.unused is not None:
+            for other in range(_SPOILED):
+                yield replace(plain, unused="nan", seed=plain.seed + other)
         for tensor in real_tensors(plain.signature):
             shape = plain.shape(tensor)
             if not all(shape):

@@ -7,6 +7,7 @@ hypothesis until a test asks for the fixture.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import re
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -26,13 +27,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--assay-examples", type=int, metavar="N", help="fuzzed cases per examination (default 200)")
     group.addoption("--assay-seed", type=int, metavar="N", help="seed of every examination (default 0)")
     group.addoption("--assay-device", metavar="DEVICE", help="device that kernels run on (default cpu)")
+    group.addoption(
+        "--assay-faithful",
+        action="store_true",
+        help="run the Triton kernels of all tests in the faithful interpreter",
+    )
     group.addoption("--assay-report", type=Path, metavar="DIR", help="write an HTML and a JSON report of each verdict")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The marker, and the collector of verdicts."""
+    """The marker, the collector of verdicts, and what the options switch on."""
     config.addinivalue_line("markers", "assay(**settings): settings of examine for this test, e.g. examples=500")
     config.pluginmanager.register(_Summary(), "assay-summary")
+    if config.getoption("assay_faithful"):
+        if importlib.util.find_spec("triton") is None:
+            raise pytest.UsageError("--assay-faithful needs Triton, which is not installed: pip install triton")
+        config.pluginmanager.register(_Faithful(), "assay-faithful")
 
 
 class Assay:
@@ -99,6 +109,17 @@ def assay(request: pytest.FixtureRequest) -> Assay:
             verdict.to_json(directory / f"{name}.json")
 
     return Assay(marked, given, record)
+
+
+class _Faithful:
+    """Runs each test, its fixtures included, inside of `assay.verify.interpreter.faithful`."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self) -> Generator[None, object, object]:
+        from assay.verify.interpreter import faithful
+
+        with faithful():
+            return (yield)
 
 
 class _Summary:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from assay.verify.inputs.cases import Case
-from assay.verify.inputs.distributions import INTEGERS, ROLES
+from assay.verify.inputs.distributions import names_of
 from assay.verify.inputs.sampler import Sampler
 from assay.verify.result import Failure
 
@@ -113,6 +113,8 @@ def _simpler(failure: Failure, sampler: Sampler) -> Iterator[Case]:
         yield replace(case, protocol="once")
     if case.memory != "plain":
         yield replace(case, memory="plain")
+    if case.unused != "plain":
+        yield replace(case, unused="plain")
     yield from _simpler_options(case, sampler)
     for name, layout in case.layouts.items():
         if layout != "contiguous":
@@ -130,7 +132,7 @@ def _simpler_options(case: Case, sampler: Sampler) -> Iterator[Case]:
 
 def _simpler_values(case: Case) -> Iterator[Case]:
     for tensor in case.signature.tensors:
-        names = INTEGERS if tensor.is_integer else tuple(ROLES[tensor.role])
+        names = names_of(tensor)
         simple = names[:1] if tensor.role != "real" else tuple(name for name in _SIMPLE if name in names)
         now = case.values.get(tensor.name, names[0])
         if now == "zeros":  # nothing is simpler

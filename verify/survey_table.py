@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import importlib.util
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -136,6 +138,9 @@ def contract_named(name: str) -> dict[str, Any]:
 
 def _exists(dotted: str) -> bool:
     """Whether there is a module, or an attribute of one, of that name."""
+    with contextlib.suppress(ImportError, ValueError):
+        if importlib.util.find_spec(dotted) is not None:  # without importing it
+            return True
     parts = dotted.split(".")
     for length in range(len(parts), 0, -1):
         try:

@@ -15,7 +15,7 @@ import torch
 from assay.verify.appraisal import Appraiser
 from assay.verify.calls import Call, Finding
 from assay.verify.contract import Contract
-from assay.verify.inputs.cases import Case, Inputs, build, contents
+from assay.verify.inputs.cases import Case, Inputs, all_contents, build
 from assay.verify.result import Failure, Result
 
 
@@ -71,13 +71,10 @@ class Bench:
             others = build(replace(case, seed=case.seed + 7_777_777, edits=()), self.device)
             outputs = self.call(case, others)
             return ((), inputs, outputs) if isinstance(outputs, Finding) else (outputs, inputs, None)
-        tensors = {tensor.name: tensor for tensor in case.signature.tensors}
-        other = replace(case, seed=case.seed + 7_777_777, edits=())
-        refilled = {
-            name: g.refill(contents(other, tensors[name]).to(g.tensor.device)) for name, g in inputs.guarded.items()
-        }
+        others, owns = all_contents(replace(case, seed=case.seed + 7_777_777, edits=())), all_contents(case)
+        refilled = {name: g.refill(others[name].to(g.tensor.device)) for name, g in inputs.guarded.items()}
         outputs = self.call(case, Inputs(refilled, inputs.keywords))
-        own = {name: g.refill(contents(case, tensors[name]).to(g.tensor.device)) for name, g in inputs.guarded.items()}
+        own = {name: g.refill(owns[name].to(g.tensor.device)) for name, g in inputs.guarded.items()}
         return ((), inputs, outputs) if isinstance(outputs, Finding) else (outputs, Inputs(own, inputs.keywords), None)
 
     def _repeated(self, case: Case, inputs: Inputs, outputs: tuple[torch.Tensor, ...]) -> Finding | None:

@@ -14,6 +14,7 @@ from assay.golden.arithmetic.real import Real, weighted_values
 Tensor = torch.Tensor
 
 _BLOCK = 2**18  # numbers
+_MOST_TERMS = 2**24  # of a sum that may overflow
 _ORDINARY = 1e-10  # relative errors below which one bound for a whole row is sharp enough
 
 
@@ -72,6 +73,8 @@ class BallArithmetic(ElementaryBalls):
         product = self.matmul(scaled, self.swap(k))
         unscaled = q.magnitude @ k.magnitude.transpose(-1, -2)
         split = (self.model.accumulate.gamma(q.shape[-1]) + 6 * self.u) * unscaled * q.lift(scale).magnitude
+        if k.rad is not None:
+            split = split + q.magnitude @ k.rad.transpose(-1, -2) * q.lift(scale).magnitude
         rad = torch.where(unscaled > self.model.largest, math.inf, torch.maximum(product.radius, split))
         return self.ball(product.mid, rad)
 
@@ -98,6 +101,21 @@ class BallArithmetic(ElementaryBalls):
             unit = lowest_bit(x.mid).amin(-1, keepdim=True) * lowest_bit(scale.mid).amin(-2, keepdim=True)
             rad = self._summed(product.mid, rad, folded, unit).radius
         return Ball(product.mid, torch.where(apart > self.model.largest, math.inf, rad), self.model)
+
+    def represented(self, codes: Ball, scale: float) -> Ball:
+        """The scale rounded, multiplied by another factor and then by a result: three roundings of the whole.
+
+        A scale that shrinks large codes may come too late: their sums overflow before it is applied.
+        """
+        values = codes * scale
+        if self.model.certifies or scale == 1:
+            return values
+        rad, size = values.radius, values.mid.abs()
+        if math.frexp(abs(scale))[0] != 0.5:
+            rad = torch.maximum(rad, 3 * self.u * size + self.model.tiny)
+        if abs(scale) < 1:
+            rad = torch.where(codes.magnitude * _MOST_TERMS > self.model.largest, math.inf, rad)
+        return Ball(values.mid, torch.where(torch.isfinite(values.mid), rad, 0.0), self.model)
 
     def take(self, x: Ball, index: Tensor) -> Ball:
         """Entries that were chosen; among NaN and numbers nothing says which those are."""
@@ -157,8 +175,8 @@ class BallArithmetic(ElementaryBalls):
         overflow = n * root_mean_square * root_mean_square > self.model.largest
         return Ball(centred, torch.where(overflow, math.inf, deviation_error), self.model), root
 
-    def product(self, a: Ball, b: Ball, c: Ball) -> Ball:
-        return self._in_any_order(a * b * c, a, b, c)
+    def product(self, a: Ball, b: Ball, c: Ball, stage: str = "") -> Ball:
+        return self._in_any_order(self.round(a * b, stage) * c, a, b, c)
 
     def gated_product(self, x: Ball, gate: Ball, y: Ball) -> Ball:
         return self._in_any_order(self.gated(x, gate) * y, x, gate, y)

@@ -133,6 +133,10 @@ class Arithmetic(ABC):
         """x @ ((codes - zero_points) * scale), the weights marked as the stage "weights"."""
         return self.matmul(x, self.round(self.exact(codes - zero_points) * scale, "weights"))
 
+    def represented(self, codes: Array, scale: float) -> Array:
+        """codes * scale, the scale being applied to the codes or to the result of what is linear in them."""
+        return codes * scale
+
     def mean(self, x: Array) -> Array:
         """The mean along the last axis."""
         return self.sum(x) / x.shape[-1]
@@ -142,9 +146,9 @@ class Arithmetic(ABC):
         centred = x - self.mean(x)
         return centred, self.rsqrt(self.mean(centred * centred) + eps)
 
-    def product(self, a: Array, b: Array, c: Array) -> Array:
-        """a b c, in any order."""
-        return a * b * c
+    def product(self, a: Array, b: Array, c: Array, stage: str = "") -> Array:
+        """a b c, in any order, or with a b rounded first as ``stage``."""
+        return self.round(a * b, stage) * c
 
     def blocks(self, rows: int, width: int) -> list[tuple[int, int]]:
         """Ranges of rows, each of ``width`` numbers, that are best evaluated at a time."""

@@ -17,17 +17,17 @@ def layernorm(xp: Any, x: Any, weight: Any, bias: Any, *, eps: float) -> Any:
 _RMS = {"eps": number(1e-6, positive=True), "offset": number(0.0)}
 
 
-@define("rmsnorm", "x[R,N], weight[N] -> y[R,N]", options=_RMS, rows="R")
+@define("rmsnorm", "x[R,N], weight[N] -> y[R,N]", options=_RMS, stages={"normalized": None}, rows="R")
 def rmsnorm(xp: Any, x: Any, weight: Any, *, eps: float, offset: float) -> Any:
     """x / sqrt(mean x^2 + eps) * (weight + offset)."""
-    return xp.product(x, xp.rsqrt(xp.mean(x * x) + eps), weight + offset)
+    return xp.product(x, xp.rsqrt(xp.mean(x * x) + eps), weight + offset, stage="normalized")
 
 
 @define(
     "add_rmsnorm",
     "x[R,N], residual[R,N], weight[N] -> y[R,N], total[R,N]",
     options={"eps": number(1e-6, positive=True)},
-    stages={"sum": None},
+    stages={"sum": None, "normalized": None},
     rows="R",
 )
 def add_rmsnorm(xp: Any, x: Any, residual: Any, weight: Any, *, eps: float) -> Any:

@@ -1,7 +1,8 @@
 """Softmax and log-softmax over the rows of a matrix.
 
-A program takes a tile of rows. Rows that fit into one block are read once; longer ones twice, the first time for the
-running maximum and the sum of exponentials, which is rescaled whenever the maximum grows.
+Rows that fit into one block are read once; longer ones twice, the first time for the running maximum and the sum of
+exponentials, which is rescaled whenever the maximum grows (Milakov & Gimelshein, *Online normalizer calculation for
+softmax*, 2018).
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, check_dtype, check_shape
-
-_LONGEST_BLOCK = 8192
-_TILE = 4096
+from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
 
 
-@triton.autotune(configs=[triton.Config({}, num_warps=warps) for warps in (4, 8, 16)], key=["N"])
-@triton.jit
+@triton.autotune(configs=CONFIGS, key=["N"])
+@triton.heuristics(BLOCKS)
+@triton.jit(do_not_specialize=["R"])
 def _softmax_kernel(
     x_ptr,
     y_ptr,
@@ -67,23 +67,8 @@ def _softmax_kernel(
 
 def _launch(x: Tensor, log: bool) -> Tensor:
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rows, columns = x.shape
-    if x.numel() == 0:
-        return y
-    block_n = min(triton.next_power_of_2(columns), _LONGEST_BLOCK)
-    block_r = max(1, _TILE // block_n)
-    _softmax_kernel[(triton.cdiv(rows, block_r),)](
-        x,
-        y,
-        rows,
-        columns,
-        *x.stride(),
-        *y.stride(),
-        LOG=log,
-        BLOCK_R=block_r,
-        BLOCK_N=block_n,
-        ONE_BLOCK=columns <= block_n,
-    )
+    if x.numel():
+        _softmax_kernel[grid](x, y, *x.shape, *x.stride(), *y.stride(), LOG=log)
     return y
 
 

@@ -190,14 +190,14 @@ def test_arrays_become_tuples_and_tables_ranges() -> None:
                 "Sk": {"min": 1},
                 "B": {"multiple_of": 2},
             },
-            "contract": "sdpa_masked",
+            "contract": "pytorch.sdpa_masked",
         }
     )
     assert entry.options == {"window": [(16, 0), (3, 5)]}
     shapes = entry.settings["shapes"]
     assert shapes["D"] == [64]
     assert (list(shapes["Sq"]), shapes["Sk"][0], shapes["B"][0]) == ([4, 8, 12, 16, 20], 1, 2)
-    assert entry.contract == contract_named("sdpa_masked")
+    assert entry.contract == contract_named("pytorch.sdpa_masked")
     assert "source" not in entry.contract
 
 
@@ -240,7 +240,8 @@ def test_a_table_that_is_wrong_is_refused(tmp_path: Path, content: str, message:
 
 
 @pytest.mark.parametrize(
-    ("dotted", "there"), [("torch", True), ("torch.mm", True), ("torch.mn", False), ("no.such", False)]
+    ("dotted", "there"),
+    [("torch", True), ("torch.nn.attention", True), ("torch.mm", True), ("torch.mn", False), ("no.such", False)],
 )
 def test_what_is_required_is_looked_up(dotted: str, there: bool) -> None:
     """A module or an attribute of one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from assay.cli import doctor, progress, settings
 from assay.cli.main import main
 from assay.golden.registry import spec
+from assay.verify import survey_table
 from assay.verify.survey_table import contract_named
 
 HERE = Path(__file__).parent
@@ -37,7 +39,7 @@ def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         (("survey", "--device", "warp"), "device='warp' can't be used"),
         (("doctor", "now"), "unexpected extra argument"),
         (("repro",), "Missing argument"),
-        (("verify",), "say what to verify, e.g. assay verify"),
+        (("verify", "--spec", "softmax"), "--spec softmax: of what? e.g. assay verify my.kernels:softmax"),
         (("verify", "flex_atention"), "expected package.module:function, or a kernel of `assay survey`"),
         (("verify", f"{USER}:honest"), "needs --spec; the specs are add_rmsnorm"),
         (("verify", f"{USER}:honest", "--spec", "sofmax"), "unknown spec 'sofmax'; did you mean 'softmax'?"),
@@ -128,6 +130,60 @@ def test_verify_reports_each_target(capfd: pytest.CaptureFixture[str], tmp_path:
     assert json.loads((tmp_path / written[1]).read_text(encoding="utf-8"))["outcome"] == "FAIL"
 
 
+OWN = f"""
+[[kernel]]
+name = "mine"
+group = "assay"
+target = "{USER}:honest"
+spec = "softmax"
+dtypes = ["float32", "bfloat16"]
+contract = {{ nonfinite = "unspecified" }}
+
+[[kernel]]
+name = "elsewhere"
+group = "assay"
+target = "{USER}:honest"
+spec = "logsumexp"
+devices = ["cuda"]
+
+[[kernel]]
+name = "somebody else's"
+target = "{USER}:faulty"
+spec = "softmax"
+dtypes = ["bfloat16"]
+"""
+
+
+@pytest.fixture
+def _table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table above instead of the survey's, in this process; the workers take their entries from here."""
+    monkeypatch.setattr(survey_table.configs, "table", lambda name: tomllib.loads(OWN))
+
+
+@pytest.mark.usefixtures("_kernels", "_table")
+def test_verify_without_a_target_is_of_the_bundled_kernels(capfd: pytest.CaptureFixture[str]) -> None:
+    """All of the group, each dtype, one after another in the table's order; one that can't run here is told, no more."""
+    assert main(("verify", "--examples", "0", "--shape", "N=4,8", "--json")) == 0
+    out, err = capfd.readouterr()
+    rows = [(verdict["kernel"], verdict["dtype"], verdict["contract"]) for verdict in json.loads(out)]
+    assert rows == [("mine", dtype, "nonfinite='unspecified'") for dtype in ("float32", "bfloat16")]
+    assert "assay: elsewhere: runs on cuda, not on cpu" in err
+    assert main(("verify", "elsewhere")) == 2
+
+
+@pytest.mark.usefixtures("_kernels", "_table")
+@pytest.mark.parametrize("spec_given", [(), ("--spec", "softmax")])
+def test_a_function_of_the_table_brings_its_settings(capfd: pytest.CaptureFixture[str], spec_given: Any) -> None:
+    """Spec, dtypes and contract need not be repeated; what is given counts instead."""
+    target = (f"{USER}:faulty", *spec_given, "--examples", "0", "--shape", "N=4,8", "--json")
+    assert main(("verify", *target)) == 1
+    (verdict,) = json.loads(capfd.readouterr().out)
+    assert (verdict["kernel"], verdict["dtype"]) == ("somebody else's", "bfloat16")
+    assert main(("verify", *target, "--dtype", "float16", "--contract", "rounding=toward_zero")) == 1
+    (verdict,) = json.loads(capfd.readouterr().out)
+    assert (verdict["dtype"], verdict["contract"]) == ("float16", "rounding='toward_zero'")
+
+
 @pytest.mark.usefixtures("_kernels")
 def test_verify_prints_json(capfd: pytest.CaptureFixture[str]) -> None:
     """A list of verdicts, one per dtype, and nothing else; options arrive as the values that they name."""
@@ -166,7 +222,7 @@ def test_dtypes_may_be_given_by_tensor() -> None:
 
 def test_contracts_are_names_and_fields() -> None:
     """Later settings add to earlier ones."""
-    texts = ["topk", "accumulate=float16", "stages=none", "ulps.exp=4", "ulps.log=2", "batch_invariant=true"]
+    texts = ["pytorch.topk", "accumulate=float16", "stages=none", "ulps.exp=4", "ulps.log=2", "batch_invariant=true"]
     assert settings.contract(texts, contract_named) == {
         "deterministic": False,
         "accumulate": "float16",

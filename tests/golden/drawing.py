@@ -28,6 +28,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "eps": (1e-5, 1e-6, 2.0**-20, 1.0),
     "granularity": ("tensor", "row", "block"),
     "interleaved": (False, True),
+    "k_scale": (1.0, 0.25, 0.3, -3.0),
     "limit": (None, 0.75, 7.0),
     "offset": (0.0, 1.0, 0.1),
     "packing": ("plain", "awq", "gptq"),
@@ -38,14 +39,15 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "sinks": (False, True),
     "softcap": (None, 0.5, 30.0),
     "top_k": (1, 2, 3),
+    "v_scale": (1.0, 0.5, 0.7, 0.0),
     "window": (None, (0, 0), (1, 0), (2, 3), (9, 9)),
 }
 """Values of each option, by its name."""
 
 _SIZES: dict[str, tuple[int, ...]] = {
     "B": (1, 2), "D": (1, 2, 3, 8), "Dv": (1, 3, 4), "E": (3, 4), "F": (1, 3), "Hkv": (1, 2), "K": (1, 2, 3, 7, 130),
-    "M": (1, 2, 3), "N": (1, 2, 3, 8, 17), "R": (1, 2, 3), "S": (1, 3), "Sk": (1, 2, 4, 7), "Sq": (1, 2, 4, 7),
-    "T": (1, 2, 5), "g": (8,), "k": (1, 2, 3),
+    "M": (1, 2, 3), "N": (1, 2, 3, 8, 17), "P": (1, 2, 5), "R": (1, 2, 3), "S": (1, 3), "Sk": (1, 2, 4, 7),
+    "Sq": (1, 2, 4, 7), "T": (1, 2, 5), "g": (8,), "k": (1, 2, 3), "max_pages": (1, 2, 3), "page": (1, 2, 3),
 }  # fmt: skip
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -157,7 +159,7 @@ def _values(
     target = getattr(torch, given) if given else dtype
     if not target.is_floating_point:
         below = {"code": 16, "bits": 256 if target == torch.uint8 else 2**32}.get(tensor.role)
-        below = max(1, sizes[tensor.bound]) if tensor.role == "index" else below
+        below = tensor.most(sizes) + 1 if tensor.role in ("index", "length") else below
         drawn = rng.integers(0, below, shape) if below else rng.integers(-128, 128, shape)
         return torch.from_numpy(drawn if target != torch.int32 else drawn.astype(np.uint32).view(np.int32)).to(target)
     if tensor.role == "real":

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from assay.golden.arithmetic import Accumulator
+from assay.kernels.pytorch_eager import rms_norm_cast_before_weight
 from assay.precision.rounding import round_to
 from assay.verify import Contract, Verdict, examine
 from assay.verify.contract import accumulator, contract_from_table
@@ -135,6 +136,7 @@ FIELDS: dict[str, tuple[str, Kernel, dict[str, Any], dict[str, Any], dict[str, A
     "ulps-exp-64": ("softmax", partial(softmax_off, ulps=64), F32, {"ulps": {"exp": 8}}, {"ulps": {"exp": 64}}),
     "stages-gate_up": ("moe", MOE_ROUNDED, MOE, {}, TWO_STAGES),
     "stages-hidden": ("moe", moe_by_expert_rounded, MOE, {"stages": {}}, {"stages": {"hidden": "bfloat16"}}),
+    "stages-normalized": ("rmsnorm", rms_norm_cast_before_weight, BF16, {}, {"stages": {"normalized": "input"}}),
     "stages-probabilities": (
         "attention", partial(attention_rows, round_probabilities=True), {**BF16, "shapes": SMALL}, {"stages": {}}, {},
     ),

@@ -45,6 +45,15 @@ def test_every_corruption_is_rejected_by_an_ordinary_tolerance(out: str) -> None
     assert passes_gate(allowed, format_named(out)) is None
 
 
+def test_rows_that_are_nearly_equal_are_not_swapped() -> None:
+    """A normalised column of ones and one ulp less says nothing about a check; rows 6 % apart do."""
+    nearly = torch.tensor([[1.0], [1 - 2.0**-20]], dtype=torch.float64)
+    assert passes_gate(limits(nearly, 2e-6, "float32"), format_named("float32")) is None
+    apart = torch.tensor([[1.0], [0.94]], dtype=torch.float64)
+    allowed = limits(apart, 0.0, "float32")
+    assert "two rows swapped" in dict(corruptions(right(apart, "float32"), allowed, format_named("float32")))
+
+
 def test_a_corruption_changes_what_it_says_and_no_more() -> None:
     """One row, one tile, two rows, one element: the rest of the output is right."""
     allowed = limits(ORDINARY, 0.0)

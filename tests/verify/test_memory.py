@@ -158,6 +158,56 @@ def test_what_was_never_written_is_named(op: str, kernel: Callable[..., Tensor])
         assert "what was in memory before the call" in verdict.failure.message
 
 
+@torch.library.custom_op("assay_tests::unfilled", mutates_args=())
+def unfilled(x: Tensor) -> Tensor:
+    """An operator of a library that forgets to compute."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("assay_tests::filled", mutates_args=())
+def filled(x: Tensor) -> Tensor:
+    """An operator that allocates its output and fills it."""
+    return written_whole(HONEST["empty"], x)
+
+
+library = torch.library.Library("assay_tests_too", "FRAGMENT")
+library.define("unfilled(Tensor x) -> Tensor")
+library.impl("unfilled", lambda x: torch.empty(x.shape, dtype=x.dtype), "CPU")
+
+OPERATORS: dict[str, Callable[..., Tensor]] = {
+    "custom_op": unfilled,
+    "custom_op in a function": lambda x: unfilled(x).clone(),
+    "Library.impl": torch.ops.assay_tests_too.unfilled,
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_what_an_operator_allocates_is_poisoned(name: str, gradients: bool) -> None:
+    """Inside a registered operator fresh memory is poisoned too, whether gradients are recorded or not."""
+    for memory, expected in (("nan", math.nan), ("huge", 2.0**100)):
+        with torch.set_grad_enabled(gradients), PoisonedMemory(memory):
+            fresh = OPERATORS[name](X)
+        assert fresh.tolist() == [pytest.approx([expected] * 4, nan_ok=True)] * 3
+
+
+def test_an_operator_that_fills_nothing_is_named() -> None:
+    """A custom operator whose body returns torch.empty is an unwritten output; one that fills it passes."""
+    verdict = examine(unfilled, "silu", dtype="float32", examples=5)
+    assert verdict.failure is not None
+    assert verdict.failure.kind == "unwritten_output", str(verdict)
+    assert examine(filled, "silu", dtype="bfloat16", examples=5).passed
+
+
+def test_an_operator_that_is_not_there_is_left_to_torch() -> None:
+    """An operator without a kernel for the device raises what torch raises, and goes on to be poisoned elsewhere."""
+    library.define("nowhere(Tensor x) -> Tensor")
+    with PoisonedMemory("nan"):
+        with pytest.raises(NotImplementedError, match="nowhere"):
+            torch.ops.assay_tests_too.nowhere(X)
+        assert bool(torch.empty(3).isnan().all())
+
+
 def test_a_wrong_number_is_not_blamed_on_memory() -> None:
     """A plain fault keeps its kind, though fresh memory is poisoned around it."""
     verdict = examine(lambda x: written_whole(HONEST["empty"], x) * 2, "silu", dtype="float32", examples=20)

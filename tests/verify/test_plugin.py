@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import xml.etree.ElementTree as ElementTree
 from textwrap import dedent
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from assay.verify import examine
+from assay.verify.interpreter import faithful
 
 pytest_plugins = ["pytester"]
 
@@ -30,7 +32,8 @@ def doubled(x):
 @pytest.fixture(scope="module", autouse=True)
 def everything_imported() -> None:
     """What a run inside of this process imports is forgotten after it; torch can't be imported twice."""
-    examine(lambda x: torch.softmax(x, -1), "softmax", dtype="float32", examples=1).to_json()
+    with faithful():
+        examine(lambda x: torch.softmax(x, -1), "softmax", dtype="float32", examples=1).to_json()
 
 
 @pytest.fixture
@@ -218,6 +221,48 @@ def test_a_run_without_kernels_loads_nothing_heavy(run: Any) -> None:
             assert "assay.verify.plugin" in sys.modules
         """
     run(test, "--strict-markers", "--assay-examples=3", apart=True).assert_outcomes(passed=1)
+
+
+FAITHFUL = """
+import pytest, torch, triton
+import triton.language as tl
+
+@triton.jit
+def rounding_kernel(x_ptr, y_ptr, SIZE: tl.constexpr):
+    places = tl.arange(0, SIZE)
+    tl.store(y_ptr + places, tl.load(x_ptr + places).to(tl.bfloat16))
+
+def rounded(x):
+    y = torch.empty_like(x, dtype=torch.bfloat16)
+    rounding_kernel[(1,)](x, y, SIZE=x.numel())
+    return y
+
+X = torch.linspace(1, 2, 128)
+
+@pytest.fixture
+def by_a_fixture():
+    return rounded(X)
+
+def test_plain(by_a_fixture):
+    assert torch.equal(rounded(X), X.bfloat16()) and torch.equal(by_a_fixture, X.bfloat16())
+
+def test_beside_the_fixture(assay):
+    assert torch.equal(rounded(X), X.bfloat16())
+"""
+
+
+def test_the_whole_run_may_be_interpreted_faithfully(run: Any) -> None:
+    """With the option Triton kernels run on a CPU and round to nearest, in any test and fixture; else they don't."""
+    run(FAITHFUL, "--assay-faithful").assert_outcomes(passed=2)
+    run(FAITHFUL, "-k", "plain").assert_outcomes(errors=1)
+
+
+def test_without_triton_the_option_is_a_usage_error(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line says what to install."""
+    monkeypatch.setitem(sys.modules, "triton", None)
+    result = run("def test_plain(): pass", "--assay-faithful")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--assay-faithful needs Triton, which is not installed*"])
 
 
 def test_junit_xml_carries_the_verdicts(run: Any, pytester: pytest.Pytester) -> None:

@@ -16,8 +16,9 @@ from assay.golden.signature import Signature, TensorSpec, dimension
 from assay.precision.formats import Format, format_named
 from assay.precision.rounding import round_to
 from assay.verify.errors import ReproError, SettingError
-from assay.verify.inputs.distributions import RELATIVE, ROLES, Draws, integer_values
+from assay.verify.inputs.distributions import RELATIVE, ROLES, Draws, integer_values, length_values, names_of
 from assay.verify.inputs.layouts import Guarded, place, tied_axes
+from assay.verify.inputs.unused import spoiled
 
 Edit = tuple[str, tuple[int, ...], float]
 
@@ -28,6 +29,7 @@ class Case:
 
     ``edits`` set single elements, ``(tensor, coordinates, value)``. ``memory`` is what fresh memory holds: "plain"
     (whatever was there), "nan" or "huge" (2^100). ``protocol`` says which calls are made, see `assay.verify.trial`.
+    ``unused`` is what elements hold that no result depends on: "plain" (numbers as elsewhere) or "nan".
     ``origin`` are the first coordinates along a symbol: elements keep their values while shapes are cut at the front.
     """
 
@@ -41,6 +43,7 @@ class Case:
     edits: tuple[Edit, ...] = ()
     memory: str = "plain"
     protocol: str = "once"
+    unused: str = "plain"
     origin: Mapping[str, int] = field(default_factory=dict)
     out_dtype: str | None = None
 
@@ -77,7 +80,7 @@ class Case:
     def line(self) -> str:
         """The case as one line of JSON, without what is at its default."""
         content = {name: value for name, value in asdict(self).items() if value or name in ("sizes", "dtypes")}
-        for name, default in (("memory", "plain"), ("protocol", "once")):
+        for name, default in (("memory", "plain"), ("protocol", "once"), ("unused", "plain")):
             if content[name] == default:
                 del content[name]
         edits = [[tensor, list(index), str(value)] for tensor, index, value in self.edits]
@@ -93,7 +96,8 @@ class Case:
         )
         origin = "".join(f"; {name} from {first}" for name, first in self.origin.items() if first)
         edits = origin + "".join(f"; {name}{list(index)} = {value:g}" for name, index, value in self.edits)
-        return f"{self.spec}: {sizes}{options}; {kinds}{edits}; seed {self.seed}"
+        unused = "" if self.unused == "plain" else f"; {self.unused} wherever nothing is read"
+        return f"{self.spec}: {sizes}{options}; {kinds}{edits}{unused}; seed {self.seed}"
 
 
 def case_from_line(line: str) -> Case:
@@ -179,9 +183,7 @@ def contents(case: Case, tensor: TensorSpec) -> torch.Tensor:
     start = [case.origin.get(symbol, 0) for symbol in tensor.dims]
     draws = Draws(case.seed, tensor.name, shape, format, start=start, tied=tied)
     if tensor.is_integer:
-        below = _bound(case, tensor, dtype)
-        drawn = integer_values(draws, kind or "uniform", below)
-        signed = torch.from_numpy(np.array(drawn))
+        signed = torch.from_numpy(np.array(_whole_numbers(case, tensor, draws, kind or names_of(tensor)[0])))
         if tensor.role == "bits" and dtype == "int32":
             signed = torch.where(signed >= 2**31, signed - 2**32, signed)
         result = signed.to(torch_dtype(dtype))
@@ -200,10 +202,26 @@ def _tied_index(index: tuple[int, ...], tied: tuple[int, ...]) -> tuple[Any, ...
     return tuple(slice(None) if axis in tied else place for axis, place in enumerate(index))
 
 
-def _bound(case: Case, tensor: TensorSpec, dtype: str) -> int:
+def _whole_numbers(case: Case, tensor: TensorSpec, draws: Draws, kind: str) -> Any:
+    if tensor.role == "length":
+        unit = dimension(tensor.bound.rpartition("*")[2], case.sizes)
+        return length_values(draws, kind, tensor.most(case.sizes), unit)
     if tensor.role == "bits":
-        return 2**32 if dtype == "int32" else 256
-    return int(tensor.bound) if tensor.bound.isdigit() else max(1, dimension(tensor.bound, case.sizes))
+        return integer_values(draws, kind, 2**32 if case.dtypes[tensor.name] == "int32" else 256)
+    return integer_values(draws, kind, max(1, tensor.most(case.sizes) + 1))
+
+
+def all_contents(case: Case) -> dict[str, torch.Tensor]:
+    """The values of all tensors, by name; where nothing is read they are as ``case.unused`` says."""
+    tensors = case.signature.tensors
+    values = {tensor.name: contents(case, tensor) for tensor in tensors}
+    if case.unused == "plain" or case.definition.unused is None:
+        return values
+    masks = dict(case.definition.unused(*values.values()))
+    for name, mask in masks.items():
+        for axis in tied_axes(case.layouts.get(name, "contiguous"), mask.shape):  # one element for all of them
+            masks[name] = mask.all(axis, keepdim=True).expand(mask.shape)
+    return spoiled(values, masks, tensors)
 
 
 _FLOAT64 = format_named("float64")
@@ -239,12 +257,10 @@ class Inputs:
 
 def build(case: Case, device: torch.device | str = "cpu") -> Inputs:
     """The case's tensors, each placed in memory as its layout says."""
-    signature = case.signature
     guarded = {
-        tensor.name: place(contents(case, tensor), case.layouts.get(tensor.name, "contiguous"), device)
-        for tensor in signature.tensors
+        name: place(values, case.layouts.get(name, "contiguous"), device) for name, values in all_contents(case).items()
     }
-    return Inputs(guarded, tuple(tensor.name for tensor in signature.tensors if tensor.keyword))
+    return Inputs(guarded, tuple(tensor.name for tensor in case.signature.tensors if tensor.keyword))
 
 
 def work(definition: Spec, sizes: Mapping[str, int]) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from assay.golden.signature import TensorSpec
 from assay.precision.formats import Format, all_values
 from assay.verify.inputs.random_bits import bits, integers, normal, uniform
 
@@ -170,3 +171,29 @@ def integer_values(draws: Draws, name: str, below: int) -> npt.NDArray[np.int64]
 
 
 INTEGERS = ("uniform", "first", "last", "skewed")
+
+
+def length_values(draws: Draws, name: str, most: int, unit: int) -> npt.NDArray[np.int64]:
+    """Lengths in 0..most: "mixed" (a third each: any, next to or at a multiple of ``unit``, an end), "uniform", "full",
+    or "short" (at most ``unit`` + 1)."""
+    if name == "full":
+        return np.full(draws.shape, most, dtype=np.int64)
+    drawn = integers(draws.bits(), most + 1)
+    if name == "uniform":
+        return drawn
+    if name == "short":
+        return np.minimum(integers(draws.bits(), unit + 2), most)
+    beside = integers(draws.bits("multiple"), most // max(unit, 1) + 1) * unit + integers(draws.bits("side"), 3) - 1
+    ends = np.asarray([most, most, 0, 1])[integers(draws.bits("end"), 4)]
+    third = integers(draws.bits("third"), 3)
+    return np.clip(np.where(third == 0, drawn, np.where(third == 1, beside, ends)), 0, most)
+
+
+LENGTHS = ("mixed", "uniform", "full", "short")
+
+
+def names_of(tensor: TensorSpec) -> tuple[str, ...]:
+    """The distributions that a tensor's elements may have, the plainest first."""
+    if tensor.role == "length":
+        return LENGTHS
+    return INTEGERS if tensor.is_integer else tuple(ROLES[tensor.role])

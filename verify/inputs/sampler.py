@@ -18,7 +18,7 @@ from assay.golden.registry import Spec
 from assay.golden.signature import Signature, TensorSpec
 from assay.verify.errors import SettingError
 from assay.verify.inputs.cases import Case, dtype_of, work
-from assay.verify.inputs.distributions import GENERAL, INTEGERS, ROLES
+from assay.verify.inputs.distributions import GENERAL, names_of
 from assay.verify.inputs.layouts import LAYOUTS
 
 Chooser = Callable[[Sequence[Any]], Any]
@@ -69,7 +69,7 @@ class Sampler:
         follow = choose((True, True, False))
         values, layouts = {}, {}
         for tensor in signature.tensors:
-            names = INTEGERS if tensor.is_integer else tuple(name for name in ROLES[tensor.role] if name != "zeros")
+            names = tuple(name for name in names_of(tensor) if name != "zeros")
             values[tensor.name] = theme if follow and tensor.role == "real" else choose(names)
             layouts[tensor.name] = choose(self.layouts) if choose((True, False)) else self.layouts[0]
         return Case(
@@ -83,6 +83,7 @@ class Sampler:
             out_dtype=self.out_dtype,
             memory=choose(("plain", "plain", "nan", "huge")),
             protocol=choose(("once",) * 6 + ("repeat", "after_other", "after_refill")),
+            unused=choose(("plain", "nan")) if self.definition.unused else "plain",
         )
 
     def sizes(self, choose: Chooser, signature: Signature, style: str) -> dict[str, int]:
@@ -194,6 +195,6 @@ def with_values(case: Case, distribution: str, **changes: Any) -> Case:
     """The case with ``distribution`` for each tensor that has it, the plainest for the rest."""
     values = {}
     for tensor in case.signature.tensors:
-        names = INTEGERS if tensor.is_integer else tuple(ROLES[tensor.role])
+        names = names_of(tensor)
         values[tensor.name] = distribution if distribution in names else names[0]
     return replace(case, values=values, **changes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .entry import Faulty
 from .faulty_attention import FAULTY_ATTENTION
 from .faulty_conduct import FAULTY_CONDUCT, HANGING
+from .faulty_decode import FAULTY_DECODE
 from .faulty_elementwise import FAULTY_ELEMENTWISE
 from .faulty_gemm import FAULTY_GEMM
 from .faulty_moe import FAULTY_MOE
@@ -21,6 +22,7 @@ FAULTY: tuple[Faulty, ...] = (
     *FAULTY_GEMM,
     *FAULTY_QUANTIZED,
     *FAULTY_ATTENTION,
+    *FAULTY_DECODE,
     *FAULTY_MOE,
     *FAULTY_CONDUCT,
 )

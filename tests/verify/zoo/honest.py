@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .entry import Entry
 from .honest_attention_table import ATTENTION
+from .honest_decode import DECODE
 from .honest_elementwise import ELEMENTWISE
 from .honest_gemm import GEMM
 from .honest_moe import MOE
@@ -11,4 +12,4 @@ from .honest_norm import NORM
 from .honest_quantized import QUANTIZED
 from .honest_softmax import SOFTMAX
 
-HONEST: tuple[Entry, ...] = (*SOFTMAX, *NORM, *ELEMENTWISE, *GEMM, *QUANTIZED, *ATTENTION, *MOE)
+HONEST: tuple[Entry, ...] = (*SOFTMAX, *NORM, *ELEMENTWISE, *GEMM, *QUANTIZED, *ATTENTION, *DECODE, *MOE)

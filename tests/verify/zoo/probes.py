@@ -190,6 +190,39 @@ def attentions(make: Make) -> Iterator[tuple[Tensor, ...]]:
     yield make(1, 2, 6, 16), make(1, 1, 6, 16), make(1, 1, 6, 8, scale=3e4)
 
 
+def decodes(make: Make, cache: torch.dtype) -> Iterator[tuple[Tensor, ...]]:
+    """Caches of which no slot is read behind the last token: NaN is there; the first also has an empty sequence."""
+    for lengths, heads, groups, d, pages, page in (
+        ((0, 9, 5, 12), 6, 2, 8, 14, 4),
+        ((8,), 2, 1, 33, 5, 8),
+        ((1, 64, 0, 0), 4, 4, 16, 9, 16),
+        ((70, 3), 2, 2, 16, 90, 1),
+    ):
+        most = -(-max(lengths) // page)
+        table = torch.randperm(pages - 1)[: most * len(lengths)].tolist()
+        table = torch.tensor([table[i % len(table)] for i in range(most * len(lengths))]).reshape(-1, most)
+        free = torch.ones(pages, page, dtype=torch.bool)
+        for b, length in enumerate(lengths):
+            used = torch.arange(length)
+            free[table[b, used // page], used % page] = False
+            table[b, -(-length // page) :] = pages - 1
+        k, v = (make(pages, page, groups, d, scale=2.0).masked_fill(free[:, :, None, None], math.nan) for _ in range(2))
+        caches = (k.float().to(cache), (v.float() + 1).to(cache))
+        yield make(len(lengths), heads, d, scale=2.0), *caches, table.int(), torch.tensor(lengths).int()
+    yield (
+        make(1, 2, 8),
+        *(x.to(cache) for x in (make(2, 4, 1, 8).float(), special(make(2, 4, 1, 8), math.nan).float())),
+        torch.tensor([[1, 1]]).int(),
+        torch.tensor([8]).int(),
+    )
+    yield (
+        make(1, 2, 16).sign() + 30,
+        *(x.to(cache) for x in (make(2, 64, 2, 16).float().sign() - 30, make(2, 64, 2, 16).float() * 1e4)),
+        torch.tensor([[1, 0]]).int(),
+        torch.tensor([128]).int(),
+    )
+
+
 def logits(make: Make) -> Iterator[tuple[Tensor, ...]]:
     """Logits whose experts are all apart; the last have sigmoids that all underflow."""
     for tokens, experts, shift in ((9, 60, 0.0), (1, 4, 0.0), (0, 8, 0.0), (5, 8, -120.0)):
@@ -206,7 +239,7 @@ def mixtures(make: Make) -> Iterator[tuple[Tensor, ...]]:
         yield make(tokens, d), make(experts, 2 * f, d), make(experts, d, f), torch.rand(tokens, k) + 0.1, ids
 
 
-def inputs_of(spec: str, make: Make, options: dict[str, Any]) -> Iterator[tuple[Tensor, ...]]:
+def inputs_of(spec: str, make: Make, options: dict[str, Any], cache: torch.dtype) -> Iterator[tuple[Tensor, ...]]:
     """The inputs that a spec is probed with."""
     makers: dict[str, Callable[[], Iterator[tuple[Tensor, ...]]]] = {
         "layernorm": lambda: norms(make, 2),
@@ -220,6 +253,7 @@ def inputs_of(spec: str, make: Make, options: dict[str, Any]) -> Iterator[tuple[
         "gemm_int8": int8_products,
         "gemm_int4": lambda: int4_products(make, options.get("packing", "plain")),
         "attention": lambda: attentions(make),
+        "attention_decode": lambda: decodes(make, cache),
         "moe_route": lambda: logits(make),
         "moe": lambda: mixtures(make),
     }
@@ -234,14 +268,15 @@ def option_sets(options: dict[str, list[Any]], most: int) -> list[dict[str, Any]
 
 def probes_of(entry: Entry, most_options: int = 6) -> Iterator[Probe]:
     """The probes of an entry, each also with other strides, with options that its table allows."""
-    dtype = getattr(torch, entry.examine.get("dtype", "float32"))
+    given = entry.examine.get("dtype", "float32")
+    dtype, cache = (getattr(torch, given[name] if isinstance(given, dict) else given) for name in ("q", "k_cache"))
 
     def make(*shape: int, scale: float = 1.0) -> Tensor:
         return (torch.randn(shape) * scale).to(dtype)
 
     for chosen in option_sets(entry.examine.get("options", {}), most_options):
         torch.manual_seed(7)
-        for number, inputs in enumerate(inputs_of(entry.spec, make, chosen)):
+        for number, inputs in enumerate(inputs_of(entry.spec, make, chosen, cache)):
             options = dict(chosen)
             if options.get("alibi"):
                 options["slopes"] = torch.rand(inputs[0].shape[1]) + 0.1

@@ -153,6 +153,30 @@ def attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Outputs:
     return (out, lse) if options.get("return_lse") else (out,)
 
 
+def attention_decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scale: float | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> Outputs:
+    """Each sequence's keys and values put together slot by slot."""
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    page, shared = k_cache.shape[1], q.shape[1] // k_cache.shape[2]
+    for b, length in enumerate(seq_lens.tolist()):
+        slots = [(int(block_table[b, p // page]), p % page) for p in range(length)]
+        for h in range(q.shape[1] if slots else 0):
+            k, v = (
+                torch.stack([cache[place][h // shared].double() for place in slots]) for cache in (k_cache, v_cache)
+            )
+            scores = k @ q[b, h].double() * k_scale * (scale or q.shape[2] ** -0.5)
+            out[b, h] = torch.softmax(scores, 0) @ v * v_scale
+    return (out,)
+
+
 def moe_route(logits: Tensor, top_k: int = 2, renormalize: bool = True, scoring: str = "softmax") -> Outputs:
     """Experts sorted by score."""
     values = logits.double()

@@ -1,0 +1,363 @@
+"""Attention with grouped heads, masks, softcap, ALiBi and sinks; the online softmax of FlashAttention-2.
+
+A program takes a tile of rows. The query heads that share a key head are packed into it, query by query, so that keys
+and values are read once for all of them. Of the key blocks only those are read that the mask lets some row see: those
+that it cuts through first, then those that every row sees entirely, which need no mask.
+
+Scores are kept in units of log2(e), so that an exponential is one exp2.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from assay.kernels.triton.arguments import FLOATING, check_choice, check_device, check_dtype, check_shape
+from assay.kernels.triton.tiles import size_class
+
+_LOG2_E = tl.constexpr(math.log2(math.e))
+_LN_2 = tl.constexpr(math.log(2.0))
+_WIDEST = 256
+
+_CONFIGS = [
+    triton.Config({"BLOCK_M": block_m, "BLOCK_N": block_n}, num_warps=warps, num_stages=stages)
+    for block_m, block_n, warps, stages in (
+        (128, 128, 8, 2),
+        (128, 64, 8, 3),
+        (128, 64, 4, 3),
+        (64, 128, 4, 2),
+        (64, 64, 4, 3),
+        (64, 32, 4, 1),
+    )
+]
+_SIZES = ["Sq", "Sk", "GROUP", "GROUPS", "SQ_CLASS", "SEEN_CLASS", "offset", "left", "right"]
+
+
+@triton.jit
+def _load_rows(ptrs, in_rows, in_columns, ROWS_CUT: tl.constexpr, COLUMNS_CUT: tl.constexpr):
+    """A tile of rows, zero outside."""
+    if ROWS_CUT and COLUMNS_CUT:
+        tile = tl.load(ptrs, mask=in_rows[:, None] & in_columns, other=0.0)
+    elif ROWS_CUT:
+        tile = tl.load(ptrs, mask=in_rows[:, None], other=0.0)
+    elif COLUMNS_CUT:
+        tile = tl.load(ptrs, mask=in_columns, other=0.0)
+    else:
+        tile = tl.load(ptrs)
+    return tile
+
+
+@triton.jit
+def _visible(key, lowest, highest):
+    visible = key[None, :] <= highest
+    if lowest is not None:
+        visible = visible & (key[None, :] >= lowest)
+    return visible
+
+
+@triton.jit
+def _attend(state, inputs, span, limits, scales, bias, BLOCK_N: tl.constexpr, CUT: tl.constexpr, D_CUT, DV_CUT):
+    """Add blocks of keys to the state of a tile: running maximum, sums of weights and of weighted values, strangeness.
+
+    ``span``: the first key, the number of blocks, and after how many of them how many keys are left out. CUT: the mask
+    or the end of the keys cuts through them; what a row doesn't see must not reach it, and a dot makes NaN of
+    0 * infinity. So only finite values are added, and ``strange`` becomes NaN where there are others.
+    """
+    peak, total, sums, strange = state
+    q, k_ptrs, v_ptrs, stride_ks, stride_vs, in_d, in_dv = inputs
+    first, blocks, before_gap, gap = span
+    Sk, lowest, highest = limits
+    scale, tanh_scale, cap = scales
+    slope, aligned = bias
+    for block in range(blocks):
+        start = first + block * BLOCK_N
+        if CUT:
+            start += tl.where(block >= before_gap, gap, 0)
+        key = start + tl.arange(0, BLOCK_N)
+        far = start.to(tl.int64)
+        k = _load_rows(k_ptrs + far * stride_ks, key < Sk, in_d, CUT, D_CUT)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if cap is None:
+            s = s * scale
+        else:
+            s = cap - 2.0 * cap / (tl.exp2(s * tanh_scale) + 1.0)
+        if slope is not None:
+            s = (s - slope * tl.abs(aligned - key[None, :]).to(tl.float32)) * _LOG2_E
+        if CUT:
+            s = tl.where(_visible(key, lowest, highest), s, -float("inf"))
+
+        higher = tl.maximum(peak, tl.max(s, axis=1))
+        origin = tl.where(higher == -float("inf"), 0.0, higher)  # nothing yet: exp2(-inf - 0) is zero, not NaN
+        p = tl.exp2(s - origin[:, None])
+        rescale = tl.exp2(peak - origin)
+        total = total * rescale + tl.sum(p, axis=1)
+        sums = sums * rescale[:, None]
+        peak = higher
+
+        v = _load_rows(v_ptrs + far * stride_vs, key < Sk, in_dv, CUT, DV_CUT)
+        if CUT:
+            wide = v.to(tl.float32)
+            strange += tl.sum(wide * 0.0)
+            v = tl.where(tl.abs(wide) < float("inf"), v, 0.0)
+        sums = tl.dot(p.to(v.dtype), v, sums, input_precision="ieee")
+    return peak, total, sums, strange
+
+
+@triton.jit
+def _add_infinities(sums, inputs, span, limits, BLOCK_N: tl.constexpr, DV_CUT: tl.constexpr):
+    """Infinities and NaN among the values of blocks that the mask cuts through, for the rows that see them."""
+    _, _, v_ptrs, _, stride_vs, _, in_dv = inputs
+    first, blocks, before_gap, gap = span
+    Sk, lowest, highest = limits
+    for block in tl.range(blocks, num_stages=1):  # seldom run: it is to take no registers and no memory
+        start = first + block * BLOCK_N + tl.where(block >= before_gap, gap, 0)
+        key = start + tl.arange(0, BLOCK_N)
+        v = _load_rows(v_ptrs + start.to(tl.int64) * stride_vs, key < Sk, in_dv, True, DV_CUT)
+        wide = v.to(tl.float32)
+        nan = wide != wide
+        seen = tl.broadcast_to(_visible(key, lowest, highest), [sums.shape[0], BLOCK_N]).to(v.dtype)
+        up = tl.dot(seen, ((wide == float("inf")) | nan).to(v.dtype), input_precision="ieee")
+        sums = tl.where(up > 0, sums + float("inf"), sums)
+        down = tl.dot(seen, ((wide == -float("inf")) | nan).to(v.dtype), input_precision="ieee")
+        sums = tl.where(down > 0, sums - float("inf"), sums)
+    return sums
+
+
+def _fitting(configs, named_args, **keywords):  # type: ignore[no-untyped-def]  # Triton's
+    """Tall tiles, unless the rows are few; float32 heads that are wide leave room for small ones only."""
+    width = keywords["BLOCK_D"] + keywords["BLOCK_DV"]
+    wide = width * named_args["q_ptr"].element_size() > 1024
+    tall = not wide and keywords["Sq"] * keywords["GROUP"] > 64
+    return [c for c in configs if c.kwargs["BLOCK_M"] == (128 if tall else 64) and (c.num_stages == 1) == wide]
+
+
+@triton.autotune(
+    configs=_CONFIGS,
+    key=["SQ_CLASS", "SEEN_CLASS", "GROUP", "D", "DV"],
+    prune_configs_by={"early_config_prune": _fitting},
+)
+@triton.jit(do_not_specialize=_SIZES)
+def _attention_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    slopes_ptr,
+    sinks_ptr,
+    out_ptr,
+    lse_ptr,
+    q_strides,
+    k_strides,
+    v_strides,
+    stride_slope,
+    stride_sink,
+    Sq,
+    Sk,
+    GROUP,
+    GROUPS,
+    SQ_CLASS,
+    SEEN_CLASS,
+    offset,
+    left,
+    right,
+    scale,
+    tanh_scale,
+    cap,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    program = tl.program_id(0).to(tl.int64)
+    tiles = tl.cdiv(Sq.to(tl.int64) * GROUP, BLOCK_M)
+    tile = tiles - 1 - program % tiles  # the last first: under a causal mask it has the most to do
+    group = program // tiles % GROUPS
+    batch = program // tiles // GROUPS
+
+    rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    query = rows // GROUP
+    head = group * GROUP + rows % GROUP
+    inside = query < Sq
+    key = tl.arange(0, BLOCK_N).to(tl.int64)[:, None]
+    d = tl.arange(0, BLOCK_D).to(tl.int64)[None, :]
+    dv = tl.arange(0, BLOCK_DV).to(tl.int64)[None, :]
+    in_d = d < D
+    in_dv = dv < DV
+    q_ptrs = q_ptr + batch * q_strides[0] + (head * q_strides[1] + query * q_strides[2])[:, None] + d * q_strides[3]
+    k_ptrs = k_ptr + batch * k_strides[0] + group * k_strides[1] + key * k_strides[2] + d * k_strides[3]
+    v_ptrs = v_ptr + batch * v_strides[0] + group * v_strides[1] + key * v_strides[2] + dv * v_strides[3]
+    q = tl.load(q_ptrs, mask=inside[:, None] & in_d, other=0.0)
+
+    place = query.to(tl.int32)[:, None]
+    earliest = (tile * BLOCK_M // GROUP).to(tl.int32)
+    latest = tl.minimum(((tile + 1) * BLOCK_M - 1) // GROUP, Sq - 1).to(tl.int32)
+    lowest, highest = None, Sk - 1  # keys that a row sees
+    some_from, all_from, some_to, all_to = 0, 0, Sk, Sk  # keys that some row of the tile sees, or that all rows see
+    if left is not None:
+        lowest = place + (offset - left)
+        some_from = tl.maximum(earliest + (offset - left), 0)
+        all_from = tl.maximum(latest + (offset - left), 0)
+    if right is not None:
+        highest = tl.minimum(place + (offset + right), Sk - 1)
+        some_to = tl.maximum(tl.minimum(latest + (offset + right + 1), Sk), 0)
+        all_to = tl.maximum(tl.minimum(earliest + (offset + right + 1), Sk), 0)
+    begin = some_from // BLOCK_N
+    end = tl.maximum(tl.cdiv(some_to, BLOCK_N), begin)
+    whole_begin = tl.minimum(tl.cdiv(all_from, BLOCK_N), end)
+    whole = tl.maximum(all_to // BLOCK_N - whole_begin, 0)
+
+    slope, aligned = None, None
+    if slopes_ptr is not None:
+        slope = tl.load(slopes_ptr + head * stride_slope, mask=inside, other=0.0)[:, None]
+        aligned = place + (Sk - Sq)
+    if sinks_ptr is None:
+        peak = tl.full([BLOCK_M], -float("inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+    else:  # a sink is a key without a value
+        peak = tl.load(sinks_ptr + head * stride_sink, mask=inside, other=0.0) * _LOG2_E
+        total = tl.exp2(peak - tl.where(peak == -float("inf"), 0.0, peak))
+    state = peak, total, tl.zeros([BLOCK_M, BLOCK_DV], tl.float32), 0.0
+
+    inputs = q, k_ptrs, v_ptrs, k_strides[2], v_strides[2], in_d, in_dv
+    limits = Sk, lowest, highest
+    scales = scale, tanh_scale, cap
+    bias = slope, aligned
+    cut = begin * BLOCK_N, end - begin - whole, whole_begin - begin, whole * BLOCK_N
+    uncut = whole_begin * BLOCK_N, whole, 0, 0
+    state = _attend(state, inputs, cut, limits, scales, bias, BLOCK_N, True, BLOCK_D != D, BLOCK_DV != DV)
+    state = _attend(state, inputs, uncut, limits, scales, bias, BLOCK_N, False, BLOCK_D != D, BLOCK_DV != DV)
+    peak, total, sums, strange = state
+    if strange != 0.0:
+        sums = _add_infinities(sums, inputs, cut, limits, BLOCK_N, BLOCK_DV != DV)
+
+    sums = sums / tl.where(total == 0.0, 1.0, total)[:, None]  # a row that sees nothing is zero
+    lse = peak * _LN_2 + tl.log(total)
+    out_row = (batch * GROUPS * GROUP + head) * Sq + query
+    out_ptrs = out_ptr + out_row[:, None] * DV + dv
+    tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=inside[:, None] & in_dv)
+    tl.store(lse_ptr + out_row, lse, mask=inside)
+
+
+@torch.library.custom_op("assay::attention", mutates_args=())
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slopes: Tensor | None,
+    sinks: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    left: int | None,
+    right: int | None,
+    top_left: bool,
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp. Query i sees the keys from i + o - left to i + o + right."""
+    (batch, heads, queries, width), (_, groups, keys, value_width) = q.shape, v.shape
+    out, lse = _results(q, v)
+    if lse.numel() == 0:
+        return out, lse
+    farthest = queries + keys  # a bound beyond this binds no row
+    unit = 1.0 if slopes is not None else _LOG2_E.value  # with ALiBi the unit changes after the bias
+
+    def grid(meta: dict[str, int]) -> tuple[int]:
+        return (triton.cdiv(queries * (heads // groups), meta["BLOCK_M"]) * groups * batch,)
+
+    _attention_kernel[grid](
+        *(q, k, v, slopes, sinks, out, lse),
+        *(q.stride(), k.stride(), v.stride()),
+        *(0 if vector is None else vector.stride(0) for vector in (slopes, sinks)),
+        Sq=queries,
+        Sk=keys,
+        GROUP=heads // groups,
+        GROUPS=groups,
+        SQ_CLASS=size_class(queries),
+        SEEN_CLASS=size_class(keys if left is None or right is None else min(keys, left + right + 1)),
+        offset=0 if top_left else keys - queries,
+        left=None if left is None else min(left, farthest),
+        right=None if right is None else min(right, farthest),
+        scale=scale * unit,
+        tanh_scale=None if softcap is None else 2.0 * _LOG2_E.value * scale / softcap,
+        cap=None if softcap is None else softcap * unit,
+        D=width,
+        DV=value_width,
+        BLOCK_D=max(16, triton.next_power_of_2(width)),
+        BLOCK_DV=max(16, triton.next_power_of_2(value_width)),
+    )
+    return out, lse
+
+
+def _results(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *options: object) -> tuple[Tensor, Tensor]:
+    return _results(q, v)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: str = "none",
+    scale: float | None = None,
+    window: tuple[int, int] | None = None,
+    softcap: float | None = None,
+    alibi: bool = False,
+    sinks: Tensor | None = None,
+    return_lse: bool = False,
+    slopes: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(q k^T scale) v of q[B,H,Sq,D], k[B,Hkv,Sk,D], v[B,Hkv,Sk,Dv]; H a multiple of Hkv, D and Dv up to 256.
+
+    q, k and v are of one dtype (float32, bfloat16 or float16); scores, exponentials and sums are float32, and the
+    weights are rounded to the inputs' dtype before they meet v.
+
+    causal: "none", or query i sees the keys up to i + o, with o = Sk - Sq ("bottom_right") or 0 ("top_left").
+    scale: 1 / sqrt(D) where left out. window: (left, right), the keys from i + o - left to i + o + right.
+    softcap: c tanh(score / c), after the scale and before bias and mask. alibi: adds -slopes[h] |i + Sk - Sq - j|,
+    slopes float32[H]. sinks: float32[H], one more logit a head, without a value.
+
+    Returns out[B,H,Sq,Dv], zero in a row that sees nothing; with return_lse also the natural log-sum-exp,
+    float32[B,H,Sq], -inf in such a row without a sink. Raises TypeError or ValueError, naming the argument, for
+    another dtype, shape, device or option.
+    """
+    slopes = slopes if alibi else None
+    _check(q, k, v, slopes, sinks)
+    check_choice("causal", causal, ("none", "bottom_right", "top_left"))
+    if alibi and slopes is None:
+        raise ValueError("slopes: expected a tensor float32[H], as alibi=True, got None")
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap: expected None or a positive number, got {softcap!r}")
+    if window is not None and (len(window) != 2 or min(window) < 0):
+        raise ValueError(f"window: expected None or (left, right), of at least 0, got {window!r}")
+    scale = 1.0 / math.sqrt(max(q.shape[3], 1)) if scale is None else scale
+    left, right = (None, None) if window is None else window
+    right = right if causal == "none" else 0
+    out, lse = _attention(q, k, v, slopes, sinks, scale, softcap, left, right, causal == "top_left")
+    return (out, lse) if return_lse else out
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, sinks: Tensor | None) -> None:
+    check_dtype("q", q, FLOATING)
+    check_dtype("k", k, (q.dtype,))
+    check_dtype("v", v, (q.dtype,))
+    check_shape("q", q, ("B", "H", "Sq", "D"))
+    check_shape("k", k, (q.shape[0], "Hkv", "Sk", q.shape[3]))
+    check_shape("v", v, (q.shape[0], k.shape[1], k.shape[2], "Dv"))
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(f"k: expected a number of heads that divides q's {q.shape[1]}, got {k.shape[1]}")
+    for name, tensor in (("q", q), ("v", v)):
+        if tensor.shape[3] > _WIDEST:
+            raise ValueError(f"{name}: expected heads of at most {_WIDEST}, got {tensor.shape[3]}")
+    for name, vector in (("slopes", slopes), ("sinks", sinks)):
+        if vector is not None:
+            check_dtype(name, vector, (torch.float32,))
+            check_shape(name, vector, (q.shape[1],))
+    check_device(q=q, k=k, v=v, slopes=slopes, sinks=sinks)

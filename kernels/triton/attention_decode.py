@@ -1,0 +1,240 @@
+"""Attention of one new token per sequence over a paged cache, which may be in an 8-bit format.
+
+The keys of a sequence are split among programs, so that a few long sequences fill a GPU; each leaves its output and its
+log-sum-exp, and a second kernel merges them (Flash-Decoding). Into how many parts is decided by shapes, before anything
+is known of the lengths, which lie on the device; how long the parts are, by each sequence's own length. The query heads
+that share a key head are the rows of one tile, so that keys and values are read once for all of them.
+
+Codes of 8 bits become the query's dtype in registers, which is exact; their scales multiply scores and output, in
+float32. Scores are kept in units of log2(e), so that an exponential is one exp2.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from assay.kernels.triton.arguments import FLOATING, FP8, check_device, check_dtype, check_shape
+
+_LOG2_E = math.log2(math.e)
+_WIDEST = 256
+_PROGRAMS = 264  # two for each of the 132 multiprocessors of an H100 or H200
+_LEAST_KEYS = 256  # of a program: fewer are read sooner than merged
+_MOST_SPLITS = 128
+
+_CONFIGS = [
+    triton.Config({"BLOCK_N": block_n}, num_warps=warps, num_stages=stages)
+    for block_n, warps, stages in ((128, 8, 2), (128, 4, 2), (64, 4, 3), (64, 4, 2), (32, 4, 2))
+]
+
+
+@triton.autotune(configs=_CONFIGS, key=["GROUP", "D", "PAGE", "SPLITS"])
+@triton.jit(do_not_specialize=["KEYS", "SPLITS"])
+def _decode_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    lengths_ptr,
+    out_ptr,
+    lse_ptr,
+    q_strides,
+    k_strides,
+    v_strides,
+    table_strides,
+    stride_length,
+    GROUPS,
+    GROUP,
+    KEYS,
+    SPLITS,
+    score_scale,
+    out_scale,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """One part of one sequence for a tile of the query heads that share a key head: its output, normalised, and lse."""
+    program = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    tiles = tl.cdiv(GROUP, BLOCK_M)
+    tile = program % tiles
+    group = program // tiles % GROUPS
+    batch = program // tiles // GROUPS
+
+    member = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    head = group * GROUP + member
+    inside = member < GROUP
+    d = tl.arange(0, BLOCK_D).to(tl.int64)[None, :]
+    in_d = d < D
+    q_ptrs = q_ptr + batch * q_strides[0] + head[:, None] * q_strides[1] + d * q_strides[2]
+    q = tl.load(q_ptrs, mask=inside[:, None] & in_d, other=0.0)
+    k_ptrs = k_ptr + group * k_strides[2] + d * k_strides[3]
+    v_ptrs = v_ptr + group * v_strides[2] + d * v_strides[3]
+    row_of_table = table_ptr + batch * table_strides[0]
+
+    length = tl.minimum(tl.load(lengths_ptr + batch * stride_length), KEYS)  # the table has no more pages
+    share = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK_N) * BLOCK_N
+    first = split * share
+    last = tl.minimum(first + share, length)
+
+    peak = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for start in range(first, last, BLOCK_N):
+        position = start + tl.arange(0, BLOCK_N)
+        used = position < last  # behind the last token entries of the table and slots of the cache hold anything
+        entry = (position // PAGE).to(tl.int64)
+        page = tl.load(row_of_table + entry * table_strides[1], mask=used, other=0).to(tl.int64)[:, None]
+        slot = (position % PAGE).to(tl.int64)[:, None]
+        kept = used[:, None] & in_d
+        k = tl.load(k_ptrs + page * k_strides[0] + slot * k_strides[1], mask=kept, other=0.0).to(q.dtype)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee") * score_scale
+        s = tl.where(used[None, :], s, -float("inf"))
+
+        higher = tl.maximum(peak, tl.max(s, axis=1))
+        origin = tl.where(higher == -float("inf"), 0.0, higher)  # all -inf: exp2(-inf - 0) is zero, not NaN
+        p = tl.exp2(s - origin[:, None])
+        rescale = tl.exp2(peak - origin)
+        total = total * rescale + tl.sum(p, axis=1)
+        peak = higher
+
+        v = tl.load(v_ptrs + page * v_strides[0] + slot * v_strides[1], mask=kept, other=0.0).to(q.dtype)
+        sums = tl.dot(p.to(q.dtype), v, sums * rescale[:, None], input_precision="ieee")
+
+    sums = sums / tl.where(total == 0.0, 1.0, total)[:, None] * out_scale  # nothing to attend to: zero
+    row = (batch * GROUPS * GROUP + head) * SPLITS + split
+    tl.store(out_ptr + row[:, None] * D + d, sums.to(out_ptr.dtype.element_ty), mask=inside[:, None] & in_d)
+    if lse_ptr is not None:
+        tl.store(lse_ptr + row, peak + tl.log2(total), mask=inside)
+
+
+@triton.jit(do_not_specialize=["ROWS", "SPLITS"])
+def _merge_kernel(
+    parts_ptr, lse_ptr, out_ptr, ROWS, SPLITS, out_scale, D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """The parts of each row weighted by 2^lse; a part without keys has an lse of -inf, and no weight."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    d = tl.arange(0, BLOCK_D).to(tl.int64)[None, :]
+    inside = row < ROWS
+    kept = inside[:, None] & (d < D)
+    lse_ptrs = lse_ptr + row * SPLITS
+    part_ptrs = parts_ptr + row[:, None] * SPLITS * D + d
+
+    peak = tl.full([BLOCK_R], -float("inf"), tl.float32)
+    for split in range(SPLITS):
+        peak = tl.maximum(peak, tl.load(lse_ptrs + split, mask=inside, other=-float("inf")))
+    origin = tl.where(peak == -float("inf"), 0.0, peak)  # all parts empty: -inf - (-inf) would be NaN
+
+    total = tl.zeros([BLOCK_R], tl.float32)
+    sums = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
+    for split in range(SPLITS):
+        weight = tl.exp2(tl.load(lse_ptrs + split, mask=inside, other=-float("inf")) - origin)
+        total += weight
+        sums += weight[:, None] * tl.load(part_ptrs + split * D, mask=kept, other=0.0)
+
+    sums = sums / tl.where(total == 0.0, 1.0, total)[:, None] * out_scale
+    tl.store(out_ptr + row[:, None] * D + d, sums.to(out_ptr.dtype.element_ty), mask=kept)
+
+
+def _splits(programs: int, keys: int) -> int:
+    """How many programs share a sequence of at most so many keys, where one each would be ``programs`` in all."""
+    wanted = min(triton.cdiv(_PROGRAMS, programs), _MOST_SPLITS)
+    return max(1, min(wanted, triton.cdiv(keys, _LEAST_KEYS)))
+
+
+@torch.library.custom_op("assay::attention_decode", mutates_args=())
+def _attention_decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    k_scale: float,
+    v_scale: float,
+) -> Tensor:
+    (batch, heads, width), (_, page, groups, _) = q.shape, k_cache.shape
+    out = torch.empty((batch, heads, width), dtype=q.dtype, device=q.device)
+    if out.numel() == 0:
+        return out
+    group, keys = heads // groups, block_table.shape[1] * page
+    block_m = min(64, max(16, triton.next_power_of_2(group)))
+    block_d = max(16, triton.next_power_of_2(width))
+    programs = batch * groups * triton.cdiv(group, block_m)
+    splits = _splits(programs, keys)
+    parts, lse = out, None
+    if splits > 1:
+        parts = torch.empty((batch, heads, splits, width), dtype=torch.float32, device=q.device)
+        lse = torch.empty((batch, heads, splits), dtype=torch.float32, device=q.device)
+    _decode_kernel[(programs, splits)](
+        *(q, k_cache, v_cache, block_table, seq_lens, parts, lse),
+        *(q.stride(), k_cache.stride(), v_cache.stride(), block_table.stride(), seq_lens.stride(0)),
+        GROUPS=groups,
+        GROUP=group,
+        KEYS=keys,
+        SPLITS=splits,
+        score_scale=scale * k_scale * _LOG2_E,
+        out_scale=v_scale if splits == 1 else 1.0,
+        D=width,
+        PAGE=max(page, 1),
+        BLOCK_M=block_m,
+        BLOCK_D=block_d,
+    )
+    if lse is not None:
+        rows, block_r = batch * heads, 16
+        _merge_kernel[(triton.cdiv(rows, block_r),)](
+            parts, lse, out, rows, splits, v_scale, D=width, BLOCK_R=block_r, BLOCK_D=block_d
+        )
+    return out
+
+
+@_attention_decode.register_fake
+def _(q: Tensor, *others: object) -> Tensor:
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device)
+
+
+def attention_decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> Tensor:
+    """softmax(q k^T scale) v for q[B,H,D] over the first seq_lens[b] positions of sequence b; H a multiple of Hkv.
+
+    k_cache and v_cache [P,page,Hkv,D] are in q's dtype (float32, bfloat16 or float16), or in float8_e4m3fn or
+    float8_e5m2; a slot stands for its number times k_scale or v_scale. Position p of sequence b lies in page
+    block_table[b, p // page], at p % page; block_table is int32[B,max_pages], seq_lens int32[B], and neither entries
+    nor slots behind the last position are used. scale: 1 / sqrt(D) where left out. D is at most 256.
+
+    Returns out[B,H,D] in q's dtype, zero for an empty sequence. Raises TypeError or ValueError, naming the argument,
+    for another dtype, shape or device. Lengths and page numbers lie on the device and aren't checked, but that no
+    sequence is read beyond the end of its row of the table.
+    """
+    check_dtype("q", q, FLOATING)
+    check_dtype("k_cache", k_cache, (q.dtype, *FP8))
+    check_dtype("v_cache", v_cache, (k_cache.dtype,))
+    check_dtype("block_table", block_table, (torch.int32,))
+    check_dtype("seq_lens", seq_lens, (torch.int32,))
+    check_shape("q", q, ("B", "H", "D"))
+    check_shape("k_cache", k_cache, ("P", "page", "Hkv", q.shape[2]))
+    check_shape("v_cache", v_cache, k_cache.shape)
+    check_shape("block_table", block_table, (q.shape[0], "max_pages"))
+    check_shape("seq_lens", seq_lens, (q.shape[0],))
+    if k_cache.shape[2] == 0 or q.shape[1] % k_cache.shape[2]:
+        raise ValueError(f"k_cache: expected a number of heads that divides q's {q.shape[1]}, got {k_cache.shape[2]}")
+    if q.shape[2] > _WIDEST:
+        raise ValueError(f"q: expected heads of at most {_WIDEST}, got {q.shape[2]}")
+    check_device(q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table, seq_lens=seq_lens)
+    scale = 1.0 / math.sqrt(max(q.shape[2], 1)) if scale is None else scale
+    return _attention_decode(q, k_cache, v_cache, block_table, seq_lens, scale, k_scale, v_scale)

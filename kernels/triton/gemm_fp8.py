@@ -1,0 +1,145 @@
+"""Matrix product of two 8-bit floating-point matrices with scales per tensor, per row and column, or per block.
+
+The accumulator of Hopper's FP8 tensor cores keeps 13 fraction bits, so it never holds more than BLOCK_K <= 128 terms:
+each block's sum moves into a float32 register (DeepSeek-V3 technical report, section 3.3), and takes its scales there.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from assay.kernels.triton.arguments import FP8, check_choice, check_device, check_dtype, check_shape
+from assay.kernels.triton.tiles import fitting_tiles, size_class, tile_configs, tile_grid, tile_of_program
+
+_GRANULARITIES = ("tensor", "row", "block")
+_SCALED = tl.constexpr(128)  # elements along K, and columns of b, that share a scale by block
+
+_CONFIGS = tile_configs(
+    *((128, 128, 128, 8, 3), (128, 64, 128, 4, 3), (64, 128, 128, 4, 3), (128, 64, 64, 4, 4)),
+    *((256, 32, 128, 8, 3), (256, 32, 64, 8, 4), (32, 128, 128, 4, 3), (32, 128, 64, 4, 4)),
+)
+
+
+@triton.autotune(
+    configs=_CONFIGS, key=["M_CLASS", "N", "K", "BY_BLOCK"], prune_configs_by={"early_config_prune": fitting_tiles}
+)
+@triton.jit
+def _gemm_fp8_kernel(
+    a_ptr,
+    b_ptr,
+    scale_a_ptr,
+    scale_b_ptr,
+    c_ptr,
+    M,
+    N,
+    K,
+    M_CLASS,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    stride_sam,
+    stride_sak,
+    stride_sbk,
+    stride_sbn,
+    stride_cm,
+    stride_cn,
+    BY_BLOCK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    tl.static_assert(_SCALED % BLOCK_K == 0 and _SCALED % BLOCK_N == 0)  # a tile has one scale of b
+    tile_m, tile_n = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    inner = tl.arange(0, BLOCK_K).to(tl.int64)
+    in_rows = rows[:, None] < M
+    in_columns = columns[None, :] < N
+    a_ptrs = a_ptr + rows[:, None] * stride_am + inner[None, :] * stride_ak
+    b_ptrs = b_ptr + inner[:, None] * stride_bk + columns[None, :] * stride_bn
+    scale_a_ptrs = scale_a_ptr + rows[:, None] * stride_sam
+    step_a = tl.full([], BLOCK_K, tl.int64) * stride_ak
+    step_b = tl.full([], BLOCK_K, tl.int64) * stride_bk
+
+    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        left = inner < K - start
+        a = tl.load(a_ptrs, mask=in_rows & left[None, :], other=0.0)
+        b = tl.load(b_ptrs, mask=left[:, None] & in_columns, other=0.0)
+        partial = tl.dot(a, b)
+        if BY_BLOCK:
+            block = tl.cast(start, tl.int64) // _SCALED
+            scale_a = tl.load(scale_a_ptrs + block * stride_sak, mask=in_rows, other=0.0)
+            scale_b = tl.load(scale_b_ptr + block * stride_sbk + tile_n * BLOCK_N // _SCALED * stride_sbn)
+            sums += partial * (scale_a * scale_b)
+        else:
+            sums += partial
+        a_ptrs += step_a
+        b_ptrs += step_b
+
+    if not BY_BLOCK:
+        scale_a = tl.load(scale_a_ptrs, mask=in_rows, other=0.0)
+        scale_b = tl.load(scale_b_ptr + columns[None, :] * stride_sbn, mask=in_columns, other=0.0)
+        sums = sums * scale_a * scale_b
+    c_ptrs = c_ptr + rows[:, None] * stride_cm + columns[None, :] * stride_cn
+    tl.store(c_ptrs, sums.to(c_ptr.dtype.element_ty), mask=in_rows & in_columns)
+
+
+@torch.library.custom_op("assay::gemm_fp8", mutates_args=())
+def _gemm_fp8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, granularity: str) -> Tensor:
+    (m, k), n = a.shape, b.shape[1]
+    c = torch.empty((m, n), dtype=torch.bfloat16, device=a.device)
+    if c.numel():
+        if granularity == "tensor":  # the one scale, at every row and column
+            scale_a, scale_b = scale_a.expand(m, 1), scale_b.expand(1, n)
+        _gemm_fp8_kernel[tile_grid(m, n)](
+            a,
+            b,
+            scale_a,
+            scale_b,
+            c,
+            m,
+            n,
+            k,
+            size_class(m),
+            *a.stride(),
+            *b.stride(),
+            *scale_a.stride(),
+            *scale_b.stride(),
+            *c.stride(),
+            BY_BLOCK=granularity == "block",
+        )
+    return c
+
+
+@_gemm_fp8.register_fake
+def _(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, granularity: str) -> Tensor:
+    return a.new_empty((a.shape[0], b.shape[1]), dtype=torch.bfloat16)
+
+
+def gemm_fp8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, granularity: str = "tensor") -> Tensor:
+    """(a scale_a) (b scale_b) as bfloat16 [M,N], of a[M,K] and b[K,N], each float8_e4m3fn or float8_e5m2.
+
+    Scales are float32: scale_a[] and scale_b[] by "tensor", [M,1] and [1,N] by "row", [M,ceil(K/128)] and
+    [ceil(K/128),ceil(N/128)] by "block". Raises TypeError or ValueError, naming the argument, for another granularity,
+    dtype, shape or device.
+    """
+    check_choice("granularity", granularity, _GRANULARITIES)
+    check_dtype("a", a, FP8)
+    check_dtype("b", b, FP8)
+    check_dtype("scale_a", scale_a, (torch.float32,))
+    check_dtype("scale_b", scale_b, (torch.float32,))
+    check_shape("a", a, ("M", "K"))
+    check_shape("b", b, (a.shape[1], "N"))
+    (m, k), n = a.shape, b.shape[1]
+    blocks_k, blocks_n = triton.cdiv(k, _SCALED.value), triton.cdiv(n, _SCALED.value)
+    shapes = {"tensor": ((), ()), "row": ((m, 1), (1, n)), "block": ((m, blocks_k), (blocks_k, blocks_n))}
+    check_shape("scale_a", scale_a, shapes[granularity][0])
+    check_shape("scale_b", scale_b, shapes[granularity][1])
+    check_device(a=a, b=b, scale_a=scale_a, scale_b=scale_b)
+    return _gemm_fp8(a, b, scale_a, scale_b, granularity)

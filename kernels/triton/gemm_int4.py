@@ -1,0 +1,187 @@
+"""Matrix product with a matrix of 4-bit codes, which the kernel turns into numbers as it reads them."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from assay.kernels.triton.arguments import FLOATING, check_choice, check_device, check_dtype, check_shape
+from assay.kernels.triton.tiles import fitting_tiles, size_class, tile_configs, tile_grid, tile_of_program
+
+_PLAIN, _AWQ, _GPTQ = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+_PACKINGS = {"plain": _PLAIN, "awq": _AWQ, "gptq": _GPTQ}
+
+_CONFIGS = tile_configs(
+    *((128, 128, 64, 8, 3), (128, 64, 128, 8, 2), (64, 128, 64, 4, 4)),
+    *((256, 32, 64, 8, 4), (256, 32, 128, 8, 3), (32, 128, 128, 4, 3), (32, 128, 64, 4, 4)),
+)
+
+
+@triton.jit
+def _nibbles_of_columns(words, AWQ: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The nibbles [ROWS, COLUMNS] of words that each hold eight columns."""
+    column = tl.arange(0, 8)
+    place = column % 2 * 4 + column // 2 if AWQ else column  # AWQ's nibbles hold the columns 0 2 4 6 1 3 5 7
+    return tl.reshape(words[:, :, None] >> (place * 4)[None, None, :] & 15, [ROWS, COLUMNS])
+
+
+@triton.jit
+def _nibbles_of_rows(words, EACH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The nibbles [ROWS, COLUMNS] of words that each hold EACH rows."""
+    return tl.reshape(words[:, None, :] >> (tl.arange(0, EACH) * 4)[None, :, None] & 15, [ROWS, COLUMNS])
+
+
+@triton.autotune(
+    configs=_CONFIGS,
+    key=["M_CLASS", "N", "K", "GROUP", "PACKING"],
+    prune_configs_by={"early_config_prune": fitting_tiles},
+)
+@triton.jit
+def _gemm_int4_kernel(
+    x_ptr,
+    q_ptr,
+    scales_ptr,
+    zeros_ptr,
+    y_ptr,
+    M,
+    N,
+    K,
+    M_CLASS,
+    stride_xm,
+    stride_xk,
+    stride_qk,
+    stride_qn,
+    stride_sg,
+    stride_sn,
+    stride_zg,
+    stride_zn,
+    stride_ym,
+    stride_yn,
+    GROUP: tl.constexpr,
+    PACKING: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    # Along k, scales change only at multiples of GROUP, tiles begin at multiples of BLOCK_K: RUN divides both.
+    RUN: tl.constexpr = BLOCK_K if GROUP % BLOCK_K == 0 else GROUP & -GROUP
+    RUNS: tl.constexpr = BLOCK_K // RUN
+    EACH: tl.constexpr = 2 if PACKING == _PLAIN else 8
+
+    tile_m, tile_n = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    words = tile_n * (BLOCK_N // 8) + tl.arange(0, BLOCK_N // 8)
+    inner = tl.arange(0, BLOCK_K).to(tl.int64)
+    in_rows = rows[:, None] < M
+    in_columns = columns[None, :] < N
+    in_words = words[None, :] * 8 < N
+    x_ptrs = x_ptr + rows[:, None] * stride_xm + inner[None, :] * stride_xk
+    step = tl.full([], BLOCK_K, tl.int64) * stride_xk
+    runs = tl.arange(0, RUNS).to(tl.int64) * RUN
+
+    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        left = K - start
+        x = tl.load(x_ptrs, mask=in_rows & (inner < left)[None, :], other=0.0)
+        x_ptrs += step
+
+        if PACKING == _AWQ:
+            k = start + inner[:, None]
+            packed = tl.load(q_ptr + k * stride_qk + words[None, :] * stride_qn, mask=(k < K) & in_words, other=0)
+            q = _nibbles_of_columns(packed, True, BLOCK_K, BLOCK_N)
+        else:
+            k = start // EACH + tl.arange(0, BLOCK_K // EACH).to(tl.int64)[:, None]
+            kept = (k * EACH < K) & in_columns
+            packed = tl.load(q_ptr + k * stride_qk + columns[None, :] * stride_qn, mask=kept, other=0)
+            q = _nibbles_of_rows(packed.to(tl.int32), EACH, BLOCK_K, BLOCK_N)
+
+        group = ((start + runs) // GROUP)[:, None]
+        known = (runs < left)[:, None]
+        scale = tl.load(
+            scales_ptr + group * stride_sg + columns[None, :] * stride_sn, mask=known & in_columns, other=0.0
+        )
+        if PACKING == _PLAIN:
+            zero_ptrs = zeros_ptr + group * stride_zg + columns[None, :] * stride_zn
+            zero = tl.load(zero_ptrs, mask=known & in_columns, other=0).to(tl.int32)
+        else:
+            zero_ptrs = zeros_ptr + group * stride_zg + words[None, :] * stride_zn
+            packed_zero = tl.load(zero_ptrs, mask=known & in_words, other=0)
+            zero = _nibbles_of_columns(packed_zero, PACKING == _AWQ, RUNS, BLOCK_N)
+            if PACKING == _GPTQ:
+                zero += 1  # zero-points are stored minus one: 15 means 16
+
+        shifted = (tl.reshape(q, [RUNS, RUN, BLOCK_N]) - zero[:, None, :]).to(tl.float32)
+        weights = tl.reshape(shifted * scale.to(tl.float32)[:, None, :], [BLOCK_K, BLOCK_N]).to(x.dtype)
+        sums = tl.dot(x, weights, sums, input_precision="ieee")
+
+    y_ptrs = y_ptr + rows[:, None] * stride_ym + columns[None, :] * stride_yn
+    tl.store(y_ptrs, sums.to(y_ptr.dtype.element_ty), mask=in_rows & in_columns)
+
+
+@torch.library.custom_op("assay::gemm_int4", mutates_args=())
+def _gemm_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, packing: str) -> Tensor:
+    (m, k), (groups, n) = x.shape, scales.shape
+    y = torch.empty((m, n), dtype=x.dtype, device=x.device)
+    if y.numel():
+        _gemm_int4_kernel[tile_grid(m, n)](
+            x,
+            qweight,
+            scales,
+            zeros,
+            y,
+            m,
+            n,
+            k,
+            size_class(m),
+            *x.stride(),
+            *qweight.stride(),
+            *scales.stride(),
+            *zeros.stride(),
+            *y.stride(),
+            GROUP=max(k // max(groups, 1), 1),
+            PACKING=_PACKINGS[packing].value,
+        )
+    return y
+
+
+@_gemm_int4.register_fake
+def _(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, packing: str) -> Tensor:
+    return x.new_empty((x.shape[0], scales.shape[1]))
+
+
+def gemm_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, *, packing: str = "plain") -> Tensor:
+    """x ((q - zero) scale) [M,N] of x[M,K], 4-bit codes q[K,N], and a scale and a zero-point for g codes along K.
+
+    x and scales[K/g,N] are both float32, bfloat16 or float16. The codes lie in
+
+    - "plain": qweight uint8[K/2,N] (low nibble = even k), zeros uint8[K/g,N];
+    - "awq": qweight int32[K,N/8] and zeros int32[K/g,N/8], nibbles in the order 0 2 4 6 1 3 5 7;
+    - "gptq": qweight int32[K/8,N] and zeros int32[K/g,N/8], nibbles in order, zero-points stored minus one.
+
+    A weight is rounded to x's dtype before it is multiplied. Raises TypeError or ValueError, naming the argument, for
+    another packing, dtype, shape or device, and if the rows of scales don't divide K.
+    """
+    check_choice("packing", packing, tuple(_PACKINGS))
+    words = torch.uint8 if packing == "plain" else torch.int32
+    check_dtype("x", x, FLOATING)
+    check_dtype("qweight", qweight, (words,))
+    check_dtype("scales", scales, (x.dtype,))
+    check_dtype("zeros", zeros, (words,))
+    check_shape("x", x, ("M", "K"))
+    check_shape("scales", scales, ("K/g", "N"))
+    k, (groups, n) = x.shape[1], scales.shape
+    if k % groups if groups else k:
+        raise ValueError(f"scales: expected a number of rows that divides K={k}, got {groups}")
+    per_k, per_n, per_zero = {"plain": (2, 1, 1), "awq": (1, 8, 8), "gptq": (8, 1, 8)}[packing]
+    if k % per_k:
+        raise ValueError(f"x: expected K to be a multiple of {per_k}, as packing={packing!r} needs, got K={k}")
+    if n % per_zero:
+        raise ValueError(f"scales: expected N to be a multiple of {per_zero}, as packing={packing!r} needs, got N={n}")
+    check_shape("qweight", qweight, (k // per_k, n // per_n))
+    check_shape("zeros", zeros, (groups, n // per_zero))
+    check_device(x=x, qweight=qweight, scales=scales, zeros=zeros)
+    return _gemm_int4(x, qweight, scales, zeros, packing)

@@ -1,0 +1,137 @@
+"""RMS norm over the rows of a matrix, alone or of the sum of two matrices, which is returned as well.
+
+Rows that fit into one block are read once; longer ones twice, the first time for the sum of squares.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from assay.kernels.triton.arguments import FLOATING, check_device, check_dtype, check_shape
+from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
+
+
+@triton.jit
+def _sum_of(x_ptrs, residual_ptrs, kept, ADD: tl.constexpr):
+    total = tl.load(x_ptrs, mask=kept, other=0.0).to(tl.float32)
+    if ADD:
+        total += tl.load(residual_ptrs, mask=kept, other=0.0).to(tl.float32)
+    return total
+
+
+@triton.autotune(configs=CONFIGS, key=["N"])
+@triton.heuristics(BLOCKS)
+@triton.jit(do_not_specialize=["R"])
+def _rmsnorm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    y_ptr,
+    total_ptr,
+    R,
+    N,
+    stride_xr,
+    stride_xn,
+    stride_residual_r,
+    stride_residual_n,
+    stride_weight,
+    stride_yr,
+    stride_yn,
+    eps,
+    offset,
+    ADD: tl.constexpr,  # without it, residual and total are not touched
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ONE_BLOCK: tl.constexpr,
+):
+    rows = (tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]
+    block = tl.arange(0, BLOCK_N).to(tl.int64)[None, :]
+    x_rows = x_ptr + rows * stride_xr
+    residual_rows = residual_ptr + rows * stride_residual_r
+    y_rows = y_ptr + rows * stride_yr
+    total_rows = total_ptr + rows * stride_yr
+
+    length = BLOCK_N if ONE_BLOCK else N  # loops of one turn, known to the compiler
+    total = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+    squares = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+    for start in range(0, length, BLOCK_N):
+        columns = start + block
+        kept = (rows < R) & (columns < N)
+        total = _sum_of(x_rows + columns * stride_xn, residual_rows + columns * stride_residual_n, kept, ADD)
+        squares += total * total
+        if ADD:
+            tl.store(total_rows + columns * stride_yn, total.to(total_ptr.dtype.element_ty), mask=kept)
+    root = tl.rsqrt(tl.sum(squares, axis=1) / N + eps)[:, None]
+
+    for start in range(0, length, BLOCK_N):
+        columns = start + block
+        kept = (rows < R) & (columns < N)
+        if not ONE_BLOCK:
+            total = _sum_of(x_rows + columns * stride_xn, residual_rows + columns * stride_residual_n, kept, ADD)
+        weight = tl.load(weight_ptr + columns * stride_weight, mask=columns < N, other=0.0).to(tl.float32) + offset
+        y = total * root * weight
+        tl.store(y_rows + columns * stride_yn, y.to(y_ptr.dtype.element_ty), mask=kept)
+
+
+@torch.library.custom_op("assay::rmsnorm", mutates_args=())
+def _rmsnorm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.numel():
+        strides = (*x.stride(), *x.stride(), *weight.stride(), *y.stride())
+        _rmsnorm_kernel[grid](x, x, weight, y, y, *x.shape, *strides, eps, offset, ADD=False)
+    return y
+
+
+@torch.library.custom_op("assay::add_rmsnorm", mutates_args=())
+def _add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.numel():
+        strides = (*x.stride(), *residual.stride(), *weight.stride(), *y.stride())
+        _rmsnorm_kernel[grid](x, residual, weight, y, total, *x.shape, *strides, eps, 0.0, ADD=True)
+    return y, total
+
+
+@_rmsnorm.register_fake
+def _(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+@_add_rmsnorm.register_fake
+def _(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return y, torch.empty_like(y)
+
+
+def rmsnorm(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: float = 0.0) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * (weight + offset) of each row of x[R,N], computed in float32; weight[N].
+
+    Both are float32, bfloat16 or float16, not necessarily the same; the result has x's dtype. Raises TypeError or
+    ValueError, naming the argument, for another dtype, shape or device.
+    """
+    check_dtype("x", x, FLOATING)
+    check_dtype("weight", weight, FLOATING)
+    check_shape("x", x, ("R", "N"))
+    check_shape("weight", weight, x.shape[1:])
+    check_device(x=x, weight=weight)
+    return _rmsnorm(x, weight, eps, offset)
+
+
+def add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
+    """The RMS norm of x + residual (both [R,N]) times weight[N], and x + residual itself; computed in float32.
+
+    The norm is that of the sum in float32, before it is rounded. Each is float32, bfloat16 or float16, not necessarily
+    the same; the results have x's dtype. Raises TypeError or ValueError, naming the argument, for another dtype, shape
+    or device.
+    """
+    check_dtype("x", x, FLOATING)
+    check_dtype("residual", residual, FLOATING)
+    check_dtype("weight", weight, FLOATING)
+    check_shape("x", x, ("R", "N"))
+    check_shape("residual", residual, x.shape)
+    check_shape("weight", weight, x.shape[1:])
+    check_device(x=x, residual=residual, weight=weight)
+    return _add_rmsnorm(x, residual, weight, eps)

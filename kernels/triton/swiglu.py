@@ -1,0 +1,98 @@
+"""SwiGLU, silu(gate) * up, element by element, with the clamps of models that bound their activations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from assay.kernels.triton.arguments import FLOATING, check_device, check_dtype, check_shape
+
+_NAN = tl.constexpr(tl.PropagateNan.ALL)
+_LONGEST_BLOCK = 1024
+_CONFIGS = [triton.Config({"TILE": tile}, num_warps=warps) for tile, warps in ((4096, 4), (4096, 8), (8192, 8))]
+
+
+def _block_n(arguments: Mapping[str, Any]) -> int:
+    return min(int(triton.next_power_of_2(arguments["N"])), _LONGEST_BLOCK)
+
+
+def _grid(arguments: Mapping[str, Any]) -> tuple[int]:
+    """A program for each tile: there is nothing to be summed along a row."""
+    block_n = arguments["BLOCK_N"]
+    down, across = triton.cdiv(arguments["R"], arguments["TILE"] // block_n), triton.cdiv(arguments["N"], block_n)
+    return (down * across,)
+
+
+@triton.autotune(configs=_CONFIGS, key=["N"])
+@triton.heuristics({"BLOCK_N": _block_n})
+@triton.jit(do_not_specialize=["R"])
+def _swiglu_kernel(
+    gate_ptr,
+    up_ptr,
+    y_ptr,
+    R,
+    N,
+    stride_gate_r,
+    stride_gate_n,
+    stride_up_r,
+    stride_up_n,
+    stride_yr,
+    stride_yn,
+    limit,
+    CLAMP: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    BLOCK_R: tl.constexpr = TILE // BLOCK_N
+    across = tl.cdiv(N, BLOCK_N)
+    program = tl.program_id(0)
+    rows = ((program // across).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]
+    columns = ((program % across).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+    kept = (rows < R) & (columns < N)
+    gate = tl.load(gate_ptr + rows * stride_gate_r + columns * stride_gate_n, mask=kept, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + rows * stride_up_r + columns * stride_up_n, mask=kept, other=0.0).to(tl.float32)
+    if CLAMP:
+        gate = tl.minimum(gate, limit, propagate_nan=_NAN)
+        up = tl.maximum(tl.minimum(up, limit, propagate_nan=_NAN), -limit, propagate_nan=_NAN)
+    small = tl.exp(-tl.abs(gate))  # never overflows, and the denominator is between one and two
+    sigmoid = tl.where(gate < 0, small, 1.0) / (1.0 + small)
+    silu = tl.where(gate == -float("inf"), 0.0, gate * sigmoid)
+    y = silu * up
+    tl.store(y_ptr + rows * stride_yr + columns * stride_yn, y.to(y_ptr.dtype.element_ty), mask=kept)
+
+
+@torch.library.custom_op("assay::swiglu", mutates_args=())
+def _swiglu(gate: Tensor, up: Tensor, limit: float | None) -> Tensor:
+    y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    if gate.numel():
+        strides = (*gate.stride(), *up.stride(), *y.stride())
+        clamp = limit is not None
+        _swiglu_kernel[_grid](gate, up, y, *gate.shape, *strides, limit if clamp else 0.0, CLAMP=clamp)
+    return y
+
+
+@_swiglu.register_fake
+def _(gate: Tensor, up: Tensor, limit: float | None) -> Tensor:
+    return torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+
+
+def swiglu(gate: Tensor, up: Tensor, *, limit: float | None = None) -> Tensor:
+    """gate / (1 + exp(-gate)) * up of gate[R,N] and up[R,N], computed in float32.
+
+    With a limit, gate <= limit and abs(up) <= limit first; NaN stays NaN. Both are float32, bfloat16 or float16, not
+    necessarily the same; the result has gate's dtype. Raises TypeError or ValueError, naming the argument, for another
+    dtype, shape or device, or a limit that is not positive.
+    """
+    check_dtype("gate", gate, FLOATING)
+    check_dtype("up", up, FLOATING)
+    check_shape("gate", gate, ("R", "N"))
+    check_shape("up", up, gate.shape)
+    check_device(gate=gate, up=up)
+    if limit is not None and not limit > 0:
+        raise ValueError(f"limit: expected a positive number or None, got {limit!r}")
+    return _swiglu(gate, up, limit)

@@ -1,0 +1,59 @@
+"""What the matrix products share: the order in which programs take tiles, and the tiles to choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import triton
+import triton.language as tl
+
+_NARROW = 32
+
+
+@triton.jit
+def tile_of_program(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
+    """Row and column (int64) of the tile that this program computes, counted in tiles.
+
+    Programs that run at the same time take GROUP_M tiles below one another before the next column of tiles, so that
+    what they read of both operands stays in the L2 cache.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    across = tl.cdiv(N, BLOCK_N)
+    band = program // (GROUP_M * across)
+    within = program % (GROUP_M * across)
+    height = tl.minimum(tl.cdiv(M, BLOCK_M) - band * GROUP_M, GROUP_M)  # the last band may be lower
+    return band * GROUP_M + within % height, within // height
+
+
+def tile_configs(*tiles: tuple[int, int, int, int, int]) -> list[triton.Config]:
+    """Configurations of (BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages)."""
+    return [
+        triton.Config(
+            {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP_M": 8},
+            num_warps=warps,
+            num_stages=stages,
+        )
+        for block_m, block_n, block_k, warps, stages in tiles
+    ]
+
+
+def fitting_tiles(configs: list[triton.Config], arguments: Mapping[str, Any], **_: Any) -> list[triton.Config]:
+    """Of an autotuner's configurations those for an output as narrow as arguments say: tall, flat or squarish tiles."""
+    few_columns = arguments["N"] <= _NARROW
+    few_rows = arguments["M"] <= _NARROW and not few_columns
+    return [
+        config
+        for config in configs
+        if (config.kwargs["BLOCK_N"] <= _NARROW) == few_columns and (config.kwargs["BLOCK_M"] <= _NARROW) == few_rows
+    ]
+
+
+def tile_grid(m: int, n: int):  # type: ignore[no-untyped-def]  # Triton's metadata has no type
+    """One program for each tile of an [m, n] output."""
+    return lambda meta: (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)
+
+
+def size_class(size: int) -> int:
+    """The power of two that a batch size is tuned as: one that varies from call to call is not tuned at each value."""
+    return int(triton.next_power_of_2(size))
