@@ -60,15 +60,13 @@ class FaithfulBuilder(plain.InterpreterBuilder):  # type: ignore[misc]
     create_fp_ext = create_fp_trunc
 
     def create_si_to_fp(self, src: Any, dst_type: Any) -> Any:
-        """One rounding; a narrow float is reached by way of float32, as in Triton's lowering."""
-        if dst_type.scalar.name in NARROW:
-            return handle_of(src.data.astype(np.float32), dst_type)
-        return TensorHandle(src.data.astype(np_dtype(dst_type)), dst_type.scalar)
+        values = src.data.astype(np.float64) if dst_type.scalar.name in NARROW else src.data
+        return handle_of(values, dst_type)
 
     create_ui_to_fp = create_si_to_fp
 
     def create_fp_to_si(self, src: Any, dst_type: Any) -> Any:
-        """Toward zero; saturated, and NaN to 0, as cvt.rzi does."""
+        """Toward zero and saturated, as cvt.rzi does."""
         target = np_dtype(dst_type)
         if target == np.bool_:
             return TensorHandle(numbers(src) != 0, dst_type.scalar)

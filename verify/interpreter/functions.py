@@ -26,14 +26,21 @@ def to_float(numbers: Array, target: Any, *, toward_zero: bool = False) -> Array
 
 
 def to_integer(numbers: Array, target: Any) -> Array:
-    """Toward zero, saturated, NaN to 0 (PTX ISA, `cvt.rzi`); to fewer than 32 bits by way of 32, then the low bits."""
+    """Toward zero and saturated; to 8 bits by way of 16, of which the low ones are kept (PTX ISA, `cvt.rzi`).
+
+    NaN becomes 0, or the top bit alone where source or target has 64 bits.
+    """
     target = np.dtype(target)
-    wide = np.dtype(f"{target.kind}{max(target.itemsize, 4)}")
+    wide = np.dtype(f"{target.kind}{max(target.itemsize, 2)}")
     limits = np.iinfo(wide)
     whole = np.trunc(numbers.astype(np.float64))
     low, high = float(limits.min), float(limits.max)  # the latter is rounded up for 64 bits
     inside = np.where((whole > low) & (whole < high), whole, 0.0).astype(wide)
-    return np.where(whole >= high, limits.max, np.where(whole <= low, limits.min, inside)).astype(wide).astype(target)
+    result = np.where(whole >= high, limits.max, np.where(whole <= low, limits.min, inside)).astype(wide)
+    if 8 in (numbers.dtype.itemsize, target.itemsize):
+        top = limits.min if target.kind == "i" else limits.max // 2 + 1
+        result = np.where(np.isnan(numbers), wide.type(top), result)
+    return result.astype(target)
 
 
 def fma(x: Array, y: Array, z: Array) -> Array:

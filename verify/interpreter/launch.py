@@ -69,12 +69,14 @@ def tensor_argument(value: Any) -> Any:
     """A kernel's argument as a launch types it: float is float32, bool is int1, int by its size, None stays None."""
     if isinstance(value, tl.constexpr):
         return value.value
-    if isinstance(value, (bool, np.bool_)):
+    if isinstance(value, bool):
         return tl.tensor(plain.TensorHandle(np.array([value]), tl.int1), tl.int1)
-    if isinstance(value, (float, np.floating)):
+    if isinstance(value, float):
         return tl.tensor(kernels.builder.get_fp32(value), tl.float32)
     if type(value) is tuple:
         return tl.tuple([tensor_argument(part) for part in value])
+    if isinstance(value, np.generic):
+        raise TypeError(f"a launch takes no numpy.{type(value).__name__}; pass a Python number")
     return plain._implicit_cvt(value)
 
 
