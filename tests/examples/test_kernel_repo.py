@@ -7,12 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "kernel-repo"
 
 
-@pytest.mark.slow
 def test_the_planted_bug_is_found_and_the_right_kernel_passes(tmp_path: Path) -> None:
     """In a copy of the example outside of this repository softmax fails, and only it, by the lanes behind the row."""
     repository = tmp_path / "kernel-repo"

@@ -12,6 +12,8 @@ import torch
 from assay.verify import examine
 from tests.verify.zoo import FAULTY, HONEST, Entry, Faulty
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("entry", HONEST, ids=lambda entry: entry.name)
 def test_an_honest_kernel_is_accepted(entry: Entry) -> None:
