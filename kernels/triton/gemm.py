@@ -11,8 +11,8 @@ from assay.kernels.triton.arguments import FLOATING, check_device, check_dtype, 
 from assay.kernels.triton.tiles import fitting_tiles, size_class, tile_configs, tile_grid, tile_of_program
 
 _CONFIGS = tile_configs(
-    *((128, 256, 64, 8, 3), (128, 128, 64, 8, 3), (128, 64, 64, 4, 4), (64, 128, 64, 4, 4)),
-    *((256, 32, 64, 8, 4), (256, 32, 128, 8, 3), (32, 256, 64, 8, 3), (32, 128, 128, 4, 3)),
+    *((128, 256, 64, 8, 3), (128, 128, 64, 8, 3), (128, 64, 64, 4, 4), (64, 128, 64, 4, 3)),
+    *((256, 32, 64, 8, 2), (256, 32, 128, 8, 2), (32, 256, 64, 8, 3), (32, 128, 64, 4, 3)),
 )
 
 

@@ -14,12 +14,15 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, check_device, check_dtype, check_shape
-from assay.kernels.triton.tiles import size_class, tile_configs, tile_of_program
+from assay.kernels.triton.tiles import size_class, tile_of_program
 
 _TILE = 4096  # elements that a program of the sort or of the sum holds at once
 _LONGEST_BLOCK = 2048  # ids that a program of the sort reads at once
-_GATE_UP_CONFIGS = tile_configs((128, 64, 64, 8, 3), (64, 64, 64, 4, 4), (64, 128, 64, 8, 3), (32, 64, 128, 4, 3))
-_DOWN_CONFIGS = tile_configs((128, 128, 64, 8, 3), (64, 128, 64, 4, 4), (64, 64, 128, 4, 3), (32, 128, 64, 4, 4))
+_CONFIGS = [
+    triton.Config({"BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP_M": 8}, num_warps=warps, num_stages=stages)
+    for block_n, block_k, warps, stages in ((64, 32, 4, 4), (64, 128, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2))
+]
+_KEY = ["P_CLASS", "E", "D", "F"]
 
 
 @triton.jit(do_not_specialize=["P"])
@@ -64,24 +67,34 @@ def _at(pointer, pairs, CHOICES, stride_t, stride_k):
 
 
 @triton.jit
-def _tile_of_program(N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
-    """Block of sorted rows and block of columns; there are as many blocks of rows as the grid was made for."""
-    blocks = (tl.num_programs(0) // tl.cdiv(N, BLOCK_N)).to(tl.int64)
-    return tile_of_program(blocks * BLOCK_M, N, BLOCK_M, BLOCK_N, GROUP_M)
+def _blocks_kernel(
+    ends_ptr,
+    blocks_ptr,
+    BLOCKS,
+    E,
+    BLOCK_M: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """Of each block of up to BLOCK_M sorted rows of one expert: that expert, the first row, and the row past the last.
 
-
-@triton.jit
-def _rows_of_block(ends_ptr, E, block, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr):
-    """The expert of a block, the sorted rows in it and that expert's end; an expert >= E past the last block."""
+    Blocks that the experts leave over have no rows.
+    """
+    blocks = tl.program_id(0).to(tl.int64) * BLOCK_B + tl.arange(0, BLOCK_B)
     experts = tl.arange(0, BLOCK_E)
     ends = tl.load(ends_ptr + experts, mask=experts < E, other=0)
     starts = tl.load(ends_ptr + experts - 1, mask=(experts > 0) & (experts < E), other=0)
-    blocks = tl.cdiv(ends - starts, BLOCK_M)
-    blocks_to = tl.cumsum(blocks)
-    expert = tl.sum((blocks_to <= block).to(tl.int64))
-    own = experts == expert
-    start = tl.sum(tl.where(own, starts + (block - (blocks_to - blocks)) * BLOCK_M, 0))
-    return expert, start + tl.arange(0, BLOCK_M), tl.sum(tl.where(own, ends, 0))
+    heights = tl.cdiv(ends - starts, BLOCK_M)
+    below = tl.cumsum(heights)[None, :] <= blocks[:, None]
+    expert = tl.sum(below.to(tl.int64), axis=1)
+    inside = blocks < BLOCKS
+    used = inside & (expert < E)
+    start = tl.load(ends_ptr + expert - 1, mask=used & (expert > 0), other=0)
+    end = tl.load(ends_ptr + expert, mask=used, other=0)
+    first = start + (blocks - tl.sum(tl.where(below, heights[None, :], 0), axis=1)) * BLOCK_M
+    tl.store(blocks_ptr + blocks * 3, expert, mask=inside)
+    tl.store(blocks_ptr + blocks * 3 + 1, tl.where(used, first, 0), mask=inside)
+    tl.store(blocks_ptr + blocks * 3 + 2, tl.minimum(end, first + BLOCK_M), mask=inside)
 
 
 @triton.jit
@@ -91,14 +104,15 @@ def _silu(x):
     return tl.where(x == -float("inf"), 0.0, x * sigmoid)
 
 
-@triton.autotune(configs=_GATE_UP_CONFIGS, key=["P_CLASS", "E", "D", "F"])
+@triton.autotune(configs=_CONFIGS, key=_KEY)
 @triton.jit
 def _gate_up_kernel(
     x_ptr,
     w_ptr,
     order_ptr,
-    ends_ptr,
+    blocks_ptr,
     hidden_ptr,
+    BLOCKS,
     E,
     D,
     F,
@@ -109,17 +123,19 @@ def _gate_up_kernel(
     stride_we,
     stride_wn,
     stride_wd,
-    BLOCK_E: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
     """hidden[row] = silu(gate x) * (up x), a row for each sorted pair."""
-    tile_m, tile_n = _tile_of_program(F, BLOCK_M, BLOCK_N, GROUP_M)
-    expert, rows, end = _rows_of_block(ends_ptr, E, tile_m, BLOCK_M, BLOCK_E)
-    if expert >= E:
+    tile_m, tile_n = tile_of_program(BLOCKS * BLOCK_M, F, BLOCK_M, BLOCK_N, GROUP_M)
+    first = tl.load(blocks_ptr + tile_m * 3 + 1)
+    end = tl.load(blocks_ptr + tile_m * 3 + 2)
+    if first >= end:
         return
+    expert = tl.load(blocks_ptr + tile_m * 3)
+    rows = first + tl.arange(0, BLOCK_M)
     columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K).to(tl.int64)
     in_rows = rows[:, None] < end
@@ -147,15 +163,16 @@ def _gate_up_kernel(
     tl.store(hidden_ptr + rows[:, None] * F + columns[None, :], hidden, mask=in_rows & in_columns)
 
 
-@triton.autotune(configs=_DOWN_CONFIGS, key=["P_CLASS", "E", "D", "F"])
+@triton.autotune(configs=_CONFIGS, key=_KEY)
 @triton.jit
 def _down_kernel(
     hidden_ptr,
     w_ptr,
     weights_ptr,
     order_ptr,
-    ends_ptr,
+    blocks_ptr,
     shares_ptr,
+    BLOCKS,
     E,
     D,
     F,
@@ -166,17 +183,19 @@ def _down_kernel(
     stride_wf,
     stride_wt,
     stride_wk,
-    BLOCK_E: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
     """shares[pair] = weight * (down hidden[row]), float32, of the row's pair."""
-    tile_m, tile_n = _tile_of_program(D, BLOCK_M, BLOCK_N, GROUP_M)
-    expert, rows, end = _rows_of_block(ends_ptr, E, tile_m, BLOCK_M, BLOCK_E)
-    if expert >= E:
+    tile_m, tile_n = tile_of_program(BLOCKS * BLOCK_M, D, BLOCK_M, BLOCK_N, GROUP_M)
+    first = tl.load(blocks_ptr + tile_m * 3 + 1)
+    end = tl.load(blocks_ptr + tile_m * 3 + 2)
+    if first >= end:
         return
+    expert = tl.load(blocks_ptr + tile_m * 3)
+    rows = first + tl.arange(0, BLOCK_M)
     columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K).to(tl.int64)
     in_rows = rows[:, None] < end
@@ -248,14 +267,21 @@ def _moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Ten
         _sort_kernel[(triton.cdiv(experts, sorted_at_once),)](
             ids, order, ends, pairs, experts, choices, *ids.stride(), BLOCK_E=sorted_at_once, BLOCK_P=block_p
         )
-        sizes = (experts, d, f, choices, size_class(pairs))
-        block_e = max(triton.next_power_of_2(experts), 16)
+        block_m = _rows_of_block(size_class(pairs) // experts)
+        most = (pairs + min(pairs, experts) * (block_m - 1)) // block_m  # each expert may leave a block unfilled
+        blocks = torch.empty((most, 3), dtype=torch.int64, device=x.device)
+        block_e = triton.next_power_of_2(experts)
+        block_b = max(1, _TILE // block_e)
+        _blocks_kernel[(triton.cdiv(most, block_b),)](
+            ends, blocks, most, experts, BLOCK_M=block_m, BLOCK_B=block_b, BLOCK_E=block_e
+        )
+        sizes = (most, experts, d, f, choices, size_class(pairs))
         if f:
-            _gate_up_kernel[_grid(pairs, experts, f)](
-                x, w_gate_up, order, ends, hidden, *sizes, *x.stride(), *w_gate_up.stride(), BLOCK_E=block_e
+            _gate_up_kernel[_grid(most, f)](
+                x, w_gate_up, order, blocks, hidden, *sizes, *x.stride(), *w_gate_up.stride(), BLOCK_M=block_m
             )
-        _down_kernel[_grid(pairs, experts, d)](
-            hidden, w_down, weights, order, ends, shares, *sizes, *w_down.stride(), *weights.stride(), BLOCK_E=block_e
+        _down_kernel[_grid(most, d)](
+            hidden, w_down, weights, order, blocks, shares, *sizes, *w_down.stride(), *weights.stride(), BLOCK_M=block_m
         )
     block_d = min(triton.next_power_of_2(d), _TILE // 4)
     block_t = _TILE // block_d
@@ -265,14 +291,13 @@ def _moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Ten
     return y
 
 
-def _grid(pairs: int, experts: int, columns: int):  # type: ignore[no-untyped-def]  # Triton's metadata has no type
-    """A program for each tile that there may be: an expert begins a block of its own, and may not fill its last."""
+def _rows_of_block(average: int) -> int:
+    """How high blocks are, for so many rows to an expert: the weights are read once for each block."""
+    return 32 if average <= 16 else 64 if average <= 64 else 128 if average <= 512 else 256
 
-    def grid(meta):  # type: ignore[no-untyped-def]
-        blocks = (pairs + min(pairs, experts) * (meta["BLOCK_M"] - 1)) // meta["BLOCK_M"]
-        return (blocks * triton.cdiv(columns, meta["BLOCK_N"]),)
 
-    return grid
+def _grid(blocks: int, columns: int):  # type: ignore[no-untyped-def]  # Triton's metadata has no type
+    return lambda meta: (blocks * triton.cdiv(columns, meta["BLOCK_N"]),)
 
 
 @_moe.register_fake

@@ -91,7 +91,8 @@ def test_a_mistake_that_a_worker_finds_is_one_line(
     assert main(arguments) == 2
     out, err = capfd.readouterr()
     assert out == ""
-    for line, message in zip(err.splitlines(), messages, strict=True):
+    lines = [line for line in err.splitlines() if not line.startswith("assay: examined")]  # on a busy machine
+    for line, message in zip(lines, messages, strict=True):
         assert line.startswith("assay: ")
         assert message in line
 
@@ -162,7 +163,7 @@ def _table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_kernels", "_table")
 def test_verify_without_a_target_is_of_the_bundled_kernels(capfd: pytest.CaptureFixture[str]) -> None:
-    """All of the group, each dtype, one after another in the table's order; one that can't run here is told, no more."""
+    """All of the group in each dtype, in the table's order; one that can't run here is told, and that is all."""
     assert main(("verify", "--examples", "0", "--shape", "N=4,8", "--json")) == 0
     out, err = capfd.readouterr()
     rows = [(verdict["kernel"], verdict["dtype"], verdict["contract"]) for verdict in json.loads(out)]

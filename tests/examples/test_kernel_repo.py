@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "kernel-repo"
 
 

@@ -34,6 +34,12 @@ def experts(ids: Any, rows: int = 4) -> Call:
     return lambda: evaluate("moe", zeros(2, 3), zeros(2, rows, 3), zeros(2, 3, 2), weights, ids)
 
 
+def decode(entry: int, length: int, heads: int = 2, *, table: torch.dtype = torch.int32) -> Call:
+    """Two pages of four slots and a table of two columns, the second of which holds ``entry``."""
+    cache, pages = zeros(2, 4, 2, 3), torch.tensor([[0, entry]]).to(table)
+    return lambda: evaluate("attention_decode", zeros(1, heads, 3), cache, cache, pages, torch.tensor([length]).int())
+
+
 def unpacked(inner: int, packed: int, groups: int, zero_points: torch.Tensor) -> Call:
     return lambda: evaluate("gemm_int4", zeros(2, inner), codes(packed, 2), zeros(groups, 2), zero_points)
 
@@ -121,6 +127,12 @@ WRONG: dict[str, tuple[Call, type[AssayError], tuple[str, ...]]] = {
     "ids too large": (experts(IDS + 2), InputError, ("moe", "ids must lie in 0..1", "2..2")),
     "ids below zero": (experts(IDS - 1), InputError, ("moe", "ids must lie in 0..1", "-1..-1")),
     "an odd number of gate and up rows": (experts(IDS, rows=3), ShapeError, ("w_gate_up has shape (2, 3, 3)",)),
+    "heads that share no page's": (decode(1, 8, 3), ShapeError, ("attention_decode", "3 query heads", "2 key/value")),
+    "more positions than pages": (decode(1, 9), InputError, ("attention_decode", "seq_lens must lie in 0..8", "9..9")),
+    "fewer positions than none": (decode(1, -1), InputError, ("seq_lens must lie in 0..8", "-1..-1")),
+    "a page that is none": (decode(2, 5), InputError, ("block_table must lie in 0..1", "0..2")),
+    "a page below zero": (decode(-1, 8), InputError, ("block_table must lie in 0..1", "-1..0")),
+    "a table of floats": (decode(1, 8, table=torch.float32), InputError, ("block_table must be integers", "float32")),
     "complex numbers": (lambda: evaluate("softmax", zeros(2, 2) + 1j), InputError, ("softmax", "x must be real")),
     "complex arrays": (lambda: evaluate("silu", np.ones((2, 2)) * 1j), InputError, ("silu", "x must be real")),
     "flags": (lambda: evaluate("softmax", zeros(2, 2) > 0), InputError, ("x must be real numbers", "bool")),
@@ -142,6 +154,12 @@ def test_a_wrong_call_gets_one_clear_line(name: str, digits: int | None, monkeyp
 
 
 REAL_EVALUATE = evaluate
+
+
+@pytest.mark.parametrize("entry", [-1, 2, 2**31 - 1])
+def test_what_is_not_used_is_not_checked(entry: int) -> None:
+    """Behind the last position the table may hold what it likes."""
+    assert decode(entry, 4)().value.tolist() == zeros(1, 2, 3).tolist()
 
 
 @pytest.mark.parametrize("digits", [-3, 0, "30", 30.5, True])

@@ -44,7 +44,7 @@ def nonzero(total: Tensor) -> Tensor:
 
 
 def merge_by_lse(states: list[State]) -> Tensor:
-    """The output of all parts of the keys; one without keys, whose lse is -inf, has no share, and all such give zero."""
+    """The output of all parts of the keys; one without keys, with an lse of -inf, has no share; all such give zero."""
     outs, lses = (torch.stack(part) for part in zip(*states, strict=True))
     weights = torch.exp(lses - shift_of(lses.amax(dim=0)))
     total = weights.sum(dim=0)
