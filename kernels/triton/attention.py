@@ -26,15 +26,18 @@ _WIDEST = 256
 _CONFIGS = [
     triton.Config({"BLOCK_M": block_m, "BLOCK_N": block_n}, num_warps=warps, num_stages=stages)
     for block_m, block_n, warps, stages in (
+        (256, 64, 8, 3),
         (128, 128, 8, 2),
-        (128, 64, 8, 3),
+        (128, 64, 8, 2),
         (128, 64, 4, 3),
-        (64, 128, 4, 2),
-        (64, 64, 4, 3),
-        (64, 32, 4, 1),
+        (64, 64, 4, 2),
+        (64, 32, 4, 2),
+        (128, 64, 8, 1),  # those of one stage are float32's, whose products the tensor cores don't form
+        (128, 32, 8, 1),
+        (64, 32, 16, 1),
     )
 ]
-_SIZES = ["Sq", "Sk", "GROUP", "GROUPS", "SQ_CLASS", "SEEN_CLASS", "offset", "left", "right"]
+_SIZES = ["Sq", "Sk", "GROUP", "GROUPS", "SQ_CLASS", "SEEN_CLASS", "first_seen", "last_seen"]
 
 
 @triton.jit
@@ -119,20 +122,21 @@ def _add_infinities(sums, inputs, span, limits, BLOCK_N: tl.constexpr, DV_CUT: t
         v = _load_rows(v_ptrs + start.to(tl.int64) * stride_vs, key < Sk, in_dv, True, DV_CUT)
         wide = v.to(tl.float32)
         nan = wide != wide
-        seen = tl.broadcast_to(_visible(key, lowest, highest), [sums.shape[0], BLOCK_N]).to(v.dtype)
-        up = tl.dot(seen, ((wide == float("inf")) | nan).to(v.dtype), input_precision="ieee")
+        seen = tl.broadcast_to(_visible(key, lowest, highest), [sums.shape[0], BLOCK_N]).to(tl.bfloat16)
+        up = tl.dot(seen, ((wide == float("inf")) | nan).to(tl.bfloat16))
         sums = tl.where(up > 0, sums + float("inf"), sums)
-        down = tl.dot(seen, ((wide == -float("inf")) | nan).to(v.dtype), input_precision="ieee")
+        down = tl.dot(seen, ((wide == -float("inf")) | nan).to(tl.bfloat16))
         sums = tl.where(down > 0, sums - float("inf"), sums)
     return sums
 
 
 def _fitting(configs, named_args, **keywords):  # type: ignore[no-untyped-def]  # Triton's
-    """Tall tiles, unless the rows are few; float32 heads that are wide leave room for small ones only."""
-    width = keywords["BLOCK_D"] + keywords["BLOCK_DV"]
-    wide = width * named_args["q_ptr"].element_size() > 1024
-    tall = not wide and keywords["Sq"] * keywords["GROUP"] > 64
-    return [c for c in configs if c.kwargs["BLOCK_M"] == (128 if tall else 64) and (c.num_stages == 1) == wide]
+    """Tall tiles for narrow heads, unless the rows are few; the widest heads may need small ones."""
+    heads, rows = keywords["BLOCK_D"] + keywords["BLOCK_DV"], keywords["Sq"] * keywords["GROUP"]
+    single = named_args["q_ptr"].element_size() == 4
+    tallest = (128 if heads <= 128 else 64) if single else (256 if heads <= 64 else 128)
+    heights = {min(tallest, max(64, triton.next_power_of_2(rows)))} | ({64} if heads > 256 else set())
+    return [c for c in configs if c.kwargs["BLOCK_M"] in heights and (c.num_stages == 1) == single]
 
 
 @triton.autotune(
@@ -160,9 +164,8 @@ def _attention_kernel(
     GROUPS,
     SQ_CLASS,
     SEEN_CLASS,
-    offset,
-    left,
-    right,
+    first_seen,
+    last_seen,
     scale,
     tanh_scale,
     cap,
@@ -176,8 +179,9 @@ def _attention_kernel(
     program = tl.program_id(0).to(tl.int64)
     tiles = tl.cdiv(Sq.to(tl.int64) * GROUP, BLOCK_M)
     tile = tiles - 1 - program % tiles  # the last first: under a causal mask it has the most to do
-    group = program // tiles % GROUPS
-    batch = program // tiles // GROUPS
+    batch_group = program // tiles
+    batch = batch_group // GROUPS
+    group = batch_group % GROUPS
 
     rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     query = rows // GROUP
@@ -198,14 +202,14 @@ def _attention_kernel(
     latest = tl.minimum(((tile + 1) * BLOCK_M - 1) // GROUP, Sq - 1).to(tl.int32)
     lowest, highest = None, Sk - 1  # keys that a row sees
     some_from, all_from, some_to, all_to = 0, 0, Sk, Sk  # keys that some row of the tile sees, or that all rows see
-    if left is not None:
-        lowest = place + (offset - left)
-        some_from = tl.maximum(earliest + (offset - left), 0)
-        all_from = tl.maximum(latest + (offset - left), 0)
-    if right is not None:
-        highest = tl.minimum(place + (offset + right), Sk - 1)
-        some_to = tl.maximum(tl.minimum(latest + (offset + right + 1), Sk), 0)
-        all_to = tl.maximum(tl.minimum(earliest + (offset + right + 1), Sk), 0)
+    if first_seen is not None:
+        lowest = place + first_seen
+        some_from = tl.maximum(earliest + first_seen, 0)
+        all_from = tl.maximum(latest + first_seen, 0)
+    if last_seen is not None:
+        highest = tl.minimum(place + last_seen, highest)
+        some_to = tl.maximum(tl.minimum(latest + last_seen + 1, Sk), 0)
+        all_to = tl.maximum(tl.minimum(earliest + last_seen + 1, Sk), 0)
     begin = some_from // BLOCK_N
     end = tl.maximum(tl.cdiv(some_to, BLOCK_N), begin)
     whole_begin = tl.minimum(tl.cdiv(all_from, BLOCK_N), end)
@@ -261,7 +265,7 @@ def _attention(
     out, lse = _results(q, v)
     if lse.numel() == 0:
         return out, lse
-    farthest = queries + keys  # a bound beyond this binds no row
+    offset, farthest = 0 if top_left else keys - queries, queries + keys  # a bound beyond this binds no row
     unit = 1.0 if slopes is not None else _LOG2_E.value  # with ALiBi the unit changes after the bias
 
     def grid(meta: dict[str, int]) -> tuple[int]:
@@ -277,9 +281,8 @@ def _attention(
         GROUPS=groups,
         SQ_CLASS=size_class(queries),
         SEEN_CLASS=size_class(keys if left is None or right is None else min(keys, left + right + 1)),
-        offset=0 if top_left else keys - queries,
-        left=None if left is None else min(left, farthest),
-        right=None if right is None else min(right, farthest),
+        first_seen=None if left is None else offset - min(left, farthest),
+        last_seen=None if right is None else offset + min(right, farthest),
         scale=scale * unit,
         tanh_scale=None if softcap is None else 2.0 * _LOG2_E.value * scale / softcap,
         cap=None if softcap is None else softcap * unit,

@@ -28,11 +28,22 @@ _MOST_SPLITS = 128
 
 _CONFIGS = [
     triton.Config({"BLOCK_N": block_n}, num_warps=warps, num_stages=stages)
-    for block_n, warps, stages in ((128, 8, 2), (128, 4, 2), (64, 4, 3), (64, 4, 2), (32, 4, 2))
+    for block_n, warps, stages in (
+        *((128, 8, 2), (128, 4, 2), (64, 4, 3), (64, 4, 2), (32, 4, 2)),
+        *((64, 16, 2), (32, 8, 2), (32, 8, 1)),
+    )
 ]
 
 
-@triton.autotune(configs=_CONFIGS, key=["GROUP", "D", "PAGE", "SPLITS"])
+def _fitting(configs, named_args, **keywords):  # type: ignore[no-untyped-def]  # Triton's
+    """Float32, which tensor cores don't multiply, takes small tiles and many warps: its operands are in registers."""
+    wide = named_args["q_ptr"].element_size() == 4
+    return [c for c in configs if wide == (c.num_warps >= 8 and c.kwargs["BLOCK_N"] <= 64)]
+
+
+@triton.autotune(
+    configs=_CONFIGS, key=["GROUP", "D", "PAGE", "SPLITS"], prune_configs_by={"early_config_prune": _fitting}
+)
 @triton.jit(do_not_specialize=["KEYS", "SPLITS"])
 def _decode_kernel(
     q_ptr,

@@ -1,12 +1,14 @@
 """A mixture of experts by grouped matrix products.
 
 Pairs of a token and one of its experts are sorted by expert. One product makes silu(gate) * up of each pair, the next
-its weighted contribution, and a last kernel adds up the contributions of each token in the order of its ids. Every
-kernel writes each element once: there are no atomics, and nothing depends on the order in which programs run. How many
-rows an expert has is known on the device alone, so the grids are as large as any division among experts may need.
+its weighted share, and a last kernel adds up the shares of each token in the order of its ids. Every kernel writes each
+element once: there are no atomics, and nothing depends on the order in which programs run.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import triton
@@ -14,87 +16,38 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, check_device, check_dtype, check_shape
+from assay.kernels.triton.moe_sort import at, sort_by_expert
 from assay.kernels.triton.tiles import size_class, tile_of_program
 
-_TILE = 4096  # elements that a program of the sort or of the sum holds at once
-_LONGEST_BLOCK = 2048  # ids that a program of the sort reads at once
+_TILE = 4096  # elements of y that a program of the last kernel adds up
 _CONFIGS = [
     triton.Config({"BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP_M": 8}, num_warps=warps, num_stages=stages)
-    for block_n, block_k, warps, stages in ((64, 32, 4, 4), (64, 128, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2))
+    for block_n, block_k, warps, stages in (
+        (64, 32, 8, 4),
+        (64, 64, 8, 3),
+        (64, 128, 4, 3),
+        (128, 64, 8, 3),
+        (128, 128, 8, 2),
+    )
 ]
-_KEY = ["P_CLASS", "E", "D", "F"]
+_MOST_PRODUCTS = 2048  # of float32 by a thread and tile: without tensor cores each becomes an instruction to compile
 
 
-@triton.jit(do_not_specialize=["P"])
-def _sort_kernel(
-    ids_ptr,
-    order_ptr,
-    ends_ptr,
-    P,
-    E,
-    CHOICES,
-    stride_it,
-    stride_ik,
-    BLOCK_E: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-):
-    """The pairs of this program's experts, in rising order, each expert's behind those of the experts below it.
-
-    A pair is token * CHOICES + choice. A pair whose id is that of no expert is in no expert's rows.
-    """
-    experts = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
-    offsets = tl.arange(0, BLOCK_P).to(tl.int64)
-    below = tl.zeros([BLOCK_E], tl.int32)
-    for first in range(0, P, BLOCK_P):
-        pairs = first + offsets
-        ids = tl.load(_at(ids_ptr, pairs, CHOICES, stride_it, stride_ik), mask=pairs < P, other=-1)[None, :]
-        below += tl.sum(((ids >= 0) & (ids < experts[:, None])).to(tl.int32), axis=1)
-    ends = below.to(tl.int64)
-    for first in range(0, P, BLOCK_P):
-        pairs = first + offsets
-        ids = tl.load(_at(ids_ptr, pairs, CHOICES, stride_it, stride_ik), mask=pairs < P, other=-1)[None, :]
-        own = (ids == experts[:, None]) & (experts[:, None] < E)
-        places = ends[:, None] + tl.cumsum(own.to(tl.int32), axis=1) - 1
-        tl.store(order_ptr + places, tl.broadcast_to(pairs[None, :], own.shape), mask=own)
-        ends += tl.sum(own.to(tl.int32), axis=1)
-    tl.store(ends_ptr + experts, ends, mask=experts < E)
+def _compilable(
+    configs: Sequence[triton.Config], arguments: Mapping[str, Any], **keywords: Any
+) -> Sequence[triton.Config]:
+    if arguments["w_ptr"].dtype != torch.float32:
+        return configs
+    return [
+        config
+        for config in configs
+        if keywords["BLOCK_M"] * config.kwargs["BLOCK_N"] * config.kwargs["BLOCK_K"]
+        <= _MOST_PRODUCTS * 32 * config.num_warps
+    ]
 
 
-@triton.jit
-def _at(pointer, pairs, CHOICES, stride_t, stride_k):
-    """Where [token, choice] of each pair lies."""
-    return pointer + pairs // CHOICES * stride_t + pairs % CHOICES * stride_k
-
-
-@triton.jit
-def _blocks_kernel(
-    ends_ptr,
-    blocks_ptr,
-    BLOCKS,
-    E,
-    BLOCK_M: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-):
-    """Of each block of up to BLOCK_M sorted rows of one expert: that expert, the first row, and the row past the last.
-
-    Blocks that the experts leave over have no rows.
-    """
-    blocks = tl.program_id(0).to(tl.int64) * BLOCK_B + tl.arange(0, BLOCK_B)
-    experts = tl.arange(0, BLOCK_E)
-    ends = tl.load(ends_ptr + experts, mask=experts < E, other=0)
-    starts = tl.load(ends_ptr + experts - 1, mask=(experts > 0) & (experts < E), other=0)
-    heights = tl.cdiv(ends - starts, BLOCK_M)
-    below = tl.cumsum(heights)[None, :] <= blocks[:, None]
-    expert = tl.sum(below.to(tl.int64), axis=1)
-    inside = blocks < BLOCKS
-    used = inside & (expert < E)
-    start = tl.load(ends_ptr + expert - 1, mask=used & (expert > 0), other=0)
-    end = tl.load(ends_ptr + expert, mask=used, other=0)
-    first = start + (blocks - tl.sum(tl.where(below, heights[None, :], 0), axis=1)) * BLOCK_M
-    tl.store(blocks_ptr + blocks * 3, expert, mask=inside)
-    tl.store(blocks_ptr + blocks * 3 + 1, tl.where(used, first, 0), mask=inside)
-    tl.store(blocks_ptr + blocks * 3 + 2, tl.minimum(end, first + BLOCK_M), mask=inside)
+_KEY = ["P_CLASS", "E", "D", "F", "BLOCK_M"]
+_PRUNE = {"early_config_prune": _compilable}
 
 
 @triton.jit
@@ -104,7 +57,7 @@ def _silu(x):
     return tl.where(x == -float("inf"), 0.0, x * sigmoid)
 
 
-@triton.autotune(configs=_CONFIGS, key=_KEY)
+@triton.autotune(configs=_CONFIGS, key=_KEY, prune_configs_by=_PRUNE)
 @triton.jit
 def _gate_up_kernel(
     x_ptr,
@@ -163,7 +116,7 @@ def _gate_up_kernel(
     tl.store(hidden_ptr + rows[:, None] * F + columns[None, :], hidden, mask=in_rows & in_columns)
 
 
-@triton.autotune(configs=_CONFIGS, key=_KEY)
+@triton.autotune(configs=_CONFIGS, key=_KEY, prune_configs_by=_PRUNE)
 @triton.jit
 def _down_kernel(
     hidden_ptr,
@@ -214,7 +167,7 @@ def _down_kernel(
         w_ptrs += step * stride_wf
 
     pairs = tl.load(order_ptr + rows, mask=rows < end, other=0)
-    weights = tl.load(_at(weights_ptr, pairs, CHOICES, stride_wt, stride_wk), mask=rows < end, other=0.0)
+    weights = tl.load(at(weights_ptr, pairs, CHOICES, stride_wt, stride_wk), mask=rows < end, other=0.0)
     tl.store(shares_ptr + pairs[:, None] * D + columns[None, :], sums * weights[:, None], mask=in_rows & in_columns)
 
 
@@ -254,27 +207,14 @@ def _sum_kernel(
 def _moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
     (tokens, choices), (experts, d, f) = ids.shape, w_down.shape
     pairs = tokens * choices
-    order = torch.empty(pairs, dtype=torch.int64, device=x.device)
-    ends = torch.empty(experts, dtype=torch.int64, device=x.device)
     hidden = torch.empty((pairs, f), dtype=x.dtype, device=x.device)
     shares = torch.empty((pairs, d), dtype=torch.float32, device=x.device)
     y = torch.empty((tokens, d), dtype=x.dtype, device=x.device)
     if y.numel() == 0:
         return y
     if pairs and experts:
-        block_p = min(triton.next_power_of_2(pairs), _LONGEST_BLOCK)
-        sorted_at_once = _TILE // block_p
-        _sort_kernel[(triton.cdiv(experts, sorted_at_once),)](
-            ids, order, ends, pairs, experts, choices, *ids.stride(), BLOCK_E=sorted_at_once, BLOCK_P=block_p
-        )
-        block_m = _rows_of_block(size_class(pairs) // experts)
-        most = (pairs + min(pairs, experts) * (block_m - 1)) // block_m  # each expert may leave a block unfilled
-        blocks = torch.empty((most, 3), dtype=torch.int64, device=x.device)
-        block_e = triton.next_power_of_2(experts)
-        block_b = max(1, _TILE // block_e)
-        _blocks_kernel[(triton.cdiv(most, block_b),)](
-            ends, blocks, most, experts, BLOCK_M=block_m, BLOCK_B=block_b, BLOCK_E=block_e
-        )
+        order, blocks, block_m = sort_by_expert(ids, experts)
+        most = blocks.shape[0]
         sizes = (most, experts, d, f, choices, size_class(pairs))
         if f:
             _gate_up_kernel[_grid(most, f)](
@@ -289,11 +229,6 @@ def _moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Ten
         shares, ids, y, tokens, experts, d, choices, *ids.stride(), BLOCK_T=block_t, BLOCK_D=block_d
     )
     return y
-
-
-def _rows_of_block(average: int) -> int:
-    """How high blocks are, for so many rows to an expert: the weights are read once for each block."""
-    return 32 if average <= 16 else 64 if average <= 64 else 128 if average <= 512 else 256
 
 
 def _grid(blocks: int, columns: int):  # type: ignore[no-untyped-def]  # Triton's metadata has no type

@@ -45,8 +45,7 @@ class FaithfulBuilder(plain.InterpreterBuilder):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        # Triton emits the overflow checks only in debug mode; without a device, dots of float32 are float32.
-        self.options = replace(self.options, sanitize_overflow=False, default_dot_input_precision="ieee")
+        self.options = replace(self.options, sanitize_overflow=False)  # a launch checks for it in debug mode only
         self.codegen_fns = {**self.codegen_fns, "min_dot_size": _min_dot_size}
 
     # conversions

@@ -135,16 +135,16 @@ def test_integer_dots_are_exact():
     assert bool((c == 512 * 128 * 128).all())
 
 
-def test_tf32_is_what_a_kernel_asks_for():
-    """A float32 dot cuts its operands to 10 bits if, and only if, the kernel asks for TF32."""
+def test_float32_dots_are_tf32_unless_the_kernel_says_otherwise():
+    """A float32 dot cuts its operands to 10 bits, as on a GPU by default, but not with input_precision="ieee"."""
     a, b = torch.eye(16) * (1 + 2.0**-12), torch.eye(16)
     results = []
-    for precision in ("ieee", "tf32"):
+    for precision in ("ieee", "tf32", None):
         c = torch.empty(16, 16)
         with faithful():
             kernels.dot[(1,)](a, b, c, M=16, N=16, K=16, PRECISION=precision)
         results.append(float(c[0, 0]))
-    assert results == [1 + 2.0**-12, 1.0]
+    assert results == [1 + 2.0**-12, 1.0, 1.0]
 
 
 def test_scaled_dots_of_four_bits():
