@@ -3,8 +3,6 @@
 A program takes a tile of rows. The query heads that share a key head are packed into it, query by query, so that keys
 and values are read once for all of them. Of the key blocks only those are read that the mask lets some row see: those
 that it cuts through first, then those that every row sees entirely, which need no mask.
-
-Scores are kept in units of log2(e), so that an exponential is one exp2.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from torch import Tensor
 from assay.kernels.triton.arguments import FLOATING, check_choice, check_device, check_dtype, check_shape
 from assay.kernels.triton.tiles import size_class
 
-_LOG2_E = tl.constexpr(math.log2(math.e))
+_LOG2_E = tl.constexpr(math.log2(math.e))  # scores are multiplied by it, so that an exponential is one exp2
 _LN_2 = tl.constexpr(math.log(2.0))
 _WIDEST = 256
 
@@ -43,10 +41,8 @@ _SIZES = ["Sq", "Sk", "GROUP", "GROUPS", "SQ_CLASS", "SEEN_CLASS", "first_seen",
 @triton.jit
 def _load_rows(ptrs, in_rows, in_columns, ROWS_CUT: tl.constexpr, COLUMNS_CUT: tl.constexpr):
     """A tile of rows, zero outside."""
-    if ROWS_CUT and COLUMNS_CUT:
+    if ROWS_CUT:
         tile = tl.load(ptrs, mask=in_rows[:, None] & in_columns, other=0.0)
-    elif ROWS_CUT:
-        tile = tl.load(ptrs, mask=in_rows[:, None], other=0.0)
     elif COLUMNS_CUT:
         tile = tl.load(ptrs, mask=in_columns, other=0.0)
     else:
@@ -67,8 +63,8 @@ def _attend(state, inputs, span, limits, scales, bias, BLOCK_N: tl.constexpr, CU
     """Add blocks of keys to the state of a tile: running maximum, sums of weights and of weighted values, strangeness.
 
     ``span``: the first key, the number of blocks, and after how many of them how many keys are left out. CUT: the mask
-    or the end of the keys cuts through them; what a row doesn't see must not reach it, and a dot makes NaN of
-    0 * infinity. So only finite values are added, and ``strange`` becomes NaN where there are others.
+    or the end of the keys cuts through them; as a dot makes NaN of 0 * infinity, only finite values are added, and
+    ``strange`` becomes NaN where there are others.
     """
     peak, total, sums, strange = state
     q, k_ptrs, v_ptrs, stride_ks, stride_vs, in_d, in_dv = inputs
@@ -131,8 +127,8 @@ def _add_infinities(sums, inputs, span, limits, BLOCK_N: tl.constexpr, DV_CUT: t
 
 
 def _fitting(configs, named_args, **keywords):  # type: ignore[no-untyped-def]  # Triton's
-    """Tall tiles for narrow heads, unless the rows are few; the widest heads may need small ones."""
-    heads, rows = keywords["BLOCK_D"] + keywords["BLOCK_DV"], keywords["Sq"] * keywords["GROUP"]
+    """Tall tiles for narrow heads, unless the rows are few; for the widest heads also small ones."""
+    heads, rows = keywords["BLOCK_D"] + keywords["BLOCK_DV"], named_args["Sq"] * named_args["GROUP"]
     single = named_args["q_ptr"].element_size() == 4
     tallest = (128 if heads <= 128 else 64) if single else (256 if heads <= 64 else 128)
     heights = {min(tallest, max(64, triton.next_power_of_2(rows)))} | ({64} if heads > 256 else set())
@@ -256,36 +252,24 @@ def _attention(
     sinks: Tensor | None,
     scale: float,
     softcap: float | None,
-    left: int | None,
-    right: int | None,
-    top_left: bool,
+    first_seen: int | None,
+    last_seen: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp. Query i sees the keys from i + o - left to i + o + right."""
+    """Output and log-sum-exp. Query i sees the keys from i + first_seen to i + last_seen."""
     (batch, heads, queries, width), (_, groups, keys, value_width) = q.shape, v.shape
-    out, lse = _results(q, v)
+    out, lse = _results(q, k, v)
     if lse.numel() == 0:
         return out, lse
-    offset, farthest = 0 if top_left else keys - queries, queries + keys  # a bound beyond this binds no row
+    group = heads // groups
+    seen = keys if first_seen is None or last_seen is None else min(keys, last_seen - first_seen + 1)
     unit = 1.0 if slopes is not None else _LOG2_E.value  # with ALiBi the unit changes after the bias
-
-    def grid(meta: dict[str, int]) -> tuple[int]:
-        return (triton.cdiv(queries * (heads // groups), meta["BLOCK_M"]) * groups * batch,)
-
-    _attention_kernel[grid](
+    _attention_kernel[lambda meta: (triton.cdiv(queries * group, meta["BLOCK_M"]) * groups * batch,)](
         *(q, k, v, slopes, sinks, out, lse),
         *(q.stride(), k.stride(), v.stride()),
         *(0 if vector is None else vector.stride(0) for vector in (slopes, sinks)),
-        Sq=queries,
-        Sk=keys,
-        GROUP=heads // groups,
-        GROUPS=groups,
-        SQ_CLASS=size_class(queries),
-        SEEN_CLASS=size_class(keys if left is None or right is None else min(keys, left + right + 1)),
-        first_seen=None if left is None else offset - min(left, farthest),
-        last_seen=None if right is None else offset + min(right, farthest),
-        scale=scale * unit,
-        tanh_scale=None if softcap is None else 2.0 * _LOG2_E.value * scale / softcap,
-        cap=None if softcap is None else softcap * unit,
+        *(queries, keys, group, groups, size_class(queries), size_class(seen)),
+        *(first_seen, last_seen, scale * unit),
+        *((None, None) if softcap is None else (2.0 * _LOG2_E.value * scale / softcap, softcap * unit)),
         D=width,
         DV=value_width,
         BLOCK_D=max(16, triton.next_power_of_2(width)),
@@ -294,13 +278,11 @@ def _attention(
     return out, lse
 
 
-def _results(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _results(q: Tensor, k: Tensor, v: Tensor, *options: object) -> tuple[Tensor, Tensor]:
     return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-@_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *options: object) -> tuple[Tensor, Tensor]:
-    return _results(q, v)
+_attention.register_fake(_results)
 
 
 def attention(
@@ -319,8 +301,8 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(q k^T scale) v of q[B,H,Sq,D], k[B,Hkv,Sk,D], v[B,Hkv,Sk,Dv]; H a multiple of Hkv, D and Dv up to 256.
 
-    q, k and v are of one dtype (float32, bfloat16 or float16); scores, exponentials and sums are float32, and the
-    weights are rounded to the inputs' dtype before they meet v.
+    All three are float32, bfloat16 or float16; scores, exponentials and sums are float32, and the weights are rounded
+    to the inputs' dtype before they meet v.
 
     causal: "none", or query i sees the keys up to i + o, with o = Sk - Sq ("bottom_right") or 0 ("top_left").
     scale: 1 / sqrt(D) where left out. window: (left, right), the keys from i + o - left to i + o + right.
@@ -331,19 +313,21 @@ def attention(
     float32[B,H,Sq], -inf in such a row without a sink. Raises TypeError or ValueError, naming the argument, for
     another dtype, shape, device or option.
     """
+    if alibi and slopes is None:
+        raise ValueError("slopes: expected a tensor float32[H], as alibi=True, got None")
     slopes = slopes if alibi else None
     _check(q, k, v, slopes, sinks)
     check_choice("causal", causal, ("none", "bottom_right", "top_left"))
-    if alibi and slopes is None:
-        raise ValueError("slopes: expected a tensor float32[H], as alibi=True, got None")
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap: expected None or a positive number, got {softcap!r}")
     if window is not None and (len(window) != 2 or min(window) < 0):
         raise ValueError(f"window: expected None or (left, right), of at least 0, got {window!r}")
     scale = 1.0 / math.sqrt(max(q.shape[3], 1)) if scale is None else scale
-    left, right = (None, None) if window is None else window
-    right = right if causal == "none" else 0
-    out, lse = _attention(q, k, v, slopes, sinks, scale, softcap, left, right, causal == "top_left")
+    farthest = q.shape[2] + k.shape[2]  # a bound beyond this binds no row
+    offset = 0 if causal == "top_left" else k.shape[2] - q.shape[2]
+    first = None if window is None else offset - min(window[0], farthest)
+    last = offset if causal != "none" else None if window is None else offset + min(window[1], farthest)
+    out, lse = _attention(q, k, v, slopes, sinks, scale, softcap, first, last)
     return (out, lse) if return_lse else out
 
 
@@ -356,9 +340,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, sinks: Tensor
     check_shape("v", v, (q.shape[0], k.shape[1], k.shape[2], "Dv"))
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(f"k: expected a number of heads that divides q's {q.shape[1]}, got {k.shape[1]}")
-    for name, tensor in (("q", q), ("v", v)):
-        if tensor.shape[3] > _WIDEST:
-            raise ValueError(f"{name}: expected heads of at most {_WIDEST}, got {tensor.shape[3]}")
+    for name, heads in (("q", q), ("v", v)):
+        if heads.shape[3] > _WIDEST:
+            raise ValueError(f"{name}: expected heads of at most {_WIDEST}, got {heads.shape[3]}")
     for name, vector in (("slopes", slopes), ("sinks", sinks)):
         if vector is not None:
             check_dtype(name, vector, (torch.float32,))

@@ -175,6 +175,7 @@ def test_the_bundled_table_can_be_read() -> None:
     """Every entry of configs/survey.toml names a spec, options and a contract that exist, under a name of its own."""
     table = entries()
     assert len({entry.name for entry in table}) == len(table) > 20
+    assert {entry.requires for entry in table if entry.group == "assay"} == {"triton"}
 
 
 def test_arrays_become_tuples_and_tables_ranges() -> None:

@@ -1,0 +1,188 @@
+"""The Triton mixture of experts: arguments, registration, and a few cases against torch in float64."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.kernels.triton import moe as module
+from assay.kernels.triton.moe import moe
+from assay.verify.interpreter import faithful
+
+Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _interpreted() -> Iterator[None]:
+    with faithful():
+        yield
+
+
+def exact(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    """The same in float64, pair by pair."""
+    x, w_gate_up, w_down, weights = x.double(), w_gate_up.double(), w_down.double(), weights.double()
+    y = torch.zeros_like(x)
+    for token in range(ids.shape[0]):
+        for choice in range(ids.shape[1]):
+            expert = int(ids[token, choice])
+            if 0 <= expert < w_down.shape[0]:
+                gate, up = (w_gate_up[expert] @ x[token]).chunk(2)
+                y[token] += weights[token, choice] * (w_down[expert] @ (torch.nn.functional.silu(gate) * up))
+    return y
+
+
+def case(tokens: int, d: int, f: int, experts: int, choices: int, dtype: torch.dtype = torch.float32) -> Tensors:
+    random = torch.Generator().manual_seed(0)
+    return (
+        torch.randn(tokens, d, generator=random).to(dtype),
+        (torch.randn(experts, 2 * f, d, generator=random) / max(d, 1) ** 0.5).to(dtype),
+        (torch.randn(experts, d, f, generator=random) / max(f, 1) ** 0.5).to(dtype),
+        torch.rand(tokens, choices, generator=random),
+        torch.randint(0, max(experts, 1), (tokens, choices), generator=random).to(torch.int32),
+    )
+
+
+def assert_right(tensors: Tensors, rtol: float = 1e-5) -> None:
+    y = moe(*tensors)
+    assert y.dtype == tensors[0].dtype
+    torch.testing.assert_close(y.double(), exact(*tensors), rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "error"),
+    [
+        ("x", torch.zeros(5, 4, dtype=torch.float64), TypeError),
+        ("x", torch.zeros(4), ValueError),
+        ("w_gate_up", torch.zeros(3, 6, 4, dtype=torch.float16), TypeError),
+        ("w_gate_up", torch.zeros(3, 5, 4), ValueError),
+        ("w_gate_up", torch.zeros(2, 6, 4), ValueError),
+        ("w_gate_up", torch.zeros(3, 4, 6), ValueError),
+        ("w_down", torch.zeros(3, 4, 3, dtype=torch.bfloat16), TypeError),
+        ("w_down", torch.zeros(3, 3, 4), ValueError),
+        ("w_down", torch.zeros(3, 4, 3, device="meta"), ValueError),
+        ("weights", torch.zeros(5, 2, dtype=torch.bfloat16), TypeError),
+        ("weights", torch.zeros(5, 1), ValueError),
+        ("ids", torch.zeros(5, 2, dtype=torch.int64), TypeError),
+        ("ids", torch.zeros(4, 2, dtype=torch.int32), ValueError),
+        ("ids", None, TypeError),
+    ],
+)
+def test_a_wrong_argument_is_named(name: str, wrong: Any, error: type[Exception]) -> None:
+    """A wrong dtype, shape or device raises an error that begins with the argument's name."""
+    names = ("x", "w_gate_up", "w_down", "weights", "ids")
+    arguments = dict(zip(names, case(5, 4, 3, 3, 2), strict=True)) | {name: wrong}
+    with pytest.raises(error, match=f"^{name}: expected "):
+        moe(**arguments)
+
+
+def test_the_operator_is_well_registered() -> None:
+    """Schema, fake implementation and compilation with dynamic shapes agree with the operator."""
+    torch.library.opcheck(torch.ops.assay.moe.default, case(5, 4, 3, 3, 2))
+
+
+def test_compiled_code_gives_the_same_bits() -> None:
+    """torch.compile keeps the kernels whole, without a graph break."""
+    tensors = case(5, 17, 9, 3, 2, torch.bfloat16)
+
+    def block(x: Tensor, *others: Tensor) -> Tensor:
+        return x + moe(x * 2, *others)
+
+    compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(*tensors), block(*tensors))
+
+
+@pytest.mark.parametrize("config", range(len(module._CONFIGS)))
+@pytest.mark.parametrize("shape", [(7, 70, 131, 3, 2), (150, 130, 40, 4, 3), (1100, 5, 3, 2, 1)], ids=str)
+def test_every_configuration(
+    config: int, shape: tuple[int, int, int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever configuration tuning picks, at any height of the blocks, the results are those of float64."""
+    for kernel in (module._gate_up_kernel, module._down_kernel):
+        monkeypatch.setattr(kernel, "configs", [module._CONFIGS[config]])
+        monkeypatch.setattr(kernel, "early_config_prune", None)
+    assert_right(case(*shape))
+
+
+def test_some_configuration_is_left_for_every_height() -> None:
+    """Those of float32 that would take too long to compile are left out, but never all."""
+    for height in (32, 64, 128, 256):
+        for dtype in (torch.float32, torch.bfloat16):
+            assert module._compilable(module._CONFIGS, {"w_ptr": torch.empty(0, dtype=dtype)}, BLOCK_M=height)
+
+
+def transposed(tensor: Tensor) -> Tensor:
+    """The same numbers, the first dimension innermost."""
+    return tensor.permute(*reversed(range(tensor.dim()))).contiguous().permute(*reversed(range(tensor.dim())))
+
+
+def spread(tensor: Tensor) -> Tensor:
+    """The same numbers in every second place of every dimension, NaN or -1 between them."""
+    larger = torch.full([2 * size + 1 for size in tensor.shape], float("nan") if tensor.is_floating_point() else -1)
+    larger = larger.to(tensor.dtype)
+    view = larger[tuple(slice(1, None, 2) for _ in tensor.shape)]
+    return view.copy_(tensor)
+
+
+def expanded(tensor: Tensor) -> Tensor:
+    """The first entry of the first dimension, repeated with stride 0."""
+    return tensor[:1].expand(tensor.shape)
+
+
+@pytest.mark.parametrize("view", [transposed, spread, expanded])
+@pytest.mark.parametrize("place", range(5))
+def test_any_strides(place: int, view: Callable[[Tensor], Tensor]) -> None:
+    """Transposed, sliced and expanded tensors are read where they lie, each of them and all together."""
+    tensors = case(40, 9, 7, 6, 3)
+    seen = [view(tensor) if number == place else tensor for number, tensor in enumerate(tensors)]
+    assert_right((seen[0], seen[1], seen[2], seen[3], seen[4]))
+    x, w_gate_up, w_down, weights, ids = map(view, tensors)
+    assert_right((x, w_gate_up, w_down, weights, ids))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_dtypes(dtype: torch.dtype) -> None:
+    """Half precision is read and written as it is, with the error of its rounding."""
+    assert_right(case(40, 33, 65, 5, 2, dtype), rtol=2e-2)
+
+
+@pytest.mark.parametrize("chosen", [[0, 0, 0], [4, 4, 4], [4, 2, 4], [2, 2, 0]])
+def test_some_experts_without_tokens(chosen: list[int]) -> None:
+    """All tokens may go to one expert, an expert may come twice in a token, and others may have no token."""
+    tensors = case(70, 8, 6, 5, 3)
+    assert_right((*tensors[:4], torch.tensor([chosen], dtype=torch.int32).expand(70, 3)))
+
+
+def test_other_ids_add_nothing() -> None:
+    """An id below zero or beyond the last expert contributes nothing, and no unwritten memory is read for it."""
+    x, w_gate_up, w_down, weights, _ = case(3, 8, 6, 5, 2)
+    ids = torch.tensor([[-1, 2], [5, 2**31 - 1], [-(2**31), 4]], dtype=torch.int32)
+    assert_right((x, w_gate_up, w_down, weights, ids))
+    assert (moe(x, w_gate_up, w_down, weights, ids)[1] == 0).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 3, 2, 2), (5, 0, 3, 2, 2), (5, 4, 0, 2, 2), (5, 4, 3, 0, 2), (5, 4, 3, 2, 0)])
+def test_nothing_to_add_gives_zeros(shape: tuple[int, int, int, int, int]) -> None:
+    """No tokens or columns give an empty result; no inner size, experts or choices give zeros."""
+    tensors = case(*shape)
+    assert torch.equal(moe(*tensors), torch.zeros_like(tensors[0]))
+
+
+def test_a_nan_stays_with_its_token() -> None:
+    """NaN in a token, or in an expert, reaches the tokens concerned, and no other row of their blocks."""
+    x, w_gate_up, w_down, weights, ids = case(40, 8, 6, 5, 2)
+    x[3, 2] = w_down[1, 4, 2] = float("nan")
+    concerned = (torch.arange(40) == 3) | (ids == 1).any(1)
+    y = moe(x, w_gate_up, w_down, weights, ids)
+    assert torch.equal(y.isnan().any(1), concerned)
+    assert y[3].isnan().all()
+    assert not y[torch.arange(40) != 3][:, [0, 1, 2, 3, 5, 6, 7]].isnan().any()
+
+
+def test_a_closed_gate_is_zero() -> None:
+    """silu(-inf) is zero, and so is its product with a finite number."""
+    x, w_down = torch.ones(1, 1), torch.ones(1, 1, 1)
+    w_gate_up = torch.tensor([[[-float("inf")], [3.0]]])
+    y = moe(x, w_gate_up, w_down, torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int32))
+    assert y.tolist() == [[0.0]]
