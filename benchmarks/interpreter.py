@@ -1,7 +1,7 @@
 """What the faithful interpreter costs beside Triton's own, and in which versions of Triton its self-tests hold.
 
-    python benchmarks/interpreter.py cost          both interpreters on the same kernels, in one process
-    python benchmarks/interpreter.py versions      each known version of Triton, in an environment of its own
+python benchmarks/interpreter.py cost          both interpreters on the same kernels, in one process
+python benchmarks/interpreter.py versions      each known version of Triton, in an environment of its own
 """
 
 from __future__ import annotations

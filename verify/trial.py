@@ -71,10 +71,11 @@ class Bench:
             others = build(replace(case, seed=case.seed + 7_777_777, edits=()), self.device)
             outputs = self.call(case, others)
             return ((), inputs, outputs) if isinstance(outputs, Finding) else (outputs, inputs, None)
-        others, owns = all_contents(replace(case, seed=case.seed + 7_777_777, edits=())), all_contents(case)
-        refilled = {name: g.refill(others[name].to(g.tensor.device)) for name, g in inputs.guarded.items()}
+        others_data = all_contents(replace(case, seed=case.seed + 7_777_777, edits=()))
+        own_data = all_contents(case)
+        refilled = {name: g.refill(others_data[name].to(g.tensor.device)) for name, g in inputs.guarded.items()}
         outputs = self.call(case, Inputs(refilled, inputs.keywords))
-        own = {name: g.refill(owns[name].to(g.tensor.device)) for name, g in inputs.guarded.items()}
+        own = {name: g.refill(own_data[name].to(g.tensor.device)) for name, g in inputs.guarded.items()}
         return ((), inputs, outputs) if isinstance(outputs, Finding) else (outputs, Inputs(own, inputs.keywords), None)
 
     def _repeated(self, case: Case, inputs: Inputs, outputs: tuple[torch.Tensor, ...]) -> Finding | None:

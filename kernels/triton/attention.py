@@ -126,7 +126,7 @@ def _add_infinities(sums, inputs, span, limits, BLOCK_N: tl.constexpr, DV_CUT: t
     return sums
 
 
-def _fitting(configs, named_args, **keywords):  # type: ignore[no-untyped-def]  # Triton's
+def _fitting(configs, named_args, **keywords):
     """Tall tiles for narrow heads, unless the rows are few; for the widest heads also small ones."""
     heads, rows = keywords["BLOCK_D"] + keywords["BLOCK_DV"], named_args["Sq"] * named_args["GROUP"]
     single = named_args["q_ptr"].element_size() == 4

@@ -35,7 +35,7 @@ _CONFIGS = [
 ]
 
 
-def _fitting(configs, named_args, **keywords):  # type: ignore[no-untyped-def]  # Triton's
+def _fitting(configs, named_args, **keywords):
     """Float32, which tensor cores don't multiply, takes small tiles and many warps: its operands are in registers."""
     wide = named_args["q_ptr"].element_size() == 4
     return [c for c in configs if wide == (c.num_warps >= 8 and c.kwargs["BLOCK_N"] <= 64)]

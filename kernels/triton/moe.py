@@ -231,7 +231,7 @@ def _moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Ten
     return y
 
 
-def _grid(blocks: int, columns: int):  # type: ignore[no-untyped-def]  # Triton's metadata has no type
+def _grid(blocks: int, columns: int):
     return lambda meta: (blocks * triton.cdiv(columns, meta["BLOCK_N"]),)
 
 

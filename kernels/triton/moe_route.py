@@ -83,7 +83,7 @@ def _moe_route_kernel(
     logits_ptrs = logits_ptr + tokens[:, None] * stride_t + experts[None, :].to(tl.int64) * stride_e
     logits = tl.load(logits_ptrs, mask=in_rows & in_columns, other=-float("inf")).to(tl.float32)
 
-    keys = tl.where(in_columns, _sortable(logits, experts[None, :]), _TAKEN)
+    keys = _sortable(logits, experts[None, :])  # padding is behind every expert, as -inf of a higher index
     winners = tl.full([BLOCK_T, BLOCK_K], _TAKEN, tl.int64)
     for place in range(TOP_K):
         best = tl.max(keys, axis=1)[:, None]

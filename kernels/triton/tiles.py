@@ -49,7 +49,7 @@ def fitting_tiles(configs: list[triton.Config], arguments: Mapping[str, Any], **
     ]
 
 
-def tile_grid(m: int, n: int):  # type: ignore[no-untyped-def]  # Triton's metadata has no type
+def tile_grid(m: int, n: int):
     """One program for each tile of an [m, n] output."""
     return lambda meta: (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)
 

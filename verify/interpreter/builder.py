@@ -45,8 +45,10 @@ class FaithfulBuilder(plain.InterpreterBuilder):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.options = replace(self.options, sanitize_overflow=False)  # a launch checks for it in debug mode only
-        self.codegen_fns = {**self.codegen_fns, "min_dot_size": _min_dot_size}
+        self.options: Any = replace(
+            plain.InterpreterOptions(), sanitize_overflow=False
+        )  # a launch checks for it in debug mode only
+        self.codegen_fns["min_dot_size"] = _min_dot_size
 
     # conversions
 

@@ -13,94 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
-from triton.language.extra import libdevice
 
 from assay.precision.rounding import round_to
-
-
-@triton.jit
-def _cast(x_ptr, y_ptr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(y_ptr + i, tl.load(x_ptr + i).to(y_ptr.dtype.element_ty))
-
-
-@triton.jit
-def _add(x_ptr, y_ptr, z_ptr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(z_ptr + i, tl.load(x_ptr + i) + tl.load(y_ptr + i))
-
-
-@triton.jit
-def _less(x_ptr, y_ptr, z_ptr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(z_ptr + i, (tl.load(x_ptr + i) < tl.load(y_ptr + i)).to(tl.float32))
-
-
-@triton.jit
-def _minimum(x_ptr, y_ptr, z_ptr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(z_ptr + i, tl.minimum(tl.load(x_ptr + i), tl.load(y_ptr + i)))
-
-
-@triton.jit
-def _fma(x_ptr, y_ptr, z_ptr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    x = tl.load(x_ptr + i)
-    tl.store(z_ptr + i, tl.fma(x, x, tl.load(y_ptr + i)))
-
-
-@triton.jit
-def _dot(a_ptr, b_ptr, c_ptr, N: tl.constexpr):
-    at = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
-    tl.store(c_ptr + at, tl.dot(tl.load(a_ptr + at), tl.load(b_ptr + at), input_precision="ieee"))
-
-
-@triton.jit
-def _dot_scaled(a_ptr, a_scale_ptr, b_ptr, b_scale_ptr, c_ptr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    at = i[:, None] * N + i[None, :]
-    a_scale = tl.load(a_scale_ptr + i[:, None] * (N // 32) + tl.arange(0, N // 32)[None, :])
-    b_scale = tl.load(b_scale_ptr + i[:, None] * (N // 32) + tl.arange(0, N // 32)[None, :])
-    c = tl.dot_scaled(tl.load(a_ptr + at), a_scale, "e4m3", tl.load(b_ptr + at), b_scale, "e4m3")
-    tl.store(c_ptr + at, c)
-
-
-@triton.jit
-def _scale(x_ptr, y_ptr, factor, nothing, flag, N: tl.constexpr):
-    i = tl.arange(0, N)
-    if nothing is None:
-        tl.store(y_ptr + i, tl.load(x_ptr + i) * factor.to(tl.float32) * flag.to(tl.float32))
-
-
-@triton.jit
-def _tanh(x_ptr, y_ptr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(y_ptr + i, libdevice.tanh(tl.load(x_ptr + i)))
-
-
-@triton.jit
-def _exp(x_ptr, y_ptr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(y_ptr + i, tl.exp(tl.load(x_ptr + i)))
-
-
-@triton.jit
-def _multiply(a, b):
-    return a * b
-
-
-@triton.jit
-def _product(x_ptr, y_ptr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(y_ptr, tl.reduce(tl.load(x_ptr + i), 0, _multiply))
-
-
-@triton.jit
-def _counter(y_ptr, n):
-    for i in range(n):
-        tl.store(y_ptr + i, i.to(tl.float32))
+from assay.verify.interpreter import check_kernels as kernels
 
 
 @dataclass(frozen=True)
@@ -136,7 +51,7 @@ def _cast_check(
 ) -> Callable[[], str]:
     def wrong() -> str:
         x, y = torch.tensor(values, dtype=source), torch.empty(len(values), dtype=target)
-        _cast[(1,)](x, y, N=len(values))
+        kernels.cast[(1,)](x, y, N=len(values))
         return _difference(y, torch.tensor(expected, dtype=torch.float64))
 
     return wrong
@@ -147,7 +62,7 @@ def _elementwise(
 ) -> Callable[[], str]:
     def wrong() -> str:
         tensors = [torch.tensor(values, dtype=dtype) for values in inputs]
-        out = torch.empty(len(expected), dtype=torch.float32 if kernel is _less else dtype)
+        out = torch.empty(len(expected), dtype=torch.float32 if kernel is kernels.less else dtype)
         kernel[(1,)](*tensors, out, N=len(inputs[0]))
         return _difference(out, torch.tensor(expected, dtype=torch.float64))
 
@@ -159,7 +74,7 @@ def _dot_check(dtype: torch.dtype, out: torch.dtype) -> Callable[[], str]:
         whole = torch.arange(32 * 32).reshape(32, 32)
         a, b = (whole * 7 % 9 - 4).to(dtype), (whole * 5 % 11 - 5).to(dtype)
         c = torch.empty(32, 32, dtype=out)
-        _dot[(1,)](a, b, c, N=32)
+        kernels.dot[(1,)](a, b, c, N=32)
         return _difference(c, a.double() @ b.double())
 
     return wrong
@@ -170,20 +85,20 @@ def _dot_scaled_check() -> str:
     a, b = (whole * 7 % 9 - 4).to(torch.float8_e4m3fn), (whole * 5 % 11 - 5).to(torch.float8_e4m3fn)
     a_scale, b_scale = (torch.arange(32).reshape(32, 1) % 5 + offset for offset in (126, 127))
     c = torch.empty(32, 32)
-    _dot_scaled[(1,)](a, a_scale.to(torch.uint8), b, b_scale.to(torch.uint8), c, N=32)
+    kernels.dot_scaled[(1,)](a, a_scale.to(torch.uint8), b, b_scale.to(torch.uint8), c, N=32)
     left, right = a.double() * 2.0 ** (a_scale - 127), b.double() * 2.0 ** (b_scale.T - 127)
     return _difference(c, left @ right)
 
 
 def _arguments_check() -> str:
     x, y = torch.ones(4), torch.zeros(4)
-    _scale[(1,)](x, y, 0.1, None, True, N=4)
+    kernels.scale[(1,)](x, y, 0.1, None, True, N=4)
     return _difference(y, torch.full((4,), 0.1))
 
 
 def _exp_check() -> str:
     x, y = torch.linspace(-87, 88, 1024), torch.empty(1024)
-    _exp[(1,)](x, y, N=1024)
+    kernels.exp[(1,)](x, y, N=1024)
     exact = x.double().exp()
     error = ((y.double() - exact) / torch.finfo(torch.float32).eps / exact).abs().max().item()
     return "" if error <= 2 else f"wrong by {error:.3g} ulp"
@@ -191,13 +106,13 @@ def _exp_check() -> str:
 
 def _tanh_check() -> str:
     x, y = torch.linspace(-4, 4, 64), torch.empty(64)
-    _tanh[(1,)](x, y, N=64)
+    kernels.tanh[(1,)](x, y, N=64)
     return _difference(y, round_to(x.double().tanh(), "float32"))
 
 
 def _counter_check() -> str:
     y = torch.full((4,), -1.0)
-    _counter[(1,)](y, 4)
+    kernels.counter[(1,)](y, 4)
     return _difference(y, torch.arange(4))
 
 
@@ -252,13 +167,16 @@ CHECKS = (
         "float to integer saturates",
         _cast_check(_f32, torch.int32, [1e10, -1e10, _nan, -1.75], [2.0**31 - 1, -(2.0**31), 0, -1]),
     ),
-    Check("bfloat16 numbers are added", _elementwise(_add, [[1.5, 256], [2.25, 1]], _bf16, [3.75, 256])),
-    Check("bfloat16 numbers are compared", _elementwise(_less, [[-1, 1], [1, -1]], _bf16, [1, 0])),
+    Check("bfloat16 numbers are added", _elementwise(kernels.add, [[1.5, 256], [2.25, 1]], _bf16, [3.75, 256])),
+    Check("bfloat16 numbers are compared", _elementwise(kernels.less, [[-1, 1], [1, -1]], _bf16, [1, 0])),
     Check(
-        "the minimum of a number and NaN is the number", _elementwise(_minimum, [[_nan, 1], [2, _nan]], _f32, [2, 1])
+        "the minimum of a number and NaN is the number",
+        _elementwise(kernels.minimum, [[_nan, 1], [2, _nan]], _f32, [2, 1]),
     ),
-    Check("fma rounds once", _elementwise(_fma, [[1 + 2.0**-12] * 2, [-1 - 2.0**-11] * 2], _f32, [2.0**-24] * 2)),
-    Check("a reduction takes any combining function", _elementwise(_product, [[1.5, 2, 3, 4]], _f32, [36])),
+    Check(
+        "fma rounds once", _elementwise(kernels.fma, [[1 + 2.0**-12] * 2, [-1 - 2.0**-11] * 2], _f32, [2.0**-24] * 2)
+    ),
+    Check("a reduction takes any combining function", _elementwise(kernels.product, [[1.5, 2, 3, 4]], _f32, [36])),
     Check("float32 dots", _dot_check(_f32, _f32)),
     Check("float16 dots", _dot_check(_f16, _f32)),
     Check("bfloat16 dots", _dot_check(_bf16, _f32)),

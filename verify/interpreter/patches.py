@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from types import FunctionType, SimpleNamespace
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import triton.language as tl
@@ -68,7 +68,7 @@ def _find_changes() -> list[Change]:
             plain._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
         finally:
             scope.restore()
-    members = [
+    members: list[Change] = [
         (tl.tensor, name, _method(member))
         for name, member in vars(tl.tensor).items()
         if isinstance(member, JITCallable)
@@ -99,7 +99,7 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     return kernels.runnable(self.fn)(*args, **kwargs)
 
 
-def _method(function: Any) -> FunctionType:
+def _method(function: Any) -> Callable[..., Any]:
     def method(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 

@@ -48,7 +48,7 @@ def hard_float32s() -> torch.Tensor:
 
 
 def expected_cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """torch's cast; to 8 bits, where torch gives NaN or infinity beyond the largest value, saturated as cvt.satfinite."""
+    """torch's cast; to 8 bits, where torch gives NaN or infinity beyond the largest, saturated as cvt.satfinite."""
     if dtype not in FP8:
         return x.to(dtype)
     largest = format_named(dtype).largest
