@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from assay.verify.survey import Row
     from assay.verify.survey_table import Entry
 
-_TIMEOUT = 10.0  # seconds for one call of a kernel
-_PATIENCE = 60.0  # seconds for one case, when a call can't be interrupted
+_TIMEOUT = 30.0  # seconds for one call of a kernel
+_PATIENCE = 120.0  # seconds for one case, when a call can't be interrupted
 _PIPED_WIDTH = 160
 _COLOURS = {"PASS": "green", "FAIL": "red", "NOT HERE": "dim", "NOT RUN": "dim"}
 
