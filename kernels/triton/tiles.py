@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import triton
@@ -49,7 +49,7 @@ def fitting_tiles(configs: list[triton.Config], arguments: Mapping[str, Any], **
     ]
 
 
-def tile_grid(m: int, n: int):
+def tile_grid(m: int, n: int) -> Callable[[Mapping[str, int]], tuple[int]]:
     """One program for each tile of an [m, n] output."""
     return lambda meta: (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)
 

@@ -28,7 +28,7 @@ def _interpreted() -> Iterator[None]:
 
 def pack(nibbles: Tensor, axis: int, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
     """int32 words of eight nibbles along ``axis``; nibble i of a word is number ``order[i]`` of its eight."""
-    words = nibbles.long().unflatten(axis, (-1, 8)).movedim(axis + 1, 0)
+    words = nibbles.long().reshape(*nibbles.shape[:axis], -1, 8, *nibbles.shape[axis + 1 :]).movedim(axis + 1, 0)
     packed = sum(words[number] << (4 * place) for place, number in enumerate(order))
     assert isinstance(packed, Tensor)
     return torch.where(packed >= 2**31, packed - 2**32, packed).int()
@@ -80,9 +80,9 @@ def assert_right(x: Tensor, weights: Tensor, arguments: tuple[Tensor, ...], pack
 def test_a_wrong_argument_is_named(packing: str, name: str, wrong: Any, error: type[Exception]) -> None:
     """A wrong packing, dtype, shape or device raises an error that begins with the argument's name."""
     _, (qweight, scales, zeros) = drawn(32, 8, 16, packing, torch.float32)
-    arguments = {"x": torch.zeros(2, 32), "qweight": qweight, "scales": scales, "zeros": zeros, "packing": packing}
+    arguments: dict[str, Any] = {"x": torch.zeros(2, 32), "qweight": qweight, "scales": scales, "zeros": zeros}
     with pytest.raises(error, match=f"^{name}: expected "):
-        gemm_int4(**arguments | {name: wrong})
+        gemm_int4(**arguments | {"packing": packing} | {name: wrong})
 
 
 @PACKING
