@@ -40,6 +40,8 @@ def doctor() -> int:
         table.add_row(Text(name), Text(value), "")
     broken = 0
     for words, test in _SELF_TESTS.items():
+        if test is _faithful_interpreter and importlib.util.find_spec("triton") is None:
+            continue
         try:
             reason = test()
         except Exception as error:  # whatever goes wrong here is what the user came to learn
@@ -111,8 +113,6 @@ def _faults_of_plain_interpreter() -> str:
 
 def _faithful_interpreter() -> str:
     """The interpreter's self-tests under `faithful`: what is wrong, or nothing."""
-    if importlib.util.find_spec("triton") is None:
-        return ""
     from assay.verify.interpreter import faithful
     from assay.verify.interpreter.checks import self_test
 

@@ -16,7 +16,7 @@ import torch
 
 from assay.verify.errors import SettingError
 from assay.verify.inputs.cases import Case, Inputs, torch_dtype
-from assay.verify.interpreter import faithful_where_used
+from assay.verify.interpreter import faithful, triton_is_loaded
 from assay.verify.memory import PoisonedMemory, litter
 
 FRAMEWORKS = ("torch", "numpy")
@@ -97,10 +97,15 @@ class Call:
     def _run(
         self, case: Case, inputs: Inputs, arguments: list[Any], keywords: dict[str, Any], poison: PoisonedMemory | None
     ) -> tuple[torch.Tensor, ...] | Finding:
+        on_cpu = all(tensor.device.type == "cpu" for tensor in inputs.positional)
+        interpreted = on_cpu and triton_is_loaded()
         try:
-            on_cpu = all(tensor.device.type == "cpu" for tensor in inputs.positional)
-            triton = faithful_where_used() if on_cpu else contextlib.nullcontext()
-            with time_limit(self.timeout), torch.no_grad(), triton, poison or contextlib.nullcontext():
+            with (
+                faithful() if interpreted else contextlib.nullcontext(),  # outside of what a time-out interrupts
+                time_limit(self.timeout),
+                torch.no_grad(),
+                poison or contextlib.nullcontext(),
+            ):
                 result = self.kernel(*arguments, **keywords)
                 if any(tensor.is_cuda for tensor in inputs.positional):
                     torch.cuda.synchronize()
@@ -109,6 +114,8 @@ class Call:
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:
+            if on_cpu and not interpreted and triton_is_loaded():  # the kernel has imported it only now
+                return self._run(case, inputs, arguments, keywords, poison)
             return Finding("crash", f"{type(error).__name__}: {_first_line(error)}{_place(error)}")
         if poison is not None and poison.overrun():
             return Finding("out_of_bounds_write", "the kernel wrote beyond a tensor that it had allocated")

@@ -58,6 +58,7 @@ def test_a_planted_fault_is_found(table: dict[str, Any], fault: dict[str, Any], 
         options=fault.get("options", entry.options),
         contract=contract_from_table(entry.contract),
         examples=200,
+        **entry.settings,
     )
     assert verdict.outcome == "FAIL", str(verdict)
 

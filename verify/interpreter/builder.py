@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import triton.language as tl
 from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDAOptions, min_dot_size
 from triton.runtime import interpreter as plain
 
 from assay.verify.interpreter import functions
@@ -24,7 +26,8 @@ from assay.verify.interpreter.speed import np_dtype
 TensorHandle = plain.TensorHandle
 _COMPARISONS = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal)
 _EXACT = (np.negative, np.abs, np.floor, np.ceil)
-_UNORDERED = {"LT": np.greater_equal, "GT": np.less_equal, "LE": np.greater, "GE": np.less}
+TARGET = GPUTarget("cuda", 90, 32)
+"""The device whose numbers these are."""
 
 
 def numbers(handle: Any) -> Array:
@@ -46,9 +49,12 @@ class FaithfulBuilder(plain.InterpreterBuilder):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.options: Any = replace(
-            plain.InterpreterOptions(), sanitize_overflow=False
-        )  # a launch checks for it in debug mode only
-        self.codegen_fns["min_dot_size"] = _min_dot_size
+            plain.InterpreterOptions(),
+            sanitize_overflow=False,  # a launch checks for it in debug mode only
+            supported_fp8_dtypes=NARROW,
+            allowed_dot_input_precisions=CUDAOptions.allowed_dot_input_precisions,
+        )
+        self.codegen_fns["min_dot_size"] = min_dot_size(TARGET)
 
     # conversions
 
@@ -103,21 +109,6 @@ class FaithfulBuilder(plain.InterpreterBuilder):  # type: ignore[misc]
         wanted = np_dtype(dtype)
         return TensorHandle(values if values.dtype == wanted else values.astype(wanted), dtype)
 
-    def _unordered(self, lhs: Any, rhs: Any, opposite: Callable[..., Any]) -> Any:
-        return TensorHandle(~opposite(numbers(lhs), numbers(rhs)), tl.int1)
-
-    def create_fcmpULT(self, lhs: Any, rhs: Any) -> Any:  # noqa: N802  Triton's names
-        return self._unordered(lhs, rhs, _UNORDERED["LT"])
-
-    def create_fcmpUGT(self, lhs: Any, rhs: Any) -> Any:  # noqa: N802
-        return self._unordered(lhs, rhs, _UNORDERED["GT"])
-
-    def create_fcmpULE(self, lhs: Any, rhs: Any) -> Any:  # noqa: N802
-        return self._unordered(lhs, rhs, _UNORDERED["LE"])
-
-    def create_fcmpUGE(self, lhs: Any, rhs: Any) -> Any:  # noqa: N802
-        return self._unordered(lhs, rhs, _UNORDERED["GE"])
-
     def create_minnumf(self, lhs: Any, rhs: Any) -> Any:
         return self.binary_op(lhs, rhs, np.fmin)
 
@@ -154,6 +145,17 @@ class FaithfulBuilder(plain.InterpreterBuilder):  # type: ignore[misc]
         values = [numbers(argument) for argument in arguments]
         widened = [v.astype(np.float64) if v.dtype.kind == "f" else v for v in values]
         return handle_of(np.asarray(op(*widened)), ret_type)
+
+    # loads of padded blocks
+
+    def create_descriptor_load(self, desc: Any, indices: Any, *policies: Any) -> Any:
+        loaded = super().create_descriptor_load(desc, indices, *policies)
+        return _padded(loaded, lambda: desc.materialize_pointers(indices), desc.padding)
+
+    def create_tensor_pointer_load(self, ptr: Any, boundary_check: Any, padding_option: Any, *rest: Any) -> Any:
+        """Of block pointers, which Triton had up to 3.8."""
+        loaded = super().create_tensor_pointer_load(ptr, boundary_check, padding_option, *rest)
+        return _padded(loaded, lambda: ptr.materialize_pointers(boundary_check), padding_option)
 
     # products
 
@@ -202,9 +204,22 @@ class FaithfulBuilder(plain.InterpreterBuilder):  # type: ignore[misc]
 def _convert(src: Any, dst_type: Any, *, toward_zero: bool = False) -> Any:
     """Between floating formats, rounded once."""
     target, values = dst_type.scalar, numbers(src)
+    for dtype in (target, src.dtype.scalar):
+        if dtype.is_fp8() and dtype.name not in NARROW:
+            raise NotImplementedError(f"{dtype.name} is not interpreted; of 8 bits are {', '.join(NARROW[1:])}")
     if target.name in NARROW:
         return TensorHandle(encode(values, target.name, toward_zero=toward_zero), target)
     return TensorHandle(functions.to_float(values, np_dtype(target), toward_zero=toward_zero), target)
+
+
+def _padded(loaded: Any, pointers: Callable[[], Any], padding: Any) -> Any:
+    """A loaded block with NaN outside where that is the padding: of bit patterns Triton's makes zeros."""
+    if padding != ir.PADDING_OPTION.PAD_NAN or loaded.dtype.scalar.name not in NARROW:
+        return loaded
+    mask = pointers()[1]
+    inside = mask.data if isinstance(mask, TensorHandle) else mask
+    nan = encode(np.array([np.nan], np.float32), loaded.dtype.scalar.name)
+    return TensorHandle(np.where(inside, loaded.data, nan), loaded.dtype)
 
 
 def _element(handle: Any, format: Any) -> Array:
@@ -217,8 +232,3 @@ def _scale(handle: Any) -> Array | None:
     if handle is None:
         return None
     return functions.e8m0(handle.data) if handle.dtype.scalar.is_int() else numbers(handle)
-
-
-def _min_dot_size(lhs_type: Any, rhs_type: Any) -> tuple[int, int, int]:
-    """What Triton's NVIDIA backend demands: 32 bytes along K."""
-    return (1, 1, 32) if lhs_type.scalar.primitive_bitwidth == 8 else (1, 1, 16)

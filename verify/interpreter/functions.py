@@ -6,13 +6,16 @@ loses is its own doing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from assay.verify.interpreter.narrow import Array, round_to_odd
+from assay.verify.interpreter.narrow import Array
 
 
 def to_float(numbers: Array, target: Any, *, toward_zero: bool = False) -> Array:
@@ -44,18 +47,28 @@ def to_integer(numbers: Array, target: Any) -> Array:
 
 
 def fma(x: Array, y: Array, z: Array) -> Array:
-    """x y + z of float32 or narrower, rounded once to z's dtype or ready to be; of float64, rounded twice."""
-    x, y, z64 = x.astype(np.float64), y.astype(np.float64), z.astype(np.float64)
-    product = x * y  # exact: 24 + 24 bits
-    total = product + z64
+    """x y + z, rounded once: in float64 for float64, else to float64 such that rounding it further is the only one."""
     if z.dtype == np.float64:
-        return total
+        return _fma64(x, y, z)
+    product, z64 = x.astype(np.float64) * y.astype(np.float64), z.astype(np.float64)  # exact: 24 + 24 bits
+    total = product + z64
     back = total - product
     lost = (product - (total - back)) + (z64 - back)  # Knuth's two-sum
     bits = total.view(np.int64)
     toward_zero = (lost != 0) & (np.signbit(lost) != np.signbit(total))
     odd = np.where((lost != 0) & np.isfinite(total), (bits - toward_zero) | 1, bits)
     return odd.view(np.float64)
+
+
+@partial(np.vectorize, otypes=[np.float64])
+def _fma64(x: float, y: float, z: float) -> float:
+    if not (math.isfinite(x) and math.isfinite(y) and math.isfinite(z)):
+        return x * y + z
+    exact = Fraction(x) * Fraction(y) + Fraction(z)
+    try:
+        return float(exact) if exact else x * y + z
+    except OverflowError:
+        return x * y + z
 
 
 def erf(x: Array) -> Array:
@@ -138,6 +151,12 @@ _LIBDEVICE: dict[str, Callable[..., Any]] = {
     "fmax": np.fmax,
     "fmin": np.fmin,
     "nearbyint": np.rint,
+    "add_rn": np.add,
+    "sub_rn": np.subtract,
+    "mul_rn": np.multiply,
+    "fma_rn": lambda x, y, z: fma(*(v.astype(np.float32) for v in (x, y, z))),
+    "ldexp": lambda x, n: np.ldexp(x, n.astype(np.int64)),
+    "remainder": lambda x, y: x - y * np.rint(x / y),
     "pow": np.power,
     "powi": np.power,
     "rcp_rn": np.reciprocal,
@@ -156,5 +175,3 @@ _LIBDEVICE: dict[str, Callable[..., Any]] = {
     "tanh": np.tanh,
     "trunc": np.trunc,
 }
-
-__all__ = ["e8m0", "erf", "fma", "libdevice", "round_to_odd", "rsqrt", "to_float", "to_integer"]

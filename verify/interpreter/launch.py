@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
+import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,43 +14,41 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter as plain
 from triton.runtime.errors import InterpreterError
+from triton.runtime.jit import _normalize_ty
 
 from assay.verify.interpreter import kernels
-from assay.verify.interpreter.patches import interpreted_language
+from assay.verify.interpreter.builder import handle_of
 
+_one_at_a_time = threading.RLock()  # the place in the grid is the builder's
 _MOST_PROGRAMS = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, technical specifications: grid of blocks
 
 
-def launch(
-    function: Any,
-    arguments: Sequence[Any],
-    keywords: dict[str, Any],
-    grid: Any,
-    hooks: Sequence[Callable[..., Any]] = (),
-) -> None:
-    """Run every program of ``grid`` of the kernel whose Python function is ``function``.
+def launch(owner: Any, arguments: Sequence[Any], keywords: dict[str, Any], grid: Any) -> None:
+    """Run every program of ``grid`` of a `JITFunction` or `InterpretedFunction`, inside `interpreted`.
 
     Keywords that are no parameters (num_warps and the like) are ignored, as the compiler consumes them. Raises
     `InterpreterError`, naming the program, for what goes wrong inside.
     """
+    function = owner.fn
     names = inspect.signature(function).parameters
     keywords = {name: value for name, value in keywords.items() if name in names}
     executor = plain.GridExecutor(function, list(names), grid, [])
-    if all(_on_cpu(argument) for argument in (*arguments, *keywords.values())):
-        host, host_keywords = arguments, keywords
-    else:
+    host, host_keywords = arguments, keywords
+    on_device = any(_is_on_device(argument) for argument in (*arguments, *keywords.values()))
+    if on_device:
         host, host_keywords = executor._init_args_hst(arguments, keywords)
-    for hook in hooks:
+    for hook in owner.pre_run_hooks:
         hook(*host, **host_keywords)
     bound = inspect.getcallargs(function, *host, **host_keywords)
     sizes = _grid(grid, bound)
-    builder = kernels.builder
-    outer = getattr(builder, "grid_dim", None), getattr(builder, "grid_idx", None)
-    with interpreted_language(), np.errstate(all="ignore"):
-        typed = {
-            name: value if name in executor.constexprs else tensor_argument(value) for name, value in bound.items()
-        }
-        run = kernels.runnable(function)
+    annotations = inspect.get_annotations(function)
+    typed = {
+        name: value if name in executor.constexprs else tensor_argument(value, annotations.get(name))
+        for name, value in bound.items()
+    }
+    run, builder = kernels.runnable(owner), kernels.builder
+    with _one_at_a_time, np.errstate(all="ignore"):
+        outer = getattr(builder, "grid_dim", None), getattr(builder, "grid_idx", None)
         builder.set_grid_dim(*sizes)
         try:
             for place in np.ndindex(*sizes):
@@ -61,23 +61,42 @@ def launch(
             raise InterpreterError(message) from error
         finally:
             builder.grid_dim, builder.grid_idx = outer
-    if host is not arguments:
+    if on_device:
         executor._restore_args_dev(arguments, host, keywords, host_keywords)
 
 
-def tensor_argument(value: Any) -> Any:
-    """A kernel's argument as a launch types it: float is float32, bool is int1, int by its size, None stays None."""
+def tensor_argument(value: Any, annotation: Any = None) -> Any:
+    """An argument as a launch types it: by its annotation; else float is float32, bool int1, an int by its size."""
     if isinstance(value, tl.constexpr):
         return value.value
-    if isinstance(value, bool):
-        return tl.tensor(plain.TensorHandle(np.array([value]), tl.int1), tl.int1)
-    if isinstance(value, float):
-        return tl.tensor(kernels.builder.get_fp32(value), tl.float32)
     if type(value) is tuple:
         return tl.tuple([tensor_argument(part) for part in value])
+    if isinstance(value, (bool, int, float)):
+        dtype = _annotated(annotation) or _scalar_type(value)
+        return tl.tensor(handle_of(np.array([value], np.float64 if dtype.is_floating() else None), dtype), dtype)
     if isinstance(value, np.generic):
         raise TypeError(f"a launch takes no numpy.{type(value).__name__}; pass a Python number")
     return plain._implicit_cvt(value)
+
+
+def _scalar_type(value: float) -> Any:
+    if isinstance(value, bool):
+        return tl.int1
+    if isinstance(value, float):
+        return tl.float32
+    for dtype, low, high in ((tl.int32, -(2**31), 2**31), (tl.int64, -(2**63), 2**63), (tl.uint64, 0, 2**64)):
+        if low <= value < high:
+            return dtype
+    raise OverflowError(f"{value} has more than 64 bits; a launch takes none of that size")
+
+
+def _annotated(annotation: Any) -> Any:
+    """The scalar type that a parameter's annotation demands, such as ``tl.int64`` or "i64", or None."""
+    if annotation is None:
+        return None
+    name = _normalize_ty(annotation)
+    numeric = isinstance(name, str) and re.fullmatch(r"(u?i|u|fp|bf)\d+", name)
+    return tl.str_to_ty(name, None) if numeric else None
 
 
 def pick_config(tuner: Any, keywords: dict[str, Any]) -> Any:
@@ -101,7 +120,9 @@ def _grid(grid: Any, bound: dict[str, Any]) -> tuple[int, int, int]:
     return sizes[0], sizes[1], sizes[2]
 
 
-def _on_cpu(argument: Any) -> bool:
-    return isinstance(argument, (int, float, str, type(None))) or (
-        isinstance(argument, torch.Tensor) and argument.device.type == "cpu"
-    )
+def _is_on_device(argument: Any) -> bool:
+    """Whether an argument is, or holds, a tensor that must be copied to the host."""
+    if isinstance(argument, tuple):
+        return any(map(_is_on_device, argument))
+    tensor = getattr(argument, "base", argument)  # of a descriptor, or of a tensor seen as another dtype
+    return isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu"

@@ -1,8 +1,9 @@
-"""Attributes of Triton's modules that are replaced while a kernel is interpreted, and put back afterwards."""
+"""Attributes of Triton's modules that are replaced inside `faithful`, and put back afterwards."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from triton.runtime import interpreter as plain
 from triton.runtime.jit import JITCallable, JITFunction
 
 from assay.verify.interpreter import kernels
+from assay.verify.interpreter.builder import TARGET
 from assay.verify.interpreter.reductions import Reduce, Scan
 from assay.verify.interpreter.speed import quick_constructors
 
@@ -19,6 +21,8 @@ _MISSING = object()
 Change = tuple[Any, str, Any]
 _language: list[Change] = []
 _depth = 0
+_outermost: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+_lock = threading.RLock()
 
 
 @contextlib.contextmanager
@@ -38,17 +42,22 @@ def replaced(changes: list[Change]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def interpreted_language() -> Iterator[None]:
-    """Inside it, Triton's language acts on NumPy arrays, through `FaithfulBuilder`."""
-    global _depth
-    if _depth == 0 and not _language:
-        _language.extend(_find_changes())
-    with replaced(_language) if _depth == 0 else contextlib.nullcontext():
+def interpreted(changes: list[Change]) -> Iterator[None]:
+    """Inside it, Triton's language acts on NumPy arrays, and ``changes`` hold too; may be nested, in any thread."""
+    global _depth, _outermost
+    with _lock:
+        if _depth == 0:
+            _language.extend(() if _language else _find_changes())
+            _outermost = replaced([*_language, *changes])
+            _outermost.__enter__()
         _depth += 1
-        try:
-            yield
-        finally:
+    try:
+        yield
+    finally:
+        with _lock:
             _depth -= 1
+            if _depth == 0:
+                _outermost.__exit__(None, None, None)
 
 
 def _find_changes() -> list[Change]:
@@ -74,6 +83,8 @@ def _find_changes() -> list[Change]:
         if isinstance(member, JITCallable)
     ]
     members.append((tl.tensor, "__index__", lambda self: int(self.handle.data.item())))
+    if hasattr(tl, "target_info"):
+        members.append((tl.target_info, "current_target", lambda: TARGET))
     loops = [(tl, "range", kernels.tensor_range), (tl.core, "range", kernels.tensor_range)]
     changes = [*ours, *scope.changes, *members, *loops, *quick_constructors(), *kernels.libdevice_functions()]
     return [(owner, name, value) for (owner, name), value in {change[:2]: change[2] for change in changes}.items()]
@@ -96,7 +107,7 @@ class _Recorder:
 
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     """A device function, called from a kernel."""
-    return kernels.runnable(self.fn)(*args, **kwargs)
+    return kernels.runnable(self)(*args, **kwargs)
 
 
 def _method(function: Any) -> Callable[..., Any]:

@@ -30,34 +30,30 @@ def faithful() -> Iterator[None]:
     from triton.runtime.jit import JITFunction
 
     from assay.verify.interpreter.launch import launch, pick_config
-    from assay.verify.interpreter.patches import replaced
+    from assay.verify.interpreter.patches import interpreted
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
         if not warmup:
-            launch(self.fn, args, kwargs, grid, self.pre_run_hooks)
+            launch(self, args, kwargs, grid)
 
     def run_tuned(self: Any, *args: Any, **kwargs: Any) -> None:
         self.nargs = dict(zip(self.arg_names, args, strict=False))
-        config = pick_config(self, kwargs)
-        self.best_config = config
-        if config.pre_hook is not None:
-            config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
-        self.fn.run(*args, **kwargs, **config.all_kwargs())
-        self.nargs = None
+        try:
+            self.best_config = config = pick_config(self, kwargs)
+            if config.pre_hook is not None:
+                config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
+            self.fn.run(*args, **kwargs, **config.all_kwargs())
+        finally:
+            self.nargs = None
 
-    with replaced([(JITFunction, "run", run), (InterpretedFunction, "run", run), (Autotuner, "run", run_tuned)]):
+    with interpreted([(JITFunction, "run", run), (InterpretedFunction, "run", run), (Autotuner, "run", run_tuned)]):
         _vouch()
         yield
 
 
-@contextlib.contextmanager
-def faithful_where_used() -> Iterator[None]:
-    """`faithful` if Triton has been imported: a kernel that was built with it has imported it."""
-    if "triton.runtime" in sys.modules:
-        with faithful():
-            yield
-    else:
-        yield
+def triton_is_loaded() -> bool:
+    """Whether anything has imported Triton, as a kernel that is built with it has."""
+    return "triton.runtime" in sys.modules
 
 
 @cache
