@@ -79,7 +79,7 @@ def tensor_argument(value: Any, annotation: Any = None) -> Any:
     return plain._implicit_cvt(value)
 
 
-def _scalar_type(value: float) -> Any:
+def _scalar_type(value: Any) -> Any:
     if isinstance(value, bool):
         return tl.int1
     if isinstance(value, float):
