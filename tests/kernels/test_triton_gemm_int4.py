@@ -28,7 +28,8 @@ def _interpreted() -> Iterator[None]:
 
 def pack(nibbles: Tensor, axis: int, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
     """int32 words of eight nibbles along ``axis``; nibble i of a word is number ``order[i]`` of its eight."""
-    words = nibbles.long().reshape(*nibbles.shape[:axis], -1, 8, *nibbles.shape[axis + 1 :]).movedim(axis + 1, 0)
+    before, size, after = nibbles.shape[:axis], nibbles.shape[axis], nibbles.shape[axis + 1 :]
+    words = nibbles.long().reshape(*before, size // 8, 8, *after).movedim(axis + 1, 0)
     packed = sum(words[number] << (4 * place) for place, number in enumerate(order))
     assert isinstance(packed, Tensor)
     return torch.where(packed >= 2**31, packed - 2**32, packed).int()
