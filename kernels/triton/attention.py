@@ -30,8 +30,10 @@ _CONFIGS = [
         (128, 64, 4, 3),
         (64, 64, 4, 2),
         (64, 32, 4, 2),
-        (128, 64, 8, 1),  # those of one stage are float32's, whose products the tensor cores don't form
+        (256, 32, 8, 1),  # those of one stage are float32's, whose products the tensor cores don't form
+        (128, 64, 8, 1),
         (128, 32, 8, 1),
+        (64, 64, 8, 1),
         (64, 32, 16, 1),
     )
 ]
@@ -126,11 +128,11 @@ def _add_infinities(sums, inputs, span, limits, BLOCK_N: tl.constexpr, DV_CUT: t
     return sums
 
 
-def _fitting(configs, named_args, **keywords):
+def _fitting(configs, arguments, **_):
     """Tall tiles for narrow heads, unless the rows are few; for the widest heads also small ones."""
-    heads, rows = keywords["BLOCK_D"] + keywords["BLOCK_DV"], named_args["Sq"] * named_args["GROUP"]
-    single = named_args["q_ptr"].element_size() == 4
-    tallest = (128 if heads <= 128 else 64) if single else (256 if heads <= 64 else 128)
+    heads, rows = arguments["BLOCK_D"] + arguments["BLOCK_DV"], arguments["Sq"] * arguments["GROUP"]
+    single = arguments["q_ptr"].element_size() == 4
+    tallest = 256 if heads <= 64 else 128 if heads <= 128 or not single else 64
     heights = {min(tallest, max(64, triton.next_power_of_2(rows)))} | ({64} if heads > 256 else set())
     return [c for c in configs if c.kwargs["BLOCK_M"] in heights and (c.num_stages == 1) == single]
 
@@ -270,10 +272,8 @@ def _attention(
         *(queries, keys, group, groups, size_class(queries), size_class(seen)),
         *(first_seen, last_seen, scale * unit),
         *((None, None) if softcap is None else (2.0 * _LOG2_E.value * scale / softcap, softcap * unit)),
-        D=width,
-        DV=value_width,
-        BLOCK_D=max(16, triton.next_power_of_2(width)),
-        BLOCK_DV=max(16, triton.next_power_of_2(value_width)),
+        *(width, value_width),
+        *(max(16, triton.next_power_of_2(size)) for size in (width, value_width)),
     )
     return out, lse
 

@@ -161,10 +161,10 @@ def test_every_configuration(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("width", [8, 64, 128, 256])
 def test_a_configuration_is_left(dtype: torch.dtype, width: int) -> None:
-    """For each dtype, width of heads and number of rows, with the one stage that float32's products have room for."""
+    """For each dtype, width of heads and number of rows; float32's are those of one stage."""
     for rows in (1, 64, 65, 1000):
-        arguments = {"q_ptr": torch.zeros(1, dtype=dtype), "Sq": rows, "GROUP": 1}
-        left = module._fitting(module._CONFIGS, arguments, BLOCK_D=width, BLOCK_DV=width)
+        arguments = {"q_ptr": torch.zeros(1, dtype=dtype), "Sq": rows, "GROUP": 1, "BLOCK_D": width, "BLOCK_DV": width}
+        left = module._fitting(module._CONFIGS, arguments)
         assert left
         assert {config.num_stages == 1 for config in left} == {dtype == torch.float32}
 

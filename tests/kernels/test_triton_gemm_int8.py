@@ -103,16 +103,19 @@ def test_sums_beyond_an_int32_are_exact(k: int) -> None:
     assert torch.equal(gemm_int8(*arguments), expected(*arguments))
 
 
-def test_offsets_beyond_an_int32() -> None:
-    """An element 3 * 2^30 bytes from the first is found, along M, N and K."""
-    far = 2**30
-    memory = torch.empty(3 * far + 1, dtype=torch.int8)  # pages that are not touched take no memory
-    spread = memory.as_strided((4,), (far,))
-    spread.copy_(torch.tensor([1, -2, 3, 4]))
+def test_offsets_beyond_an_int32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An element more than 2^31 bytes from the first is found along M, N and K, also in a second block of K."""
+    monkeypatch.setattr(module._gemm_int8_kernel, "configs", module._CONFIGS[:1])
+    monkeypatch.setattr(module._gemm_int8_kernel, "early_config_prune", None)
+    count, far = 130, 2**24
+    memory = torch.empty((count - 1) * far + 1, dtype=torch.int8)  # pages that are not touched take no memory
+    spread = memory.as_strided((count,), (far,))
+    spread.copy_(codes(count))
     column, row = spread[:, None], spread[None, :]
-    ones = torch.ones(4, 1), torch.ones(1, 4)
-    assert torch.equal(gemm_int8(column, row, *ones), expected(column, row, *ones))
-    assert gemm_int8(row, column, ones[0][:1], ones[1][:, :1]).item() == 30
+    outer = (column, row, *scales(count, count))
+    inner = (row, column, *scales(1, 1))
+    assert torch.equal(gemm_int8(*outer), expected(*outer))
+    assert torch.equal(gemm_int8(*inner), expected(*inner))
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (4, 3, 0), (0, 0, 0)], ids=str)
