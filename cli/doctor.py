@@ -38,9 +38,10 @@ def doctor() -> int:
     table.add_column(no_wrap=True)
     for name, value in (*_versions(), *_devices(), *_kernels()):
         table.add_row(Text(name), Text(value), "")
+    triton = importlib.util.find_spec("triton") is not None
     broken = 0
     for words, test in _SELF_TESTS.items():
-        if test is _faithful_interpreter and importlib.util.find_spec("triton") is None:
+        if test is _faithful_interpreter and not triton:
             continue
         try:
             reason = test()
@@ -48,6 +49,8 @@ def doctor() -> int:
             reason = f"{type(error).__name__}: {error}"
         broken += bool(reason)
         table.add_row(Text("self-test"), Text(words + (f": {reason}" if reason else "")), _mark(not reason))
+    if triton:
+        table.add_row(Text("triton's interpreter"), Text(_faults_of_plain_interpreter()), "")
     Console().print(table)
     return int(broken > 0)
 
@@ -93,8 +96,6 @@ def _kernels() -> Iterator[tuple[str, str]]:
     )
     if importlib.util.find_spec("triton") is None:
         yield "triton kernels", "can't run: triton is not installed"
-    else:
-        yield "triton's interpreter", _faults_of_plain_interpreter()
 
 
 def _faults_of_plain_interpreter() -> str:

@@ -40,7 +40,8 @@ def load_target(target: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(module_name)
     except Exception as error:
         raise TargetError(
-            f"target {target!r}: {module_name} can't be imported ({type(error).__name__}: {error})"
+            f"target {target!r}: {module_name} can't be imported ({type(error).__name__}: {error}); "
+            "modules of the current folder and of PYTHONPATH count"
         ) from None
     for part in name.split("."):
         if not hasattr(found, part):
