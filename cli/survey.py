@@ -35,7 +35,7 @@ _COLOURS = {"PASS": "green", "FAIL": "red", "NOT HERE": "dim", "NOT RUN": "dim"}
 def survey(
     examples: Annotated[
         int, typer.Option(min=0, help="Fuzzed cases per kernel and dtype, beside the fixed phases.")
-    ] = 40,
+    ] = 20,
     seed: Annotated[int, typer.Option(help="Seed of every examination.")] = 0,
     device: Annotated[str, typer.Option(help="Where the kernels run.")] = "cpu",
     out: Annotated[Path, typer.Option(help="Folder of index.html and survey.json.")] = Path("report"),
