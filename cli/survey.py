@@ -8,6 +8,7 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -79,7 +80,11 @@ def survey(
 
 
 def _chosen(table: Sequence[Entry], only: str) -> list[Entry]:
-    chosen = [entry for entry in table if only.lower() in entry.name.lower()]
+    chosen = [
+        replace(entry, dtypes=entry.survey_dtypes or entry.dtypes)
+        for entry in table
+        if only.lower() in entry.name.lower()
+    ]
     if not chosen:
         raise SettingError(f"--only {only!r}: no kernel's name contains that; `assay survey` without it lists all")
     return chosen

@@ -28,6 +28,7 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {  # what a field of an
     "spec": (str, "text"),
     "group": (str, "text"),
     "dtypes": (list, "a list of dtypes"),
+    "survey_dtypes": (list, "a list of dtypes"),
     "out_dtype": (str, "the name of a dtype"),
     "options": (dict, "a table of lists"),
     "shapes": (dict, "a table of sizes"),
@@ -42,13 +43,17 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {  # what a field of an
 
 @dataclass(frozen=True)
 class Entry:
-    """A kernel and how to examine it; the fields are those of `examine`, where they aren't the table's."""
+    """A kernel and how to examine it; the fields are those of `examine`, where they aren't the table's.
+
+    ``survey_dtypes`` are those of ``dtypes`` that a survey, which goes for breadth, takes.
+    """
 
     name: str
     target: str
     spec: str
     group: str = ""
     dtypes: tuple[Any, ...] = (None,)
+    survey_dtypes: tuple[Any, ...] = ()
     options: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     contract: Mapping[str, Any] = field(default_factory=dict)
@@ -113,6 +118,7 @@ def entry_from_table(row: Mapping[str, Any]) -> Entry:
     return Entry(
         **plain_fields,
         dtypes=tuple(row.get("dtypes", ())) or (None,),
+        survey_dtypes=tuple(row.get("survey_dtypes", ())),
         options=options,
         settings=settings,
         contract=contract,
