@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import typer
 
+from assay.cli import golden
 from assay.cli.doctor import doctor
 from assay.cli.repro import repro
 from assay.cli.survey import survey
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 for command in (survey, verify, repro, doctor):
     app.command()(command)
+app.add_typer(golden.app, name="golden")
 
 
 @app.callback(invoke_without_command=True)

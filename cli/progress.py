@@ -15,16 +15,20 @@ _BETWEEN = 10.0  # seconds between two plain lines
 
 
 class Ticker:
-    """Shows how much of ``effort``, in any unit, is done in ``count`` steps; a context manager."""
+    """Shows how much of ``effort``, in any unit, is done in ``count`` steps; a context manager.
 
-    def __init__(self, label: str, count: int, effort: float) -> None:
-        self._label, self._count, self._effort = label, count, effort
-        self._done, self._spent, self._started = 0, 0.0, time.monotonic()
+    ``rate`` shows also how many steps are done in a second, counted from the first one.
+    """
+
+    def __init__(self, label: str, count: int, effort: float, *, rate: bool = False) -> None:
+        self._label, self._count, self._effort, self._rate = label, count, effort, rate
+        self._done, self._skipped, self._spent, self._started = 0, 0, 0.0, time.monotonic()
+        self._begun = False
         self._next_line = self._started + _BETWEEN
         self._bar: Progress | None = None
         if sys.stderr.isatty():
             self._bar = Progress(
-                TextColumn("{task.description} {task.fields[done]} of {task.fields[count]}"),
+                TextColumn("{task.description} {task.fields[done]} of {task.fields[count]}{task.fields[rate]}"),
                 BarColumn(),
                 TimeRemainingColumn(),
                 TextColumn("left"),
@@ -32,7 +36,7 @@ class Ticker:
                 transient=True,
                 speed_estimate_period=3600,
             )
-            self._task = self._bar.add_task(label, total=effort, done=0, count=count)
+            self._task = self._bar.add_task(label, total=effort, done=0, count=count, rate="")
             self._timer = threading.Timer(_QUIET, self._bar.start)
             self._timer.daemon = True
 
@@ -51,11 +55,25 @@ class Ticker:
 
     def advance(self, effort: float) -> None:
         """One step, of so much effort, is done."""
-        self._done, self._spent = self._done + 1, self._spent + effort
         now = time.monotonic()
+        if self._rate and not self._begun:  # the first one waited for whatever had to be started
+            self._begun, self._started = True, now
+            self.skip(effort)
+            return
+        self._done, self._spent = self._done + 1, self._spent + effort
         if self._bar is not None:
-            self._bar.update(self._task, completed=self._spent, done=self._done)
+            self._bar.update(
+                self._task, completed=self._spent, total=self._effort, done=self._done, rate=self._speed(now)
+            )
         elif now >= self._next_line and 0 < self._spent < self._effort:
             left = (now - self._started) * (self._effort / self._spent - 1)
-            print(f"assay: {self._label} {self._done} of {self._count}, about {left:.0f} s left", file=sys.stderr)
+            steps = f"{self._done} of {self._count}{self._speed(now)}"
+            print(f"assay: {self._label} {steps}, about {left:.0f} s left", file=sys.stderr)
             self._next_line = now + _BETWEEN
+
+    def skip(self, effort: float) -> None:
+        """One step, which would have taken so much effort, needn't be done."""
+        self._done, self._skipped, self._effort = self._done + 1, self._skipped + 1, self._effort - effort
+
+    def _speed(self, now: float) -> str:
+        return f", {(self._done - self._skipped) / max(now - self._started, 1e-3):.3g}/s" if self._rate else ""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.cli.progress import Ticker
+from assay.golden.isolate import Lost, Raised, Remember, Workers
 from assay.verify.errors import ReproError
-from assay.verify.isolate import Lost, Raised, Remember, Workers
 
 if TYPE_CHECKING:
     from assay.verify.verdict import Verdict

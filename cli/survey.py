@@ -20,8 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from assay.cli.progress import Ticker
+from assay.golden.isolate import Workers, worker_count
 from assay.verify.errors import SettingError
-from assay.verify.isolate import Workers, worker_count
 
 if TYPE_CHECKING:
     from assay.verify.survey import Row

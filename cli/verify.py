@@ -15,8 +15,8 @@ import typer
 
 from assay.cli import settings
 from assay.cli.progress import Ticker
+from assay.golden.isolate import Workers, worker_count
 from assay.verify.errors import SettingError, TargetError
-from assay.verify.isolate import Workers, worker_count
 
 if TYPE_CHECKING:
     from assay.verify.survey import Row

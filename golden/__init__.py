@@ -1,6 +1,7 @@
 """Certified goldens: for every op the exact function of the tensors as stored, with a radius that holds it.
 
-``evaluate(op, *tensors, **options)`` gives a `Golden`, ``specs()`` the names of the ops, ``spec(name)`` one of them.
+``evaluate(op, *tensors, **options)`` gives a `Golden`, ``specs()`` the names of the ops, ``spec(name)`` one of them,
+and ``admissible(op, *tensors, chosen=..., **options)`` tells which of a kernel's choices are right.
 """
 
 from __future__ import annotations
@@ -9,12 +10,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from assay.golden.choices import admissible
     from assay.golden.evaluation import Golden, evaluate
     from assay.golden.registry import Spec, spec, specs
 
-__all__ = ["Golden", "Spec", "evaluate", "spec", "specs"]
+__all__ = ["Golden", "Spec", "admissible", "evaluate", "spec", "specs"]
 
-_HOME = {"Golden": "evaluation", "evaluate": "evaluation", "Spec": "registry", "spec": "registry", "specs": "registry"}
+_HOME = {
+    "Golden": "evaluation",
+    "Spec": "registry",
+    "admissible": "choices",
+    "evaluate": "evaluation",
+    "spec": "registry",
+    "specs": "registry",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from assay.golden.arithmetic import Arb, Arithmetic, Ball, BallArithmetic
+from assay.golden.arithmetic import Arithmetic, Ball, BallArithmetic
+from assay.golden.arithmetic.exact_arb import parts_of
 from assay.golden.errors import InputError, OptionError
 from assay.golden.registry import Spec, spec
 from assay.golden.signature import TensorSpec
+from assay.precision.formats import format_named
 
 _SLACK = 1 + 2.0**-30  # radii are themselves computed in float64
-_FLOAT64_DIGITS = 15
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,18 @@ class Golden:
     low: torch.Tensor | None = None
 
 
-def evaluate(op: str, *tensors: Any, digits: int | None = None, **options: Any) -> Golden | tuple[Golden, ...]:
+def evaluate(
+    op: str, *tensors: Any, digits: int | None = None, round_to: str | None = None, **options: Any
+) -> Golden | tuple[Golden, ...]:
     """The golden of spec ``op`` for ``tensors`` (torch tensors or arrays, shapes as in its signature).
 
     ``options`` are the op's options, and its keyword tensors (``slopes=``, ``sinks=``). ``digits`` asks for that many
-    decimal digits, by Arb (slow; small tensors). An op with several results gives a tuple of goldens.
+    decimal digits of every element, radius <= 10^-digits |value|, as far as value and low, two float64, hold them
+    (about 31). ``round_to`` names a format of floating-point numbers: each value is then the correct rounding of the
+    exact result, to nearest, ties to even, and the radius holds the exact result about it. Elements that the float64
+    evaluation does not resolve are evaluated again with more digits; where no precision within bounds proves what was
+    asked for, ``digits`` leaves the radius that was reached, and ``round_to`` an infinite one. An op with several
+    results gives a tuple of goldens.
 
     Raises `UnknownSpec`, `OptionError`, `ShapeError` or `InputError`.
     """
@@ -46,25 +54,25 @@ def evaluate(op: str, *tensors: Any, digits: int | None = None, **options: Any) 
     if digits is not None and (isinstance(digits, bool) or not isinstance(digits, int) or digits < 1):
         raise OptionError(f"{op}: digits={digits!r}; expected a positive whole number")
     options, keywords = split_keywords(definition, options)
-    if digits is None or digits <= _FLOAT64_DIGITS:
-        return _each(run(definition, BallArithmetic(), tensors, options, keywords), golden_of_ball)
-    enclosed = run(definition, Arb(digits + 15), tensors, options, keywords)
-    certified = run(definition, BallArithmetic(), tensors, options, keywords)
-    if not isinstance(enclosed, tuple):
-        return _either(golden_of_enclosure(enclosed), golden_of_ball(certified))
-    return tuple(_either(golden_of_enclosure(a), golden_of_ball(b)) for a, b in zip(enclosed, certified, strict=True))
+    stored, _ = checked(definition, tensors, options, keywords)
+    positional = tuple(value for name, value in stored.items() if name not in keywords)
+    from assay.golden.call import Call  # these build on this module
+    from assay.golden.correct_rounding import correctly_rounded
+    from assay.golden.precise import to_digits
 
-
-def _either(enclosed: Golden, certified: Golden) -> Golden:
-    """The float64 golden where Arb's balls grew too wide to say more than NaN."""
-    lost = enclosed.value.isnan() & ~certified.value.isnan()
-    if enclosed.low is None or not bool(lost.any()):
-        return enclosed
-    return Golden(
-        torch.where(lost, certified.value, enclosed.value),
-        torch.where(lost, certified.radius, enclosed.radius),
-        torch.where(lost, 0.0, enclosed.low),
-    )
+    call = Call(definition, positional, options, {name: stored[name] for name in keywords})
+    if digits is not None and round_to is not None:
+        raise OptionError(f"{op}: digits={digits} and round_to={round_to!r}; expected one of them")
+    if round_to is not None:
+        format = format_named(round_to)
+        if format.kind != "float":
+            raise OptionError(f"{op}: round_to={round_to!r}; expected a format of floating-point numbers")
+        goldens = correctly_rounded(call, format)
+    elif digits is not None:
+        goldens = to_digits(call, digits)
+    else:
+        goldens = call.in_blocks(BallArithmetic())
+    return goldens if len(goldens) > 1 else goldens[0]
 
 
 def split_keywords(definition: Spec, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -81,15 +89,33 @@ def run(
     tensors: Sequence[Any],
     options: Mapping[str, Any],
     keywords: Mapping[str, Any],
-    chosen: torch.Tensor | None = None,
+    chosen: Mapping[str, torch.Tensor] | None = None,
 ) -> Any:
     """The definition in arithmetic ``xp``, after its tensors and options have been checked against its signature.
 
-    ``chosen``: a kernel's own choice, for an op whose result depends on one.
+    ``chosen``: a kernel's own choices by the results' names, for an op whose other results hang on them.
     """
     complete = definition.complete(options)
+    stored, sizes = checked(definition, tensors, complete, keywords)
     signature = definition.signature(complete)
-    positional = [tensor for tensor in signature.tensors if not tensor.keyword]
+    unused = definition.unused(*stored.values()) if definition.unused else {}
+    numbers = {
+        tensor.name: _numbers(xp, definition, tensor, stored[tensor.name], unused.get(tensor.name), sizes)
+        for tensor in signature.tensors
+    }
+    extra = {name: numbers.pop(name) for name in keywords}
+    settings = {name: value for name, value in complete.items() if name not in extra}
+    for name, value in (chosen or {}).items():
+        extra[name] = xp.exact(value.to(torch.float64)) if value.is_floating_point() else xp.integers(value)
+    settings = {name: None if name == "sinks" and value is False else value for name, value in settings.items()}
+    return definition.definition(xp, *numbers.values(), **extra, **settings)
+
+
+def checked(
+    definition: Spec, tensors: Sequence[Any], options: Mapping[str, Any], keywords: Mapping[str, Any]
+) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+    """The tensors by name, in the order of the signature, and the sizes of its symbols; raises as `evaluate` does."""
+    signature = definition.signature(options)
     named = [tensor for tensor in signature.tensors if tensor.keyword]
     for tensor in named:
         if tensor.name not in keywords:
@@ -101,18 +127,10 @@ def run(
         )
     values = [*tensors, *(keywords[tensor.name] for tensor in named)]
     sizes = signature.bind(definition.name, [tuple(getattr(value, "shape", np.shape(value))) for value in values])
-    stored = [_tensor(definition, tensor, value) for tensor, value in zip(signature.tensors, values, strict=True)]
-    unused = definition.unused(*stored) if definition.unused else {}
-    numbers = [
-        _numbers(xp, definition, tensor, value, unused.get(tensor.name), sizes)
-        for tensor, value in zip(signature.tensors, stored, strict=True)
-    ]
-    extra = {tensor.name: number for tensor, number in zip(named, numbers[len(positional) :], strict=True)}
-    settings = {name: value for name, value in complete.items() if name not in extra}
-    if chosen is not None and definition.chosen is not None:
-        extra[definition.chosen] = xp.integers(chosen)
-    settings = {name: None if name == "sinks" and value is False else value for name, value in settings.items()}
-    return definition.definition(xp, *numbers[: len(positional)], **extra, **settings)
+    stored = {
+        tensor.name: _tensor(definition, tensor, value) for tensor, value in zip(signature.tensors, values, strict=True)
+    }
+    return stored, sizes
 
 
 def _tensor(definition: Spec, tensor: TensorSpec, value: Any) -> torch.Tensor:
@@ -140,15 +158,14 @@ def _numbers(
     if not tensor.is_integer:
         return xp.exact(value.to(torch.float64))
     used = value if unused is None else value[~unused]
+    used = used if tensor.none is None else used[used != tensor.none]
     if tensor.bound and used.numel():
         highest, least, most = tensor.most(sizes), int(used.min()), int(used.max())
         if least < 0 or most > highest:
             raise InputError(f"{definition.name}: {tensor.name} must lie in 0..{highest}, got {least}..{most}")
+        if tensor.role == "offsets" and (most != highest or value[0] != 0 or bool((value.diff() < 0).any())):
+            raise InputError(f"{definition.name}: {tensor.name} must rise from 0 to {highest}, got {least}..{most}")
     return xp.integers(value)
-
-
-def _each(result: Any, convert: Any) -> Any:
-    return tuple(map(convert, result)) if isinstance(result, tuple) else convert(result)
 
 
 def golden_of_ball(result: Ball | torch.Tensor) -> Golden:
@@ -163,14 +180,5 @@ def golden_of_enclosure(result: Any) -> Golden:
     """The golden of an array of Arb balls: its float64 value, what that lacks, and what is left."""
     if result.dtype != object:
         return golden_of_ball(torch.as_tensor(result))
-    value, low, radius = (torch.zeros(result.shape, dtype=torch.float64) for _ in range(3))
-    for index in np.ndindex(result.shape):
-        number = result[index]
-        high = float(number.mid())
-        value[index] = high
-        if math.isfinite(high):
-            rest = number - high
-            low[index] = float(rest.mid())
-            left = (rest - low[index].item()).abs_upper()
-            radius[index] = math.nextafter(float(left) * _SLACK, math.inf) if left > 0 else 0.0  # never down to zero
-    return Golden(value, radius, low)
+    value, low, radius = parts_of(result)
+    return Golden(value, radius * _SLACK, low)

@@ -59,14 +59,20 @@ class Spec:
 
     ``definition(xp, *tensors, **options)`` is evaluated by every arithmetic of `assay.golden.arithmetic`.
     ``stages`` are the places where a kernel may round on the way, with the default format (None: no rounding there).
-    ``rows`` is the symbol along which rows are independent of each other. ``sizes`` and ``multiples`` say which sizes
-    a symbol may take (``{"g": (32, 64, 128)}``) and which symbol it must be a multiple of (``{"K": "g"}``).
+    ``rows`` is the symbol along which rows are independent of each other, or a function of the options that gives it.
+    ``columns`` is a second such symbol: of any rows, any columns may be evaluated apart.
+    ``sizes`` and ``multiples`` say which sizes a symbol may take (``{"g": (32, 64, 128)}``) and which symbol or number
+    it must be a multiple of (``{"K": "g"}``, ``{"K": "4"}``).
     ``work`` is an expression for the cost of a call (the product of all sizes where left out).
     ``empty`` are the symbols that fuzzing may set to zero.
     ``unused(*tensors)`` gives masks, by tensor's name, of the elements that no result depends on: they may hold NaN,
     and integers there are not held to their bounds. It must bear integers beyond their bounds elsewhere too.
-    ``chosen`` names a result that is a choice (top-k ids): the definition takes it back as a keyword, and
-    ``admissible(xp, *tensors, chosen, **options)`` tells, element for element, which choices are right.
+    ``chosen`` names the results that others hang on and that are a kernel's own choice (top-k ids, zero-points): the
+    definition takes them back as keywords. ``admissible(xp, *tensors, chosen, **options)`` tells, element for element,
+    which choices of the first of them are right, where no interval of numbers does.
+    ``elementwise``: an element of the result depends on that of the one tensor alone, so that in a format of 16 bits
+    or fewer every number there is can be tried.
+    ``version`` is raised whenever the mathematics changes: stored goldens of earlier versions then no longer count.
     """
 
     name: str
@@ -74,19 +80,26 @@ class Spec:
     signature_text: str | Callable[[Mapping[str, Any]], str]
     options: Mapping[str, Option] = field(default_factory=dict)
     stages: Mapping[str, str | None] = field(default_factory=dict)
-    rows: str | None = None
+    rows: str | Callable[[Mapping[str, Any]], str | None] | None = None
+    columns: str | None = None
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     multiples: Mapping[str, str] = field(default_factory=dict)
     empty: tuple[str, ...] = ()
     work: str | None = None
     unused: Callable[..., Mapping[str, Any]] | None = None
-    chosen: str | None = None
+    chosen: tuple[str, ...] = ()
     admissible: Callable[..., Any] | None = None
+    version: int = 1
+    elementwise: bool = False
 
     def signature(self, options: Mapping[str, Any] | None = None) -> Signature:
         """The signature under ``options`` (defaults where left out)."""
         text = self.signature_text
         return parse(text if isinstance(text, str) else text(self.complete(options or {})))
+
+    def independent(self, options: Mapping[str, Any]) -> str | None:
+        """The symbol along which rows are independent of each other under complete ``options``."""
+        return self.rows(options) if callable(self.rows) else self.rows
 
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
@@ -110,7 +123,8 @@ def define(
     def register(definition: Callable[..., Any]) -> Callable[..., Any]:
         if name in _REGISTRY and _REGISTRY[name].definition.__module__ != definition.__module__:
             raise ValueError(f"spec {name!r} is defined in {_REGISTRY[name].definition.__module__} already")
-        fields.setdefault("empty", (fields["rows"],) if fields.get("rows") else ())
+        rows = fields.get("rows")
+        fields.setdefault("empty", (rows,) if isinstance(rows, str) else ())
         _REGISTRY[name] = Spec(name, definition, signature, **fields)
         return definition
 

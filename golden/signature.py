@@ -8,7 +8,11 @@ A signature is written as text, ``"a:float8_e4m3fn[M,K], scale[M,ceil(K/128)]=sc
 - ``name[dims]=role``: what its numbers mean, which decides how they are drawn: ``real`` (the default), ``scale``,
   ``weight`` (a share, between 0 and 1), ``angle`` (between -1 and 1), ``slope`` (positive, at most 1), ``code(n)``
   (integers below n), ``index(E)`` (integers below the symbol E), ``length(n*m)`` (integers up to n m, that itself
-  among them; m is what lengths are counted out in), ``bits`` (any bit pattern);
+  among them; m is what lengths are counted out in), ``offsets(T)`` (where each part of T begins, and at last T: never
+  descending), ``pair(n)`` (neighbours are two places below n, ascending), ``label(V,i)`` (integers below the symbol V,
+  and i, which says that there is none), ``lse`` (log-sum-exps, -inf among them),
+  ``bits`` (any bit pattern); ``real(n)``: numbers that are going to be codes up to n; of a result ``rounded``: codes
+  that the op rounds numbers to;
 - ``*name[dims]``: handed over as a keyword.
 """
 
@@ -24,7 +28,7 @@ from functools import cache
 from assay.golden.errors import ShapeError
 
 _TENSOR = re.compile(
-    r"\s*(?P<keyword>\*)?(?P<name>\w+)(:(?P<dtype>\w+))?\[(?P<dims>[^\]]*)\](=(?P<role>\w+)(\((?P<bound>[\w*]+)\))?)?\s*"
+    r"\s*(?P<keyword>\*)?(?P<name>\w+)(:(?P<dtype>\w+))?\[(?P<dims>[^\]]*)\](=(?P<role>\w+)(\((?P<bound>[\w*]+)(,(?P<none>-?\d+))?\))?)?\s*"
 )
 _SYMBOL = re.compile(r"\b[A-Za-z]\w*\b(?!\()")
 
@@ -39,6 +43,7 @@ class TensorSpec:
     role: str = "real"
     bound: str = ""
     keyword: bool = False
+    none: int | None = None  # an integer beyond the bound that says that there is none
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape under ``sizes``; a quotient that doesn't come out even raises `ShapeError`."""
@@ -47,11 +52,11 @@ class TensorSpec:
     @property
     def is_integer(self) -> bool:
         """Whether its elements are codes or indices rather than numbers that enter the arithmetic as they are."""
-        return self.role in ("code", "index", "length", "bits")
+        return self.role in ("code", "index", "length", "offsets", "pair", "label", "bits")
 
     def most(self, sizes: Mapping[str, int]) -> int:
         """The largest integer that an element may be, where the role bounds it."""
-        return dimension(self.bound, sizes) - (self.role != "length")
+        return dimension(self.bound, sizes) - (self.role not in ("length", "offsets"))
 
     def __str__(self) -> str:
         return f"{self.name}[{','.join(self.dims)}]"
@@ -123,6 +128,7 @@ def _tensors(text: str) -> tuple[TensorSpec, ...]:
                 match["role"] or "real",
                 match["bound"] or "",
                 bool(match["keyword"]),
+                None if match["none"] is None else int(match["none"]),
             )
         )
         position = match.end() + 1
@@ -145,8 +151,13 @@ def dimension(text: str, sizes: Mapping[str, int]) -> int:
 
 
 def _solve(text: str, size: int, sizes: dict[str, int]) -> None:
-    """Bind the last unknown of ``K/g`` = size: g = K / size (1 where there are no groups at all)."""
+    """Bind the last unknown of ``K/g`` = size: g = K / size (1 without any group); and of ``K/2`` and ``B+1``."""
+    symbol, _, more = text.partition("+")
+    if more.isdigit() and symbol.isidentifier():
+        sizes.setdefault(symbol, size - int(more))
     numerator, _, unknown = text.partition("/")
+    if unknown.isdigit() and numerator.isidentifier():
+        sizes.setdefault(numerator, size * int(unknown))
     if unknown.isidentifier() and unknown not in sizes and numerator in sizes:
         whole = sizes[numerator]
         sizes[unknown] = max(1, whole // size) if size else max(1, whole)

@@ -190,10 +190,12 @@ def test_a_path_of_a_machine_is_recognised(folder: str) -> None:
     assert not MACHINE_PATH.search(f"src/{folder}/x or /{folder}load/x")
 
 
-@pytest.mark.parametrize("module", ["precision", "golden", "verify", "verify.plugin", "configs"])
+@pytest.mark.parametrize(
+    "module", ["precision", "golden", "golden.store", "golden.inputs", "verify", "verify.plugin", "configs"]
+)
 def test_importing_is_light(module: str) -> None:
-    """Neither torch nor hypothesis is loaded until something needs it."""
-    program = f"import sys, assay.{module}\nprint([name for name in ('torch', 'hypothesis') if name in sys.modules])"
+    """Neither torch, hypothesis nor fsspec is loaded until something needs it."""
+    program = f"import sys, assay.{module}\nprint({{'torch', 'hypothesis', 'fsspec'}} & set(sys.modules) or [])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "[]", "")
 

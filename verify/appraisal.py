@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from assay.golden.arithmetic import Arb, BallArithmetic
+from assay.golden.errors import StoreError
 from assay.golden.evaluation import Golden, golden_of_ball, golden_of_enclosure, run
 from assay.golden.registry import Spec
 from assay.precision.formats import Format, format_named
@@ -26,16 +27,18 @@ Values = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Appraiser:
-    """Judges outputs by ``contract``."""
+    """Judges outputs by ``contract``, against ``known`` goldens where they needn't be evaluated."""
 
     contract: Contract
+    known: tuple[Golden, ...] | None = None
 
     def appraise(self, case: Case, values: Values, outputs: tuple[torch.Tensor, ...]) -> Result:
         """The outputs against the goldens, element by element."""
         definition, signature = case.definition, case.signature
-        chosen = _chosen(definition, signature.returns, outputs)
+        named = {tensor.name: output for tensor, output in zip(signature.returns, outputs, strict=True)}
+        chosen = {name: named[name].detach().cpu() for name in definition.chosen}
         result = Result(case, outputs=outputs)
-        if chosen is not None:
+        if definition.admissible is not None:
             failure = self._wrong_choice(case, values, chosen)
             if failure is not None:
                 return replace(result, failure=failure)
@@ -70,17 +73,28 @@ class Appraiser:
         self,
         case: Case,
         values: Values,
-        chosen: torch.Tensor | None = None,
+        chosen: Values | None = None,
         *,
         proven: bool = False,
     ) -> list[Tolerance]:
         """What the contract allows of each output, for inputs of these ``values``; ``proven``: by Arb."""
         model = self.contract.model(case.definition, self.input_format(case))
         with one_thread():
-            golden = self._evaluate(case, values, chosen, Arb(_ARB_DIGITS) if proven else BallArithmetic())
+            if proven or self.known is None:
+                golden = self._evaluate(case, values, chosen, Arb(_ARB_DIGITS) if proven else BallArithmetic())
+            else:
+                golden = [_one_number(known) for known in self.known]
             allowed = self._evaluate(case, values, chosen, BallArithmetic(model))
+        if self.known is not None and any(map(_lie_apart, golden, allowed)):
+            raise StoreError(f"a stored golden is not what the definition gives; run assay golden check ({case})")
         return [
-            tolerance(exact, permitted, format_named(dtype if not tensor.is_integer else "float64"), self.contract)
+            tolerance(
+                exact,
+                permitted,
+                format_named(dtype if not tensor.is_integer else "float64"),
+                self.contract,
+                rounded=tensor.role == "rounded",
+            )
             for tensor, dtype, exact, permitted in zip(
                 case.signature.returns, case.result_dtypes, golden, allowed, strict=True
             )
@@ -90,43 +104,49 @@ class Appraiser:
         """The format of the first tensor, which contracts call "input"."""
         return format_named(next(iter(case.dtypes.values())))
 
-    def _evaluate(self, case: Case, values: Values, chosen: torch.Tensor | None, xp: Any) -> list[Golden]:
+    def _evaluate(self, case: Case, values: Values, chosen: Values | None, xp: Any) -> list[Golden]:
         result = _run(case, values, xp, chosen)
         convert: Callable[[Any], Golden] = golden_of_enclosure if isinstance(xp, Arb) else golden_of_ball
-        goldens = [convert(part) for part in (result if isinstance(result, tuple) else (result,))]
-        return [
-            replace(golden, radius=golden.radius + golden.low.abs()) if golden.low is not None else golden
-            for golden in goldens
-        ]
+        return [_one_number(convert(part)) for part in (result if isinstance(result, tuple) else (result,))]
 
-    def _wrong_choice(self, case: Case, values: Values, chosen: torch.Tensor) -> Failure | None:
+    def _wrong_choice(self, case: Case, values: Values, chosen: Values) -> Failure | None:
         """A choice that no kernel under the contract may make."""
         definition = case.definition
         assert definition.admissible is not None
+        name = definition.chosen[0]
         xp = BallArithmetic(self.contract.model(definition, self.input_format(case)))
         tensors = [xp.exact(value) for value in values.values()]
-        right = definition.admissible(xp, *tensors, chosen.to(torch.int64), **case.options)
+        right = definition.admissible(xp, *tensors, chosen[name].to(torch.int64), **case.options)
         if bool(right.all()):
             return None
         index = tuple(int(place) for place in (~right).nonzero()[0])
-        best = next(
-            golden
-            for golden in self._evaluate(case, values, None, BallArithmetic())
-            if not golden.value.is_floating_point()
-        )
+        place = [tensor.name for tensor in case.signature.returns].index(name)
+        best = self._evaluate(case, values, None, BallArithmetic())[place]
         return Failure(
             "contract",
             case,
             f"{int((~right).sum())} of {right.numel()} choices are none that the exact values allow",
-            str(definition.chosen),
+            name,
             index,
-            float(chosen[index]),
+            float(chosen[name][index]),
             float(best.value[index]),
             0.0,
             float("inf"),
             int((~right).sum()),
             right.numel(),
         )
+
+
+def _lie_apart(golden: Golden, allowed: Golden) -> bool:
+    """Whether no exact result can lie both within a golden and within what a contract allows."""
+    return bool(((golden.value - allowed.value).abs() > golden.radius + allowed.radius).any())
+
+
+def _one_number(golden: Golden) -> Golden:
+    """The golden without its low part, which the radius takes in."""
+    if golden.low is None:
+        return golden
+    return Golden(golden.value, golden.radius + golden.low.abs())
 
 
 def _is_finite(definition: Spec, values: Values) -> bool:
@@ -149,20 +169,13 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _run(case: Case, values: Values, xp: Any, chosen: torch.Tensor | None) -> Any:
+def _run(case: Case, values: Values, xp: Any, chosen: Values | None) -> Any:
     keywords = {tensor.name: values[tensor.name] for tensor in case.signature.tensors if tensor.keyword}
     tensors = [value for name, value in values.items() if name not in keywords]
     options = {name: value for name, value in case.options.items() if name not in keywords}
-    if chosen is not None:
-        chosen = chosen.to(torch.int64).clamp(0, max(values[next(iter(values))].shape[-1] - 1, 0))
     return run(
         case.definition, xp, tensors, options | dict.fromkeys(set(keywords) & set(case.options), True), keywords, chosen
     )
-
-
-def _chosen(definition: Spec, returns: Any, outputs: tuple[torch.Tensor, ...]) -> torch.Tensor | None:
-    named = {tensor.name: output for tensor, output in zip(returns, outputs, strict=True)}
-    return named[definition.chosen].detach().cpu() if definition.chosen else None
 
 
 def failure_of(case: Case, name: str, got: torch.Tensor, judgement: Judgement) -> Failure:

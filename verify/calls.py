@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from assay.golden.inputs.values import torch_dtype
 from assay.verify.errors import SettingError
-from assay.verify.inputs.cases import Case, Inputs, torch_dtype
+from assay.verify.inputs.cases import Case, Inputs
 from assay.verify.interpreter import faithful, triton_is_loaded
 from assay.verify.memory import PoisonedMemory, litter
 
@@ -179,6 +180,7 @@ _BY_BITS = {
     torch.bfloat16: (torch.int16, "bfloat16"),
     torch.float8_e4m3fn: (torch.uint8, "float8_e4m3fn"),
     torch.float8_e5m2: (torch.uint8, "float8_e5m2"),
+    torch.float8_e8m0fnu: (torch.uint8, "float8_e8m0fnu"),
 }
 
 

@@ -88,6 +88,7 @@ class Contract:
             stages=stages,
             flush=self.subnormals == "flush",
             empty_row=_EMPTY_ROWS[self.masked_rows],
+            rounding=self.rounding,
         )
 
     def changed(self) -> dict[str, Any]:

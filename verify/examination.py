@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from assay.golden.evaluation import Golden
 from assay.precision.formats import format_named
 from assay.verify.calls import Finding
 from assay.verify.contract import Contract
@@ -18,7 +19,7 @@ from assay.verify.gate import passes_gate, smallest_gain
 from assay.verify.inputs.cases import Case, build
 from assay.verify.inputs.layouts import LAYOUTS
 from assay.verify.inputs.sampler import Sampler
-from assay.verify.phases import exact_cases, gate_cases, invariant_cases, range_cases, special_cases
+from assay.verify.phases import every_cases, exact_cases, gate_cases, invariant_cases, range_cases, special_cases
 from assay.verify.question import Question, ask
 from assay.verify.repro import repro_line
 from assay.verify.result import Failure, Result
@@ -45,6 +46,7 @@ def examine(
     framework: str = "torch",
     layouts: Sequence[str] = LAYOUTS,
     timeout: float = 30.0,
+    goldens: str | None = None,
     progress: Progress | None = None,
     watch: Callable[[str], None] | None = None,
 ) -> Verdict:
@@ -53,8 +55,10 @@ def examine(
     The kernel is called with the spec's tensors positionally and with the listed ``options`` only, each over its list
     of values. ``dtype`` names the dtype of all its floating tensors, or of each by name; it may be left out where the
     spec fixes them all. ``shapes`` restricts symbolic dimensions, ``layouts`` the memory layouts. ``examples`` fuzzed
-    cases come after the fixed phases. ``timeout`` is in seconds per call. ``progress(phase, done, of)`` is called as
-    the examination goes on, ``watch(line)`` with the repro line of each case before it is tried.
+    cases come after the fixed phases. ``timeout`` is in seconds per call. ``goldens`` is the address of a store of
+    goldens (`assay.golden.store`): those of its records that answer the question are cases too.
+    ``progress(phase, done, of)`` is called as the examination goes on, ``watch(line)`` with the repro line of each
+    case before it is tried.
 
     Raises `UnknownSpec`, `OptionError`, `ContractError` or `SettingError` on a question that can't be asked; whatever
     the kernel does becomes part of the verdict.
@@ -77,7 +81,7 @@ def examine(
     bench = question.bench
     if watch is not None:
         bench = replace(bench, before=lambda case: watch(repro_line(question.bench, case)))
-    return _Examination(question, bench, question.sampler).run(progress or (lambda phase, done, of: None))
+    return _Examination(question, bench, question.sampler, goldens).run(progress or (lambda phase, done, of: None))
 
 
 def check(kernel: Callable[..., Any], op: str, **settings: Any) -> Verdict:
@@ -95,6 +99,7 @@ class _Examination:
     question: Question
     bench: Bench
     sampler: Sampler
+    goldens: str | None = None
     cases: int = 0
     worst: float = 0.0
     judged: int = 0
@@ -134,6 +139,8 @@ class _Examination:
         if self.question.refusal:
             return "REFUSED", self.question.refusal
         loophole = self._gate()
+        if self.goldens is not None:
+            self._stored(self.goldens, progress)
         for name, cases in self._fixed_phases():
             self._run_phase(name, list(cases), progress)
         if self.failure is None and self.question.examples:
@@ -164,11 +171,23 @@ class _Examination:
                     self.detectable = min(self.detectable, smallest_gain(allowed))
         return loophole
 
+    def _stored(self, address: str, progress: Progress) -> None:
+        """The cases of a store, judged by its goldens."""
+        from assay.verify.stored import stored_cases
+
+        self.phases["stored"] = 0
+        found = list(stored_cases(address, self.sampler))
+        for done, stored in enumerate(found, 1):
+            if self.failure is None:
+                self.attempt("stored", stored.case, stored.goldens)
+                progress("stored", done, len(found))
+
     def _fixed_phases(self) -> Iterator[tuple[str, Iterable[Case]]]:
         yield "exact", exact_cases(self.sampler)
         yield "invariants", invariant_cases(self.sampler, self.bench.contract)
         yield "range", range_cases(self.sampler)
         yield "special", special_cases(self.sampler)
+        yield "every", every_cases(self.sampler)
 
     def _run_phase(self, name: str, cases: Sequence[Case], progress: Progress) -> None:
         for done, case in enumerate(cases):
@@ -190,9 +209,9 @@ class _Examination:
 
         fuzz(self.sampler, self.question.examples, one)
 
-    def attempt(self, phase: str, case: Case) -> Result:
-        """Try a case and add what it showed."""
-        result = self.bench.try_case(case)
+    def attempt(self, phase: str, case: Case, goldens: tuple[Golden, ...] | None = None) -> Result:
+        """Try a case, by goldens known already or evaluated now, and add what it showed."""
+        result = replace(self.bench, goldens=goldens).try_case(case)
         self.cases += 1
         self.phases[phase] = self.phases.get(phase, 0) + 1
         self.worst = max(self.worst, result.worst)

@@ -59,9 +59,10 @@ def passes_gate(limits: Tolerance, out: Format) -> str | None:
     right = torch.where(torch.isfinite(right), right, limits.golden)
     if not right.numel():
         return None
-    judged = bool((limits.judged & torch.isfinite(limits.golden)).any())
-    if not judged:
+    if not bool(limits.judged.any()):
         return "anything at all: no element is judged"
+    if not bool((limits.judged & torch.isfinite(limits.golden)).any()):  # a logarithm of numbers below zero
+        return None
     for words, wrong in corruptions(right, limits, out):
         changed = ((wrong != right) & ~(wrong.isnan() & right.isnan()) & limits.judged).any()
         if bool(changed) and not bool(judge(wrong, limits).broken.any()):
@@ -76,7 +77,8 @@ def smallest_gain(limits: Tolerance) -> float:
     end = torch.where(up, limits.high, limits.low)
     beyond = torch.where(up, next_up(end, limits.out), next_down(end, limits.out))
     gain = (end + limits.share * (beyond - end) - golden) / golden
-    gain = torch.where((golden == 0) | gain.isnan(), math.inf, gain)  # NaN: nothing lies beyond the format's end
+    nothing = (golden == 0) | gain.isnan() | (beyond == end)  # beyond the format's end there is no number
+    gain = torch.where(nothing, math.inf, gain)
     return float(gain.min()) if gain.numel() else math.inf
 
 

@@ -80,8 +80,12 @@ _ROUNDINGS: dict[str, tuple[Mode, Mode]] = {
 }
 
 
-def tolerance(golden: Golden, allowed: Golden, out: Format, contract: Contract) -> Tolerance:
-    """What ``contract`` allows of an output in format ``out``; ``allowed`` is the definition under its model."""
+def tolerance(golden: Golden, allowed: Golden, out: Format, contract: Contract, *, rounded: bool = False) -> Tolerance:
+    """What ``contract`` allows of an output in format ``out``; ``allowed`` is the definition under its model.
+
+    ``rounded``: the definition has rounded already, and its balls hold whole codes. What the contract allows is then
+    the codes within ``allowed``, and of the golden's own; nothing lies between them that could be left unresolved.
+    """
     value, own, radius = golden.value.double(), golden.radius, allowed.radius
     value = torch.where(allowed.value.isnan(), math.nan, value)  # where a contract asks for NaN: masked rows
     special = ~torch.isfinite(value)
@@ -89,6 +93,12 @@ def tolerance(golden: Golden, allowed: Golden, out: Format, contract: Contract) 
     judged = said & ~(special & (contract.nonfinite == "unspecified"))
     own = torch.where(special, 0.0, own)
     radius = torch.where(special | ~said, 0.0, radius)
+    if rounded:
+        low, high = _codes(allowed, torch.where(said, radius, 0.0), out)
+        own_low, own_high = _codes(golden, own, out)
+        low, high = torch.minimum(low, own_low), torch.maximum(high, own_high)
+        inner, nowhere = (high - low) / 2, torch.zeros_like(judged)
+        return Tolerance(value, low, high, low, high, judged, inner == 0, nowhere, inner, out, 0.5)
     low, high, may_be_nan = _interval(value, radius + own, out, contract)
     sure_low, sure_high, _ = _interval(value, radius - own, out, contract)
     if contract.subnormals == "flush":
@@ -98,6 +108,13 @@ def tolerance(golden: Golden, allowed: Golden, out: Format, contract: Contract) 
     share = 0.5 if contract.rounding == "nearest" else 1.0
     inner = radius + own
     return Tolerance(value, low, high, sure_low, sure_high, judged, inner == 0, may_be_nan, inner, out, share)
+
+
+def _codes(codes: Golden, radius: Tensor, out: Format) -> tuple[Tensor, Tensor]:
+    """The least and the largest code in a ball."""
+    middle = torch.where(codes.value.isfinite(), codes.value.double(), 0.0)
+    radius = torch.where(radius.isfinite(), radius, 0.0)
+    return round_to(middle - radius, out, overflow="saturate"), round_to(middle + radius, out, overflow="saturate")
 
 
 def _interval(value: Tensor, radius: Tensor, out: Format, contract: Contract) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,7 +142,8 @@ def judge(got: Tensor, allowed: Tolerance) -> Judgement:
     broken = ~kept & allowed.judged
     surely = torch.where(nan, kept, (y >= allowed.sure_low) & (y <= allowed.sure_high))
     unresolved = ~broken & ~surely & allowed.judged
-    gap = torch.where(y > golden, y - next_down(y, allowed.out), next_up(y, allowed.out) - y)
+    number = torch.where(nan, 0.0, y)  # a format of codes may have no NaN
+    gap = torch.where(y > golden, number - next_down(number, allowed.out), next_up(number, allowed.out) - number)
     radius = allowed.inner + allowed.share * gap
     ratio = (y - golden).abs() / radius
     ratio = torch.where(y == golden, 0.0, torch.where(kept, ratio.clamp(max=1), ratio.clamp(min=1 + 2.0**-40)))

@@ -14,8 +14,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from assay.golden.inputs.values import torch_dtype
 from assay.precision.formats import format_named
-from assay.verify.inputs.cases import Case, torch_dtype
+from assay.verify.inputs.cases import Case
 
 _GUARD = 32
 _MARK = 0xA5

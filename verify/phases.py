@@ -5,22 +5,28 @@
 | exact      | small integers, powers of two, one-hot rows, ties: nothing is rounded, nothing is tolerated         |
 | range      | logits of +-88 and beyond, values near the format's ends, subnormals, rows of zeros                 |
 | special    | NaN and infinities, one at a time, compared by class and place; NaN wherever nothing is read        |
+| every      | of an op that works element by element, every number of a format of 16 bits or fewer                |
 | invariants | the same call twice; other data first, in other and in the same memory; each row alone; poisoned memory |
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
+from assay.golden.inputs.distributions import EVERY, EXACT, MIDPOINTS, RANGE
+from assay.golden.signature import TensorSpec
+from assay.precision.formats import format_named
 from assay.verify.contract import Contract
 from assay.verify.inputs.cases import Case
-from assay.verify.inputs.distributions import EXACT, RANGE
 from assay.verify.inputs.layouts import LAYOUTS
 from assay.verify.inputs.sampler import Sampler, real_tensors, seeded, with_values
 
 _MOST_OPTION_SETS = 4
+_SIDE = 256  # rows and columns that hold all numbers of 16 bits
+_MOST_STARTS = 64  # calls that all numbers may take
 _SPOILED = 4  # cases a base whose unused elements are NaN
 
 
@@ -32,7 +38,8 @@ def gate_cases(sampler: Sampler) -> Iterator[Case]:
 
 def exact_cases(sampler: Sampler) -> Iterator[Case]:
     """Cases on which nothing is rounded in the arithmetic of most ops."""
-    for distribution in EXACT:
+    rounds = any(tensor.bound for options in sampler.option_sets() for tensor in _reals(sampler, options))
+    for distribution in (*EXACT, MIDPOINTS) if rounds else EXACT:
         styles = ("any", "any") if distribution == "seesaw" else ("small", "tile")
         for base in _bases(sampler, distribution, styles):
             yield with_values(base, distribution, layouts={}, protocol="once", memory="plain")
@@ -74,6 +81,26 @@ def special_cases(sampler: Sampler) -> Iterator[Case]:
                 yield replace(plain, edits=((tensor.name, index, value),))
 
 
+def every_cases(sampler: Sampler) -> Iterator[Case]:
+    """Every number of the format, where an op works element by element and few calls of the sizes allowed hold them."""
+    base = sampler.case(seeded(sampler.seed), style="tile")
+    tensor = base.signature.tensors[0]
+    if not base.definition.elementwise or format_named(base.dtypes[tensor.name]).bits > 16:
+        return
+    allowed = {symbol: [size for size in sampler.shapes.get(symbol, (_SIDE,)) if size] for symbol in tensor.dims}
+    if not all(allowed.values()):
+        return
+    sizes = {symbol: min((s for s in some if s >= _SIDE), default=max(some)) for symbol, some in allowed.items()}
+    rows, columns = (min(size, _SIDE) for size in sizes.values())
+    starts = [row * _SIDE + column for row in range(0, _SIDE, rows) for column in range(0, _SIDE, columns)]
+    numbers = 2 ** format_named(base.dtypes[tensor.name]).bits
+    starts = [start for start in starts if start < numbers]
+    for options in sampler.option_sets()[:_MOST_OPTION_SETS]:
+        for start in starts if len(starts) <= _MOST_STARTS else ():
+            case = with_values(base, "normal", layouts={}, protocol="once", memory="plain", sizes=sizes, seed=start)
+            yield replace(case, options=options, values={tensor.name: EVERY})
+
+
 def invariant_cases(sampler: Sampler, contract: Contract) -> Iterator[Case]:
     """Calls in pairs, poisoned memory, and every layout."""
     protocols = ["repeat", "after_other", "after_refill", *(["alone"] if contract.batch_invariant else [])]
@@ -82,7 +109,7 @@ def invariant_cases(sampler: Sampler, contract: Contract) -> Iterator[Case]:
         for base in _bases(sampler, protocol, styles, most=2):
             case = with_values(base, "normal", layouts={}, protocol=protocol, memory="plain")
             yield case
-            rows = case.definition.rows
+            rows = case.definition.independent(case.options)
             if (
                 protocol == "alone" and rows is not None and rows not in sampler.shapes
             ):  # an odd and an even number of rows
@@ -95,6 +122,10 @@ def invariant_cases(sampler: Sampler, contract: Contract) -> Iterator[Case]:
             for base in _bases(sampler, layout, ("small", "tile"), most=2):
                 names = [tensor.name for tensor in base.signature.tensors]
                 yield with_values(base, "normal", layouts=dict.fromkeys(names, layout), protocol="once", memory="plain")
+
+
+def _reals(sampler: Sampler, options: Mapping[str, Any]) -> list[TensorSpec]:
+    return real_tensors(sampler.definition.signature(options))
 
 
 def _bases(sampler: Sampler, purpose: str, styles: tuple[str, ...], *, most: int = _MOST_OPTION_SETS) -> Iterator[Case]:

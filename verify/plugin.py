@@ -32,6 +32,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run the Triton kernels of all tests in the faithful interpreter",
     )
+    group.addoption(
+        "--assay-golden",
+        metavar="STORE",
+        help="try the cases of this store of goldens too, and compare with what is stored (assay golden build)",
+    )
     group.addoption("--assay-report", type=Path, metavar="DIR", help="write an HTML and a JSON report of each verdict")
 
 
@@ -80,6 +85,7 @@ def assay(request: pytest.FixtureRequest) -> Assay:
     """Examine kernels: ``assay.check(kernel, "softmax", dtype="bfloat16")``."""
     config = request.config
     options = {name: config.getoption(f"assay_{name}") for name in ("examples", "seed", "device")}
+    options["goldens"] = config.getoption("assay_golden")
     given = {name: value for name, value in options.items() if value is not None}
     marked: dict[str, Any] = {}
     for marker in request.node.iter_markers("assay"):  # the closest first

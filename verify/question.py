@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+from assay.golden.inputs.values import format_or_integer
 from assay.golden.registry import Spec, spec
 from assay.precision.formats import format_named
 from assay.verify.calls import Call, check_framework
 from assay.verify.contract import Contract, accumulator
 from assay.verify.errors import SettingError
-from assay.verify.inputs.cases import Case, format_or_integer
+from assay.verify.inputs.cases import Case
 from assay.verify.inputs.sampler import Sampler
 from assay.verify.trial import Bench
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from assay.golden.inputs.distributions import names_of
 from assay.verify.inputs.cases import Case
-from assay.verify.inputs.distributions import names_of
 from assay.verify.inputs.sampler import Sampler
 from assay.verify.result import Failure
 

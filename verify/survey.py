@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from assay.golden.isolate import Lost, Raised, Remember, Workers
 from assay.golden.registry import spec
 from assay.verify.contract import contract_from_table
 from assay.verify.examination import examine
-from assay.verify.isolate import Lost, Raised, Remember, Workers
 from assay.verify.repro import load_target, parse_line
 from assay.verify.result import Failure
 from assay.verify.survey_table import Entry

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from assay.golden.evaluation import Golden
 from assay.verify.appraisal import Appraiser
 from assay.verify.calls import Call, Finding
 from assay.verify.contract import Contract
@@ -23,13 +24,15 @@ from assay.verify.result import Failure, Result
 class Bench:
     """A kernel on the bench: how it is called, and the contract that it is judged by.
 
-    ``before`` is told of each case before it is tried, for whoever must know what a process died of.
+    ``before`` is told of each case before it is tried, for whoever must know what a process died of. ``goldens`` are
+    those of the case at hand, where they are known already.
     """
 
     call: Call
     contract: Contract
     device: torch.device | str = "cpu"
     before: Callable[[Case], None] | None = None
+    goldens: tuple[Golden, ...] | None = None
 
     def try_case(self, case: Case) -> Result:
         """Build, call, judge."""
@@ -63,7 +66,7 @@ class Bench:
     @property
     def appraiser(self) -> Appraiser:
         """Who judges the outputs."""
-        return Appraiser(self.contract)
+        return Appraiser(self.contract, self.goldens)
 
     def _other_data_first(self, case: Case, inputs: Inputs) -> tuple[tuple[torch.Tensor, ...], Inputs, Finding | None]:
         """A call with other data of the same shapes; then the case's own data, in the same memory if it says so."""
@@ -93,7 +96,7 @@ class Bench:
         return None
 
     def _alone(self, case: Case, outputs: tuple[torch.Tensor, ...]) -> Finding | None:
-        symbol = case.definition.rows
+        symbol = case.definition.independent(case.options)
         if case.protocol != "alone" or symbol is None or case.sizes[symbol] < 2:
             return None
         signature, rows = case.signature, case.sizes[symbol]

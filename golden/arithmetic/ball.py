@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,6 +40,21 @@ class Ball:
     def magnitude(self) -> Tensor:
         """Largest absolute value in the ball."""
         return self.mid.abs() if self.rad is None else self.mid.abs() + self.rad
+
+    @cached_property
+    def is_finite(self) -> bool:
+        """Whether all midpoints are finite."""
+        return bool(torch.isfinite(self.mid).all())
+
+    @cached_property
+    def largest(self) -> Tensor:
+        """The largest |midpoint| of each matrix, [..., 1, 1]."""
+        return self.mid.abs().amax((-1, -2), keepdim=True) if self.mid.numel() else self.mid.new_zeros(())
+
+    @cached_property
+    def beside_magnitude(self) -> Tensor:
+        """Midpoints and their magnitudes side by side, [..., 2 n]."""
+        return torch.cat([self.mid, self.mid.abs()], -1)
 
     def map(self, change: Any) -> Ball:
         """The same rearrangement of midpoints and radii."""

@@ -102,7 +102,8 @@ class ElementaryBalls(Arithmetic):
         """s(x + e) - s(x) <= s (1 - s) (exp(e) - 1); where exp(-x) overflows a kernel gives zero, and s(x) < exp(x)."""
         mid = torch.sigmoid(x.mid)
         error = torch.where(torch.isinf(x.mid), 0.0, x.radius + 2 * self.u * x.mid.abs())
-        spread = mid * torch.sigmoid(-x.mid) * growth(error)
+        spread = torch.fmin(mid * torch.sigmoid(-x.mid) * growth(error), torch.sigmoid(error - x.mid.abs()))
+        spread = torch.where(torch.isinf(x.radius), math.inf, spread)  # the argument may have overflowed, into NaN
         may_vanish = -x.mid + error > math.log(self.model.largest)
         most = torch.maximum(mid, torch.exp(x.mid + error))
         own = self.model.function_error("exp") + self.u + self.model.function_error("div")  # 1 / (1 + exp(-x))
@@ -127,6 +128,9 @@ class ElementaryBalls(Arithmetic):
         rad = None if x.rad is None and other.rad is None else torch.where(mask, x.radius, other.radius)
         return Ball(torch.where(mask, x.mid, other.mid), rad, self.model)
 
+    def above(self, x: Ball, bound: float) -> Tensor:
+        return x.mid > bound
+
     def sum(self, x: Ball, axis: int = -1, *, rescaled: bool = False) -> Ball:
         """gamma_(n-1) of the sum of magnitudes, in any order; nothing where every partial sum is exact.
 
@@ -138,7 +142,8 @@ class ElementaryBalls(Arithmetic):
         lost = self.model.accumulate.gamma(terms) + (self.rescaling(terms) if rescaled else 0.0)
         rad = lost * magnitude
         if x.rad is not None:
-            return self.ball(mid, rad + x.rad.sum(axis, keepdim=True))
+            overflow = (magnitude > self.model.largest) & torch.isfinite(mid)  # of a partial sum
+            return self.ball(mid, torch.where(overflow, math.inf, rad + x.rad.sum(axis, keepdim=True)))
         if terms == 0:
             return Ball(mid, None, self.model)
         unit = lowest_bit(x.mid).amin(axis, keepdim=True)
@@ -168,23 +173,31 @@ class ElementaryBalls(Arithmetic):
             return Ball(x.mid.new_full((*x.shape[:-1], 1), -math.inf), None, self.model)
         return Ball(x.mid.amax(-1, keepdim=True), None if x.rad is None else x.rad.amax(-1, keepdim=True), self.model)
 
-    def matmul(self, a: Ball, b: Ball, plus: Ball | None = None) -> Ball:
+    def matmul(self, a: Ball, b: Ball, plus: Ball | None = None, *, terms: int | None = None) -> Ball:
         """gamma_n |a| |b| for products rounded or fused, in any order, ``plus`` being one more term of the sum.
 
         Where all products are multiples of one unit and their magnitudes add up to at most 2^bits units, every
-        partial sum is exact in any order, and nothing is lost.
+        partial sum is exact in any order, and nothing is lost. ``terms``: how many of the products may be nonzero.
         """
-        terms = a.shape[-1] + (plus is not None)
+        terms = (a.shape[-1] if terms is None else terms) + (plus is not None)
         mid = a.mid @ b.mid
-        magnitude = a.magnitude @ b.magnitude
         if plus is not None:
             mid = mid + plus.mid
-            magnitude = magnitude + plus.magnitude
+        gamma = self.model.accumulate.gamma(terms)
         tiny = terms * self.model.underflow(self.model.accumulate.format)
-        rad = self.model.accumulate.gamma(terms) * magnitude + tiny
+        if self.model.certifies and a.rad is not None and b.rad is None and plus is None:
+            # One product for the spread and for what is lost: float64 has no range that the mid lacks.
+            rad = (gamma * a.magnitude + a.rad) @ b.mid.abs() + tiny
+            return Ball(mid, rad, self.model)
+        magnitude = a.magnitude @ b.magnitude
+        if plus is not None:
+            magnitude = magnitude + plus.magnitude
+        rad = gamma * magnitude + tiny
         if a.rad is None and b.rad is None and (plus is None or plus.rad is None):
-            if a.shape[-1] == 0:
+            if 0 in (*mid.shape, a.shape[-1]):
                 return Ball(mid, None, self.model)
+            if self.model.certifies and not self._may_be_exact(a.mid, b.mid, magnitude):
+                return Ball(mid, rad, self.model)
             unit = lowest_bit(a.mid).amin(-1, keepdim=True) * lowest_bit(b.mid).amin(-2, keepdim=True)
             if plus is not None:
                 unit = torch.minimum(unit, lowest_bit(plus.mid))
@@ -196,6 +209,17 @@ class ElementaryBalls(Arithmetic):
         ):
             rad = rad if spread is None else rad + spread
         return self.ball(mid, torch.where(magnitude > self.model.largest, math.inf, rad))
+
+    def _may_be_exact(self, a: Tensor, b: Tensor, magnitude: Tensor) -> bool:
+        """Whether a few terms of each sum leave it possible that some sum is exact: their unit is no smaller."""
+        units = lowest_bit(a[..., :8]).amin(-1).amax() * lowest_bit(b[..., :8, :]).amin(-2).amax()
+        return not bool(magnitude.amin() > units * 2.0**self.model.accumulate.exact_bits)
+
+    def unspecified(self, rows: Tensor, x: Ball) -> Ball:
+        """``x``, where a contract says nothing of ``rows``: a kernel may give anything there."""
+        if self.model.certifies or not bool(rows.any()):
+            return x
+        return Ball(torch.where(rows, 0.0, x.mid), torch.where(rows, math.inf, x.radius), self.model)
 
     def top(self, x: Ball, k: int) -> Tensor:
         return torch.argsort(x.mid, dim=-1, descending=True, stable=True)[..., :k]

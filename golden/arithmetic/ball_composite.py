@@ -7,18 +7,21 @@ from typing import Any
 
 import torch
 
-from assay.golden.arithmetic.ball import Ball, lowest_bit
-from assay.golden.arithmetic.ball_arithmetic import ElementaryBalls, growth
+from assay.golden.arithmetic.ball import Ball
+from assay.golden.arithmetic.ball_arithmetic import growth
+from assay.golden.arithmetic.ball_codes import CodeBalls
+from assay.golden.arithmetic.ball_gradients import GradientBalls
+from assay.golden.arithmetic.ball_products import ProductBalls
 from assay.golden.arithmetic.real import Real, weighted_values
 
 Tensor = torch.Tensor
 
 _BLOCK = 2**18  # numbers
-_MOST_TERMS = 2**24  # of a sum that may overflow
+_FEW_ROWS, _LARGEST_BLOCK = 64, 2**21  # numbers
 _ORDINARY = 1e-10  # relative errors below which one bound for a whole row is sharp enough
 
 
-class BallArithmetic(ElementaryBalls):
+class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
     """Ball arithmetic with the sharp bounds of standardisation and attention."""
 
     def softmax(self, x: Ball) -> Ball:
@@ -35,8 +38,8 @@ class BallArithmetic(ElementaryBalls):
         return Ball(y, (y * (relative * (1 + relative))).add_(2 * self.model.tiny), self.model)
 
     def blocks(self, rows: int, width: int) -> list[tuple[int, int]]:
-        """Blocks that stay in a processor's cache, and bound the memory taken."""
-        step = max(1, min(rows, _BLOCK // max(width, 1)))
+        """Blocks that stay in a processor's cache, or of rows enough to be worth reading what they share."""
+        step = max(_BLOCK // max(width, 1), min(_FEW_ROWS, _LARGEST_BLOCK // max(width, 1)), 1)
         return [(first, min(first + step, rows)) for first in range(0, rows, step)] or [(0, 0)]
 
     def logsumexp(self, x: Ball) -> Ball:
@@ -80,42 +83,13 @@ class BallArithmetic(ElementaryBalls):
 
     def _certified_scores(self, q: Ball, k: Ball) -> Ball:
         """Scores with one radius a row: |q| |k| <= |q|_1 max |k|, at no cost of another product."""
-        longest = k.mid.abs().amax((-1, -2), keepdim=True) if k.mid.numel() else k.mid.new_zeros(())
+        longest = k.largest
         length = q.magnitude.sum(-1, keepdim=True)
         relative = self.model.accumulate.gamma(q.shape[-1] + 4) + 4 * self.u  # q's own radius is at most 4 u |q|
         radius = relative * length * longest + self.model.tiny * q.shape[-1] * (1 + longest)
         if k.rad is not None or not bool((radius < _ORDINARY).all()):  # steep rows, NaN: each score its own radius
             return self.matmul(q, self.swap(k))
         return Ball(q.mid @ k.mid.transpose(-1, -2), radius, self.model)
-
-    def quantized_matmul(self, x: Ball, codes: Tensor, zero_points: Tensor, scale: Ball) -> Ball:
-        """The zero-point may be subtracted from the codes, from the weights, or from the sums over each group."""
-        product = super().quantized_matmul(x, codes, zero_points, scale)
-        if self.model.certifies or not x.shape[-1]:
-            return product
-        apart = x.magnitude @ ((codes + zero_points) * scale.magnitude.clamp(min=1.0))
-        folded = x.magnitude @ ((codes + zero_points) * scale.magnitude)
-        lost = self.model.accumulate.gamma(x.shape[-1] + 3) + 3 * self.u
-        rad = product.radius + lost * folded
-        if product.rad is None:
-            unit = lowest_bit(x.mid).amin(-1, keepdim=True) * lowest_bit(scale.mid).amin(-2, keepdim=True)
-            rad = self._summed(product.mid, rad, folded, unit).radius
-        return Ball(product.mid, torch.where(apart > self.model.largest, math.inf, rad), self.model)
-
-    def represented(self, codes: Ball, scale: float) -> Ball:
-        """The scale rounded, multiplied by another factor and then by a result: three roundings of the whole.
-
-        A scale that shrinks large codes may come too late: their sums overflow before it is applied.
-        """
-        values = codes * scale
-        if self.model.certifies or scale == 1:
-            return values
-        rad, size = values.radius, values.mid.abs()
-        if math.frexp(abs(scale))[0] != 0.5:
-            rad = torch.maximum(rad, 3 * self.u * size + self.model.tiny)
-        if abs(scale) < 1:
-            rad = torch.where(codes.magnitude * _MOST_TERMS > self.model.largest, math.inf, rad)
-        return Ball(values.mid, torch.where(torch.isfinite(values.mid), rad, 0.0), self.model)
 
     def take(self, x: Ball, index: Tensor) -> Ball:
         """Entries that were chosen; among NaN and numbers nothing says which those are."""
@@ -136,12 +110,6 @@ class BallArithmetic(ElementaryBalls):
         most = torch.gather(x.mid + x.radius, -1, place)
         unordered = (x.mid.isnan() | x.radius.isnan()).any(-1, keepdim=True)
         return inside & ~repeated & ((most >= least) | unordered)
-
-    def unspecified(self, rows: Tensor, x: Ball) -> Ball:
-        """``x``, where a contract says nothing of ``rows``: a kernel may give anything there."""
-        if self.model.certifies or not bool(rows.any()):
-            return x
-        return Ball(torch.where(rows, 0.0, x.mid), torch.where(rows, math.inf, x.radius), self.model)
 
     def standardize(self, x: Ball, eps: float) -> tuple[Ball, Ball]:
         """x - mean and 1 / sqrt(variance + eps), for two-pass, pairwise and Welford's algorithms.
@@ -186,14 +154,6 @@ class BallArithmetic(ElementaryBalls):
         if self.model.certifies or y.rad is None:
             return y
         return Ball(y.mid, y.rad + 2 * self.u * bias.magnitude, self.model)
-
-    def scaled_matmul(self, a: Ball, b: Ball, scale_a: Ball, scale_b: Ball) -> Ball:
-        """Scales applied after the sum, or multiplied with each other first, cost three roundings of the result."""
-        product = super().scaled_matmul(a, b, scale_a, scale_b)
-        if self.model.certifies or (_is_power_of_two(scale_a.mid) and _is_power_of_two(scale_b.mid)):
-            return product
-        size = (a.magnitude * scale_a.magnitude) @ (b.magnitude * scale_b.magnitude)
-        return Ball(product.mid, product.radius + 3 * self.u * size, self.model)
 
     def _in_any_order(self, y: Ball, *factors: Ball) -> Ball:
         """A product of three: any two may overflow, or underflow by an amount that the third makes large."""
@@ -275,6 +235,27 @@ class BallArithmetic(ElementaryBalls):
         lse_error = torch.where(lse == -math.inf, 0.0, lse_error + model.tiny)
         return self.ball(mid, rad), self.unspecified(sees & torch.isinf(largest), self.ball(lse, lse_error))
 
+    def merge(self, scores: Ball, visible: Tensor, values: Ball) -> tuple[Ball, Ball]:
+        """As `attend`; or each value by exp(score - lse), whose error the weights share and no division takes away.
+
+        Or as one value, and the difference to the other times a logistic function of the scores' difference: with
+        both visible, an error relative to the values themselves, and in the log-sum-exp to the scores.
+        """
+        out, lse = self.attend(scores, visible, values, None)
+        if self.model.certifies:
+            return out, lse
+        weights, _ = Real().attention_weights(scores.mid, visible, None)
+        level = torch.where(lse.mid.isfinite(), lse.mid, 0.0)
+        score = torch.where(visible & scores.mid.isfinite(), scores.mid, 0.0)
+        apart = 2 * self.u * (score.abs() + level.abs() + (score - level).abs())
+        shared = growth(apart + lse.radius + self.model.function_error("exp"))
+        size = torch.where(values.mid.isfinite(), values.magnitude, 0.0)
+        rad = out.radius + torch.where(visible, weights * shared, 0.0) @ size
+        both = visible.all(-1, keepdim=True) * (self.model.function_error("sigmoid") + 4 * self.u)
+        rad = rad + both * size.sum(-2, keepdim=True)
+        lse_rad = lse.radius + both * score.abs().sum(-1, keepdim=True)
+        return self.ball(out.mid, rad), Ball(lse.mid, lse_rad, self.model)
+
     def _certified_attention(
         self,
         scores: Ball,
@@ -286,7 +267,7 @@ class BallArithmetic(ElementaryBalls):
         largest: Tensor,
     ) -> tuple[Ball, Ball] | None:
         """The float64 evaluation's own radius, from one relative error a row; None where that is no ordinary row."""
-        if values.rad is not None or not bool(torch.isfinite(values.mid).all()) or not scores.shape[-1]:
+        if values.rad is not None or not values.is_finite or not scores.shape[-1]:
             return None
         least = torch.where(visible, scores.mid, math.inf).amin(-1, keepdim=True)
         radius = scores.radius if scores.radius.shape[-1] == 1 else scores.radius.amax(-1, keepdim=True)
@@ -299,23 +280,13 @@ class BallArithmetic(ElementaryBalls):
             return None
         theta = error + error * error + self.model.function_error("exp")
         lost = self.model.accumulate.gamma(scores.shape[-1] + 1) + self.model.function_error("div")
-        pair = weights @ torch.cat([values.mid, values.mid.abs()], -1)
+        pair = weights @ values.beside_magnitude
         out, rows = pair[..., : values.shape[-1]], pair[..., values.shape[-1] :]
-        absolute = 4 * self.model.tiny * scores.shape[-1] * (1 + values.mid.abs().amax(-2, keepdim=True))
+        absolute = 4 * self.model.tiny * scores.shape[-1] * (1 + values.largest)
         rad = ((theta + lost) * (rows + out.abs())) * (1 + 4 * theta) + absolute
         lse_error = 2 * (theta + lost) + 8 * self.u * (lse.abs() + largest.abs())
         out, rad = self._empty_rows(out, rad, ~sees) if sinks is None else (out, rad)
         return Ball(out, rad, self.model), Ball(lse, torch.where(lse == -math.inf, 0.0, lse_error), self.model)
-
-    def _weight_error(self, scores: Ball, largest: Tensor, lse: Tensor, weights: Tensor, keys: int) -> Tensor:
-        """Error of exp(score - lse): the score's own, log2 e folded in before or after the subtraction, rescaling."""
-        folded = 2 * self.u * (2 * scores.mid.abs() + 2 * largest.abs() + (scores.mid - largest).abs())
-        error = scores.radius + folded
-        own = self.model.function_error("exp") + self.rescaling(max(keys - 1, 0))
-        grown = weights * growth(error)
-        if not bool((error < 1).all()):
-            grown = torch.where(error < 1, grown, torch.exp(scores.mid - lse + error))
-        return grown + own * (weights + grown)
 
     def _empty_rows(self, mid: Tensor, rad: Tensor, empty: Any) -> tuple[Tensor, Tensor]:
         """What the contract says of rows that see nothing: their value, exactly, or anything."""
@@ -329,7 +300,3 @@ def _spread_about(out: Tensor, weights: Tensor, total: Tensor, size: Tensor, val
     squares, centre = weights @ (size * size), out * out * total
     spread = squares - 2 * out * (weights @ values) + centre
     return torch.sqrt(total * (spread.clamp(min=0) + 1e-13 * (squares + centre)))
-
-
-def _is_power_of_two(x: Tensor) -> bool:
-    return bool((torch.frexp(x.abs())[0] == 0.5).all())

@@ -10,6 +10,7 @@ where it knows a sharper bound.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -52,12 +53,25 @@ class Arithmetic(ABC):
     def sigmoid(self, x: Array) -> Array: ...
     @abstractmethod
     def rsqrt(self, x: Array) -> Array: ...
+
+    def function(self, name: str, x: Array) -> Array:
+        """The elementary function of that name, as torch has it: NaN outside its domain, limits at the infinities.
+
+        exp, exp2, expm1, log, log2, log1p, tanh, erf, sigmoid, softplus, sqrt, rsqrt, reciprocal, sin, cos; as an op's
+        result, not as an intermediate: where a number lies beyond the format it is infinite.
+        """
+        return getattr(self, name)(x)
+
     @abstractmethod
     def minimum(self, x: Array, bound: float) -> Array: ...
     @abstractmethod
     def maximum(self, x: Array, y: Array) -> Array: ...
     @abstractmethod
     def where(self, mask: Any, x: Array, y: Array | float) -> Array: ...
+
+    @abstractmethod
+    def above(self, x: Array, bound: float) -> Any:
+        """A mask of the numbers, exact ones, above ``bound``."""
 
     # Reductions and products.
     @abstractmethod
@@ -89,6 +103,22 @@ class Arithmetic(ABC):
     @abstractmethod
     def take(self, x: Array, index: Any) -> Array:
         """x[..., index[..., j]]: along the last axis, for each row its own places."""
+
+    # Quantisation.
+    def quantization_scale(self, span: Array, largest: float) -> Array:
+        """span / largest, what one step between codes stands for; a kernel may give any scale to a span of zero."""
+        return span / largest
+
+    @abstractmethod
+    def quantize(
+        self, x: Array, scale: Array, format: str, zero: Array | None = None, stored: Array | None = None
+    ) -> Array:
+        """The codes that x / scale may be rounded to: to nearest even, plus ``zero``, saturated.
+
+        ``format`` is that of the codes; with a zero-point the sum saturates, not the quotient. Where a number lies so
+        near to a midpoint that it may be rounded to either side, the result holds both codes and what is between. A
+        scale of zero gives the zero-point. ``stored``: the scale that a kernel gave, as evidence of how it divides.
+        """
 
     def round(self, x: Array, stage: str) -> Array:
         """A place where a kernel may round on the way; exact arithmetics leave ``x`` as it is."""
@@ -133,9 +163,21 @@ class Arithmetic(ABC):
         """x @ ((codes - zero_points) * scale), the weights marked as the stage "weights"."""
         return self.matmul(x, self.round(self.exact(codes - zero_points) * scale, "weights"))
 
+    def sparse_matmul(self, values: Array, place: Any, b: Array) -> Array:
+        """sum_j values[m, j] b[place[m, j], n]; rows of b that are not named do not enter."""
+        return self.sum(values[:, :, None] * b[place], axis=1)[:, 0]
+
     def represented(self, codes: Array, scale: float) -> Array:
         """codes * scale, the scale being applied to the codes or to the result of what is linear in them."""
         return codes * scale
+
+    def abs(self, x: Array) -> Array:
+        """The magnitude."""
+        return self.maximum(x, -x)
+
+    def unspecified(self, rows: Any, x: Array) -> Array:
+        """``x``, where a contract says nothing of the places in ``rows``."""
+        return x
 
     def mean(self, x: Array) -> Array:
         """The mean along the last axis."""
@@ -145,6 +187,19 @@ class Arithmetic(ABC):
         """x - mean and 1 / sqrt(variance + eps), along the last axis."""
         centred = x - self.mean(x)
         return centred, self.rsqrt(self.mean(centred * centred) + eps)
+
+    def either(self, *formulas: Callable[[], Array]) -> Array:
+        """One number by several formulas, any of which a kernel may evaluate; the first is the exact one's."""
+        return formulas[0]()
+
+    def silu_slope(self, x: Array) -> Array:
+        """The derivative of x s, s the sigmoid of x: s + x s (1 - s); zero at -inf and one at inf."""
+
+        def tail(x: Array) -> Array:
+            s = self.sigmoid(x)
+            return self.gated(x, s) * (1 - s)
+
+        return self.sigmoid(x) + tail(self.minimum(x, 0.0)) - tail(self.minimum(-x, 0.0))
 
     def product(self, a: Array, b: Array, c: Array, stage: str = "") -> Array:
         """a b c, in any order, or with a b rounded first as ``stage``."""
@@ -161,6 +216,26 @@ class Arithmetic(ABC):
     def softcap(self, scores: Array, cap: float) -> Array:
         """cap * tanh(scores / cap)."""
         return self.tanh(scores / cap, absolute=True) * cap
+
+    def attend_backward(
+        self, scores: Array, visible: Any, q: Array, k: Array, v: Array, dout: Array, scale: Array | float, terms: int
+    ) -> tuple[Array, Array, Array]:
+        """The gradients of q, k and v of attention, for rows q [..., R, D] and dout [..., R, Dv] of it.
+
+        ``scores`` [..., R, Sk] are those of `scores`; those of k and v are part of sums over ``terms`` rows. What a row
+        does not see adds nothing to its gradient, nor the row to that.
+        """
+        blind = ~visible.any(-1)[..., None]
+        weights = self.softmax(self.where(visible | blind, scores, -math.inf))
+        weights = self.where(visible, weights, 0.0)
+        products = self.where(visible, self.matmul(dout, self.swap(v)), 0.0)
+        gradient = self.where(visible, weights * (products - self.sum(weights * products)), 0.0) * scale
+        transposed = self.swap(gradient)
+        return self.matmul(gradient, k), self.matmul(transposed, q), self.matmul(self.swap(weights), dout)
+
+    def merge(self, scores: Array, visible: Any, values: Array) -> tuple[Array, Array]:
+        """`attend` to partial results: values are outputs of softmax over parts, scores their log-sum-exps."""
+        return self.attend(scores, visible, values, None)
 
     @abstractmethod
     def attend(self, scores: Array, visible: Any, values: Array, sinks: Array | None) -> tuple[Array, Array]:

@@ -5,13 +5,17 @@ Both are slow and meant for small cases: as oracles in tests, and where float64 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from assay.golden.arithmetic.base import Arithmetic
+from assay.golden.arithmetic.codes import Ends, hull_of_codes
+from assay.precision.formats import format_named
 
 ObjectArray = Any
 
@@ -72,12 +76,23 @@ class ObjectArithmetic(Arithmetic):
     def rsqrt(self, x: ObjectArray) -> ObjectArray:
         return 1 / self.apply("sqrt", x)
 
+    def function(self, name: str, x: ObjectArray) -> ObjectArray:
+        """The limits at the infinities, of which Arb often knows nothing, stand in a table."""
+        least, most = _LIMITS[name]
+        below, above = self._is_minus_infinity(x), self._is_minus_infinity(-x)
+        finite = self.where(below | above, self.exact(np.ones(())), x)
+        y = _BY_OTHERS[name](self, finite) if name in _BY_OTHERS else self.apply(name, finite)
+        return self.where(below, self.exact(np.array(least)), self.where(above, self.exact(np.array(most)), y))
+
     def minimum(self, x: ObjectArray, bound: float) -> ObjectArray:
         return -self.maximum(-x, self.exact(np.array(-bound)))
 
     def where(self, mask: Any, x: ObjectArray, y: ObjectArray | float) -> ObjectArray:
         other = y if isinstance(y, np.ndarray) else self.number(float(y))
         return np.where(np.asarray(mask), x, other)
+
+    def above(self, x: ObjectArray, bound: float) -> Any:
+        return np.vectorize(lambda value: bool(value > bound), otypes=[bool])(x) if x.size else x.astype(bool)
 
     def sum(self, x: ObjectArray, axis: int = -1, *, rescaled: bool = False) -> ObjectArray:
         return self.exact(np.zeros(1)).reshape((1,) * x.ndim) + x.sum(axis=axis, keepdims=True)
@@ -101,6 +116,34 @@ class ObjectArithmetic(Arithmetic):
 
     def take(self, x: ObjectArray, index: Any) -> ObjectArray:
         return np.take_along_axis(x, index, -1)
+
+    def quantize(
+        self,
+        x: ObjectArray,
+        scale: ObjectArray,
+        format: str,
+        zero: ObjectArray | None = None,
+        stored: ObjectArray | None = None,
+    ) -> ObjectArray:
+        target = format_named(format)
+
+        def code(value: Any, step: Any, point: Any) -> Any:
+            quotient = self.ends(value * 0 if step == 0 else value / step)
+            points = (point, point) if isinstance(point, int) else self.ends(point)
+            if quotient is None or points is None:
+                return self.number(math.nan)
+            return self.hull(*map(float, hull_of_codes(quotient, None if zero is None else points, target)))
+
+        points = np.zeros((), dtype=np.int64) if zero is None else zero
+        return np.vectorize(code, otypes=[object])(x, scale, points.astype(object)) if x.size else x
+
+    def ends(self, value: Any) -> Ends | None:
+        """The least and the largest that a number may be, as exact fractions; None where it is none."""
+        raise NotImplementedError
+
+    def hull(self, least: float, most: float) -> Any:
+        """The number that lies between two floats."""
+        raise NotImplementedError
 
     def swap(self, x: ObjectArray) -> ObjectArray:
         return np.swapaxes(x, -1, -2)
@@ -152,6 +195,33 @@ class ObjectArithmetic(Arithmetic):
         raise NotImplementedError
 
 
+def _softplus(xp: ObjectArithmetic, x: ObjectArray) -> ObjectArray:
+    """log(1 + exp x), as max(x, 0) + log(1 + exp(-|x|))."""
+    above = xp.maximum(x, xp.exact(np.zeros(())))
+    below = -xp.maximum(x, -x)
+    return above + xp.apply("log1p", xp.exp(below))
+
+
+def _log_two(xp: ObjectArithmetic) -> ObjectArray:
+    return xp.apply("log", xp.exact(np.full(1, 2.0)))[0]
+
+
+_BY_OTHERS: dict[str, Callable[[ObjectArithmetic, ObjectArray], ObjectArray]] = {
+    "exp2": lambda xp, x: xp.exp(x * _log_two(xp)),
+    "log2": lambda xp, x: xp.apply("log", x) / _log_two(xp),
+    "sigmoid": lambda xp, x: xp.sigmoid(x),
+    "softplus": _softplus,
+    "rsqrt": lambda xp, x: xp.apply("reciprocal", xp.apply("sqrt", x)),
+}
+_INF, _NAN = math.inf, math.nan
+_LIMITS: dict[str, tuple[float, float]] = {
+    "exp": (0, _INF), "exp2": (0, _INF), "expm1": (-1, _INF), "log": (_NAN, _INF), "log2": (_NAN, _INF),
+    "log1p": (_NAN, _INF), "tanh": (-1, 1), "erf": (-1, 1), "sigmoid": (0, 1), "softplus": (0, _INF),
+    "sqrt": (_NAN, _INF), "rsqrt": (_NAN, 0), "reciprocal": (0, 0), "sin": (_NAN, _NAN), "cos": (_NAN, _NAN),
+}  # fmt: skip
+"""At -inf and at inf."""
+
+
 class Arb(ObjectArithmetic):
     """Real balls with proven enclosures (python-flint), at ``digits`` decimal digits of working precision."""
 
@@ -173,10 +243,23 @@ class Arb(ObjectArithmetic):
         return self.flint.arb(value).sqrt()
 
     def apply(self, function: str, x: ObjectArray) -> ObjectArray:
-        return np.vectorize(lambda value: getattr(value, function)(), otypes=[object])(x) if x.size else x
+        if not x.size:
+            return x
+        if function == "reciprocal":
+            return np.vectorize(lambda value: 1 / value, otypes=[object])(x)
+        return np.vectorize(lambda value: getattr(value, function)(), otypes=[object])(x)
 
     def maximum(self, x: ObjectArray, y: ObjectArray) -> ObjectArray:
         return np.vectorize(lambda a, b: a.max(b), otypes=[object])(x, y) if x.size else x
+
+    def ends(self, value: Any) -> Ends | None:
+        if not value.is_finite():
+            return None
+        (least, low), (most, high) = (map(int, end.man_exp()) for end in (value.lower(), value.upper()))
+        return least * Fraction(2) ** low, most * Fraction(2) ** high
+
+    def hull(self, least: float, most: float) -> Any:
+        return self.flint.arb((least + most) / 2, (most - least) / 2)
 
 
 class Multiprecision(ObjectArithmetic):
@@ -187,6 +270,7 @@ class Multiprecision(ObjectArithmetic):
 
         self.context = mpmath.MPContext()
         self.context.dps = digits
+        self.rational = mpmath.libmp.to_rational
 
     def number(self, value: float) -> Any:
         return self.context.mpf(value)
@@ -199,7 +283,23 @@ class Multiprecision(ObjectArithmetic):
         return self.context.sqrt(value)
 
     def apply(self, function: str, x: ObjectArray) -> ObjectArray:
-        return np.vectorize(getattr(self.context, function), otypes=[object])(x) if x.size else x
+        return np.vectorize(lambda value: self._value(function, value), otypes=[object])(x) if x.size else x
+
+    def _value(self, function: str, value: Any) -> Any:
+        """A real value, NaN where mpmath leaves the real numbers."""
+        if function == "reciprocal":
+            return 1 / value if value else self.context.nan
+        found = getattr(self.context, function)(value)
+        return found if isinstance(found, self.context.mpf) else self.context.nan
 
     def maximum(self, x: ObjectArray, y: ObjectArray) -> ObjectArray:
         return np.vectorize(max, otypes=[object])(x, y) if x.size else x
+
+    def ends(self, value: Any) -> Ends | None:
+        if not self.context.isfinite(value):
+            return None
+        exact = Fraction(*map(int, self.rational(value._mpf_)))
+        return exact, exact
+
+    def hull(self, least: float, most: float) -> Any:
+        return self.number(least)

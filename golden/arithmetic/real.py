@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from assay.golden.arithmetic.base import Arithmetic
+from assay.precision.formats import format_named
+from assay.precision.rounding import Mode, round_to
 
 Tensor = torch.Tensor
 
@@ -43,6 +45,9 @@ class Real(Arithmetic):
     def rsqrt(self, x: Tensor) -> Tensor:
         return 1 / torch.sqrt(x)
 
+    def function(self, name: str, x: Tensor) -> Tensor:
+        return torch_function(name, x)
+
     def minimum(self, x: Tensor, bound: float) -> Tensor:
         return x.clamp(max=bound)
 
@@ -51,6 +56,9 @@ class Real(Arithmetic):
 
     def where(self, mask: Any, x: Tensor, y: Tensor | float) -> Tensor:
         return torch.where(mask, x, y)
+
+    def above(self, x: Tensor, bound: float) -> Tensor:
+        return x > bound
 
     def sum(self, x: Tensor, axis: int = -1, *, rescaled: bool = False) -> Tensor:
         return x.sum(axis, keepdim=True)
@@ -62,6 +70,11 @@ class Real(Arithmetic):
 
     def matmul(self, a: Tensor, b: Tensor, plus: Tensor | None = None) -> Tensor:
         return a @ b if plus is None else a @ b + plus
+
+    def quantize(
+        self, x: Tensor, scale: Tensor, format: str, zero: Tensor | None = None, stored: Tensor | None = None
+    ) -> Tensor:
+        return codes_of(x / torch.where(scale == 0, 1.0, scale), format, zero)
 
     def swap(self, x: Tensor) -> Tensor:
         return x.transpose(-1, -2)
@@ -91,6 +104,27 @@ class Real(Arithmetic):
         weights, lse = self.attention_weights(scores, visible, sinks)
         return weighted_values(weights, visible, values), lse
 
+    def attend_backward(
+        self,
+        scores: Tensor,
+        visible: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        dout: Tensor,
+        scale: Tensor | float,
+        terms: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        weights = torch.where(visible, self.attention_weights(scores, visible, None)[0], 0.0)
+        products = torch.where(visible, dout @ v.transpose(-1, -2), 0.0)
+        gradient = weights * (products - (weights * products).sum(-1, keepdim=True)) * scale
+        gradient = torch.where(visible, gradient, 0.0)
+        return (
+            visible_product(gradient, visible, k),
+            visible_product(gradient.transpose(-1, -2), visible.T, q),
+            visible_product(weights.transpose(-1, -2), visible.T, dout),
+        )
+
     def attention_weights(self, scores: Tensor, visible: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
         """The normalised weights, zero behind the mask, and the log-sum-exp [..., Sq, 1]."""
         scores = torch.where(visible, scores, -math.inf)
@@ -104,6 +138,37 @@ class Real(Arithmetic):
             total = total + torch.exp(sinks - shift)
         lse = shift + torch.log(total)
         return weights / torch.where(total == 0, 1.0, total), lse
+
+
+def torch_function(name: str, x: Tensor) -> Tensor:
+    """torch's float64 function of that name; a root is taken before its reciprocal."""
+    if name == "rsqrt":
+        return 1 / torch.sqrt(x)
+    if name == "softplus":
+        return x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))
+    return getattr(torch, name)(x)
+
+
+def codes_of(quotient: Tensor, format: str, zero: Tensor | None = None, mode: Mode = "nearest") -> Tensor:
+    """Quotients rounded to codes, and saturated after a zero-point was added; NaN stays NaN."""
+    finite = torch.where(quotient.isnan(), 0.0, quotient)
+    if zero is None:
+        codes = round_to(finite, format, mode, "saturate")
+    else:  # its four bits leave room in an int8
+        target = format_named(format)
+        codes = (round_to(finite, "int8", mode, "saturate") + zero).clamp(target.lowest, target.largest)
+    return torch.where(quotient.isnan(), math.nan, codes)
+
+
+def visible_product(a: Tensor, visible: Tensor, b: Tensor) -> Tensor:
+    """a @ b in which what a row does not see never counts, NaN and Inf included; a is zero there."""
+    if bool(torch.isfinite(b).all()):
+        return a @ b
+    rows = [
+        torch.where(seen[:, None], a[..., row, :, None] * b, 0.0).sum(-2, keepdim=True)
+        for row, seen in enumerate(visible)
+    ]
+    return torch.cat(rows, -2) if rows else a @ b
 
 
 def weighted_values(weights: Tensor, visible: Tensor, values: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 from assay.golden.registry import choice, define, number
 
 
-@define("gelu", "x[R,N] -> y[R,N]", options={"approximate": choice("none", "tanh")}, rows="R")
+@define("gelu", "x[R,N] -> y[R,N]", options={"approximate": choice("none", "tanh")}, rows="R", columns="N")
 def gelu(xp: Any, x: Any, *, approximate: str) -> Any:
     """x times the normal distribution function, or its tanh approximation (Hendrycks & Gimpel, 2016)."""
     if approximate == "tanh":
@@ -18,13 +18,13 @@ def gelu(xp: Any, x: Any, *, approximate: str) -> Any:
     return xp.gated(x * 0.5, gate + 1.0)
 
 
-@define("silu", "x[R,N] -> y[R,N]", rows="R")
+@define("silu", "x[R,N] -> y[R,N]", rows="R", columns="N")
 def silu(xp: Any, x: Any) -> Any:
     """x / (1 + exp(-x))."""
     return xp.gated(x, xp.sigmoid(x))
 
 
-@define("swiglu", "gate[R,N], up[R,N] -> y[R,N]", options={"limit": number(None, positive=True)}, rows="R")
+@define("swiglu", "gate[R,N], up[R,N] -> y[R,N]", options={"limit": number(None, positive=True)}, rows="R", columns="N")
 def swiglu(xp: Any, gate: Any, up: Any, *, limit: float | None) -> Any:
     """silu(gate) * up, with gate <= limit and |up| <= limit where a limit is given."""
     if limit is not None:

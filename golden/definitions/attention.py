@@ -37,6 +37,7 @@ def _is_window(value: Any) -> bool:
     },
     stages={"probabilities": "input"},
     rows="B",
+    columns="Dv",
     empty=("Sq",),
     work="B*H*Sq*Sk*(D+Dv)",
     sizes={

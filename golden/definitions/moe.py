@@ -27,7 +27,7 @@ def _scores(xp: Any, logits: Any, scoring: str) -> Any:
         "scoring": choice("softmax", "sigmoid"),
     },
     rows="T",
-    chosen="ids",
+    chosen=("ids",),
     admissible=_admissible,
 )
 def moe_route(xp: Any, logits: Any, *, top_k: int, renormalize: bool, scoring: str, ids: Any = None) -> tuple[Any, Any]:

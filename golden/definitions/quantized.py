@@ -20,7 +20,7 @@ def _fp8_signature(options: Mapping[str, Any]) -> str:
     return f"a:fp8[M,K], b:fp8[K,N], {scales} -> c:bfloat16[M,N]"
 
 
-@define("gemm_fp8", _fp8_signature, options={"granularity": choice("tensor", "row", "block")}, rows="M")
+@define("gemm_fp8", _fp8_signature, options={"granularity": choice("tensor", "row", "block")}, rows="M", columns="N")
 def gemm_fp8(xp: Any, a: Any, b: Any, scale_a: Any, scale_b: Any, *, granularity: str) -> Any:
     """(a scale_a) (b scale_b), with scales per tensor, per row and column, or per 128 along K (and N)."""
     if granularity == "block":
@@ -40,6 +40,7 @@ def repeat(xp: Any, scale: Any, size: int, *, axis: int, group: int = _BLOCK) ->
     "gemm_int8",
     "a:int8[M,K], b:int8[K,N], scale_a:float32[M,1]=scale, scale_b:float32[1,N]=scale -> c:bfloat16[M,N]",
     rows="M",
+    columns="N",
 )
 def gemm_int8(xp: Any, a: Any, b: Any, scale_a: Any, scale_b: Any) -> Any:
     """(a b) scale_a scale_b."""
@@ -64,6 +65,7 @@ def _int4_signature(options: Mapping[str, Any]) -> str:
     options={"packing": choice("plain", "awq", "gptq")},
     stages={"weights": "input"},
     rows="M",
+    columns="N",
     sizes={"g": (32, 64, 128)},
     multiples={"K": "g"},
 )
@@ -79,14 +81,14 @@ def gemm_int4(xp: Any, x: Any, qweight: Any, scales: Any, zeros: Any, *, packing
 def unpack_int4(xp: Any, qweight: Any, zeros: Any, packing: str) -> tuple[Any, Any]:
     """Integer codes [K, N] and zero-points [K/g, N]; GPTQ stores a zero-point minus one."""
     if packing == "plain":
-        return _nibbles(xp, qweight, (0, 1), axis=0), zeros
+        return nibbles(xp, qweight, (0, 1), axis=0), zeros
     if packing == "awq":
         order = tuple(_AWQ_ORDER.index(column) for column in range(8))
-        return _nibbles(xp, qweight, order, axis=1), _nibbles(xp, zeros, order, axis=1)
-    return _nibbles(xp, qweight, range(8), axis=0), _nibbles(xp, zeros, range(8), axis=1) + 1
+        return nibbles(xp, qweight, order, axis=1), nibbles(xp, zeros, order, axis=1)
+    return nibbles(xp, qweight, range(8), axis=0), nibbles(xp, zeros, range(8), axis=1) + 1
 
 
-def _nibbles(xp: Any, words: Any, order: Any, *, axis: int) -> Any:
+def nibbles(xp: Any, words: Any, order: Any, *, axis: int) -> Any:
     """The nibbles of each word in ``order``, laid out along ``axis``."""
     rows, columns = words.shape
     parts = [(words >> (4 * place)) & 15 for place in order]

@@ -26,18 +26,23 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "approximate": ("none", "tanh"),
     "causal": ("none", "bottom_right", "top_left"),
     "eps": (1e-5, 1e-6, 2.0**-20, 1.0),
-    "granularity": ("tensor", "row", "block"),
+    "granularity": ("tensor", "row", "block", "group128"),
+    "group": (128, 1, 3),
+    "ignore_index": (-100, 1),
     "interleaved": (False, True),
     "k_scale": (1.0, 0.25, 0.3, -3.0),
+    "label_smoothing": (0.0, 0.1, 1.0),
     "limit": (None, 0.75, 7.0),
     "offset": (0.0, 1.0, 0.1),
     "packing": ("plain", "awq", "gptq"),
+    "reduction": ("mean", "sum", "none"),
     "renormalize": (True, False),
     "return_lse": (False, True),
     "scale": (None, 0.1, 1.0, 0.0, -0.5),
     "scoring": ("softmax", "sigmoid"),
     "sinks": (False, True),
     "softcap": (None, 0.5, 30.0),
+    "symmetric": (False, True),
     "top_k": (1, 2, 3),
     "v_scale": (1.0, 0.5, 0.7, 0.0),
     "window": (None, (0, 0), (1, 0), (2, 3), (9, 9)),
@@ -47,7 +52,8 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 _SIZES: dict[str, tuple[int, ...]] = {
     "B": (1, 2), "D": (1, 2, 3, 8), "Dv": (1, 3, 4), "E": (3, 4), "F": (1, 3), "Hkv": (1, 2), "K": (1, 2, 3, 7, 130),
     "M": (1, 2, 3), "N": (1, 2, 3, 8, 17), "P": (1, 2, 5), "R": (1, 2, 3), "S": (1, 3), "Sk": (1, 2, 4, 7),
-    "Sq": (1, 2, 4, 7), "T": (1, 2, 5), "g": (8,), "k": (1, 2, 3), "max_pages": (1, 2, 3), "page": (1, 2, 3),
+    "Sq": (1, 2, 4, 7), "T": (1, 2, 5), "Tk": (1, 3, 7), "Tq": (1, 2, 5), "g": (8,), "k": (1, 2, 3),
+    "max_pages": (1, 2, 3), "page": (1, 2, 3),
 }  # fmt: skip
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -80,10 +86,36 @@ REAL: dict[str, Callable[[Rng, tuple[int, ...], torch.finfo], Array]] = {
 }
 """What real numbers look like, by kind."""
 
+
+def _log_sums(rng: Rng, shape: tuple[int, ...]) -> Array:
+    """Some of nothing."""
+    return np.where(rng.random(shape) < 0.3, -np.inf, 3 * rng.standard_normal(shape))
+
+
+def _ragged(rng: Rng, total: int, parts: int) -> Array:
+    """Where each part begins, and the end."""
+    return np.sort(np.concatenate([[0], rng.integers(0, total + 1, parts - 1), [total]]))
+
+
+def _pairs(rng: Rng, shape: tuple[int, ...], below: int) -> Array:
+    """Neighbours ascend."""
+    drawn = rng.permuted(np.broadcast_to(np.arange(below), (math.prod(shape) // 2, below)), axis=1)[:, :2]
+    return np.sort(drawn, axis=1).reshape(shape)
+
+
+def _midpoints(rng: Rng, shape: tuple[int, ...], largest: int, dtype: torch.dtype) -> torch.Tensor:
+    """Multiples of half a step between codes, the largest code among them, times a power of two or any number."""
+    codes = rng.integers(-2 * largest, 2 * largest + 1, shape) / 2
+    codes = np.where(rng.random(shape) < 0.3, rng.choice([-largest, largest], shape), codes)
+    unit = rng.choice([1.0, 0.125, 2.0**9, 3.0, 1.7])
+    return torch.from_numpy(np.asarray(codes * unit)).to(dtype)
+
+
 ROLES: dict[str, tuple[Callable[[Rng, tuple[int, ...]], Array], ...]] = {
     "scale": (lambda rng, shape: rng.random(shape) + 0.01, lambda rng, shape: 2.0 ** rng.integers(-9, 3, shape)),
     "weight": (lambda rng, shape: rng.random(shape), lambda rng, shape: np.ones(shape)),
     "angle": (lambda rng, shape: 2 * rng.random(shape) - 1, lambda rng, shape: rng.choice([0.0, 1.0, -0.5], shape)),
+    "lse": (_log_sums, lambda rng, shape: rng.standard_normal(shape) * 200),
     "slope": (lambda rng, shape: 2.0 ** -rng.integers(0, 9, shape), lambda rng, shape: 1 - rng.random(shape)),
 }
 
@@ -112,7 +144,11 @@ def real(rng: Rng, shape: tuple[int, ...], dtype: torch.dtype, kind: str) -> tor
 def cases(draw: st.DrawFn, op: str, *, without: tuple[str, ...] = ()) -> Case:
     """A case of ``op``: its options, sizes, formats and numbers, none of the kinds ``without``."""
     definition = spec(op)
-    options = {name: draw(st.sampled_from(OPTIONS[name])) for name in definition.options if name in OPTIONS}
+    options = {
+        name: draw(st.sampled_from([value for value in OPTIONS[name] if option.accepts(value)]))
+        for name, option in definition.options.items()
+        if name in OPTIONS
+    }
     signature = definition.signature(options)
     sizes = draw(_sizes(signature, definition.multiples, definition.empty, options.get("top_k", 1)))
     dtype = draw(st.sampled_from(DTYPES))
@@ -137,7 +173,8 @@ def _sizes(
     for symbol in sorted(signature.symbols, key=lambda name: name in multiples):
         unit = math.lcm(*(int(match[1]) for text in dims if (match := re.fullmatch(rf"{symbol}/(\d+)", text))))
         if symbol in multiples:
-            unit = math.lcm(unit, sizes[multiples[symbol]])
+            partner = multiples[symbol]
+            unit = math.lcm(unit, int(partner) if partner.isdigit() else sizes[partner])
             size = unit * draw(st.sampled_from((1, 2)))
         else:
             size = -(-draw(st.sampled_from(_SIZES.get(symbol, (1, 2, 3)))) // unit) * unit
@@ -158,10 +195,19 @@ def _values(
     given = {"fp8": "float8_e4m3fn"}.get(tensor.dtype or "", tensor.dtype)
     target = getattr(torch, given) if given else dtype
     if not target.is_floating_point:
+        if tensor.role == "offsets":
+            return torch.from_numpy(_ragged(rng, tensor.most(sizes), shape[0] - 1)).to(target)
+        if tensor.role == "label":
+            labels = rng.integers(0, tensor.most(sizes) + 1, shape)
+            return torch.from_numpy(np.where(rng.random(shape) < draw(st.sampled_from((0, 0.3, 1))), tensor.none, labels))
+        if tensor.role == "pair":
+            return torch.from_numpy(_pairs(rng, shape, tensor.most(sizes) + 1)).to(target)
         below = {"code": 16, "bits": 256 if target == torch.uint8 else 2**32}.get(tensor.role)
         below = tensor.most(sizes) + 1 if tensor.role in ("index", "length") else below
         drawn = rng.integers(0, below, shape) if below else rng.integers(-128, 128, shape)
         return torch.from_numpy(drawn if target != torch.int32 else drawn.astype(np.uint32).view(np.int32)).to(target)
+    if tensor.role == "real" and tensor.bound and draw(st.booleans()):
+        return _midpoints(rng, shape, int(tensor.bound), target)
     if tensor.role == "real":
         return real(rng, shape, target, draw(st.sampled_from(kinds)))
     made = draw(st.sampled_from(ROLES[tensor.role]))(rng, shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,13 @@ def escapes(case: Case, digits: int | None = None, witness_digits: int = 50) -> 
 
     A radius of infinity claims nothing; where mpmath has no number (0/0) nothing is compared either.
     """
+    return beyond(case, _several(evaluate(case.op, *case.tensors, digits=digits, **case.options)), witness_digits)
+
+
+def beyond(case: Case, goldens: tuple[Golden, ...], witness_digits: int = 50) -> list[str]:
+    """The same for goldens that are there already."""
     definition = spec(case.op)
     options, keywords = split_keywords(definition, case.options)
-    goldens = _several(evaluate(case.op, *case.tensors, digits=digits, **case.options))
     found: list[str] = []
     for witness in (Multiprecision(witness_digits), Arb(_PROOF_DIGITS)):
         results = _several(run(definition, witness, case.tensors, options, keywords))
@@ -65,4 +70,6 @@ def _is_not_proven(witness: Arb, value: float, low: float, radius: float, exact:
     number = witness.flint.arb
     if not exact.is_finite():
         return False
+    if math.isinf(value):  # beyond what float64 has
+        return not bool(exact * math.copysign(1.0, value) >= sys.float_info.max)
     return not math.isfinite(value) or not (number(value) + number(low) - exact).abs_upper() <= number(radius)

@@ -97,7 +97,7 @@ def _merged(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
     return mean, squares / count
 
 
-def _moments(x: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
+def moments(x: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
     n = x.shape[-1]
     for order, add in SUMS.items():
         mean = add(x).unsqueeze(-1) / n
@@ -111,7 +111,7 @@ def _moments(x: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
 
 
 def layernorms(f: Functions, x: Tensor, w: Tensor, b: Tensor, *, eps: float = 1e-5) -> Iterator[tuple[str, Tensor]]:
-    for name, mean, variance in _moments(x):
+    for name, mean, variance in moments(x):
         r = f.rsqrt(variance + torch.tensor(eps, dtype=torch.float32))
         yield f"{name}, (x - m) r w + b", (x - mean) * r * w + b
         yield f"{name}, (x - m) (r w) + b", (x - mean) * (r * w) + b

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,38 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from assay.golden.inputs.distributions import GENERAL, INTEGERS, REAL, names_of
+from assay.golden.inputs.random_bits import bits, integers, normal, uniform
+from assay.golden.inputs.values import stored, torch_dtype
 from assay.golden.registry import spec, specs
 from assay.precision.formats import FORMATS, all_values, format_named
 from assay.precision.rounding import round_to
-from assay.verify.inputs.cases import Case, build, contents, stored, torch_dtype
-from assay.verify.inputs.distributions import GENERAL, INTEGERS, REAL, names_of
-from assay.verify.inputs.random_bits import bits, integers, normal, uniform
+from assay.verify.inputs.cases import Case, build, contents
 from assay.verify.inputs.sampler import Sampler, seeded
 
 FLOATS = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 NARROWING = ("float32", "bfloat16", "float8_e4m3fn")
 WIDE = ("float32", "bfloat16", "float16")
-
-# 16 digits of SHA-256 over the bytes of a 5 x 67 tensor "x" of seed 1 in three dtypes, and of those of `ROLE_CASES`.
-# fmt: off
-FROZEN = {
-    "normal": "ffd63d916781812b", "positive": "ee4a94db540e3765", "lognormal": "8fde236fde94b959",
-    "outliers": "437500c50eecce12", "cancelling": "bd160b1f5ce004cb", "constant_rows": "36cd690560ca3d32",
-    "ascending": "30ff12a3d7ae571b", "descending": "ecdfeaf4643e52c6", "large_mean": "ef62bf9840606074",
-    "small": "9d8fb1fd5b4f9247", "wide": "65f9f5b60dee67f7", "peaked": "cb86dc77c00ba6e3",
-    "ties": "a386e749bdcc8481", "blocks": "b8ea7c8992eb71b7", "patterns": "11eb029bbce72ebe",
-    "integers": "f10c074ca30c90f7", "powers": "54e5c4ccd68090de", "one_hot": "5cbb2ee8e806f7fe",
-    "steep": "f40f9c62d8671712", "above": "129e58ad151a3ee6", "below": "eac6ca00961b0c84",
-    "near_overflow": "3ae056d8f54a9e44", "subnormal": "d0c8287c070a530e", "zeros": "dc45d24c951cd887",
-    "extremes": "10999c8324be717a", "seesaw": "41835713fa289bee", "lowest": "db548a197066181e",
-}
-FROZEN_ROLES = {
-    "gemm_fp8-scale_a": "d3a5881b37b0c536", "moe-weights": "c8ae20b088878a43",
-    "moe-ids": "d0aa8987a1d30ce0", "rope-cos": "bb511360a909d42a",
-    "attention-slopes": "303ecf3a2601258b", "gemm_int4-plain-zeros": "7fe20884ace3599c",
-    "gemm_int4-plain-qweight": "ad62282fa7064326", "gemm_int4-awq-qweight": "246ecd7074ef3154",
-}
-# fmt: on
 
 
 def drawn(kind: str, dtype: str, rows: int = 64, columns: int = 96, seed: int = 3, **fields: Any) -> Tensor:
@@ -58,12 +37,6 @@ def drawn(kind: str, dtype: str, rows: int = 64, columns: int = 96, seed: int = 
 def numbers(kind: str, dtype: str = "float32", rows: int = 64, columns: int = 96) -> Tensor:
     """The same as float64."""
     return drawn(kind, dtype, rows, columns).double()
-
-
-def digest(*tensors: Tensor) -> str:
-    """The first 16 digits of SHA-256 over the tensors' bytes."""
-    content = b"".join(x.contiguous().view(torch.uint8).numpy().tobytes() for x in tensors)
-    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def test_random_bits_are_frozen() -> None:
@@ -108,12 +81,6 @@ def test_numbers_made_of_bits_keep_their_ranges() -> None:
     assert abs(normal(draw).std() - 1) < 0.02
 
 
-@pytest.mark.parametrize("kind", REAL)
-def test_a_distribution_is_frozen(kind: str) -> None:
-    """The stored bytes of each distribution never change: a repro line of last year still fails today."""
-    assert digest(*(drawn(kind, dtype, 5, 67, seed=1) for dtype in NARROWING)) == FROZEN[kind]
-
-
 ROLE_CASES = [
     ("gemm_fp8", {"M": 5, "K": 67, "N": 3}, {"granularity": "row"}, "scale_a"),
     ("moe", {"T": 9, "D": 4, "F": 3, "E": 5, "k": 2}, {}, "weights"),
@@ -143,12 +110,6 @@ def kinds_of(op: str, sizes: dict[str, int], options: dict[str, Any], name: str)
 def named(case: Sequence[Any]) -> str:
     """A name for a tensor's case."""
     return "-".join([case[0], *case[2].get("packing", "").split(), case[3]])
-
-
-@pytest.mark.parametrize("case", ROLE_CASES, ids=named)
-def test_a_role_is_frozen(case: tuple[str, dict[str, int], dict[str, Any], str]) -> None:
-    """Scales, routing weights, angles, slopes, codes and indices have frozen bytes too."""
-    assert digest(*(tensors_of(*case, kind) for kind in kinds_of(*case))) == FROZEN_ROLES[named(case)]
 
 
 LIMITS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -202,14 +163,17 @@ def test_an_element_keeps_its_value_while_shapes_shrink(kind: str, dtype: str) -
 
 @pytest.mark.parametrize("op", specs())
 def test_every_tensor_of_every_op_can_be_drawn(op: str) -> None:
-    """Each input has its case's dtype and is finite, and a seed decides the case."""
+    """Each input has its case's dtype and is finite (a log-sum-exp may be -inf), and a seed decides the case."""
     definition = spec(op)
     sampler = Sampler(definition, "float8_e4m3fn" if op == "gemm_fp8" else "bfloat16")
     for place in range(4):
         case = replace(sampler.case(seeded(place), style="small"), unused="plain")
+        roles = {tensor.name: tensor.role for tensor in case.signature.tensors}
         for name, guarded in build(case).guarded.items():
             assert str(guarded.tensor.dtype).removeprefix("torch.") == case.dtypes[name]
-            assert bool(guarded.tensor.double().isfinite().all()), (name, case)
+            values = guarded.tensor.double()
+            empty = (values == -math.inf) if roles[name] == "lse" else torch.zeros_like(values, dtype=torch.bool)
+            assert bool((values.isfinite() | empty).all()), (name, case)
     assert sampler.case(seeded(1)) == sampler.case(seeded(1)) != sampler.case(seeded(2))
 
 

@@ -274,3 +274,19 @@ def test_junit_xml_carries_the_verdicts(run: Any, pytester: pytest.Pytester) -> 
     assert ["PASS" in value for value in values] == [True, False]
     assert "doubled" in values[1]
     assert "FAIL" in values[1]
+
+
+def test_stored_goldens_are_tried_too(run: Any, tmp_path: Any) -> None:
+    """`--assay-golden STORE` adds the store's cases: a fault at a size that only they have fails the test."""
+    from assay.golden.inputs.recipe import recipe
+    from assay.golden.store import Store, make_record
+
+    store = Store(str(tmp_path))
+    store.put(make_record(recipe("softmax", {"R": 2, "N": 977}, "float32")))
+    tests = """
+        def test_softmax(assay):
+            kernel = lambda x: softmax(x) * (2 if x.shape[-1] == 977 else 1)
+            assay.check(kernel, "softmax", dtype="float32", examples=0, shapes={"N": range(1, 2000)})
+    """
+    run(tests).assert_outcomes(passed=1)
+    run(tests, "--assay-golden", store.url).assert_outcomes(failed=1)

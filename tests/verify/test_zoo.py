@@ -42,7 +42,7 @@ def expected(entry: Entry, probe: Probe) -> tuple[Tensor, ...]:
 def half_ulps(got: Tensor, want: Tensor) -> float:
     """The largest error in half units in the last place of what should stand there; infinite for a wrong class."""
     if not got.dtype.is_floating_point:
-        return 0.0 if torch.equal(got, want) else torch.inf
+        return 0.0 if torch.equal(got, want.to(got.dtype)) else torch.inf
     limits = torch.finfo(got.dtype)
     stored, y = want.to(got.dtype).double(), got.double()
     finite = stored.isfinite()
@@ -72,7 +72,7 @@ def symptoms(entry: Faulty, probe: Probe) -> set[str]:
     if any(x.dtype != y.dtype for x, y in zip(got, honest, strict=True)):
         return seen | {"dtype"}
     again = call(entry, probe.copy())
-    if not all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(got, again, strict=True)):
+    if not all(torch.equal(x.double().nan_to_num(), y.double().nan_to_num()) for x, y in zip(got, again, strict=True)):
         seen |= {"nondeterministic"}
     for ours, theirs, exact in zip(got, honest, want, strict=True):
         if half_ulps(ours, exact) > 1.03 * max(half_ulps(theirs, exact), 1.0):
@@ -89,8 +89,14 @@ def test_an_honest_kernel_agrees_with_float64(entry: Entry) -> None:
             assert got.shape == want.shape
             assert got.is_contiguous()
             loose, stored = LOOSE.get(got.dtype, 0.0), want.to(got.dtype)
+            if got.dtype.itemsize == 1:  # codes: a quotient next to a midpoint may become either neighbour
+                got, stored = got.double(), stored.double()
+                assert float((got != stored).double().mean() if got.numel() else 0.0) < 0.05
+                torch.testing.assert_close(got, stored, rtol=0.15, atol=1.0)
+                continue
+            share = 0.5 if entry.spec == "attention_backward" else 0.1  # there two stages are rounded, and cancel
             largest = float(stored[stored.isfinite()].abs().max()) if stored.isfinite().any() else 0.0
-            torch.testing.assert_close(got, stored, rtol=loose, atol=0.1 * loose * largest, equal_nan=True)
+            torch.testing.assert_close(got, stored, rtol=loose, atol=share * loose * largest, equal_nan=True)
         assert same_bytes(used, probe)
 
 

@@ -1,5 +1,5 @@
-"""Inputs: every element is a function of (seed, tensor, coordinates), so that it stays the same while shapes shrink.
+"""Inputs of a call: numbers come from `assay.golden.inputs`, and stay the same while shapes shrink.
 
-`random_bits` draws, `distributions` shapes the draws into numbers, `layouts` puts them into memory, `cases` says what
-one call is made of, and `sampler` chooses cases.
+`layouts` puts them into memory, `unused` spoils what nothing reads, `cases` says what one call is made of, and
+`sampler` chooses cases.
 """

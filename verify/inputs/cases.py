@@ -8,15 +8,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
+from assay.golden.inputs.values import draw
 from assay.golden.registry import Spec, spec
 from assay.golden.signature import Signature, TensorSpec, dimension
-from assay.precision.formats import Format, format_named
-from assay.precision.rounding import round_to
+from assay.precision.formats import format_named
 from assay.verify.errors import ReproError, SettingError
-from assay.verify.inputs.distributions import RELATIVE, ROLES, Draws, integer_values, length_values, names_of
 from assay.verify.inputs.layouts import Guarded, place, tied_axes
 from assay.verify.inputs.unused import spoiled
 
@@ -67,6 +65,8 @@ class Case:
         found = []
         for order, tensor in enumerate(self.signature.returns):
             stated = self.out_dtype if order == 0 or tensor.dtype is None else None
+            if tensor.role == "rounded" and stated not in (None, tensor.dtype):
+                raise SettingError(f"out_dtype={stated!r}; the codes of {self.spec} are {tensor.dtype}")
             dtype = stated or tensor.dtype or next(iter(wide), None)
             if dtype is None:
                 raise SettingError(f"out_dtype: no input has 16 bits or more; state the dtype of {tensor.name}")
@@ -124,21 +124,6 @@ def case_from_line(line: str) -> Case:
         ) from None
 
 
-def dtype_of(tensor: TensorSpec, dtype: str | Mapping[str, str]) -> str:
-    """The dtype's name for a tensor: as given for it, as the op fixes it, or the one under examination."""
-    if isinstance(dtype, Mapping) and tensor.name in dtype:
-        return format_or_integer(dtype[tensor.name])
-    given = format_or_integer(dtype if isinstance(dtype, str) else next(iter(dtype.values())))
-    if tensor.dtype == "fp8":
-        return given if given.startswith("float8") else "float8_e4m3fn"
-    return tensor.dtype or given
-
-
-def format_or_integer(name: str) -> str:
-    """The full name of a dtype."""
-    return name if name in ("int32", "int64") else format_named(name).name
-
-
 def _is_wide_float(dtype: str) -> bool:
     if dtype in ("int32", "int64"):
         return False
@@ -146,52 +131,13 @@ def _is_wide_float(dtype: str) -> bool:
     return format.kind == "float" and format.bits >= 16
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of that name."""
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        raise TypeError(f"torch has no dtype {name!r}")
-    return found
-
-
-def stored(values: torch.Tensor, dtype: str) -> torch.Tensor:
-    """float64 ``values`` rounded to ``dtype``, beyond its range to its largest, and stored in it."""
-    if dtype not in ("int32", "int64"):
-        values = (
-            round_to(values, dtype, overflow="saturate")
-            if bool(torch.isfinite(values).all())
-            else _special(values, dtype)
-        )
-    target = torch_dtype(dtype)
-    if target.is_floating_point and target.itemsize == 1:
-        return values.to(torch.float32).to(target)
-    return values.to(target)
-
-
-def _special(values: torch.Tensor, dtype: str) -> torch.Tensor:
-    finite = torch.isfinite(values)
-    rounded = round_to(torch.where(finite, values, 0.0), dtype, overflow="saturate")
-    return torch.where(finite, rounded, values)
-
-
 def contents(case: Case, tensor: TensorSpec) -> torch.Tensor:
     """The values of a tensor, contiguous, in its dtype."""
-    shape, dtype = case.shape(tensor), case.dtypes[tensor.name]
+    shape = case.shape(tensor)
     tied = tied_axes(case.layouts.get(tensor.name, "contiguous"), shape)
-    kind = case.values.get(tensor.name, "")
-    format = _FLOAT64 if dtype in ("int32", "int64") else format_named(dtype)
     start = [case.origin.get(symbol, 0) for symbol in tensor.dims]
-    draws = Draws(case.seed, tensor.name, shape, format, start=start, tied=tied)
-    if tensor.is_integer:
-        signed = torch.from_numpy(np.array(_whole_numbers(case, tensor, draws, kind or names_of(tensor)[0])))
-        if tensor.role == "bits" and dtype == "int32":
-            signed = torch.where(signed >= 2**31, signed - 2**32, signed)
-        result = signed.to(torch_dtype(dtype))
-    else:
-        table = ROLES[tensor.role]
-        values = torch.from_numpy(np.array(table[kind or next(iter(table))](draws)))
-        spread = tensor.role == "real" and kind not in RELATIVE
-        result = stored(values * _spread(format) if spread else values, dtype)
+    kind = case.values.get(tensor.name, "")
+    result = draw(tensor, case.sizes, case.dtypes[tensor.name], kind, case.seed, start=start, tied=tied)
     for name, index, value in case.edits:
         if name == tensor.name and all(0 <= place < size for place, size in zip(index, shape, strict=True)):
             result[_tied_index(index, tied)] = value
@@ -200,15 +146,6 @@ def contents(case: Case, tensor: TensorSpec) -> torch.Tensor:
 
 def _tied_index(index: tuple[int, ...], tied: tuple[int, ...]) -> tuple[Any, ...]:
     return tuple(slice(None) if axis in tied else place for axis, place in enumerate(index))
-
-
-def _whole_numbers(case: Case, tensor: TensorSpec, draws: Draws, kind: str) -> Any:
-    if tensor.role == "length":
-        unit = dimension(tensor.bound.rpartition("*")[2], case.sizes)
-        return length_values(draws, kind, tensor.most(case.sizes), unit)
-    if tensor.role == "bits":
-        return integer_values(draws, kind, 2**32 if case.dtypes[tensor.name] == "int32" else 256)
-    return integer_values(draws, kind, max(1, tensor.most(case.sizes) + 1))
 
 
 def all_contents(case: Case) -> dict[str, torch.Tensor]:
@@ -222,16 +159,6 @@ def all_contents(case: Case) -> dict[str, torch.Tensor]:
         for axis in tied_axes(case.layouts.get(name, "contiguous"), mask.shape):  # one element for all of them
             masks[name] = mask.all(axis, keepdim=True).expand(mask.shape)
     return spoiled(values, masks, tensors)
-
-
-_FLOAT64 = format_named("float64")
-
-
-def _spread(format: Format) -> float:
-    """Numbers of order one are spread over a narrow format's range: codes near one are few."""
-    if format.kind == "integer":
-        return 24.0
-    return 16.0 if format.largest < 1000 and format.largest > 100 else 1.0
 
 
 @dataclass(frozen=True)

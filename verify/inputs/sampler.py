@@ -14,11 +14,12 @@ from math import lcm, prod
 from typing import Any
 
 from assay.golden.errors import unknown
+from assay.golden.inputs.distributions import GENERAL, names_of
+from assay.golden.inputs.values import dtype_of
 from assay.golden.registry import Spec
 from assay.golden.signature import Signature, TensorSpec
 from assay.verify.errors import SettingError
-from assay.verify.inputs.cases import Case, dtype_of, work
-from assay.verify.inputs.distributions import GENERAL, names_of
+from assay.verify.inputs.cases import Case, work
 from assay.verify.inputs.layouts import LAYOUTS
 
 Chooser = Callable[[Sequence[Any]], Any]
@@ -111,7 +112,7 @@ class Sampler:
             pool = self._given(choose, symbol, style)
         elif symbol in self.definition.sizes:
             pool = self.definition.sizes[symbol]
-        elif symbol in self.definition.multiples and self.definition.multiples[symbol] != "g":
+        elif self.definition.multiples.get(symbol) in {*signature.symbols} - {"g"}:
             pool = [sizes[self.definition.multiples[symbol]] * group for group in _GROUPS]
         elif style == "small":
             pool = SMALL
@@ -151,7 +152,9 @@ class Sampler:
                 numerator, _, divisor = text.partition("/")
                 if numerator == symbol and divisor.isdigit():
                     step = lcm(step, int(divisor))
-        partner = self.definition.multiples.get(symbol)
+        partner = self.definition.multiples.get(symbol, "")
+        if partner.isdigit():
+            return lcm(step, int(partner))
         return lcm(step, max(sizes.get(partner, 1), 1)) if partner in signature.symbols else step
 
     def _smaller(self, signature: Signature, symbol: str, sizes: Mapping[str, int]) -> int:

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import probes_gradients
 from .entry import Entry
+from .probes_quantized import MAKERS
 from .reference import AWQ_ORDER
 
 Make = Callable[..., Tensor]
@@ -257,6 +259,9 @@ def inputs_of(spec: str, make: Make, options: dict[str, Any], cache: torch.dtype
         "moe_route": lambda: logits(make),
         "moe": lambda: mixtures(make),
     }
+    if spec in MAKERS:
+        return MAKERS[spec](make)
+    makers |= probes_gradients.makers(make, options)
     return makers.get(spec, lambda: rows(make))()
 
 

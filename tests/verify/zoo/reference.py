@@ -8,6 +8,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import reference_gradients
+from .reference_quantized import (
+    all_reduce,
+    attention_varlen,
+    gemm_2to4,
+    gemm_mxfp8,
+    gemm_nvfp4,
+    merge_states,
+    quantize_fp8,
+    quantize_int4,
+    quantize_int8,
+)
+
+__all__ = [  # the second half stands in a file of its own
+    "all_reduce",
+    "attention_varlen",
+    "gemm_2to4",
+    "gemm_mxfp8",
+    "gemm_nvfp4",
+    "merge_states",
+    "quantize_fp8",
+    "quantize_int4",
+    "quantize_int8",
+]
+
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 Outputs = tuple[Tensor, ...]
 
@@ -194,3 +219,8 @@ def moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tens
             hidden = torch.nn.functional.silu(gate) * up
             y[t] += float(weights[t, place]) * (w_down[expert].double() @ hidden)
     return (y,)
+
+
+def __getattr__(name: str) -> Any:
+    """Functions, losses and gradients, which have a file of their own."""
+    return getattr(reference_gradients, name)

@@ -7,6 +7,7 @@ number generators*, OOPSLA 2014). Everything is integer arithmetic, hence the sa
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -61,4 +62,4 @@ def integers(draw: Bits, below: int) -> npt.NDArray[np.int64]:
 def normal(draw: Bits) -> npt.NDArray[np.float64]:
     """Close to standard normal, within 3.5: the sum of four 16-bit uniforms, in exact arithmetic."""
     lanes = sum(((draw >> np.uint64(16 * lane)) & np.uint64(0xFFFF)).astype(np.float64) for lane in range(4))
-    return (np.asarray(lanes) - 131070.0) * (3.0**0.5 / 65536.0)
+    return (np.asarray(lanes) - 131070.0) * (math.sqrt(3.0) / 65536.0)

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from assay.verify.errors import SettingError
+from assay.golden.errors import InputError
 
 
 def behave(word: str, remember: Callable[[str], None]) -> str:
@@ -23,7 +23,7 @@ def behave(word: str, remember: Callable[[str], None]) -> str:
             signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.valid_signals()))
             time.sleep(600)
         case "complain":
-            raise SettingError("mend this")
+            raise InputError("mend this")
         case "stumble":
             raise ZeroDivisionError("oops")
     return word

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from assay.verify.isolate import Lost, Raised, Workers
-from tests.verify.tasks import behave
+from assay.golden.isolate import Lost, Raised, Workers
+from tests.golden.isolated_tasks import behave
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -1,4 +1,8 @@
-"""Distributions: what the numbers of a tensor look like. Each is made to reveal a family of faults."""
+"""Distributions: what the numbers of a tensor look like. Each is made to reveal a family of faults.
+
+Only operations that are exact, or rounded as IEEE 754 says, may stand here: the same seed means the same bits on every
+platform. `np.exp2`, `np.log` and the like differ between libraries and between vector units.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from assay.golden.inputs.random_bits import bits, integers, normal, uniform
 from assay.golden.signature import TensorSpec
 from assay.precision.formats import Format, all_values
-from assay.verify.inputs.random_bits import bits, integers, normal, uniform
 
 Array = npt.NDArray[Any]
 
@@ -67,10 +71,15 @@ class Draws:
         return 1.0 - 2.0 * integers(self.bits("sign"), 2)
 
 
+def power_of_two(exponent: Array) -> Array:
+    """2^exponent for whole numbers, exactly."""
+    return np.ldexp(1.0, exponent.astype(np.int32))
+
+
 def _patterns(draws: Draws) -> Array:
     """Any finite bit pattern of a format of at most 16 bits; else any sign, exponent and mantissa near one."""
     if draws.format.bits > 16:
-        return draws.sign() * np.exp2(integers(draws.bits("exponent"), 41) - 20.0) * (1 + draws.uniform())
+        return draws.sign() * power_of_two(integers(draws.bits("exponent"), 41) - 20) * (1 + draws.uniform())
     values = all_values(draws.format).numpy()
     finite = values[np.isfinite(values)]
     return finite[integers(draws.bits(), len(finite))]
@@ -89,8 +98,8 @@ def _cancelling(draws: Draws) -> Array:
 
 def _blocks(draws: Draws) -> Array:
     """Blocks of 32 whose magnitudes differ by powers of two."""
-    exponent = np.asarray([0.0, 4.0, -6.0, 8.0])[(draws.position() // 32 % 4).astype(np.int64)]
-    return draws.normal() * np.exp2(exponent)
+    exponent = np.asarray([0, 4, -6, 8])[(draws.position() // 32 % 4).astype(np.int64)]
+    return draws.normal() * power_of_two(exponent)
 
 
 def _one_hot(draws: Draws) -> Array:
@@ -102,7 +111,7 @@ def _one_hot(draws: Draws) -> Array:
 REAL: dict[str, Callable[[Draws], Array]] = {
     "normal": lambda d: d.normal(),
     "positive": lambda d: d.uniform() + 2.0**-10,
-    "lognormal": lambda d: d.sign() * np.exp2(np.rint(2.5 * normal(d.bits("exponent")))) * (1 + d.uniform()),
+    "lognormal": lambda d: d.sign() * power_of_two(np.rint(2.5 * normal(d.bits("exponent")))) * (1 + d.uniform()),
     "outliers": lambda d: d.normal() * d.column_choice(*[1.0] * 15, 64.0),
     "cancelling": _cancelling,
     "constant_rows": lambda d: normal(d.bits("value", ignore=[-1])) * d.row_choice(1.0, 30.0, 1000.0),
@@ -118,7 +127,7 @@ REAL: dict[str, Callable[[Draws], Array]] = {
     "patterns": _patterns,
     # Every sum and product of these is exact in float32: no tolerance at all.
     "integers": lambda d: integers(d.bits(), 9) - 4.0,
-    "powers": lambda d: d.sign() * np.exp2(integers(d.bits(), 5) - 2.0),
+    "powers": lambda d: d.sign() * power_of_two(integers(d.bits(), 5) - 2),
     "one_hot": _one_hot,
     "seesaw": lambda d: (1.0 - 2.0 * (d.position() // 64 % 2)) * (64.0 + integers(d.bits(), 4)),
     # The range of the format, and what lies beyond.
@@ -141,20 +150,30 @@ ROLES: dict[str, dict[str, Callable[[Draws], Array]]] = {
     "scale": {
         "plain": lambda d: 2.0**-4 * (0.5 + d.uniform()),
         "one": lambda d: np.ones(d.shape),
-        "powers": lambda d: np.exp2(integers(d.bits(), 9) - 6.0),
-        "uneven": lambda d: np.exp2(integers(d.bits("exponent"), 13) - 8.0) * (1 + d.uniform()),
+        "powers": lambda d: power_of_two(integers(d.bits(), 9) - 6),
+        "uneven": lambda d: power_of_two(integers(d.bits("exponent"), 13) - 8) * (1 + d.uniform()),
     },
     "weight": {
         "plain": lambda d: d.uniform(),
         "one": lambda d: np.ones(d.shape),
-        "powers": lambda d: np.exp2(-1.0 - integers(d.bits(), 3)),
+        "powers": lambda d: power_of_two(-1 - integers(d.bits(), 3)),
     },
     "angle": {
         "plain": lambda d: 2.0 * d.uniform() - 1.0,
-        "powers": lambda d: d.sign() * np.exp2(-1.0 * integers(d.bits(), 3)),
+        "powers": lambda d: d.sign() * power_of_two(-integers(d.bits(), 3)),
         "ties": lambda d: integers(d.bits(), 3) - 1.0,
     },
-    "slope": {"plain": lambda d: np.exp2(-8.0 * d.uniform()), "powers": lambda d: np.exp2(-1.0 - d.position() % 8)},
+    "lse": {
+        "plain": lambda d: np.where(integers(d.bits("empty"), 8) == 0, -np.inf, 4.0 * d.normal()),
+        "near": lambda d: normal(bits(d.seed, "near", d.shape, start=d.start, ignore=d.tied)) + 2.0**-6 * d.uniform(),
+        "far": lambda d: 64.0 * d.normal(),
+        "large": lambda d: 3000.0 + 0.5 * d.normal(),
+        "empty": lambda d: np.where(integers(d.bits("empty"), 2) == 0, -np.inf, d.normal()),
+    },
+    "slope": {
+        "plain": lambda d: power_of_two(-1 - integers(d.bits("exponent"), 8)) * (1 + d.uniform()),
+        "powers": lambda d: power_of_two(-1 - d.position() % 8),
+    },
 }
 
 
@@ -190,10 +209,20 @@ def length_values(draws: Draws, name: str, most: int, unit: int) -> npt.NDArray[
 
 
 LENGTHS = ("mixed", "uniform", "full", "short")
+MIDPOINTS = "midpoints"  # of numbers that are going to be codes
+EVERY = "every"  # number of a format of 16 bits or fewer
+STRUCTURED = {
+    "label": ("mixed", "uniform", "first", "last", "none"),
+    "offsets": ("mixed", "even", "uniform", "one"),
+    "pair": ("uniform", "first", "last"),
+}
 
 
 def names_of(tensor: TensorSpec) -> tuple[str, ...]:
     """The distributions that a tensor's elements may have, the plainest first."""
+    if tensor.role in STRUCTURED:
+        return STRUCTURED[tensor.role]
     if tensor.role == "length":
         return LENGTHS
-    return INTEGERS if tensor.is_integer else tuple(ROLES[tensor.role])
+    names = INTEGERS if tensor.is_integer else tuple(ROLES[tensor.role])
+    return (*names, MIDPOINTS) if tensor.role == "real" and tensor.bound else names

@@ -1,4 +1,7 @@
-"""Worker processes: a kernel that takes its process down, or never comes back, becomes an answer like any other."""
+"""Worker processes: a task that takes its process down, or never comes back, becomes an answer like any other.
+
+What is isolated so: a kernel under examination, and the making of one golden beside a million others.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection, get_context
@@ -25,6 +27,7 @@ Task = Callable[[Any, Remember], Any]
 _MOST_WORKERS = 8
 _NOTE_BYTES = 1 << 16
 _TICK = 1.0  # seconds between two looks at workers that say nothing
+_START = 300.0  # seconds that a worker may take to import what it needs
 _spawn = get_context("spawn")  # a forked torch may hang in its thread pool
 
 
@@ -46,10 +49,14 @@ class Raised:
     trace: str
 
 
+def core_count() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def worker_count() -> int:
-    """A worker for each core that this process may use, eight at most: each holds a torch of its own."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, _MOST_WORKERS))
+    """A worker for each core, eight at most: each holds a torch of its own."""
+    return min(core_count(), _MOST_WORKERS)
 
 
 class Workers:
@@ -80,20 +87,24 @@ class Workers:
             self._workers.append(_Worker(*self._settings))
 
     def each(
-        self, task: Task, items: Sequence[Any], *, until: float = float("inf")
+        self, task: Task, items: Iterable[Any], *, until: float = float("inf")
     ) -> Iterator[tuple[int, Any | Lost | Raised]]:
         """``(place, task(item, remember))`` for each item, as they come; none is begun after the moment ``until``.
 
-        ``task`` is a function of a module. What it hands to ``remember`` is known after its process is lost.
+        ``task`` is a function of a module. What it hands to ``remember`` is known after its process is lost. An item
+        is taken from ``items`` only when a worker is there to do it.
         """
-        waiting = deque(enumerate(items))
+        waiting = enumerate(items)
         while True:
             for place, worker in enumerate(self._workers):
-                if worker.idle and waiting and time.monotonic() < until:
+                if worker.idle and time.monotonic() < until:
+                    following = next(waiting, None)
+                    if following is None:
+                        break
                     if worker.gone:
                         worker.end()
                         self._workers[place] = worker = _Worker(*self._settings)
-                    worker.give(task, *waiting.popleft())
+                    worker.give(task, *following)
             busy = [worker for worker in self._workers if not worker.idle]
             if not busy:
                 return
@@ -109,16 +120,17 @@ class _Worker:
     def __init__(self, preload: str, quiet: bool, folder: Path) -> None:
         self._pipe, other = _spawn.Pipe()
         self._note = _spawn.RawArray("c", _NOTE_BYTES)
+        self._ready = _spawn.RawValue("b", 0)
         descriptor, name = tempfile.mkstemp(dir=folder)
         os.close(descriptor)
         self._log = Path(name)
         self._process = _spawn.Process(
-            target=_serve, args=(other, self._note, preload, name if quiet else ""), daemon=True
+            target=_serve, args=(other, self._note, self._ready, preload, name if quiet else ""), daemon=True
         )
         self._process.start()
         other.close()
         self._place: int | None = None
-        self._seen = (b"", 0.0)
+        self._seen: tuple[tuple[bytes, int], float] = ((b"", 0), 0.0)
 
     @property
     def idle(self) -> bool:
@@ -133,7 +145,7 @@ class _Worker:
         return self._pipe, self._process.sentinel
 
     def give(self, task: Task, place: int, item: Any) -> None:
-        self._place, self._seen = place, (b"", time.monotonic())
+        self._place, self._seen = place, ((b"", self._ready.value), time.monotonic())
         self._note.value = b""
         os.truncate(self._log, 0)
         with suppress(BrokenPipeError):  # `answer` will find it gone
@@ -147,7 +159,7 @@ class _Worker:
                 answer = self._pipe.recv()
             elif self.gone:
                 answer = self._lost("crash", "")
-            elif self._silent() > patience:
+            elif self._silent() > (patience if self._ready.value else max(patience, _START)):
                 answer = self._lost("timeout", f"nothing came back for {patience:g} s, and it could not be interrupted")
         except (EOFError, ConnectionResetError):
             answer = self._lost("crash", "")
@@ -162,9 +174,10 @@ class _Worker:
         self._pipe.close()
 
     def _silent(self) -> float:
-        """Seconds since the note last changed."""
-        if self._note.value != self._seen[0]:
-            self._seen = (self._note.value, time.monotonic())
+        """Seconds since the note last changed, or the worker began."""
+        state = (self._note.value, self._ready.value)
+        if state != self._seen[0]:
+            self._seen = (state, time.monotonic())
         return time.monotonic() - self._seen[1]
 
     def _lost(self, kind: str, message: str) -> Lost:
@@ -183,11 +196,14 @@ def _ending(code: int | None) -> str:
     return f"the process ended itself with status {code}"
 
 
-def _serve(pipe: Any, note: Any, preload: str, log: str) -> None:
+def _serve(pipe: Any, note: Any, ready: Any, preload: str, log: str) -> None:
     """A worker's life: tasks in, answers out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     _divert(log)
+    with suppress(OSError):  # when memory runs out on Linux, better a worker than the parent
+        Path("/proc/self/oom_score_adj").write_text("1000")
     importlib.import_module(preload)
+    ready.value = 1
 
     def remember(text: str) -> None:
         note.value = text.encode()[: _NOTE_BYTES - 1]
@@ -203,7 +219,10 @@ def _serve(pipe: Any, note: Any, preload: str, log: str) -> None:
             answer = Raised(str(error), True, "")
         except Exception as error:
             answer = Raised(f"{type(error).__name__}: {error}", False, traceback.format_exc())
-        pipe.send(answer)
+        try:
+            pipe.send(answer)
+        except BrokenPipeError:
+            return  # nobody waits for it any more
 
 
 def _divert(log: str) -> None:

@@ -1,0 +1,130 @@
+"""The numbers of one tensor: drawn by its distribution, rounded once into its dtype, the same bits on every platform.
+
+Between the random bits and the tensor stand integer arithmetic and IEEE basic operations only: sums, products,
+`ldexp` and `floor` of float64. Functions of a platform's mathematical library have no place here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from assay.golden.inputs.distributions import (
+    EVERY,
+    MIDPOINTS,
+    RELATIVE,
+    ROLES,
+    Draws,
+    integer_values,
+    length_values,
+    names_of,
+)
+from assay.golden.inputs.structured import every_value, label_values, midpoints, offset_values, pair_values
+from assay.golden.signature import TensorSpec, dimension
+from assay.precision.formats import Format, format_named
+from assay.precision.rounding import round_to
+
+VERSION = 1  # of the inputs' numbers: raised whenever a seed comes to mean other numbers than before
+
+_INTEGERS = ("int32", "int64")
+_FLOAT64 = format_named("float64")
+
+
+def dtype_of(tensor: TensorSpec, dtype: str | Mapping[str, str]) -> str:
+    """The dtype's name for a tensor: as given for it, as the op fixes it, or the one under examination."""
+    if isinstance(dtype, Mapping) and tensor.name in dtype:
+        return format_or_integer(dtype[tensor.name])
+    given = format_or_integer(dtype if isinstance(dtype, str) else next(iter(dtype.values())))
+    if tensor.dtype == "fp8":
+        return given if given.startswith("float8") else "float8_e4m3fn"
+    return tensor.dtype or given
+
+
+def format_or_integer(name: str) -> str:
+    """The full name of a dtype."""
+    return name if name in _INTEGERS else format_named(name).name
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of that name."""
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"torch has no dtype {name!r}")
+    return found
+
+
+def stored(values: torch.Tensor, dtype: str) -> torch.Tensor:
+    """float64 ``values`` rounded to ``dtype``, beyond its range to its largest, and stored in it."""
+    if dtype not in _INTEGERS:
+        values = (
+            round_to(values, dtype, overflow="saturate")
+            if bool(torch.isfinite(values).all())
+            else _special(values, dtype)
+        )
+    target = torch_dtype(dtype)
+    if target.is_floating_point and target.itemsize == 1:
+        return values.to(torch.float32).to(target)
+    return values.to(target)
+
+
+def _special(values: torch.Tensor, dtype: str) -> torch.Tensor:
+    finite = torch.isfinite(values)
+    rounded = round_to(torch.where(finite, values, 0.0), dtype, overflow="saturate")
+    return torch.where(finite, rounded, values)
+
+
+def draw(
+    tensor: TensorSpec,
+    sizes: Mapping[str, int],
+    dtype: str,
+    kind: str,
+    seed: int,
+    *,
+    start: Sequence[int] = (),
+    tied: Sequence[int] = (),
+) -> torch.Tensor:
+    """The values of a tensor, contiguous, in its dtype, drawn from the distribution ``kind`` (the plainest if empty).
+
+    ``start`` are the coordinates of the first element; elements along the axes in ``tied`` are equal.
+    """
+    format = _FLOAT64 if dtype in _INTEGERS else format_named(dtype)
+    draws = Draws(seed, tensor.name, tensor.shape(sizes), format, start=start, tied=tied)
+    kind = kind or names_of(tensor)[0]
+    if tensor.is_integer:
+        signed = torch.from_numpy(np.array(_whole_numbers(tensor, sizes, dtype, draws, kind)))
+        if tensor.role == "bits" and dtype == "int32":
+            signed = torch.where(signed >= 2**31, signed - 2**32, signed)
+        return signed.to(torch_dtype(dtype))
+    if kind == EVERY:
+        return stored(torch.from_numpy(every_value(draws)), dtype)
+    if kind == MIDPOINTS:
+        return stored(torch.from_numpy(midpoints(draws, int(tensor.bound))), dtype)
+    values = torch.from_numpy(np.array(ROLES[tensor.role][kind](draws)))
+    spread = tensor.role == "real" and kind not in RELATIVE
+    return stored(values * _spread(format) if spread else values, dtype)
+
+
+def _whole_numbers(tensor: TensorSpec, sizes: Mapping[str, int], dtype: str, draws: Draws, kind: str) -> Any:
+    if tensor.role == "length":
+        unit = dimension(tensor.bound.rpartition("*")[2], sizes)
+        return length_values(draws, kind, tensor.most(sizes), unit)
+    if tensor.role == "offsets":
+        return offset_values(draws, kind, tensor.most(sizes))
+    if tensor.role == "label":
+        assert tensor.none is not None
+        return label_values(draws, kind, max(1, tensor.most(sizes) + 1), tensor.none)
+    if tensor.role == "pair":
+        return pair_values(draws, kind, tensor.most(sizes) + 1)
+    if tensor.role == "bits":
+        return integer_values(draws, kind, 2**32 if dtype == "int32" else 256)
+    return integer_values(draws, kind, max(1, tensor.most(sizes) + 1))
+
+
+def _spread(format: Format) -> float:
+    """Numbers of order one are spread over a narrow format's range: codes near one are few."""
+    if format.kind == "integer":
+        return 24.0
+    return 16.0 if format.largest < 1000 and format.largest > 100 else 1.0

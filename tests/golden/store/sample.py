@@ -1,0 +1,33 @@
+"""Records that need no evaluation, and a store of every kind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from assay.golden.evaluation import Golden
+from assay.golden.inputs.recipe import recipe
+from assay.golden.store.record import Record, fingerprint, versions
+
+SPECIAL = (0.0, -0.0, math.nan, math.inf, -math.inf, 5e-324, 1.0 + 2.0**-52, -1e308)
+
+
+def golden_of(values: Sequence[float], radius: float = 2.0**-60, low: bool = False) -> Golden:
+    """A golden of one row that holds ``values``."""
+    value = torch.tensor([list(values)], dtype=torch.float64)
+    return Golden(value, torch.full_like(value, radius), torch.zeros_like(value) if low else None)
+
+
+def record_of(seed: int, golden: Golden | None = None, digits: int | None = None, columns: int = 3) -> Record:
+    """A record whose key depends on ``seed``; its golden is made up."""
+    inputs = recipe("softmax", {"R": 1, "N": columns}, seed=seed)
+    goldens = (golden or golden_of([float(seed)] * columns),)
+    return Record(inputs, digits, goldens, versions(inputs), fingerprint(inputs.tensors(), inputs.keywords()))
+
+
+def bits(golden: Golden) -> list[list[int] | None]:
+    """The tensors of a golden, bit by bit."""
+    parts = (golden.value, golden.radius, golden.low)
+    return [None if part is None else part.reshape(-1).view(torch.int64).tolist() for part in parts]

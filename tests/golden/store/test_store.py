@@ -1,0 +1,205 @@
+"""Every kind of store keeps records, hands them out whole, and names what is damaged."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from assay.golden.errors import DamagedRecord, MissingRecord, StoreError
+from assay.golden.store import Store
+from assay.golden.store.store import _name
+from tests.golden.store.sample import bits, golden_of, record_of
+
+
+def damage(store: Store, key: str, place: int = -1) -> None:
+    """Flip a bit of a stored record, as failing hardware does."""
+    data = bytearray(store._files.read(_name(key)))
+    data[place] ^= 1
+    store._files.write(_name(key), bytes(data))
+
+
+def test_what_is_put_is_got(store: Store) -> None:
+    """Records come back bit for bit, are contained, and are listed by their keys in order; others are missing."""
+    records = [record_of(seed) for seed in range(4)]
+    assert not store.exists
+    assert [record.key in store for record in records] == [False] * 4
+    assert list(store.keys()) == []
+    assert [store.put(record) for record in records] == [record.key for record in records]
+    assert store.exists
+    assert list(store.keys()) == sorted(record.key for record in records)
+    for record in records:
+        assert record.key in store
+        assert bits(store.get(record.key).goldens[0]) == bits(record.goldens[0])
+    assert list(store.damage()) == []
+    assert "no key at all" not in store
+    with pytest.raises(MissingRecord, match=f"^record {'0' * 64} in .*: there is none; build the campaign"):
+        store.get("0" * 64)
+
+
+def test_a_valid_record_is_never_written_again(store: Store) -> None:
+    """A second record of the same key, with other numbers, leaves the first as it is."""
+    first, second = record_of(1, golden_of([1.0])), record_of(1, golden_of([2.0]))
+    assert store.put(first) == store.put(second)
+    assert store.get(first.key).goldens[0].value.item() == 1.0
+
+
+def test_a_damaged_record_is_named_and_replaced(store: Store) -> None:
+    """`get` and `damage` name the record, `put` replaces it; a sound record beside it is not accused."""
+    record, other = record_of(1), record_of(2)
+    store.put(record)
+    store.put(other)
+    damage(store, record.key)
+    assert record.key in store
+    with pytest.raises(DamagedRecord, match=f"^record {record.key} in .* is damaged: "):
+        store.get(record.key)
+    assert [key for key, message in store.damage() if key in message] == [record.key]
+    store.put(record)
+    assert list(store.damage()) == []
+
+
+def test_a_record_in_the_place_of_another_is_damage(store: Store) -> None:
+    """A sound record under a foreign key is no answer to that key."""
+    record, other = record_of(1), record_of(2)
+    store.put(record)
+    store._files.write(_name(other.key), store._files.read(_name(record.key)))
+    with pytest.raises(DamagedRecord, match=f"{other.key} in .* it holds record {record.key}"):
+        store.get(other.key)
+    assert [key for key, _ in store.damage()] == [other.key]
+
+
+def test_a_record_can_be_discarded(store: Store) -> None:
+    """A discarded record is gone, and discarding it again does nothing."""
+    key = store.put(record_of(1))
+    store.discard(key)
+    store.discard(key)
+    assert key not in store
+    assert list(store.keys()) == []
+
+
+def test_files_that_are_no_records_are_left_alone(store: Store) -> None:
+    """Temporary files and foreign ones are neither listed nor taken for damage."""
+    key = store.put(record_of(1))
+    folder = _name(key).rpartition("/")[0]
+    for name in (
+        f"{folder}/.tmp-1-ab",
+        f"{folder}/notes.txt",
+        "records/zzz/x.safetensors",
+        f"records/{key}.safetensors",
+    ):
+        store._files.write(name, b"half a rec")
+    assert list(store.keys()) == [key]
+    assert list(store.damage()) == []
+
+
+def test_manifests(store: Store) -> None:
+    """A manifest comes back equal, replaces an earlier one of its name, and is named when damaged or missing."""
+    content: dict[str, Any] = {"records": ["ab", "cd"], "count": 2, "share": 0.1, "ν": [None, True, {"x": {}}]}
+    store.write_manifest("first", {"old": 1})
+    store.write_manifest("first", content)
+    store.write_manifest("second.v2", {})
+    assert store.manifest("first") == content
+    assert list(store.manifests()) == ["first", "second.v2"]
+    data = store._files.read("manifests/first.json")
+    for changed in (
+        data.replace(b'"count": 2', b'"count": 3'),
+        data.replace(b" ", b"\t", 1),
+        data[:-9],
+        b"[]",
+        b"\xff",
+    ):
+        store._files.write("manifests/first.json", changed)
+        with pytest.raises(DamagedRecord, match=r"^manifest first in .* is damaged: "):
+            store.manifest("first")
+    with pytest.raises(MissingRecord, match=r"manifest third in .*: there is none; it has: first, second\.v2"):
+        store.manifest("third")
+    with pytest.raises(StoreError, match="expected a manifest's name of letters"):
+        store.write_manifest("../up", {})
+
+
+def test_a_store_travels_to_another_process(store: Store) -> None:
+    """A pickled store opens the same place, with the same driver's options."""
+    key = store.put(record_of(1))
+    again = pickle.loads(pickle.dumps(store))
+    assert again.get(key).key == key
+    assert (again.url, again.options, again.lease) == (store.url, store.options, store.lease)
+
+
+def test_two_stores_see_each_other(store: Store) -> None:
+    """Nothing is remembered that another process may change: each sees at once what the other has put and removed."""
+    other = Store(store.url, store.options)
+    assert list(other.keys()) == list(store.keys()) == []
+    key = store.put(record_of(1))
+    assert key in other
+    assert list(other.keys()) == [key]
+    other.discard(key)
+    assert key not in store
+    assert list(store.keys()) == []
+
+
+def test_a_claim_is_given_to_one(store: Store) -> None:
+    """While one holds a claim no other gets it, for that key only; afterwards one does, until the record is there."""
+    record, other = record_of(1), Store(store.url, store.options)
+    with store.claim(record.key) as mine, other.claim(record.key) as theirs, other.claim("0" * 64) as another:
+        assert (mine, theirs, another) == (True, False, True)
+    with other.claim(record.key) as theirs:
+        assert theirs
+        other.put(record)
+    with store.claim(record.key) as mine:
+        assert not mine
+    assert list(store._files.names("claims")) == []
+
+
+def test_a_claim_ends_with_an_error(store: Store) -> None:
+    """A block that fails gives its claim back."""
+    key = record_of(1).key
+    with pytest.raises(RuntimeError, match="no luck"), store.claim(key):
+        raise RuntimeError("no luck")
+    with store.claim(key) as mine:
+        assert mine
+
+
+def test_a_damaged_record_may_be_claimed(store: Store) -> None:
+    """Whoever claims a record that is damaged is told to make it again."""
+    record = record_of(1)
+    store.put(record)
+    damage(store, record.key)
+    with store.claim(record.key) as mine:
+        assert mine
+        store.put(record)
+    assert list(store.damage()) == []
+
+
+def test_sweeping_keeps_what_is_alive(store: Store) -> None:
+    """Sweeping removes expired claims, and neither records, nor manifests, nor a claim that holds."""
+    key = store.put(record_of(1))
+    store.write_manifest("m", {})
+    expired = b'{"until": 0.0, "machine": "m", "process": "1:1"}'
+    for name in (f"{'0' * 64}.0", f"{'1' * 64}.0", f"{'1' * 64}.1"):
+        store._files.write(f"claims/{name}", expired)
+    with store.claim("0" * 64) as mine:
+        assert mine
+        store.sweep()
+        assert list(store._files.names("claims")) == [f"claims/{'0' * 64}.{generation}" for generation in (0, 1)]
+        with Store(store.url, store.options).claim("0" * 64) as theirs:
+            assert not theirs
+    assert list(store.keys()) == [key]
+    assert list(store.manifests()) == ["m"]
+
+
+def test_old_temporary_files_are_swept(new_store: Callable[[str], Store]) -> None:
+    """A temporary file of more than a day goes, a younger one may be in use and stays."""
+    import os
+
+    for kind in ("disk", "renaming"):
+        store = new_store(kind)
+        store.put(record_of(1))
+        root = store.url.removeprefix("renaming://")
+        for name, age in (("old", 90_000), ("young", 3_600)):
+            path = f"{root}/records/.tmp-{name}"
+            with open(path, "wb"):
+                os.utime(path, (os.path.getmtime(path) - age,) * 2)
+        store.sweep()
+        assert [os.path.exists(f"{root}/records/.tmp-{name}") for name in ("old", "young")] == [False, True]

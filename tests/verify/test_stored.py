@@ -1,0 +1,63 @@
+"""Stored goldens judge kernels: their cases are tried, and a store that holds something else is found out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from assay.golden.errors import StoreError
+from assay.golden.inputs.recipe import recipe
+from assay.golden.store import Store, make_record
+from assay.verify import examine
+
+SIZES = {"R": 3, "N": 977}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Softmax in two dtypes, and another op."""
+    made = Store(str(tmp_path / "store"))
+    for dtype in ("float32", "bfloat16"):
+        made.put(make_record(recipe("softmax", SIZES, dtype, values="large_mean", seed=5)))
+    made.put(make_record(recipe("softmax", SIZES, "float32", seed=6), digits=25))
+    made.put(make_record(recipe("silu", SIZES, "float32")))
+    return made
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, -1)
+
+
+def test_the_records_of_the_op_and_dtype_are_tried(store: Store) -> None:
+    """An honest kernel passes, those records that answer the question being among its cases."""
+    verdict = examine(softmax, "softmax", dtype="float32", examples=0, goldens=store.url)
+    assert verdict.passed
+    assert verdict.phases["stored"] == 2
+    assert examine(softmax, "softmax", dtype="float16", examples=0, goldens=store.url).phases["stored"] == 0
+    assert (
+        examine(softmax, "softmax", dtype="float32", shapes={"N": [64]}, examples=0, goldens=store.url).phases["stored"]
+        == 0
+    )
+
+
+def test_a_fault_that_only_a_stored_case_shows_is_found(store: Store) -> None:
+    """A kernel that is wrong at 977 columns only, which nothing else draws, fails."""
+    kernel = lambda x: softmax(x) * (1.001 if x.shape[-1] == 977 else 1.0)  # noqa: E731
+    assert examine(kernel, "softmax", dtype="float32", examples=0).passed
+    verdict = examine(kernel, "softmax", dtype="float32", examples=0, goldens=store.url)
+    assert verdict.outcome == "FAIL"
+    assert verdict.failure is not None
+    assert verdict.failure.case.sizes["N"] == 977
+
+
+def test_a_golden_that_is_not_the_definitions_is_refused(store: Store, tmp_path: Path) -> None:
+    """A record that holds a kernel's output, however well sealed, is no golden: one line says so."""
+    poisoned = Store(str(tmp_path / "poisoned"))
+    record = make_record(recipe("softmax", SIZES, "float32"))
+    golden = record.goldens[0]
+    poisoned.put(replace(record, goldens=(replace(golden, value=golden.value * 1.001),)))
+    with pytest.raises(StoreError, match=r"a stored golden is not what the definition gives; run assay golden check"):
+        examine(softmax, "softmax", dtype="float32", examples=0, goldens=poisoned.url)
