@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from assay.golden import evaluate
 from assay.verify import examine
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -20,38 +18,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 console = Console()
 
 
-def best_time(run: Callable[[], object], repeats: int = 7) -> float:
-    """The least of several times, after one run that isn't counted."""
-    run()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
 def golden() -> None:
-    """`evaluate`, value and radius, against plain float64 torch from the same float32 inputs."""
-    generator = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(1024, 1024, generator=generator) for _ in range(2))
-    x = torch.randn(1024, 4096, generator=generator)
-    q, k, v = (torch.randn(1, 8, 1024, 64, generator=generator) for _ in range(3))
+    """Goldens: against plain float64, against mpmath and Arb at 25 digits, and the memory they take."""
+    from benchmarks.goldens import certified, digits, memory
 
-    def plain_attention() -> torch.Tensor:
-        scores = q.double() @ k.double().transpose(-1, -2) / 8
-        return torch.softmax(scores, -1) @ v.double()
-
-    rows = [
-        ("gemm 1024^3", lambda: a.double() @ b.double(), lambda: evaluate("gemm", a, b)),
-        ("softmax 1024x4096", lambda: torch.softmax(x.double(), -1), lambda: evaluate("softmax", x)),
-        ("attention 8x1024x64", plain_attention, lambda: evaluate("attention", q, k, v)),
-    ]
-    table = Table("op", "plain float64 [ms]", "evaluate [ms]", "ratio", "goal", title="Goldens: value and radius")
-    for name, plain, certified in rows:
-        first, second = best_time(plain), best_time(certified)
-        table.add_row(name, f"{first * 1e3:.1f}", f"{second * 1e3:.1f}", f"{second / first:.2f}", "<= 5")
-    console.print(table)
+    for measure in (certified, digits, memory):
+        console.print(measure())
 
 
 def examination() -> None:

@@ -40,10 +40,13 @@ def corruptions(right: Tensor, limits: Tolerance, out: Format) -> Iterator[tuple
     poisoned = right.clone().reshape(-1)
     poisoned[place] = math.nan
     yield "one NaN", poisoned.reshape(right.shape)
-    for words, beyond in (
-        ("one ulp above what is allowed", next_up(limits.high.reshape(-1)[place : place + 1], out)),
-        ("one ulp below what is allowed", next_down(limits.low.reshape(-1)[place : place + 1], out)),
+    high, low = (end.reshape(-1)[place : place + 1] for end in (limits.high, limits.low))
+    for words, end, beyond in (
+        ("one ulp above what is allowed", high, next_up(high, out)),
+        ("one ulp below what is allowed", low, next_down(low, out)),
     ):
+        if torch.equal(end, beyond):  # the format has nothing beyond
+            continue
         off = right.clone().reshape(-1)
         off[place] = beyond[0]
         yield words, off.reshape(right.shape)
