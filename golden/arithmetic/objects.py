@@ -82,7 +82,7 @@ class ObjectArithmetic(Arithmetic):
         below, above = self._is_minus_infinity(x), self._is_minus_infinity(-x)
         finite = self.where(below | above, self.exact(np.ones(())), x)
         y = _BY_OTHERS[name](self, finite) if name in _BY_OTHERS else self.apply(name, finite)
-        return self.where(below, self.exact(np.array(least)), self.where(above, self.exact(np.array(most)), y))
+        return self.where(~below, self.where(~above, y, most), least)
 
     def minimum(self, x: ObjectArray, bound: float) -> ObjectArray:
         return -self.maximum(-x, self.exact(np.array(-bound)))

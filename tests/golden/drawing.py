@@ -52,7 +52,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 _SIZES: dict[str, tuple[int, ...]] = {
     "B": (1, 2), "D": (1, 2, 3, 8), "Dv": (1, 3, 4), "E": (3, 4), "F": (1, 3), "Hkv": (1, 2), "K": (1, 2, 3, 7, 130),
     "M": (1, 2, 3), "N": (1, 2, 3, 8, 17), "P": (1, 2, 5), "R": (1, 2, 3), "S": (1, 3), "Sk": (1, 2, 4, 7),
-    "Sq": (1, 2, 4, 7), "T": (1, 2, 5), "Tk": (1, 3, 7), "Tq": (1, 2, 5), "g": (8,), "k": (1, 2, 3),
+    "Sq": (1, 2, 4, 7), "T": (1, 2, 5), "V": (1, 2, 5), "Tk": (1, 3, 7), "Tq": (1, 2, 5), "g": (8,), "k": (1, 2, 3),
     "max_pages": (1, 2, 3), "page": (1, 2, 3),
 }  # fmt: skip
 
@@ -108,7 +108,8 @@ def _midpoints(rng: Rng, shape: tuple[int, ...], largest: int, dtype: torch.dtyp
     codes = rng.integers(-2 * largest, 2 * largest + 1, shape) / 2
     codes = np.where(rng.random(shape) < 0.3, rng.choice([-largest, largest], shape), codes)
     unit = rng.choice([1.0, 0.125, 2.0**9, 3.0, 1.7])
-    return torch.from_numpy(np.asarray(codes * unit)).to(dtype)
+    most = torch.finfo(dtype).max
+    return torch.from_numpy(np.asarray(codes * unit)).clamp(-most, most).to(dtype)
 
 
 ROLES: dict[str, tuple[Callable[[Rng, tuple[int, ...]], Array], ...]] = {
@@ -199,7 +200,9 @@ def _values(
             return torch.from_numpy(_ragged(rng, tensor.most(sizes), shape[0] - 1)).to(target)
         if tensor.role == "label":
             labels = rng.integers(0, tensor.most(sizes) + 1, shape)
-            return torch.from_numpy(np.where(rng.random(shape) < draw(st.sampled_from((0, 0.3, 1))), tensor.none, labels))
+            return torch.from_numpy(
+                np.where(rng.random(shape) < draw(st.sampled_from((0, 0.3, 1))), tensor.none, labels)
+            )
         if tensor.role == "pair":
             return torch.from_numpy(_pairs(rng, shape, tensor.most(sizes) + 1)).to(target)
         below = {"code": 16, "bits": 256 if target == torch.uint8 else 2**32}.get(tensor.role)

@@ -14,6 +14,8 @@ from assay.golden import Golden
 from assay.golden.arithmetic import Arb, BallArithmetic, Multiprecision, Real
 from assay.golden.arithmetic.ball import Ball
 from assay.golden.arithmetic.ball_arithmetic import ElementaryBalls
+from assay.golden.arithmetic.ball_functions import FunctionBalls
+from assay.golden.arithmetic.ball_gradients import GradientBalls
 from assay.golden.arithmetic.model import Accumulator
 from assay.golden.arithmetic.objects import ObjectArithmetic
 from tests.golden.drawing import Case
@@ -40,6 +42,11 @@ CASES = {
     "attention": Case("attention", (normal(1, 2, 3, 4), normal(1, 1, 3, 4), normal(1, 1, 3, 4)), {"return_lse": True}),
     "causal": Case("attention", (normal(1, 1, 3, 4), normal(1, 1, 4, 4), normal(1, 1, 4, 4)), {"causal": "top_left"}),
     "route": Case("moe_route", (normal(2, 4),), {"renormalize": False}),
+    "exp2": Case("exp2", (normal(2, 5),), {}),
+    "sine": Case("sin", (normal(2, 5) * 100,), {}),
+    "slope": Case("swiglu_backward", (normal(2, 5), normal(2, 5), normal(2, 5)), {}),
+    "loss": Case("cross_entropy", (normal(3, 4), torch.tensor([1, -100, 3])), {"label_smoothing": 0.1}),
+    "gradient": Case("attention_backward", tuple(normal(1, 2, 3, 4) for _ in range(4)), {"causal": "bottom_right"}),
 }
 Change = Callable[[Any], Any]
 
@@ -103,6 +110,12 @@ PLANTS: tuple[tuple[str, type, str, Change, str, int | None], ...] = (
     ("mpmath's mask is shifted", Multiprecision, "attend", shifted, "causal", None),
     ("mpmath's sum drops a term", Multiprecision, "sum", first_dropped, "rmsnorm", None),
     ("mpmath's erf is off by 1e-12", Multiprecision, "apply", nudged, "gelu", None),
+    ("Ball's functions are off by 1e-12", FunctionBalls, "function", nudged, "exp2", None),
+    ("Ball's functions have no radius", FunctionBalls, "function", shrunk, "sine", None),
+    ("Ball's slope of silu is off by 1e-12", GradientBalls, "silu_slope", nudged, "slope", None),
+    ("Ball's gradients of attention have no radius", GradientBalls, "attend_backward", shrunk, "gradient", None),
+    ("Arb's functions are off by 1e-12", Arb, "function", nudged, "sine", 30),
+    ("mpmath's functions are off by 1e-12", Multiprecision, "function", nudged, "exp2", None),
 )
 
 

@@ -191,3 +191,11 @@ def test_an_element_at_the_end_of_the_format_hides_no_gain() -> None:
     """Nothing lies beyond e4m3's 448, but the elements beside it still show."""
     golden = torch.tensor([[448.0, 1.0]], dtype=torch.float64)
     assert smallest_gain(limits(golden, 0.0, "float8_e4m3fn")) == pytest.approx(2.0**-4)
+
+
+def test_a_golden_without_numbers_is_passed_over() -> None:
+    """Where all that is judged should be NaN, as logarithms of numbers below zero, no corruption says anything."""
+    nowhere = torch.full((2, 3), math.nan, dtype=torch.float64)
+    assert passes_gate(limits(nowhere, 0.0), format_named("bfloat16")) is None
+    assert not bool(judge(nowhere, limits(nowhere, 0.0)).broken.any())
+    assert bool(judge(torch.zeros(2, 3), limits(nowhere, 0.0)).broken.all())

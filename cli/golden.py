@@ -1,0 +1,223 @@
+"""`assay golden`: build, check, show and diff stores of golden records."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from assay import configs
+from assay.cli import golden_tables as tables
+from assay.cli.progress import Ticker
+from assay.golden.errors import CampaignError, EngineError, StoreError
+
+if TYPE_CHECKING:
+    from assay.golden.jobs.build import Part
+    from assay.golden.jobs.campaign import Campaign
+    from assay.golden.jobs.tasks import Outcome
+    from assay.golden.store import Store
+
+app = typer.Typer(help="Golden records: build a campaign, check a store, show it, tell two apart.")
+
+_STORE = "A path, s3://bucket/folder, or another address of fsspec's."
+_LISTED = 20  # failures or problems that are told one by one
+_BUNDLED = "campaigns/"
+
+Modules = Annotated[list[str] | None, typer.Option("--import", help="A module that defines specs; may be repeated.")]
+Address = Annotated[str, typer.Argument(metavar="STORE", help=_STORE)]
+AddressToo = Annotated[str, typer.Option("--store", help="The same.")]
+
+
+@app.command()
+def build(
+    campaign: Annotated[str, typer.Argument(metavar="CAMPAIGN", help="A TOML file, or a bundled campaign's name.")],
+    store: Annotated[str, typer.Option(help=_STORE)],
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; one for each core if left out.")] = None,
+    engine: Annotated[str, typer.Option(help="local, or ray: at RAY_ADDRESS, or started here.")] = "local",
+    part: Annotated[str, typer.Option(help="3/10: only the third of ten equal parts.")] = "",
+    retries: Annotated[int, typer.Option(min=0, help="How often a task that failed is tried again.")] = 2,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one task may take.")] = 900.0,
+    recheck: Annotated[bool, typer.Option("--recheck", help="Replace records that are there and damaged.")] = False,
+    modules: Modules = None,
+) -> int:
+    """Make the goldens of a campaign that the store hasn't got yet.
+
+    It can be stopped or killed at any moment and started again; two builds may share a store. Exits with 1 if a task
+    failed for good.
+    """
+    _import(modules)
+    with _engine(engine, workers, retries=retries, timeout=timeout) as running:
+        from assay.golden.jobs.build import build as make
+        from assay.golden.jobs.tasks import PRESENT, Job
+
+        found = _campaign(campaign)
+        chosen = _part(part, found)
+        job = Job(found.name, found.text, _address(store), tuple(modules or ()), threads=1, recheck=recheck)
+        places, counts = chosen.places(found), Counter[str]()
+        with Ticker("golden", len(places), found.whole_effort(places), rate=True) as ticker:
+
+            def watch(outcome: Outcome) -> None:
+                counts[outcome.status] += 1
+                (ticker.skip if outcome.status == PRESENT else ticker.advance)(found.effort(outcome.place))
+
+            try:
+                report = make(found, job, running, part=chosen, watch=watch)
+            except KeyboardInterrupt:
+                done = f"{counts.total()} of {len(places)} tasks of {found.name} are done"
+                print(f"assay: interrupted; {done}; the same command goes on from there", file=sys.stderr)
+                return 130
+    for failure in report.failures[:_LISTED]:
+        tries = f"after {failure.attempts} attempts" if failure.attempts > 1 else "at once"
+        print(f"assay: task {failure.task} ({failure.recipe}) failed {tries}: {failure.message}", file=sys.stderr)
+    _more(report.failures)
+    print(
+        f"{found.name}: {report.made} records made, {report.present} were there, {len(report.failures)} failed; "
+        f"{report.seconds:.1f} s, {report.made / max(report.seconds, 1e-3):.3g} made a second; {store}"
+    )
+    return int(bool(report.failures))
+
+
+@app.command()
+def check(
+    address: Address = "",
+    store: AddressToo = "",
+    sample: Annotated[int, typer.Option(min=0, help="How many records are derived again by mpmath.")] = 20,
+    digits: Annotated[int, typer.Option(min=20, help="With how many digits.")] = 50,
+    modules: Modules = None,
+) -> int:
+    """Look at every bit of a store, for what is missing, and derive a sample again by mpmath.
+
+    Exits with 1 if anything is wrong; what is wrong is named by its record's key.
+    """
+    _import(modules)
+    from assay.golden.jobs.check import check as examine
+
+    opened = _store(address, store)
+    keys = opened.keys()
+    count = sum(1 for _ in keys) if sys.stderr.isatty() else 0
+    with Ticker("read", count, float(count), rate=True) as ticker:
+        found = examine(opened, sample=sample, digits=digits, watch=lambda done: ticker.advance(1.0))
+    for problem in found.problems[:_LISTED]:
+        print(f"FAIL  {problem}")
+    _more(found.problems)
+    notes = [f"{found.derived} derived again by mpmath ({found.elements} elements)"]
+    notes += [f"{found.too_large} of the sample too large to be"] if found.too_large else []
+    notes += [f"{found.outdated} of earlier definitions or inputs"] if found.outdated else []
+    print(f"{found.records} records read, {', '.join(notes)}; {len(found.problems) or 'no'} problems; {opened.url}")
+    return int(bool(found.problems))
+
+
+@app.command()
+def show(
+    address: Address = "",
+    key: Annotated[str, typer.Argument(metavar="KEY", help="A record's key, or what it begins with.")] = "",
+    store: AddressToo = "",
+    spec: Annotated[str, typer.Option(help="Only records of this spec.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="How many records are listed.")] = 40,
+) -> int:
+    """A table of a store's records, or one record."""
+    opened = _store(address, store)
+    if key:
+        tables.show_record(opened.get(_whole_key(opened, key)))
+    else:
+        tables.show_store(opened, spec, limit)
+    return 0
+
+
+@app.command()
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A", help=_STORE)],
+    b: Annotated[str, typer.Argument(metavar="B", help=_STORE)],
+) -> int:
+    """What changed between two stores; exits with 1 if they contradict each other or a record is damaged."""
+    from assay.golden.jobs.diff import WRONG, differences
+
+    kinds = Counter[str]()
+    for difference in differences(_store(a, ""), _store(b, "")):
+        kinds[difference.kind] += 1
+        if kinds[difference.kind] <= _LISTED:
+            message = "" if difference.message == difference.kind else f": {difference.message}"
+            print(f"{difference.kind}  {difference.key[:16]} {difference.recipe}{message}")
+    print(", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "no difference")
+    return int(any(kinds[kind] for kind in WRONG))
+
+
+def _more(items: Sequence[Any]) -> None:
+    if len(items) > _LISTED:
+        print(f"assay: and {len(items) - _LISTED} more", file=sys.stderr)
+
+
+def _campaign(name: str) -> Campaign:
+    """A file, or a bundled campaign."""
+    from assay.golden.jobs.campaign import parse_campaign, read_campaign
+
+    if Path(name).suffix or os.sep in name:
+        return read_campaign(name)
+    known = [table.removeprefix(_BUNDLED) for table in configs.names() if table.startswith(_BUNDLED)]
+    if name not in known:
+        raise CampaignError(f"campaign {name!r}; expected a TOML file, or one of: {', '.join(known)}")
+    text = files("assay.configs").joinpath(_BUNDLED, f"{name}.toml").read_text(encoding="utf-8")
+    return parse_campaign(text, name, f"configs/{_BUNDLED}{name}.toml")
+
+
+def _part(text: str, campaign: Campaign) -> Part:
+    from assay.golden.jobs.build import Part
+
+    number, slash, of = (text or "1/1").partition("/")
+    if not (slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of) <= campaign.count):
+        raise CampaignError(f"--part {text!r}; expected e.g. 3/10, with at most as many parts as tasks")
+    return Part(int(number), int(of))
+
+
+def _engine(name: str, workers: int | None, **settings: Any) -> Any:
+    """The engine of that name, begun: local workers import what they need while the campaign is read."""
+    if name == "local":
+        from assay.golden.isolate import core_count
+        from assay.golden.jobs.local import Local
+
+        return Local(workers or core_count(), **settings)
+    if name == "ray":
+        from assay.golden.jobs.ray_engine import RayEngine
+
+        return RayEngine(workers, **settings)
+    raise EngineError(f"--engine {name!r}; expected local or ray")
+
+
+def _store(address: str, option: str) -> Store:
+    from assay.golden.store import Store
+
+    if bool(address) == bool(option):
+        raise StoreError("expected the address of one store, e.g. assay golden check goldens")
+    return Store(_address(address or option))
+
+
+def _address(url: str) -> str:
+    """Workers may have another current folder."""
+    return url if "://" in url else os.path.abspath(url)
+
+
+def _whole_key(store: Store, prefix: str) -> str:
+    keys = store.keys()
+    found = [key for key in keys if key.startswith(prefix.lower())]
+    if len(found) != 1:
+        what = f"{len(found)} records, {found[0][:16]}... and {found[1][:16]}... among them" if found else "no record"
+        raise StoreError(f"key {prefix!r}: {what}; expected what one record's key begins with")
+    return found[0]
+
+
+def _import(modules: Sequence[str] | None) -> None:
+    """Import what defines specs; the current folder counts."""
+    if modules and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    for module in modules or ():
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise CampaignError(f"--import {module}: can't be imported ({error})") from None

@@ -1,0 +1,132 @@
+"""Stores and records as tables on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from assay.golden.errors import CampaignError, DamagedRecord, StoreError
+
+if TYPE_CHECKING:
+    from assay.golden.store import Record, Store
+
+_PIPED_WIDTH = 200
+
+
+def show_store(store: Store, spec: str, limit: int) -> None:
+    """A row for each of the first ``limit`` records, those of ``spec`` if it is named, and what there is in all."""
+    if not store.exists:
+        raise StoreError(f"{store}: there is nothing; build a campaign first: assay golden build CAMPAIGN --store URL")
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in ("key", "spec", "sizes", "dtype", "distribution", "digits", "worst radius", "versions"):
+        table.add_column(name, overflow="fold", justify="right" if name == "worst radius" else "left")
+    keys, shown, more, damaged = store.keys(), 0, 0, 0
+    for key in keys:
+        if shown == limit and not spec:
+            more += 1
+            continue
+        try:
+            record = store.get(key)
+        except DamagedRecord:
+            damaged += 1
+            continue
+        if spec and record.recipe.spec != spec:
+            continue
+        if shown == limit:
+            more += 1
+            continue
+        shown += 1
+        table.add_row(*map(Text, _row(record)))
+    console = _console()
+    console.print(table)
+    rest = f", and {more} more (--limit)" if more else ""
+    rest += f", {damaged} damaged (assay golden check)" if damaged else ""
+    console.print(Text(f"\n{shown} records shown{rest}; {store.url}"), soft_wrap=True)
+    for name in store.manifests():
+        console.print(Text(_manifest(store, name)), soft_wrap=True)
+
+
+def _manifest(store: Store, name: str) -> str:
+    from assay.golden.jobs.build import read_plan
+
+    try:
+        plan = read_plan(store, name)
+    except (DamagedRecord, CampaignError) as error:
+        return f"campaign {name}: {error}"
+    state = f"built, {len(plan.failed)} failed" if plan.finished else "not finished"
+    return f"campaign {name}: {len(plan.part.places(plan.campaign))} tasks, {state}"
+
+
+def _row(record: Record) -> tuple[str, ...]:
+    recipe = record.recipe
+    defaults = recipe.definition.complete({})
+    options = [f"{name}={value}" for name, value in recipe.options.items() if value != defaults.get(name)]
+    sizes = " ".join([*(f"{symbol}={size}" for symbol, size in recipe.sizes.items()), *options])
+    return (
+        record.key[:12],
+        recipe.spec,
+        sizes,
+        ", ".join(dict.fromkeys(recipe.dtypes.values())),
+        ", ".join(dict.fromkeys(recipe.values.values())),
+        str(record.digits or "float64"),
+        f"{worst_radius(record):.2g}",
+        f"assay {record.versions.get('assay')}, torch {record.versions.get('torch')}",
+    )
+
+
+def worst_radius(record: Record) -> float:
+    """The largest radius / |value| over all numbers other than zero; 0.0 if there is none."""
+    worst = 0.0
+    for golden in record.goldens:
+        size = golden.value.double().abs()
+        ratio = (golden.radius / size)[size.isfinite() & (size > 0)]
+        worst = max(worst, float(ratio.max()) if ratio.numel() else 0.0)
+    return worst
+
+
+def show_record(record: Record) -> None:
+    """All there is to say about a record, and the first numbers of each result."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    recipe = record.recipe
+    rows = [
+        ("key", record.key),
+        ("spec", recipe.spec),
+        ("sizes", ", ".join(f"{symbol}={size}" for symbol, size in recipe.sizes.items())),
+        ("options", ", ".join(f"{name}={value}" for name, value in recipe.options.items()) or "none"),
+        *((f"input {name}", f"{dtype}, {recipe.values.get(name, '')}") for name, dtype in recipe.dtypes.items()),
+        ("seed", str(recipe.seed)),
+        ("digits", str(record.digits or "as many as float64 certifies")),
+        ("inputs", f"SHA-256 {record.inputs}"),
+        ("versions", ", ".join(f"{name} {number}" for name, number in record.versions.items())),
+    ]
+    for returned, golden in zip(recipe.signature.returns, record.goldens, strict=True):
+        first = ", ".join(f"{value:.17g}" for value in golden.value.double().flatten()[:4].tolist())
+        classes = Counter(_classes(golden.value.double()))
+        largest = float(golden.radius.max()) if golden.radius.numel() else 0.0
+        text = f"{list(golden.value.shape)}, largest radius {largest:.3g}; {first}" + (
+            ", ..." if golden.value.numel() > 4 else ""
+        )
+        text += "".join(f"; {count} {name}" for name, count in classes.items())
+        rows.append((f"result {returned.name}", text))
+    for name, value in rows:
+        table.add_row(Text(name), Text(value))
+    _console().print(table)
+
+
+def _classes(values: object) -> dict[str, int]:
+    import torch
+
+    assert isinstance(values, torch.Tensor)
+    found = {"NaN": int(values.isnan().sum()), "infinite": int(values.isinf().sum())}
+    return {name: count for name, count in found.items() if count}
+
+
+def _console() -> Console:
+    return Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)

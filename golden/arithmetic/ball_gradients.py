@@ -1,0 +1,216 @@
+"""Composite operations of gradients, on balls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from assay.golden.arithmetic.ball import Ball
+from assay.golden.arithmetic.ball_arithmetic import growth
+from assay.golden.arithmetic.ball_functions import FunctionBalls
+from assay.golden.arithmetic.real import Real, visible_product
+
+Tensor = torch.Tensor
+
+_ORDINARY = 1e-10  # relative errors below which one bound for a whole row is sharp enough
+
+
+class GradientBalls(FunctionBalls):
+    """Ball arithmetic in which a number may come by several formulas."""
+
+    def either(self, *formulas: Callable[[], Ball]) -> Ball:
+        """The largest radius of any formula; unspecified where they differ in being a number, infinite or NaN."""
+        first = formulas[0]()
+        if self.model.certifies:
+            return first
+        others = [formula() for formula in formulas[1:]]
+        if all(ball.rad is None and torch.equal(ball.mid, first.mid) for ball in (first, *others)):
+            return first
+        rad, unsure = first.radius, torch.zeros_like(first.mid, dtype=torch.bool)
+        for other in others:
+            finite = first.mid.isfinite() & other.mid.isfinite()
+            off = (other.mid - first.mid).abs() + other.radius
+            rad = torch.maximum(rad, torch.where(finite, off, 0.0))
+            unsure |= ~(finite | (first.mid == other.mid) | (first.mid.isnan() & other.mid.isnan()))
+        return Ball(torch.where(unsure, 0.0, first.mid), torch.where(unsure, math.inf, rad), self.model)
+
+    def silu_slope(self, x: Ball) -> Ball:
+        """s (1 + x (1 - s)) or s + x s (1 - s), s the sigmoid; kernels subtract s from one, whatever its size."""
+        infinite = torch.isinf(x.mid)
+        numbers = Ball(torch.where(infinite, 0.0, x.mid), x.rad, self.model)
+        s = self.sigmoid(numbers)
+        slope = self.either(lambda: s * (numbers * (1.0 - s) + 1.0), lambda: s + (numbers * s) * (1.0 - s))
+        ends = self.sigmoid(x)
+        return Ball(
+            torch.where(infinite, ends.mid, slope.mid), torch.where(infinite, ends.radius, slope.radius), self.model
+        )
+
+    def _weight_error(self, scores: Ball, largest: Tensor, lse: Tensor, weights: Tensor, keys: int) -> Tensor:
+        """Error of exp(score - lse): the score's own, log2 e folded in before or after the subtraction, rescaling."""
+        folded = 2 * self.u * (2 * scores.mid.abs() + 2 * largest.abs() + (scores.mid - largest).abs())
+        error = scores.radius + folded
+        own = self.model.function_error("exp") + self.rescaling(max(keys - 1, 0))
+        grown = weights * growth(error)
+        if not bool((error < 1).all()):
+            grown = torch.where(error < 1, grown, torch.exp(scores.mid - lse + error))
+        return grown + own * (weights + grown)
+
+    def attend_backward(
+        self, scores: Ball, visible: Tensor, q: Ball, k: Ball, v: Ball, dout: Ball, scale: Ball | float, terms: int
+    ) -> tuple[Ball, Ball, Ball]:
+        """The gradients of attention, of online kernels too, whatever they keep of the forward pass.
+
+        With A = |dout| |v|^T, e the error of normalised weights P (see `attend`) and E that of weights which were
+        rounded, as the stage "probabilities", to be multiplied with v or dout: dP = dout v^T is off by gamma A; delta =
+        sum P dP, or sum dout O, by sum E |dP| + (gamma_Sk + gamma_Dv + 6u) sum (P + E) A, and by u sum |dout O| where
+        the output O is stored first, which the stage "output" allows; and
+        dS = P (dP - delta), or P dP - P delta, by e |dP - delta| + (P + e)(e_dP + e_delta + 3u (A + |delta|)), and the
+        stage "score_gradient", before the scale or after it. Each gradient is a product, gamma_n over all its terms.
+
+        Of what infinities touch nothing is said: their sign hangs on the order of operations. NaN is NaN in any.
+        """
+        model, u, keys, factor = self.model, self.u, scores.shape[-1], q.lift(scale)
+        weights, lse = Real().attention_weights(scores.mid, visible, None)
+        weights = torch.where(visible, weights, 0.0)
+        if model.certifies:
+            certified = self._certified_gradients(scores, visible, (q, k, v, dout), factor, terms, weights)
+            if certified is not None:
+                return certified
+        error = torch.where(visible, self._normalised_error(scores, visible, weights, lse), 0.0)
+        stage = model.stages.get("probabilities")
+        stored, vanishing = (0.0, 0.0) if stage is None else (stage.unit_roundoff, model.underflow(stage))
+        output = model.stages.get("output")
+        kept, lost = (0.0, 0.0) if output is None else (output.unit_roundoff, model.underflow(output))
+        rounding = torch.minimum(stored * (weights + error), (1 - weights + error).clamp(min=0)) + vanishing
+        own, error = error, torch.where(visible, error + rounding, 0.0)
+
+        products = torch.where(visible, dout.mid @ v.mid.transpose(-1, -2), 0.0)
+        left, right = _finite_size(dout), _finite_size(v)
+        sizes = left @ right.transpose(-1, -2)
+        width = v.shape[-1]
+        inner = model.accumulate.gamma(width)
+        product_error = inner * sizes + width * model.underflow(model.accumulate.format)
+        if dout.rad is not None:
+            product_error = product_error + dout.rad @ right.transpose(-1, -2)
+        if v.rad is not None:
+            product_error = product_error + left @ v.rad.transpose(-1, -2)
+        delta = (weights * products).sum(-1, keepdim=True)
+        mean = ((weights + error) * sizes).sum(-1, keepdim=True)
+        delta_error = (
+            (error * torch.where(products.isfinite(), products, 0.0).abs()).sum(-1, keepdim=True)
+            + (model.accumulate.gamma(keys + 1) + inner + 6 * u) * mean
+            + kept * (left * (weights @ torch.where(v.mid.isfinite(), v.mid, 0.0)).abs()).sum(-1, keepdim=True)
+            + ((weights + error) * product_error).sum(-1, keepdim=True)
+            + lost * left.sum(-1, keepdim=True)
+            + (keys + width) * model.tiny
+        )
+        gap = products - delta
+        off = product_error + delta_error + 3 * u * (sizes + delta.abs())
+        slope_error = own * gap.abs() + (weights + own) * off + model.function_underflow("div")
+        gradient = self._stored_gradient(
+            weights * gap, slope_error, factor, (sizes > model.largest) | (mean > model.largest)
+        )
+        gradient = Ball(torch.where(visible, gradient.mid, 0.0), torch.where(visible, gradient.radius, 0.0), model)
+        gradient = self.unspecified(_touched(visible, v, dout), gradient)
+
+        dq = self._visible_product(gradient, visible, k, keys)
+        dk = self._visible_product(self.swap(gradient), visible.T, q, terms)
+        dv = self._visible_product(self.swap(Ball(weights, error, model)), visible.T, dout, terms)
+        if model.empty_row != 0.0:
+            dq = Ball(dq.mid, torch.where(visible.any(-1)[:, None], dq.radius, math.inf), model)
+        return dq, dk, dv
+
+    def _certified_gradients(
+        self,
+        scores: Ball,
+        visible: Tensor,
+        tensors: tuple[Ball, Ball, Ball, Ball],
+        factor: Ball,
+        terms: int,
+        weights: Tensor,
+    ) -> tuple[Ball, Ball, Ball] | None:
+        """The float64 evaluation's own radius, from one relative error a row; None where that is no ordinary row.
+
+        With rho the relative error of a row's weights and a = |dout|_1 max |v|: |dP| and |delta| are at most a, dP is
+        off by gamma a and delta by (rho + 2 gamma) a; so dS by P c, c = (3 rho + 4 gamma + 8u) a.
+        """
+        if any(x.rad is not None or not bool(torch.isfinite(x.mid).all()) for x in tensors) or 0 in scores.shape:
+            return None
+        q, k, v, dout = (x.mid for x in tensors)
+        sees = visible.any(-1)[:, None]
+        largest = torch.where(visible, scores.mid, -math.inf).amax(-1, keepdim=True)
+        least = torch.where(visible, scores.mid, math.inf).amin(-1, keepdim=True)
+        radius = scores.radius if scores.radius.shape[-1] == 1 else scores.radius.amax(-1, keepdim=True)
+        error = torch.where(sees, radius + 2 * self.u * (largest - least), 0.0)
+        if not bool((error < _ORDINARY).all()):
+            return None
+        gamma = self.model.accumulate.gamma(max(scores.shape[-1], v.shape[-1], terms) + 4) + 8 * self.u
+        rho = 2.01 * (error + error * error + self.model.function_error("exp"))
+        rho = rho + gamma + self.model.function_error("div")
+        size = dout.abs().sum(-1, keepdim=True) * v.abs().amax((-1, -2), keepdim=True)
+        products = torch.where(visible, dout @ v.transpose(-1, -2), 0.0)
+        slopes = weights * (products - (weights * products).sum(-1, keepdim=True)) * factor.mid
+        scale, off = factor.magnitude, (3.1 * rho + 6.1 * gamma) * size  # two gammas more for the products with k and q
+        dq = slopes @ k
+        dk = slopes.transpose(-1, -2) @ q
+        sums = weights.transpose(-1, -2) @ torch.cat([dout, (rho + gamma) * dout.abs(), off * q.abs()], -1)
+        dv, dv_error, dk_error = sums.split([dout.shape[-1], dout.shape[-1], q.shape[-1]], -1)
+        ends = sum(part.abs().amax() for part in (q, k, dout))
+        vanishing = 64 * self.model.tiny * (scores.shape[-1] + terms) * (1 + size.amax()) * (1 + scale) * (1 + ends)
+        radii = (off * scale * k.abs().amax(-2, keepdim=True), scale * dk_error, dv_error)
+        dq_ball, dk_ball, dv_ball = (
+            Ball(mid, rad * 1.01 + vanishing, self.model) for mid, rad in zip((dq, dk, dv), radii, strict=True)
+        )
+        return dq_ball, dk_ball, dv_ball
+
+    def _normalised_error(self, scores: Ball, visible: Tensor, weights: Tensor, lse: Tensor) -> Tensor:
+        """Errors of softmax's weights, from a sum or from a log-sum-exp that was stored; see `attend`."""
+        keys = scores.shape[-1]
+        largest = Real().max(torch.where(visible, scores.mid, -math.inf))
+        error = torch.where(visible, self._weight_error(scores, largest, lse, weights, keys), 0.0)
+        common = error.sum(-1, keepdim=True)
+        lost = self.model.accumulate.gamma(keys + 1) + math.expm1(min(700.0, keys * self.u))
+        of_lse = 8 * self.u * (lse.abs() + largest.abs()) + self.model.function_error("log") * (lse - largest).abs()
+        shared = common + lost + self.model.function_error("div") + growth(of_lse)
+        error = (error + (weights + error) * shared) / (1 - common).clamp(min=0) + self.model.function_underflow("exp")
+        sees = visible.any(-1)[:, None]
+        return torch.where(sees & (largest == -math.inf), math.inf, error)  # 0 / 0, which kernels guard in several ways
+
+    def _stored_gradient(self, slope: Tensor, error: Tensor, factor: Ball, overflow: Tensor) -> Ball:
+        """dS times the scale, rounded to the stage "score_gradient" before that or after."""
+        mid, size = slope * factor.mid, slope.abs() + error
+        rad = error * factor.magnitude + slope.abs() * factor.radius + 3 * self.u * mid.abs() + self.model.tiny
+        stage = self.model.stages.get("score_gradient")
+        if stage is not None:
+            rad = rad + stage.unit_roundoff * (mid.abs() + rad)
+            rad = rad + self.model.underflow(stage) * factor.magnitude.clamp(min=1.0)
+            overflow = overflow | (size * factor.magnitude.clamp(min=1.0) > stage.largest)
+        return Ball(mid, torch.where(overflow, math.inf, rad), self.model)
+
+    def _visible_product(self, a: Ball, visible: Tensor, b: Ball, terms: int) -> Ball:
+        """a @ b over what is visible, part of a sum of ``terms``; a factor of a may have been applied later."""
+        mid = visible_product(a.mid, visible, b.mid)
+        size, other = a.radius + torch.where(a.mid.isfinite(), a.mid, 0.0).abs(), _finite_size(b)
+        magnitude = size @ other
+        rad = (self.model.accumulate.gamma(terms) + 3 * self.u) * magnitude + a.radius @ other
+        rad = rad + terms * self.model.underflow(self.model.accumulate.format)
+        if b.rad is not None:
+            rad = rad + size @ b.rad
+        rad = torch.where(visible.any(-1)[:, None], rad, 0.0)
+        rad = torch.where(magnitude > self.model.largest, math.inf, rad)
+        if self.model.certifies or bool(a.mid.isfinite().all() & b.mid.isfinite().all()):
+            return Ball(mid, rad, self.model)
+        touched = (visible.double() @ b.mid.isinf().double() > 0) | a.mid.isinf().any(-1, keepdim=True)
+        return Ball(torch.where(touched, 0.0, mid), torch.where(touched, math.inf, rad), self.model)
+
+
+def _touched(visible: Tensor, v: Ball, dout: Ball) -> Tensor:
+    """The visible scores of rows in which an infinity may meet another: dP and delta are infinite there, or NaN."""
+    reached = visible.double() @ v.mid.isinf().any(-1, keepdim=True).double() > 0
+    return visible & (reached | dout.mid.isinf().any(-1, keepdim=True))
+
+
+def _finite_size(x: Ball) -> Tensor:
+    return torch.where(x.mid.isfinite(), x.magnitude, 0.0)

@@ -1,0 +1,76 @@
+"""Goldens that are proven to be the correct rounding of the exact result, to nearest with ties to even.
+
+Ziv's test: rounding is monotone, so where both ends of an enclosure round to the same number, the exact result does.
+An end is the sum of three float64; it is rounded to odd before it is rounded to the format, which gives what rounding
+it once would (S. Boldo, G. Melquiond, *Emulation of a FMA and correctly rounded sums*, IEEE TC 57 (2008): two digits
+more are enough).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from assay.golden.arithmetic.double_double import two_sum
+from assay.golden.call import Call
+from assay.golden.evaluation import Golden
+from assay.golden.precise import FLOAT64_DIGITS, refined, tiers_from
+from assay.precision.formats import Format
+from assay.precision.rounding import round_to
+
+Tensor = torch.Tensor
+
+
+def correctly_rounded(call: Call, format: Format) -> tuple[Golden, ...]:
+    """Goldens whose values are numbers of ``format``, each with the radius that holds the exact result about it.
+
+    Where not even the last tier proves the rounding (in float64, of what two words of float64 cannot tell from a tie),
+    the radius is infinite. Beyond the largest number the value is what `round_to` makes of overflow.
+    """
+    goldens = refined(call, lambda golden: _is_proven(golden, format), tiers_from(FLOAT64_DIGITS))
+    return tuple(_rounded(golden, format) for golden in goldens)
+
+
+def _is_proven(golden: Golden, format: Format) -> Tensor:
+    ends = [_end(golden, sign, format) for sign in (-1, 1)]
+    least, most = (_to_format(end, format) for end in ends)
+    overflow = least.isnan() & most.isnan() & (ends[0].sign() == ends[1].sign())  # where there are no infinities
+    return ((least == most) | overflow) & torch.isfinite(golden.radius)
+
+
+def _end(golden: Golden, sign: int, format: Format) -> Tensor:
+    """An end of the enclosure, rounded outward by less than its distance, and then to odd."""
+    part = _low(golden) + sign * golden.radius
+    outward = torch.nextafter(part, torch.full_like(part, sign * math.inf))
+    total, error = two_sum(golden.value, torch.where(golden.radius > 0, outward, part))
+    if format.precision == 53:
+        return total  # rounded once, to nearest even
+    is_even = (total.view(torch.int64) & 1) == 0
+    neighbour = torch.nextafter(total, error.sign() * math.inf)
+    return torch.where(is_even & (error != 0) & torch.isfinite(total), neighbour, total)
+
+
+def _low(golden: Golden) -> Tensor:
+    return torch.zeros_like(golden.value) if golden.low is None else golden.low
+
+
+def _to_format(values: Tensor, format: Format) -> Tensor:
+    """Values rounded; NaN stays NaN even in a format that has none."""
+    undefined = values.isnan()
+    return round_to(values.masked_fill(undefined, 0.0), format).masked_fill_(undefined, math.nan)
+
+
+def _rounded(golden: Golden, format: Format) -> Golden:
+    """|rounded - exact| <= |(rounded - value) - low| + radius; the first difference is exact or rounded by 2^-53."""
+    if not golden.value.is_floating_point():
+        return golden
+    low = _low(golden)
+    value = _to_format(_end(Golden(golden.value, torch.zeros_like(golden.radius), low), 1, format), format)
+    difference, error = two_sum(value, -golden.value)
+    difference, rest = two_sum(difference, -low)
+    radius = (difference.abs() + (rest.abs() + error.abs()) + golden.radius) * (1 + 2.0**-50)
+    radius = torch.where(radius > 0, torch.nextafter(radius, torch.full_like(radius, math.inf)), radius)
+    known = torch.where(torch.isfinite(golden.value), _is_proven(golden, format), True)
+    radius = torch.where(known & torch.isfinite(value), radius, math.inf)
+    return Golden(value, radius)

@@ -1,0 +1,103 @@
+"""Cross-entropy of logits and labels, and its gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from assay.golden.errors import ShapeError
+from assay.golden.registry import Option, choice, define
+
+_OPTIONS = {
+    "ignore_index": Option(-100, lambda value: type(value) is int, "a whole number"),
+    "label_smoothing": Option(
+        0.0,
+        lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1,
+        "a number from 0 to 1",
+    ),
+    "reduction": choice("mean", "sum", "none"),
+}
+
+
+def _signature(options: Mapping[str, Any]) -> str:
+    size = "T" if options["reduction"] == "none" else ""
+    return f"logits[T,V], target:int64[T]=label(V,{options['ignore_index']}) -> loss:float32[{size}]"
+
+
+def _backward_signature(options: Mapping[str, Any]) -> str:
+    return f"logits[T,V], target:int64[T]=label(V,{options['ignore_index']}) -> dlogits[T,V]"
+
+
+def _labels(xp: Any, op: str, logits: Any, target: Any, ignore_index: int) -> tuple[Any, Any, Any, int]:
+    """The logits and labels, zero where there is no label; which tokens have one; and how many do."""
+    if logits.shape[1] == 0:
+        raise ShapeError(f"{op}: expected logits of one class or more, got V=0")
+    counted = target != ignore_index
+    return xp.where(counted[:, None], logits, 0.0), xp.native.where(counted, target, 0), counted, int(counted.sum())
+
+
+@define(
+    "cross_entropy",
+    _signature,
+    options=_OPTIONS,
+    rows=lambda options: "T" if options["reduction"] == "none" else None,
+    empty=("T",),
+)
+def cross_entropy(
+    xp: Any, logits: Any, target: Any, *, ignore_index: int, label_smoothing: float, reduction: str
+) -> Any:
+    """-(1 - s) log p_label - s mean log p per token, p = softmax(logits); zero where the label is ``ignore_index``.
+
+    The mean is over the tokens that have a label: NaN where none has. Logits of ignored tokens never reach the loss.
+    """
+    logits, label, counted, count = _labels(xp, "cross_entropy", logits, target, ignore_index)
+    logs = xp.log_softmax(logits)
+    loss = -logs[xp.integers(range(logits.shape[0])), label]
+    if label_smoothing:
+        smooth = xp.either(lambda: -xp.mean(logs), lambda: xp.logsumexp(logits) - xp.mean(logits))
+        loss = loss * _rest(xp, label_smoothing) + smooth[:, 0] * label_smoothing
+    loss = xp.where(counted, loss, 0.0)
+    if reduction == "none":
+        return loss
+    total = xp.sum(loss, axis=0)
+    if reduction == "mean":
+        total = total / count if count else xp.exact(np.full(1, math.nan))
+    return total.reshape(())
+
+
+def _rest(xp: Any, label_smoothing: float) -> Any:
+    """1 - label_smoothing."""
+    return xp.exact(np.ones(1)) - label_smoothing
+
+
+@define(
+    "cross_entropy_backward",
+    _backward_signature,
+    options=_OPTIONS,
+    rows=lambda options: None if options["reduction"] == "mean" else "T",
+    empty=("T",),
+)
+def cross_entropy_backward(
+    xp: Any, logits: Any, target: Any, *, ignore_index: int, label_smoothing: float, reduction: str
+) -> Any:
+    """softmax(logits) - (1 - s) onehot(label) - s / V, over the number of labels for the mean; zero if ignored."""
+    logits, label, counted, count = _labels(xp, "cross_entropy_backward", logits, target, ignore_index)
+    is_label = label[:, None] == xp.integers(range(logits.shape[1]))[None, :]
+    divisor = max(count, 1) if reduction == "mean" else 1
+
+    def difference(divide: Any) -> Any:
+        rest = divide(_rest(xp, label_smoothing)) if label_smoothing else divide(xp.exact(np.ones(1)))
+        shares = divide(xp.softmax(logits))
+        away = xp.where(is_label, shares - rest, shares)
+        if not label_smoothing:
+            return away
+        return away - divide(xp.exact(np.full(1, label_smoothing)) / logits.shape[1])
+
+    def scaled(number: Any) -> Any:
+        return number / divisor if divisor > 1 else number
+
+    gradient = xp.either(lambda: scaled(difference(lambda number: number)), lambda: difference(scaled))
+    return xp.where(counted[:, None], gradient, 0.0)

@@ -1,0 +1,23 @@
+"""Products with a matrix that is two-to-four sparse along K: of each four neighbours only two are stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from assay.golden.errors import ShapeError
+from assay.golden.registry import define
+
+
+@define(
+    "gemm_2to4",
+    "values[M,K/2], index:uint8[M,K/2]=pair(4), b[K,N] -> c[M,N]",
+    rows="M",
+    multiples={"K": "4"},
+    work="M*K*N",
+)
+def gemm_2to4(xp: Any, values: Any, index: Any, b: Any) -> Any:
+    """c[m,n] = sum_j values[m,j] b[4 (j // 2) + index[m,j], n]; of two values at one place both count."""
+    if b.shape[0] % 4:
+        raise ShapeError(f"gemm_2to4: K must be a multiple of 4, got {b.shape[0]}")
+    place = xp.integers(range(values.shape[1])) // 2 * 4 + index
+    return xp.sparse_matmul(values, place, b)

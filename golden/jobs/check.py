@@ -1,0 +1,148 @@
+"""Checking a store: every bit of every record, that none is missing, and a sample derived again by mpmath."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from assay.golden.errors import CampaignError, DamagedRecord, MissingRecord, StoreError, UnknownSpec
+from assay.golden.inputs.values import VERSION
+from assay.golden.jobs.build import read_plan
+from assay.golden.jobs.witness import DIGITS, derive
+from assay.golden.store import Record, Store, record_key
+from assay.golden.store.record import fingerprint
+
+SAMPLE = 20
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong: with the record of a key, or with a manifest by its name."""
+
+    where: str
+    recipe: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.where}{f' ({self.recipe})' if self.recipe else ''}: {self.message}"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a check looked at and found.
+
+    ``outdated`` records were made by an earlier definition or of other inputs and can't be derived again;
+    ``too_large`` ones of the sample would take too long.
+    """
+
+    records: int = 0
+    derived: int = 0
+    elements: int = 0
+    too_large: int = 0
+    outdated: int = 0
+    problems: tuple[Problem, ...] = ()
+
+
+def check(
+    store: Store, *, sample: int = SAMPLE, digits: int = DIGITS, watch: Callable[[int], None] = lambda done: None
+) -> Findings:
+    """Check every record of ``store``, and derive ``sample`` of them again; ``watch`` is told how many are read.
+
+    Raises `StoreError` where there is no store.
+    """
+    if not store.exists:
+        raise StoreError(f"{store}: there is nothing; build a campaign first: assay golden build CAMPAIGN --store URL")
+    problems: list[Problem] = []
+    lots: dict[str, list[tuple[str, str]]] = {}  # of each spec the records that chance has put first
+    findings = Findings()
+    for done, key in enumerate(store.keys(), 1):
+        try:
+            record = store.get(key)
+            if is_outdated(record):
+                findings = replace(findings, outdated=findings.outdated + 1)
+            else:
+                _draw(lots.setdefault(record.recipe.spec, []), key, sample)
+        except MissingRecord:
+            continue  # removed since it was listed
+        except DamagedRecord as error:
+            problems.append(Problem(key, "", str(error)))
+        except UnknownSpec as error:
+            problems.append(Problem(key, "", f"{error}; a spec of your own needs --import MODULE"))
+        findings = replace(findings, records=done)
+        watch(done)
+    for key in _sampled(lots, sample):
+        findings = _derived(store, key, digits, findings, problems)
+    problems += _missing(store, {problem.where for problem in problems})
+    return replace(findings, problems=tuple(problems))
+
+
+def is_outdated(record: Record) -> bool:
+    """Whether today's definition or inputs differ from those of the record."""
+    now = {"definition": str(record.recipe.definition.version), "inputs": str(VERSION)}
+    return any(record.versions.get(name) != version for name, version in now.items())
+
+
+def _draw(lot: list[tuple[str, str]], key: str, most: int) -> None:
+    """Keep the ``most`` keys that come first in an order of chance, the same every time."""
+    if most:
+        order = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
+        heapq.heappush(lot, ("".join(chr(255 - ord(letter)) for letter in order), key))  # the last one is dropped
+        if len(lot) > most:
+            heapq.heappop(lot)
+
+
+def _sampled(lots: dict[str, list[tuple[str, str]]], count: int) -> Iterator[str]:
+    """``count`` keys, from each spec in turn."""
+    queues = {name: sorted(lot, reverse=True) for name, lot in sorted(lots.items())}
+    while count > 0 and any(queues.values()):
+        for lot in queues.values():
+            if lot and count > 0:
+                count -= 1
+                yield lot.pop(0)[1]
+
+
+def _derived(store: Store, key: str, digits: int, findings: Findings, problems: list[Problem]) -> Findings:
+    """One record derived again."""
+    record = store.get(key)
+    recipe = record.recipe
+    if fingerprint(recipe.tensors(), recipe.keywords()) != record.inputs:
+        message = "its inputs come out differently on this machine; please report it with `assay doctor`'s output"
+        problems.append(Problem(key, str(recipe), message))
+        return findings
+    try:
+        derived = derive(record, digits)
+    except (ArithmeticError, ValueError) as error:  # mpmath has no infinity to divide by
+        problems.append(Problem(key, str(recipe), f"could not be derived again: {error}"))
+        return findings
+    if derived.fault:
+        problems.append(Problem(key, str(recipe), f"is wrong: {derived.fault}; discard it and build it again"))
+    if not derived.elements:
+        return replace(findings, too_large=findings.too_large + 1)
+    return replace(findings, derived=findings.derived + 1, elements=findings.elements + derived.elements)
+
+
+def _missing(store: Store, known: set[str]) -> Iterator[Problem]:
+    """Records that a manifest speaks of and that aren't there, and builds that didn't come to their end."""
+    for name in store.manifests():
+        try:
+            plan = read_plan(store, name)
+        except (DamagedRecord, CampaignError) as error:
+            yield Problem(f"manifest {name}", "", str(error))
+            continue
+        missing = 0
+        for place in plan.part.places(plan.campaign):
+            task = plan.campaign.task(place)
+            key = record_key(task.recipe, task.digits)
+            if key in known or key in store:
+                continue
+            missing += 1
+            if plan.finished:
+                why = plan.failed.get(key)
+                yield Problem(
+                    key, str(task), f"failed when it was built: {why}" if why else "is missing; build it again"
+                )
+        if not plan.finished:
+            message = f"its build was interrupted, and {missing} records are missing; run it again"
+            yield Problem(f"campaign {plan.part.manifest(plan.campaign)}", "", message)

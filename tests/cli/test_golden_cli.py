@@ -1,0 +1,205 @@
+"""`assay golden`: the small campaign from end to end, and one line with exit status 2 for every mistake."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from assay import configs
+from assay.cli import progress
+from assay.cli.main import main
+from assay.golden import specs
+from assay.golden.jobs.campaign import Campaign, parse_campaign
+from assay.golden.store import Store
+from tests.golden.jobs.here import SMALL, built
+
+CONFIGS = Path(configs.__file__).parent / "campaigns"
+
+
+def bundled(name: str) -> Campaign:
+    """A campaign that comes along."""
+    return parse_campaign((CONFIGS / f"{name}.toml").read_text(encoding="utf-8"), name)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A store with the small campaign, built by the command."""
+    folder = str(tmp_path_factory.mktemp("small"))
+    assert main(("golden", "build", "small", "--store", folder, "--workers", "2")) == 0
+    return folder
+
+
+def test_the_small_campaign_has_every_spec() -> None:
+    """What CI builds and checks leaves out none."""
+    assert {entry.spec for entry in bundled("small").entries} == set(specs())
+
+
+def test_the_full_campaign_can_be_read() -> None:
+    """Every shape of it is possible, and named sizes are those of the models."""
+    campaign = bundled("llm")
+    assert campaign.count > 500
+    sizes = {size for task in map(campaign.task, range(0, campaign.count, 7)) for size in task.recipe.sizes.values()}
+    assert {4096, 14336, 128256, 2048, 768, 151936, 7168, 18432, 129280} <= sizes
+
+
+def test_the_small_campaign_is_built_and_checked(small: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every checksum is right, nothing is missing, and mpmath agrees on every record that is asked of it."""
+    assert main(("golden", "check", small, "--sample", "80")) == 0
+    out = capsys.readouterr().out
+    assert re.search(
+        rf"{bundled('small').count} records read, 80 derived again by mpmath \(\d+ elements\); no prob", out
+    )
+    assert main(("golden", "build", "small", "--store", small, "--workers", "1")) == 0
+    assert re.match(r"small: 0 records made, \d+ were there, 0 failed; ", capsys.readouterr().out)
+
+
+def test_a_store_is_shown(small: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row for each record, those of one spec, and one record by the beginning of its key."""
+    assert main(("golden", "show", small, "--limit", "3")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:4] == ["key", "spec", "sizes", "dtype"]
+    assert f"3 records shown, and {bundled('small').count - 3} more (--limit); {small}" in lines
+    assert lines[-1] == f"campaign small: {bundled('small').count} tasks, built, 0 failed"
+    assert main(("golden", "show", small, "--spec", "rope")) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if "  rope  " in line]
+    assert len(rows) == sum(entry.count for entry in bundled("small").entries if entry.spec == "rope")
+    key = rows[0].split()[0]
+    assert main(("golden", "show", small, key)) == 0
+    text = capsys.readouterr().out
+    for part in (
+        f"key         {key}",
+        "spec        rope",
+        "input cos",
+        "seed",
+        "result y",
+        "largest radius",
+        "torch 2",
+    ):
+        assert part in text
+
+
+def test_two_stores_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 0 while none need be wrong."""
+    built(tmp_path / "a")
+    built(tmp_path / "b", SMALL.replace("seeds = 3", "seeds = 2"))
+    assert main(("golden", "diff", str(tmp_path / "a"), str(tmp_path / "a"))) == 0
+    assert capsys.readouterr().out == "no difference\n"
+    assert main(("golden", "diff", str(tmp_path / "a"), str(tmp_path / "b"))) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0].startswith("only in A  ")
+    assert out.splitlines()[-1] == "2 only in A"
+    path = next((tmp_path / "a").glob("records/*/*"))
+    path.write_bytes(b"")
+    assert main(("golden", "diff", str(tmp_path / "a"), str(tmp_path / "a"))) == 1
+    assert "1 damaged" in capsys.readouterr().out
+
+
+def test_a_damaged_record_is_found_and_mended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The check names it with exit status 1; building with --recheck replaces it."""
+    folder, campaign = tmp_path / "store", tmp_path / "own campaign.toml"
+    campaign.write_text(SMALL, encoding="utf-8")
+    built(folder, SMALL, "own-campaign")
+    path = next(folder.glob("records/*/*"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert main(("golden", "check", "--store", str(folder))) == 1
+    out = capsys.readouterr().out
+    assert out.startswith(f"FAIL  {path.name.partition('.')[0]}: ")
+    assert "1 problems" in out
+    assert main(("golden", "build", str(campaign), "--store", str(folder), "--workers", "1", "--recheck")) == 0
+    assert "own-campaign: 1 records made, 6 were there, 0 failed" in capsys.readouterr().out
+    assert main(("golden", "check", str(folder))) == 0
+
+
+def test_a_failed_task_is_told_and_the_rest_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 1, a line with the task and what to mend, and the manifest remembers."""
+    campaign = tmp_path / "failing.toml"
+    campaign.write_text(SMALL + '[[golden]]\nspec = "softmax"\nshapes = [{ R = 1, N = 1000000000000000 }]\n')
+    store = str(tmp_path / "store")
+    assert main(("golden", "build", str(campaign), "--store", store, "--workers", "1", "--retries", "1")) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith("failing: 7 records made, 0 were there, 1 failed; ")
+    assert "assay: task 7 (softmax: R=1, N=1000000000000000; x float32 normal; seed 0) failed after 2 attempts" in err
+    (failed,) = json.loads((tmp_path / "store" / "manifests" / "failing.json").read_text())["manifest"]["failed"]
+    assert failed["task"] == 7
+    assert main(("golden", "check", store)) == 1
+    assert "failed when it was built" in capsys.readouterr().out
+
+
+def test_parts_are_built_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each has a manifest of its own, and together they are the whole."""
+    campaign = tmp_path / "parted.toml"
+    campaign.write_text(SMALL)
+    for part, made in (("2/2", 4), ("1/2", 3)):
+        arguments = ("--store", str(tmp_path / "store"), "--workers", "1", "--part", part)
+        assert main(("golden", "build", str(campaign), *arguments)) == 0
+        assert f"parted: {made} records made" in capsys.readouterr().out
+    assert list(Store(str(tmp_path / "store")).manifests()) == ["parted.1-of-2", "parted.2-of-2"]
+    assert main(("golden", "check", str(tmp_path / "store"))) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("build", "smal", "--store", "x"), "campaign 'smal'; expected a TOML file, or one of: llm, small"),
+        (("build", "none.toml", "--store", "x"), "none.toml: can't be read (No such file or directory)"),
+        (("build", "small"), "Missing option '--store'"),
+        (("build", "small", "--store", "x", "--engine", "spark"), "--engine 'spark'; expected local or ray"),
+        (("build", "small", "--store", "x", "--part", "3"), "--part '3'; expected e.g. 3/10"),
+        (("build", "small", "--store", "x", "--part", "4/3"), "--part '4/3'; expected e.g. 3/10"),
+        (("build", "small", "--store", "nosuch://x"), "unknown protocol nosuch://"),
+        (("build", "small", "--store", "x", "--import", "no.such"), "--import no.such: can't be imported"),
+        (("build", "bad.toml", "--store", "x"), "bad.toml:7: unknown key 'sedes'; did you mean 'seeds'?"),
+        (("check",), "expected the address of one store"),
+        (("check", "a", "--store", "b"), "expected the address of one store"),
+        (("check", "empty"), "there is nothing; build a campaign first"),
+        (("show", "empty"), "there is nothing; build a campaign first"),
+        (("show", "good", "zz"), "key 'zz': no record"),
+        (("diff", "good"), "Missing argument 'B'"),
+        (("check", "other"), "it holds file, but no assay-store.json"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    """What is wrong, and how to mend it; exit status 2."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    (tmp_path / "bad.toml").write_text(SMALL.replace("seeds", "\nsedes"))
+    built(tmp_path / "good")
+    assert main(("golden", *arguments)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("assay: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, nothing begun."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(("golden", "build", "small", "--store", "x", "--engine", "ray")) == 2
+    assert capsys.readouterr().err == "assay: --engine ray needs the package ray: pip install 'kernel-assay[ray]'\n"
+
+
+def test_progress_tells_rate_and_time_left(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted from the first task that was made: neither the start nor what was there already is work."""
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with progress.Ticker("golden", 100, 400.0, rate=True) as ticker:
+        for _ in range(10):
+            ticker.skip(4.0)
+        for now in (20.0, 22.0, 24.0, 30.0):  # noqa: B007 - the clock reads it
+            ticker.advance(4.0)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["assay: golden 12 of 100, 0.5/s, about 176 s left"]

@@ -1,0 +1,73 @@
+"""A spec that goes wrong in every way a task can, registered only while a test needs it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from assay.golden import registry
+from assay.golden.errors import InputError
+
+WAYS = ("none", "raise", "mend", "memory", "exit", "kill", "hang", "raise_once", "kill_once", "log")
+NAME = "poison"
+FOLDER = "ASSAY_TEST_POISON"  # names the folder where what must be known of other processes is left
+
+
+def define() -> None:
+    """Register the spec."""
+    registry.define(
+        NAME,
+        "x[R,N] -> y[R,N]",
+        options={"way": registry.choice(*WAYS), "number": registry.number(0.0)},
+        rows="R",
+    )(poison)
+
+
+@contextmanager
+def defined() -> Iterator[None]:
+    """The spec is there within the block only: other tests go through all specs."""
+    define()
+    try:
+        yield
+    finally:
+        del registry._REGISTRY[NAME]
+
+
+def poison(xp: Any, x: Any, *, way: str, number: float) -> Any:
+    """x + x, if nothing goes wrong."""
+    folder = Path(os.environ.get(FOLDER, "."))
+    once = way.endswith("_once")
+    if once and not _first(folder / f"{way}-{number}"):
+        return x + x
+    match way.removesuffix("_once"):
+        case "raise":
+            raise ZeroDivisionError("poison")
+        case "mend":
+            raise InputError("poison: mend this")
+        case "memory":
+            raise MemoryError
+        case "exit":
+            os._exit(3)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "hang":
+            signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.valid_signals()))
+            time.sleep(600)
+        case "log":
+            with open(folder / "log", "a", encoding="ascii") as file:
+                file.write(f"{float(x.mid.sum())!r}\n")  # which of the inputs it is
+            time.sleep(0.01)
+    return x + x
+
+
+def _first(marker: Path) -> bool:
+    try:
+        marker.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True

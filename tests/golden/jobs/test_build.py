@@ -1,0 +1,205 @@
+"""Building: every task ends as it must, whatever some of them do to their process, and nothing is made twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from assay.golden.errors import StoreError
+from assay.golden.jobs.build import Part, Report, build, read_plan
+from assay.golden.jobs.campaign import parse_campaign
+from assay.golden.jobs.local import Local
+from assay.golden.jobs.ray_engine import RayEngine
+from assay.golden.jobs.tasks import MADE, Job, Outcome
+from assay.golden.store import Store, record_key
+from tests.golden.jobs.here import SMALL, built
+from tests.golden.jobs.poison import FOLDER, defined
+
+ROOT = Path(__file__).resolve().parents[3]
+MODULES = ("tests.golden.jobs.poison_import",)
+POISON = """
+dtypes = ["float32"]
+[[golden]]
+spec = "poison"
+shapes = [{ R = 1, N = 2 }]
+options = { way = ["none", "raise", "mend", "memory", "exit", "raise_once", "kill_once"] }
+"""
+HANG = """
+dtypes = ["float32"]
+[[golden]]
+spec = "poison"
+shapes = [{ R = 1, N = 2 }]
+options = { way = ["hang", "none"] }
+"""
+
+
+@pytest.fixture
+def _poison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The poisoned spec, here and, through a job's modules, in workers."""
+    (tmp_path / "left").mkdir()
+    monkeypatch.setenv(FOLDER, str(tmp_path / "left"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))))  # for Ray
+    with defined():
+        yield
+
+
+def run(engine: Local | RayEngine, text: str, folder: Path) -> tuple[Report, list[Outcome]]:
+    """A build's report, and what it was told on the way."""
+    campaign, seen = parse_campaign(text, "poison"), list[Outcome]()
+    job = Job("poison", text, str(folder), MODULES, threads=1)
+    return build(campaign, job, engine, watch=seen.append), seen
+
+
+def holds_all_but_the_failed(folder: Path, text: str, report: Report) -> bool:
+    """Whether the store has a valid record for each task that isn't reported as failed, and the manifest says so."""
+    store, campaign = Store(str(folder)), parse_campaign(text, "poison")
+    expected = {record_key(task.recipe, task.digits) for task in campaign}
+    failed = {failure.key for failure in report.failures}
+    plan = read_plan(store, "poison")
+    assert plan.finished
+    assert set(plan.failed) == failed
+    return set(store.keys()) == expected - failed and list(store.damage()) == []
+
+
+def ways(report: Report) -> dict[str, set[int]]:
+    """How each failed task went wrong, and after how many attempts."""
+    found: dict[str, set[int]] = {}
+    for failure in report.failures:
+        found.setdefault(failure.recipe.partition("way=")[2].partition(",")[0], set()).add(failure.attempts)
+    return found
+
+
+@pytest.mark.usefixtures("_poison")
+def test_poisoned_tasks_are_retried_and_reported_and_hold_up_nobody(tmp_path: Path) -> None:
+    """What raises or takes its process down fails after three attempts, the rest is made."""
+    with Local(2, timeout=60) as engine:
+        report, seen = run(engine, POISON, tmp_path / "store")
+    assert ways(report) | {"mend": {1}} == {"raise": {3}, "mend": {1}, "memory": {3}, "exit": {3}}
+    assert len(report.failures) == 4
+    messages = {failure.message for failure in report.failures}
+    assert messages == {
+        "ZeroDivisionError: poison",
+        "poison: mend this",
+        "MemoryError:",
+        "the process ended itself with status 3",
+    }
+    assert (report.made, report.present) == (3, 0)
+    assert sorted(outcome.place for outcome in seen) == list(range(7))
+    assert holds_all_but_the_failed(tmp_path / "store", POISON, report)
+
+
+@pytest.mark.usefixtures("_poison")
+def test_a_task_that_hangs_is_given_up(tmp_path: Path) -> None:
+    """After its time is up its process is ended, though it can't be interrupted; the others are made."""
+    with Local(1, timeout=1.0, retries=1) as engine:
+        report, _ = run(engine, HANG, tmp_path / "store")
+    assert [failure.message for failure in report.failures] == ["it took longer than 1 s"]
+    assert ways(report) == {"hang": {2}}
+    assert holds_all_but_the_failed(tmp_path / "store", HANG, report)
+
+
+@pytest.fixture
+def _time_limit() -> Iterator[None]:
+    """Whatever Ray waits for, the test ends."""
+
+    def give_up(number: int, frame: object) -> None:
+        raise TimeoutError("more than 180 s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(180)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_poison", "_time_limit")
+def test_ray_survives_a_killed_worker(tmp_path: Path) -> None:
+    """On two workers, one killed midway and one poisoned: every other record is there at the end."""
+    pytest.importorskip("ray")
+    text = POISON.replace('"exit"', '"exit", "hang"')
+    with RayEngine(2, retries=1, timeout=5.0) as engine:
+        report, seen = run(engine, text, tmp_path / "store")
+    assert ways(report) == {"raise": {2}, "mend": {1}, "memory": {2}, "exit": {2}, "hang": {2}}
+    assert sorted(outcome.place for outcome in seen) == list(range(8))
+    assert holds_all_but_the_failed(tmp_path / "store", text, report)
+
+
+def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
+    """A second build finds all; a third, with one record gone and one damaged, makes what it is asked to."""
+    folder = tmp_path / "store"
+    assert (built(folder).made, built(folder).present) == (7, 7)
+    store = Store(str(folder))
+    gone, bad = list(store.keys())[:2]
+    path = next(folder.glob(f"records/*/{bad}*"))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    store.discard(gone)
+    before = {file: file.stat().st_mtime_ns for file in folder.glob("records/*/*")}
+    assert (built(folder).made, [key for key, _ in store.damage()]) == (1, [bad])
+    assert (built(folder, recheck=True).made, list(store.damage())) == (1, [])
+    after = {file: file.stat().st_mtime_ns for file in folder.glob("records/*/*")}
+    assert {file for file in before if before[file] != after[file]} == {path}
+
+
+def test_parts_make_up_the_whole(tmp_path: Path) -> None:
+    """Parts share no task, leave none out, and differ by one at most."""
+    campaign = parse_campaign(SMALL, "campaign")
+    for of in range(1, campaign.count + 1):
+        parts = [Part(number, of).places(campaign) for number in range(1, of + 1)]
+        assert [place for part in parts for place in part] == list(range(campaign.count))
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_two_builds_share_a_store(tmp_path: Path) -> None:
+    """What one has claimed the other waits for; together they make each record once."""
+    reports: list[Report] = []
+    builders = [threading.Thread(target=lambda: reports.append(built(tmp_path))) for _ in range(2)]
+    for builder in builders:
+        builder.start()
+    for builder in builders:
+        builder.join()
+    assert sum(report.made for report in reports) == 7
+    assert [report.made + report.present for report in reports] == [7, 7]
+
+
+def test_a_store_that_cannot_be_written_stops_the_build(tmp_path: Path) -> None:
+    """One clear error, not one for each task."""
+    (tmp_path / "file").write_text("no folder", encoding="ascii")
+    with pytest.raises(StoreError, match="expected a folder of its own"):
+        built(tmp_path / "file")
+
+
+def test_a_worker_that_cannot_write_stops_the_build(tmp_path: Path) -> None:
+    """The same where only a worker finds out: the folder of records is a file."""
+    built(tmp_path, SMALL.replace("seeds = 3", "seeds = 1"))
+    for file in (tmp_path / "records").glob("*/*"):
+        file.unlink()
+    for folder in (tmp_path / "records").iterdir():
+        folder.rmdir()
+    (tmp_path / "records").rmdir()
+    (tmp_path / "records").write_text("no folder", encoding="ascii")
+    with Local(1) as engine, pytest.raises(StoreError, match=r"expected a folder of its own|cannot"):
+        run_plain(engine, tmp_path)
+
+
+def run_plain(engine: Local, folder: Path) -> Report:
+    """A build of the small campaign."""
+    job = Job("campaign", SMALL, str(folder), threads=1)
+    return build(parse_campaign(SMALL, "campaign"), job, engine, watch=lambda outcome: None)
+
+
+def test_outcomes_are_told_as_they_come(tmp_path: Path) -> None:
+    """Whoever watches hears of each task once."""
+    seen: list[Outcome] = []
+    with Local(1) as engine:
+        job = Job("campaign", SMALL, str(tmp_path), threads=1)
+        report = build(parse_campaign(SMALL, "campaign"), job, engine, watch=seen.append)
+    assert (report.made, {outcome.status for outcome in seen}) == (7, {MADE})
+    assert [outcome.place for outcome in seen] == list(range(7))

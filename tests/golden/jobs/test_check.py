@@ -1,0 +1,171 @@
+"""Checking a store: whatever has become of a record is found and named, and a good store is found good."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from assay.golden.errors import StoreError
+from assay.golden.jobs.check import Findings, check
+from assay.golden.store import Record, Store
+from tests.golden.jobs.here import SMALL, built
+
+ALL = 1000
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A good store of seven records."""
+    built(tmp_path)
+    return Store(str(tmp_path))
+
+
+def named(found: Findings) -> dict[str, str]:
+    """What is wrong, by key."""
+    return {problem.where: problem.message for problem in found.problems}
+
+
+def test_a_good_store_is_good(store: Store) -> None:
+    """Every record read and derived again."""
+    found = check(store, sample=ALL)
+    assert (found.records, found.derived, found.elements, found.problems) == (7, 7, 3 * 6 + 3 * 10 + 4, ())
+    assert (found.too_large, found.outdated) == (0, 0)
+
+
+def test_a_sample_is_of_every_spec(store: Store) -> None:
+    """Two records of seven: one of each spec; none if none is asked for."""
+    assert check(store, sample=2).derived == 2
+    assert check(store, sample=2).elements in (6 + 4, 10 + 4)
+    assert check(store, sample=0).derived == 0
+
+
+def test_every_flipped_byte_is_named(store: Store) -> None:
+    """Whichever byte of a record is another, the check names that record and no other."""
+    key = next(store.keys())
+    path = next(Path(store.url).glob(f"records/*/{key}*"))
+    data = path.read_bytes()
+    for place in range(0, len(data), 7):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 0x20]) + data[place + 1 :])
+        assert set(named(check(store, sample=0))) == {key}, place
+    path.write_bytes(data[:-1])
+    assert set(named(check(store, sample=0))) == {key}
+
+
+def signed(store: Store, change: Callable[[Record], Record]) -> str:
+    """A record changed and stored with right checksums; its key."""
+    key = next(key for key in store.keys() if store.get(key).recipe.spec == "softmax")  # noqa: SIM118
+    changed = change(store.get(key))
+    store.discard(key)
+    assert store.put(changed) == key
+    assert list(store.damage()) == []
+    return key
+
+
+def _value(record: Record) -> Record:
+    golden = record.goldens[0]
+    value = golden.value.clone()
+    value[1, 0] *= 1 + 1e-9
+    return replace(record, goldens=(replace(golden, value=value),))
+
+
+def _radius(record: Record) -> Record:
+    golden = record.goldens[0]
+    return replace(record, goldens=(replace(golden, radius=torch.zeros_like(golden.radius)),))
+
+
+def _nan(record: Record) -> Record:
+    golden = record.goldens[0]
+    return replace(record, goldens=(replace(golden, value=torch.full_like(golden.value, torch.nan)),))
+
+
+def _negative(record: Record) -> Record:
+    golden = record.goldens[0]
+    return replace(record, goldens=(replace(golden, radius=-golden.radius),))
+
+
+def _shape(record: Record) -> Record:
+    golden = record.goldens[0]
+    return replace(record, goldens=(replace(golden, value=golden.value[:1], radius=golden.radius[:1]),))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_value, r"is wrong: y\[1, 0\] is 0\.\d+ ± .*, but mpmath has 0\.\d+"),
+        (_radius, r"is wrong: y\[0, 0\]"),
+        (_nan, r"is wrong: y\[0, 0\] is nan"),
+        (_negative, r"is wrong: y\[0, 0\] has the radius -"),
+        (_shape, r"is wrong: y has the shape"),
+        (lambda record: replace(record, inputs="0" * 64), "its inputs come out differently on this machine"),
+    ],
+    ids=["value", "radius", "nan", "negative", "shape", "inputs"],
+)
+def test_a_wrong_record_with_right_checksums_is_found(
+    store: Store, change: Callable[[Record], Record], message: str
+) -> None:
+    """The witness contradicts it."""
+    key = signed(store, change)
+    problems = check(store, sample=ALL).problems
+    assert [problem.where for problem in problems] == [key]
+    assert re.search(message, str(problems[0]))
+
+
+def test_a_missing_record_is_named(store: Store) -> None:
+    """The manifest knows of it."""
+    key = list(store.keys())[3]
+    store.discard(key)
+    assert named(check(store, sample=0)) == {key: "is missing; build it again"}
+
+
+def test_an_interrupted_build_is_told_of_once(store: Store) -> None:
+    """Not once for each record that it would have made."""
+    manifest = store.manifest("campaign")
+    store.write_manifest("campaign", manifest | {"finished": False, "text": SMALL.replace("seeds = 3", "seeds = 50")})
+    message = "its build was interrupted, and 94 records are missing; run it again"
+    assert named(check(store, sample=0)) == {"campaign campaign": message}
+
+
+def test_a_failed_task_is_told_of(store: Store) -> None:
+    """With what it failed of."""
+    key = next(store.keys())
+    store.discard(key)
+    store.write_manifest("campaign", store.manifest("campaign") | {"failed": [{"key": key, "message": "poison"}]})
+    assert named(check(store, sample=0)) == {key: "failed when it was built: poison"}
+
+
+def test_a_damaged_manifest_is_named(store: Store) -> None:
+    """Its own checksum, its content, and its campaign count."""
+    path = Path(store.url) / "manifests" / "campaign.json"
+    good = store.manifest("campaign")
+    path.write_bytes(path.read_bytes().replace(b"softmax", b"softmin"))
+    assert "manifest campaign" in named(check(store, sample=0))
+    store.write_manifest("campaign", {"something": "else"})
+    assert "isn't that of a build" in named(check(store, sample=0))["manifest campaign"]
+    store.write_manifest("campaign", good | {"text": SMALL.replace("softmax", "softmin")})
+    assert "unknown spec 'softmin'" in named(check(store, sample=0))["manifest campaign"]
+
+
+def test_a_record_of_an_unknown_spec_is_named(store: Store) -> None:
+    """It may be a user's own, whose module must be named."""
+    record = store.get(next(store.keys()))
+    other = store.put(replace(record, recipe=replace(record.recipe, spec="own"), versions=dict(record.versions)))
+    assert "--import MODULE" in named(check(store, sample=0))[other]
+
+
+def test_an_outdated_record_is_counted(store: Store) -> None:
+    """Of another version of the definition: it is no fault, and can't be derived again."""
+    record = store.get(next(store.keys()))
+    store.put(replace(record, versions={**record.versions, "definition": "0"}))
+    found = check(store, sample=ALL)
+    assert (found.records, found.derived, found.outdated, found.problems) == (8, 7, 1, ())
+
+
+def test_where_nothing_is_nothing_is_checked(tmp_path: Path) -> None:
+    """An empty folder is no good store."""
+    with pytest.raises(StoreError, match="there is nothing; build a campaign first"):
+        check(Store(str(tmp_path / "none")))

@@ -1,0 +1,132 @@
+"""A build that is killed: the store is valid at every moment, and the next build makes what is left, once each."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from assay.golden.jobs.campaign import parse_campaign
+from assay.golden.store import Store, record_key
+from tests.golden.jobs.poison import FOLDER, defined
+
+ROOT = Path(__file__).resolve().parents[3]
+_TEXT = """
+dtypes = ["float32"]
+[[golden]]
+spec = "poison"
+shapes = [{ R = 1, N = 2 }]
+options = { way = ["log"] }
+seeds = %d
+"""
+
+
+def start(campaign: Path, store: Path, left: Path, errors: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    """A build in a process group of its own, with two workers."""
+    arguments = ["golden", "build", str(campaign), "--store", str(store), "--workers", "2"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "assay.cli.main", *arguments, "--import", "tests.golden.jobs.poison_import"],
+        cwd=ROOT,
+        env=os.environ | {FOLDER: str(left), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_build_killed_at_random_moments_goes_on(tmp_path: Path, kills: int) -> None:
+    """SIGKILL to the build alone or with its workers: nothing finished is lost, changed, or made a second time."""
+    campaign, store, left = tmp_path / "killed.toml", tmp_path / "store", tmp_path / "left"
+    campaign.write_text(_TEXT % (60 * kills), encoding="ascii")
+    left.mkdir()
+    chance, finished, logged = random.Random(kills), dict[Path, tuple[int, int]](), 0
+    with defined():
+        tasks = list(parse_campaign(campaign.read_text(encoding="ascii"), "killed"))
+        number_of = {record_key(t.recipe, t.digits): float(t.recipe.tensors()[0].double().sum()) for t in tasks}
+    assert len(set(number_of.values())) == len(tasks)
+    for kill in range(kills):
+        build = start(campaign, store, left)
+        until_it_works(build, left, logged)
+        time.sleep(chance.uniform(0, 0.5))
+        if kill % 2:
+            with suppress(ProcessLookupError):
+                os.killpg(build.pid, signal.SIGKILL)
+        else:
+            build.kill()  # its workers notice, and end after the task in hand
+        build.communicate()
+        until_all_are_gone(build.pid)
+        if store.exists():
+            assert list(Store(str(store)).damage()) == []
+        now = state(store)
+        assert {file: now.get(file) for file in finished} == finished
+        made = log(left)[logged:]
+        assert not {number_of[file.name.partition(".")[0]] for file in finished} & set(made)
+        assert len(set(made)) == len(made)
+        finished, logged = now, len(log(left))
+    last = start(campaign, store, left)
+    output, _ = last.communicate(timeout=120)
+    assert last.returncode == 0
+    assert f"{len(tasks) - len(finished)} records made, {len(finished)} were there, 0 failed".encode() in output
+    now = state(store)
+    assert {file: now[file] for file in finished} == finished
+    assert {file.name.partition(".")[0] for file in now} == set(number_of)
+    assert list(Store(str(store)).damage()) == []
+    assert list(store.glob("claims/*")) == []
+
+
+def until_it_works(build: subprocess.Popen[bytes], left: Path, logged: int) -> None:
+    """Wait until the build has begun a task, or ended."""
+    until = time.monotonic() + 60
+    while len(log(left)) <= logged and build.poll() is None:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def until_all_are_gone(group: int) -> None:
+    """Wait until no process of the group is left: an orphaned worker must not go on for long."""
+    until = time.monotonic() + 30
+    while True:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        assert time.monotonic() < until, "a worker outlived the build"
+        time.sleep(0.02)
+
+
+def state(store: Path) -> dict[Path, tuple[int, int]]:
+    """Every record's file, with what tells whether it was written again."""
+    files = (file for file in store.glob("records/*/*") if not file.name.startswith("."))
+    return {file: (file.stat().st_ino, file.stat().st_mtime_ns) for file in files}
+
+
+def log(left: Path) -> list[float]:
+    """What tells the inputs of each task that was evaluated, in order."""
+    file = left / "log"
+    return [float(line) for line in file.read_text(encoding="ascii").split()] if file.exists() else []
+
+
+def test_ctrl_c_ends_a_build_cleanly(tmp_path: Path) -> None:
+    """It says how much is done and how to go on, with exit status 130, and leaves a valid store and no process."""
+    campaign, store, left = tmp_path / "long.toml", tmp_path / "store", tmp_path / "left"
+    campaign.write_text(_TEXT % 3000, encoding="ascii")
+    left.mkdir()
+    build = start(campaign, store, left, errors=subprocess.PIPE)
+    until_it_works(build, left, 20)
+    build.send_signal(signal.SIGINT)
+    _, errors = build.communicate(timeout=60)
+    assert build.returncode == 130
+    last = errors.decode().splitlines()[-1]
+    assert re.fullmatch(r"assay: interrupted; \d+ of 3000 tasks of long are done; the same command goes on .*", last)
+    until_all_are_gone(build.pid)
+    assert list(Store(str(store)).damage()) == []
+    assert len(state(store)) >= 10

@@ -1,0 +1,231 @@
+"""Backward definitions are the derivatives of their forward ones: by finite differences in Arb, and by mpmath's diff.
+
+For a forward definition f and a cotangent c, let L(t) = sum c f(x + t e). The central difference D(h) is L'(0) up to
+h^2 L'''/6 + O(h^4), and D(2h) up to four times that, so that L'(0) lies within |D(2h) - D(h)| of D(h) as soon as h is
+small; it is 2^-200 here, and Arb's balls carry what is lost to rounding. That this leaves at least forty digits is
+part of what is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from assay.golden import spec, specs
+from assay.golden.arithmetic import Arb, Multiprecision
+
+Definition = Callable[..., Any]
+RNG = np.random.default_rng(17)
+STEP = 2.0**-200
+DIGITS = 200
+
+
+def normal(*shape: int, scale: float = 1.0) -> Any:
+    return RNG.standard_normal(shape) * scale
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A backward definition and its forward one: the variables that are moved, what is fixed, and the cotangent.
+
+    ``arguments`` are the places of variables that the backward definition takes, before the cotangent (if it takes
+    one); ``of_result`` says that it takes the forward result in their place.
+    """
+
+    forward: str
+    variables: tuple[Any, ...]
+    cotangent: Any = None
+    labels: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    arguments: tuple[int, ...] = (0,)
+    of_result: bool = False
+
+    @property
+    def backward(self) -> str:
+        return f"{self.forward}_backward"
+
+    def value(self, xp: Any, variables: list[Any]) -> Any:
+        """The forward definition's result."""
+        definition = spec(self.forward)
+        rest = [] if self.labels is None else [self.labels]
+        options = definition.complete(self.options)
+        return definition.definition(xp, *variables, *rest, **options | ({"sinks": None} if "sinks" in options else {}))
+
+    def loss(self, xp: Any, variables: list[Any]) -> Any:
+        """sum c f(x)."""
+        result = self.value(xp, variables)
+        return (result if self.cotangent is None else result * xp.exact(self.cotangent)).sum()
+
+    def gradients(self, xp: Any, definition: Definition | None = None) -> tuple[Any, ...]:
+        """The backward definition's results, one for each variable."""
+        known = spec(self.backward)
+        variables = [xp.exact(variable) for variable in self.variables]
+        taken = [self.value(xp, variables)] if self.of_result else [variables[place] for place in self.arguments]
+        rest = [self.labels] if self.cotangent is None else [xp.exact(self.cotangent)]
+        options = known.complete({name: self.options[name] for name in self.options if name in known.options})
+        found = (definition or known.definition)(xp, *taken, *rest, **options)
+        return found if isinstance(found, tuple) else (found,)
+
+
+def attention(causal: str, scale: float | None, queries: int, keys: int, shared: int = 2) -> Pair:
+    q, k, v = normal(1, 2 * shared, queries, 3), normal(1, 2, keys, 3), normal(1, 2, keys, 2)
+    options = {"causal": causal, "scale": scale}
+    return Pair("attention", (q, k, v), normal(1, 2 * shared, queries, 2), options=options, arguments=(0, 1, 2))
+
+
+def entropy(reduction: str, smoothing: float, labels: list[int], ignored: int = -100) -> Pair:
+    options = {"reduction": reduction, "label_smoothing": smoothing, "ignore_index": ignored}
+    return Pair("cross_entropy", (normal(len(labels), 4, scale=2.0),), labels=np.array(labels), options=options)
+
+
+PAIRS: dict[str, Pair] = {
+    "softmax": Pair("softmax", (normal(2, 4, scale=2.0),), normal(2, 4), of_result=True),
+    "layernorm": Pair("layernorm", (normal(3, 4), normal(4), normal(4)), normal(3, 4), arguments=(0, 1)),
+    "layernorm, large eps": Pair(
+        "layernorm", (normal(2, 3) + 5, normal(3), normal(3)), normal(2, 3), options={"eps": 0.5}, arguments=(0, 1)
+    ),
+    "rmsnorm": Pair("rmsnorm", (normal(3, 4), normal(4)), normal(3, 4), arguments=(0, 1)),
+    "rmsnorm, large eps": Pair(
+        "rmsnorm", (normal(1, 3), normal(3)), normal(1, 3), options={"eps": 2.0}, arguments=(0, 1)
+    ),
+    "swiglu": Pair("swiglu", (normal(2, 3, scale=3.0), normal(2, 3)), normal(2, 3), arguments=(0, 1)),
+    "cross_entropy, mean": entropy("mean", 0.0, [2, -100, 0]),
+    "cross_entropy, smoothed": entropy("mean", 0.25, [1, 1, 3], ignored=3),
+    "cross_entropy, sum": entropy("sum", 0.1, [0, 3, 5], ignored=5),
+    "cross_entropy, each": entropy("none", 1.0, [2, -1], ignored=-1),
+    "attention": attention("none", None, 2, 3),
+    "attention, last keys": attention("bottom_right", 0.75, 2, 3, shared=1),
+    "attention, first keys": attention("top_left", -0.5, 3, 2, shared=1),
+    "attention, rows that see nothing": attention("bottom_right", None, 3, 2),
+}
+
+
+def places(pair: Pair) -> Iterator[tuple[int, tuple[int, ...]]]:
+    for which, variable in enumerate(pair.variables):
+        yield from ((which, index) for index in np.ndindex(variable.shape))
+
+
+def moved(xp: Any, pair: Pair, which: int, index: tuple[int, ...], step: Any) -> Any:
+    """The loss with one element of one variable moved."""
+    variables = [xp.exact(variable) for variable in pair.variables]
+    variables[which] = variables[which].copy()
+    variables[which][index] = variables[which][index] + step
+    return pair.loss(xp, variables)
+
+
+def difference(xp: Arb, pair: Pair, which: int, index: tuple[int, ...]) -> Any:
+    """A ball that holds the derivative."""
+    coarse, fine = (
+        (moved(xp, pair, which, index, step) - moved(xp, pair, which, index, -step)) / (2 * xp.number(step))
+        for step in (2 * STEP, STEP)
+    )
+    lost = (coarse - fine).abs_upper()
+    return fine + xp.flint.arb(0, lost)
+
+
+def disagreements(pair: Pair, definition: Definition | None = None) -> list[str]:
+    """Elements of a backward definition that finite differences of the forward one contradict, or cannot decide."""
+    xp = Arb(DIGITS)
+    gradients = pair.gradients(xp, definition)
+    found = []
+    for which, index in places(pair):
+        enclosure, gradient = difference(xp, pair, which, index), gradients[which][index]
+        sharp = (enclosure.rad() + gradient.rad()) * 10**40 < 1 + abs(enclosure)
+        if not (sharp and enclosure.overlaps(gradient)):
+            found.append(f"variable {which}{list(index)}: {gradient!s:.40} where differences give {enclosure!s:.40}")
+    return found
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_gradient_is_what_finite_differences_enclose(name: str) -> None:
+    """Every element lies in the difference quotient's ball, which is less than 1e-40 wide."""
+    assert disagreements(PAIRS[name]) == []
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_gradient_is_what_mpmath_finds(name: str) -> None:
+    """mpmath's own numerical derivative, in mpmath's numbers, agrees to thirty digits."""
+    pair, xp = PAIRS[name], Multiprecision(50)
+    gradients = pair.gradients(xp)
+    for which, index in places(pair):
+        found = xp.context.diff(lambda t, which=which, index=index: moved(xp, pair, which, index, t), 0)
+        assert abs(found - gradients[which][index]) <= 1e-30 * (1 + abs(found)), (which, index)
+
+
+def test_every_backward_op_is_proven() -> None:
+    """No backward spec without a pair, nor a result without a variable."""
+    assert {pair.backward for pair in PAIRS.values()} == {op for op in specs() if op.endswith("_backward")}
+    for pair in PAIRS.values():
+        assert len(spec(pair.backward).signature().returns) == len(pair.variables)
+
+
+def scaled(which: int) -> Callable[[Definition], Definition]:
+    """A definition of which one result is off by 1e-12."""
+
+    def plant(definition: Definition) -> Definition:
+        def wrong(*arguments: Any, **options: Any) -> Any:
+            found = definition(*arguments, **options)
+            results = list(found) if isinstance(found, tuple) else [found]
+            results[which] = results[which] * (1 + 2.0**-40)
+            return tuple(results)
+
+        return wrong
+
+    return plant
+
+
+@pytest.mark.parametrize(
+    ("name", "which"), [(name, which) for name, pair in PAIRS.items() for which in range(len(pair.variables))]
+)
+def test_a_gradient_off_by_a_trifle_is_found(name: str, which: int) -> None:
+    """Each result of each definition, made 1e-12 too large, is contradicted."""
+    definition = spec(PAIRS[name].backward).definition
+    assert disagreements(PAIRS[name], scaled(which)(definition))
+
+
+WRONG: dict[str, tuple[str, Definition]] = {
+    "softmax without its mean": ("softmax", lambda xp, y, dy: y * dy),
+    "layernorm without the mean of g": (
+        "layernorm",
+        lambda xp, x, w, dy, eps: (_norm_without_mean(xp, x, w, dy, eps), *_layernorm(xp, x, w, dy, eps=eps)[1:]),
+    ),
+    "rmsnorm with layernorm's weight": (
+        "rmsnorm",
+        lambda xp, x, w, dy, eps: (spec("rmsnorm_backward").definition(xp, x, w, dy, eps=eps)[0], dy.sum(0)),
+    ),
+    "labels not smoothed": (
+        "cross_entropy, smoothed",
+        lambda xp, x, t, **o: spec("cross_entropy_backward").definition(xp, x, t, **{**o, "label_smoothing": 0.0}),
+    ),
+    "a mean over ignored tokens too": (
+        "cross_entropy, mean",
+        lambda xp, x, t, **o: spec("cross_entropy_backward").definition(xp, x, t, **o) * 2 / 3,
+    ),
+    "attention without a mask": (
+        "attention, last keys",
+        lambda xp, *tensors, causal, scale: spec("attention_backward").definition(
+            xp, *tensors, causal="none", scale=scale
+        ),
+    ),
+}
+
+
+def _layernorm(*arguments: Any, **options: Any) -> Any:
+    return spec("layernorm_backward").definition(*arguments, **options)
+
+
+def _norm_without_mean(xp: Any, x: Any, weight: Any, dy: Any, eps: float) -> Any:
+    centred, root = xp.standardize(x, eps)
+    normalized, grown = centred * root, dy * weight
+    return (grown - normalized * xp.mean(grown * normalized)) * root
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_gradient_is_found(name: str) -> None:
+    """Terms left out, options ignored and masks forgotten are contradicted."""
+    pair, definition = WRONG[name]
+    assert disagreements(PAIRS[pair], definition)
