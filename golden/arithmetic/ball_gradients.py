@@ -133,8 +133,8 @@ class GradientBalls(FunctionBalls):
     ) -> tuple[Ball, Ball, Ball] | None:
         """The float64 evaluation's own radius, from one relative error a row; None where that is no ordinary row.
 
-        With rho the relative error of a row's weights and a = |dout|_1 max |v|: |dP| and |delta| are at most a, dP is
-        off by gamma a and delta by (rho + 2 gamma) a; so dS by P c, c = (3 rho + 4 gamma + 8u) a.
+        With rho the relative error of a row's weights, A = |dout| |v|^T and m = sum P A: dP is at most A and off by
+        gamma A, delta at most m and off by (rho + 2 gamma) m; so dS is off by (2 rho + 3 gamma + 8u) P (A + m).
         """
         if any(x.rad is not None or not bool(torch.isfinite(x.mid).all()) for x in tensors) or 0 in scores.shape:
             return None
@@ -149,17 +149,19 @@ class GradientBalls(FunctionBalls):
         gamma = self.model.accumulate.gamma(max(scores.shape[-1], v.shape[-1], terms) + 4) + 8 * self.u
         rho = 2.01 * (error + error * error + self.model.function_error("exp"))
         rho = rho + gamma + self.model.function_error("div")
-        size = dout.abs().sum(-1, keepdim=True) * v.abs().amax((-1, -2), keepdim=True)
+        size = dout.abs() @ v.abs().transpose(-1, -2)
         products = torch.where(visible, dout @ v.transpose(-1, -2), 0.0)
         slopes = weights * (products - (weights * products).sum(-1, keepdim=True)) * factor.mid
-        scale, off = factor.magnitude, (3.1 * rho + 6.1 * gamma) * size  # two gammas more for the products with k and q
-        dq = slopes @ k
-        dk = slopes.transpose(-1, -2) @ q
-        sums = weights.transpose(-1, -2) @ torch.cat([dout, (rho + gamma) * dout.abs(), off * q.abs()], -1)
-        dv, dv_error, dk_error = sums.split([dout.shape[-1], dout.shape[-1], q.shape[-1]], -1)
+        scale = factor.magnitude
+        # two gammas more for the products with k and q
+        off = (3.1 * rho + 6.1 * gamma) * weights * (size + (weights * size).sum(-1, keepdim=True))
+        dq, dq_error = slopes @ k, off @ k.abs()
+        dk, dk_error = slopes.transpose(-1, -2) @ q, off.transpose(-1, -2) @ q.abs()
+        sums = weights.transpose(-1, -2) @ torch.cat([dout, (rho + gamma) * dout.abs()], -1)
+        dv, dv_error = sums[..., : dout.shape[-1]], sums[..., dout.shape[-1] :]
         ends = sum(part.abs().amax() for part in (q, k, dout))
         vanishing = 64 * self.model.tiny * (scores.shape[-1] + terms) * (1 + size.amax()) * (1 + scale) * (1 + ends)
-        radii = (off * scale * k.abs().amax(-2, keepdim=True), scale * dk_error, dv_error)
+        radii = (scale * dq_error, scale * dk_error, dv_error)
         dq_ball, dk_ball, dv_ball = (
             Ball(mid, rad * 1.01 + vanishing, self.model) for mid, rad in zip((dq, dk, dv), radii, strict=True)
         )
