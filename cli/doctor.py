@@ -125,7 +125,8 @@ def _golden_against_arb() -> str:
     """The golden and 30 digits of Arb: what is wrong, in words, or nothing."""
     import torch
 
-    from assay.golden.evaluation import Golden, evaluate
+    from assay.golden.evaluation import evaluate
+    from assay.golden.run import Golden
 
     x = torch.linspace(-30, 30, 24, dtype=torch.float64).reshape(4, 6).float()
     ours, witness = evaluate("softmax", x), evaluate("softmax", x, digits=30)

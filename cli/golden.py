@@ -1,4 +1,4 @@
-"""`assay golden`: build, check, show and diff stores of golden records."""
+"""`assay golden`: build, check, show and diff stores of golden records, and discard one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from assay.golden.jobs.tasks import Outcome
     from assay.golden.store import Store
 
-app = typer.Typer(help="Golden records: build a campaign, check a store, show it, tell two apart.")
+app = typer.Typer(help="Golden records: build a campaign, check a store, show it, discard a record, tell two apart.")
 
 _STORE = "A path, s3://bucket/folder, or another address of fsspec's."
 _LISTED = 20  # failures or problems that are told one by one
@@ -53,13 +53,17 @@ def build(
     failed for good.
     """
     _import(modules)
+    if store.startswith("memory://"):
+        raise StoreError(
+            "--store memory://: each worker has a memory of its own; expected a path, s3://bucket/folder, ..."
+        )
     with _engine(engine, workers, retries=retries, timeout=timeout) as running:
         from assay.golden.jobs.build import build as make
         from assay.golden.jobs.tasks import PRESENT, Job
 
         found = _campaign(campaign)
         chosen = _part(part, found)
-        job = Job(found.name, found.text, _address(store), tuple(modules or ()), threads=1, recheck=recheck)
+        job = Job(found.name, found.text, _address(store), tuple(modules or ()), recheck=recheck)
         places, counts = chosen.places(found), Counter[str]()
         with Ticker("golden", len(places), found.whole_effort(places), rate=True) as ticker:
 
@@ -121,13 +125,30 @@ def show(
     store: AddressToo = "",
     spec: Annotated[str, typer.Option(help="Only records of this spec.")] = "",
     limit: Annotated[int, typer.Option(min=1, help="How many records are listed.")] = 40,
+    modules: Modules = None,
 ) -> int:
     """A table of a store's records, or one record."""
+    _import(modules)
     opened = _store(address, store)
+    opened.require()
     if key:
         tables.show_record(opened.get(_whole_key(opened, key)))
     else:
         tables.show_store(opened, spec, limit)
+    return 0
+
+
+@app.command()
+def discard(
+    address: Annotated[str, typer.Argument(metavar="STORE", help=_STORE)],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="A record's key, or what it alone begins with.")],
+) -> int:
+    """Remove a record that `check` found wrong; the next build of its campaign makes it again."""
+    opened = _store(address, "")
+    opened.require()
+    whole = _whole_key(opened, key)
+    opened.discard(whole)
+    print(f"record {whole} removed; {opened.url}")
     return 0
 
 
@@ -219,5 +240,6 @@ def _import(modules: Sequence[str] | None) -> None:
     for module in modules or ():
         try:
             importlib.import_module(module)
-        except ImportError as error:
-            raise CampaignError(f"--import {module}: can't be imported ({error})") from None
+        except Exception as error:  # a module may raise anything
+            lines = f"{type(error).__name__}: {error}".splitlines()
+            raise CampaignError(f"--import {module}: can't be imported ({lines[0]})") from None

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from assay.golden.errors import CampaignError, DamagedRecord, StoreError
+from assay.golden.errors import CampaignError, DamagedRecord, MissingRecord, OtherFormat
+from assay.golden.registry import specs
 
 if TYPE_CHECKING:
     from assay.golden.store import Record, Store
@@ -20,20 +21,20 @@ _PIPED_WIDTH = 200
 
 def show_store(store: Store, spec: str, limit: int) -> None:
     """A row for each of the first ``limit`` records, those of ``spec`` if it is named, and what there is in all."""
-    if not store.exists:
-        raise StoreError(f"{store}: there is nothing; build a campaign first: assay golden build CAMPAIGN --store URL")
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in ("key", "spec", "sizes", "dtype", "distribution", "digits", "worst radius", "versions"):
         table.add_column(name, overflow="fold", justify="right" if name == "worst radius" else "left")
-    keys, shown, more, damaged = store.keys(), 0, 0, 0
+    keys, shown, more, unread = store.keys(), 0, 0, 0
     for key in keys:
         if shown == limit and not spec:
             more += 1
             continue
         try:
             record = store.get(key)
-        except DamagedRecord:
-            damaged += 1
+        except MissingRecord:
+            continue  # removed since it was listed
+        except (DamagedRecord, OtherFormat):
+            unread += 1
             continue
         if spec and record.recipe.spec != spec:
             continue
@@ -45,10 +46,11 @@ def show_store(store: Store, spec: str, limit: int) -> None:
     console = _console()
     console.print(table)
     rest = f", and {more} more (--limit)" if more else ""
-    rest += f", {damaged} damaged (assay golden check)" if damaged else ""
+    rest += f", {unread} damaged or of another format (assay golden check)" if unread else ""
     console.print(Text(f"\n{shown} records shown{rest}; {store.url}"), soft_wrap=True)
     for name in store.manifests():
-        console.print(Text(_manifest(store, name)), soft_wrap=True)
+        if state := _manifest(store, name):
+            console.print(Text(state), soft_wrap=True)
 
 
 def _manifest(store: Store, name: str) -> str:
@@ -56,6 +58,8 @@ def _manifest(store: Store, name: str) -> str:
 
     try:
         plan = read_plan(store, name)
+    except MissingRecord:
+        return ""  # removed since it was listed
     except (DamagedRecord, CampaignError) as error:
         return f"campaign {name}: {error}"
     state = f"built, {len(plan.failed)} failed" if plan.finished else "not finished"
@@ -64,7 +68,7 @@ def _manifest(store: Store, name: str) -> str:
 
 def _row(record: Record) -> tuple[str, ...]:
     recipe = record.recipe
-    defaults = recipe.definition.complete({})
+    defaults = recipe.definition.complete({}) if recipe.spec in specs() else {}  # it may be a user's own
     options = [f"{name}={value}" for name, value in recipe.options.items() if value != defaults.get(name)]
     sizes = " ".join([*(f"{symbol}={size}" for symbol, size in recipe.sizes.items()), *options])
     return (

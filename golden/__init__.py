@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from assay.golden.choices import admissible
-    from assay.golden.evaluation import Golden, evaluate
+    from assay.golden.evaluation import evaluate
     from assay.golden.registry import Spec, spec, specs
+    from assay.golden.run import Golden
 
 __all__ = ["Golden", "Spec", "admissible", "evaluate", "spec", "specs"]
 
 _HOME = {
-    "Golden": "evaluation",
+    "Golden": "run",
     "Spec": "registry",
     "admissible": "choices",
     "evaluate": "evaluation",

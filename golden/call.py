@@ -13,8 +13,8 @@ import torch
 
 from assay.golden.arithmetic import Arithmetic, Exact
 from assay.golden.arithmetic.double_double import DoubleDouble
-from assay.golden.evaluation import Golden, golden_of_ball, golden_of_enclosure, run
 from assay.golden.registry import Spec
+from assay.golden.run import Golden, golden_of_ball, golden_of_enclosure, run
 from assay.golden.signature import Signature, TensorSpec
 
 Tensor = torch.Tensor
@@ -79,10 +79,14 @@ class Call:
         positional = tuple(cut[tensor.name] for tensor in self.signature.tensors if not tensor.keyword)
         return replace(self, tensors=positional, keywords={name: cut[name] for name in self.keywords})
 
-    def under(self, arithmetic: Arithmetic) -> tuple[Golden, ...]:
-        """The results in an arithmetic."""
+    def results(self, arithmetic: Arithmetic) -> tuple[Any, ...]:
+        """The results in an arithmetic, in its own numbers."""
         results = run(self.spec, arithmetic, self.tensors, self.options, self.keywords)
-        return tuple(map(_golden, results if isinstance(results, tuple) else (results,)))
+        return results if isinstance(results, tuple) else (results,)
+
+    def under(self, arithmetic: Arithmetic) -> tuple[Golden, ...]:
+        """The results in an arithmetic, as goldens."""
+        return tuple(map(_golden, self.results(arithmetic)))
 
     def in_blocks(self, arithmetic: Arithmetic) -> tuple[Golden, ...]:
         """The same, a block of rows at a time where hardly anything is shared between the rows."""

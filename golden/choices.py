@@ -9,8 +9,8 @@ import torch
 
 from assay.golden.arithmetic import BallArithmetic
 from assay.golden.errors import InputError, OptionError, unknown
-from assay.golden.evaluation import golden_of_ball, run, split_keywords
 from assay.golden.registry import Spec, spec
+from assay.golden.run import checked, golden_of_ball, run, split_keywords
 
 Tensor = torch.Tensor
 
@@ -34,9 +34,17 @@ def admissible(op: str, *tensors: Any, chosen: Any, **options: Any) -> Any:
     given = {name: torch.as_tensor(value).detach().cpu() for name, value in given.items()}
     xp = BallArithmetic()
     returns = definition.signature(definition.complete(plain)).returns
-    for name in given:
-        if name not in [tensor.name for tensor in returns]:
-            raise OptionError(f"{op}: {unknown('result', name, [tensor.name for tensor in returns])}")
+    stored, sizes = checked(definition, tensors, definition.complete(plain), keywords)
+    shapes = {tensor.name: tensor.shape(sizes) for tensor in returns}
+    for name, value in given.items():
+        if name not in shapes:
+            raise OptionError(f"{op}: {unknown('result', name, shapes)}")
+        if name not in (*names, *definition.chosen):
+            raise OptionError(f"{op}: {name} is no choice; expected {' or '.join(names)}")
+        if tuple(value.shape) != shapes[name]:
+            raise InputError(f"{op}: chosen {name} has shape {tuple(value.shape)}, expected {shapes[name]}")
+    if not any(name in given for name in names):
+        raise OptionError(f"{op}: expected chosen {' or '.join(names)}, got {', '.join(given) or 'none'}")
     handed = {name: value for name, value in given.items() if name in definition.chosen}
     results = run(definition, xp, tensors, plain, keywords, {} if definition.admissible else handed)
     masks = {}
@@ -44,11 +52,8 @@ def admissible(op: str, *tensors: Any, chosen: Any, **options: Any) -> Any:
         if tensor.name not in given or tensor.name not in names:
             continue
         golden, value = golden_of_ball(result), given[tensor.name].double()
-        if value.shape != golden.value.shape:
-            expected = tuple(golden.value.shape)
-            raise InputError(f"{op}: chosen {tensor.name} has shape {tuple(value.shape)}, expected {expected}")
         if definition.admissible is not None:
-            numbers = [xp.exact(torch.as_tensor(stored)) for stored in tensors]
+            numbers = [xp.exact(value) for value in stored.values()]
             index = given[tensor.name].to(torch.int64)
             masks[tensor.name] = definition.admissible(xp, *numbers, index, **definition.complete(plain))
         else:

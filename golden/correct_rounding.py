@@ -4,18 +4,24 @@ Ziv's test: rounding is monotone, so where both ends of an enclosure round to th
 An end is the sum of three float64; it is rounded to odd before it is rounded to the format, which gives what rounding
 it once would (S. Boldo, G. Melquiond, *Emulation of a FMA and correctly rounded sums*, IEEE TC 57 (2008): two digits
 more are enough).
+
+Float64 itself, of whose ties two words of float64 tell too little, is rounded to by Arb where double-double numbers
+leave it open: the ends of its balls are.
 """
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
+from assay.golden.arithmetic import Arithmetic
 from assay.golden.arithmetic.double_double import two_sum
+from assay.golden.arithmetic.exact_arb import nearest_to
 from assay.golden.call import Call
-from assay.golden.evaluation import Golden
-from assay.golden.precise import FLOAT64_DIGITS, refined, tiers_from
+from assay.golden.precise import FLOAT64_DIGITS, improved, refined, tiers_from
+from assay.golden.run import Golden, golden_of_enclosure
 from assay.precision.formats import Format
 from assay.precision.rounding import round_to
 
@@ -25,11 +31,23 @@ Tensor = torch.Tensor
 def correctly_rounded(call: Call, format: Format) -> tuple[Golden, ...]:
     """Goldens whose values are numbers of ``format``, each with the radius that holds the exact result about it.
 
-    Where not even the last tier proves the rounding (in float64, of what two words of float64 cannot tell from a tie),
-    the radius is infinite. Beyond the largest number the value is what `round_to` makes of overflow.
+    Where not even the last tier proves the rounding, the radius is infinite. Beyond the largest number the value is
+    what `round_to` makes of overflow, and the radius zero where that is proven.
     """
-    goldens = refined(call, lambda golden: _is_proven(golden, format), tiers_from(FLOAT64_DIGITS))
-    return tuple(_rounded(golden, format) for golden in goldens)
+    tiers = tiers_from(FLOAT64_DIGITS)
+    first = 2 if format.precision == 53 else len(tiers)
+    goldens = refined(call, lambda golden: _is_proven(golden, format), tiers[:first])
+    goldens = tuple(_rounded(golden, format) for golden in goldens)
+    goldens = improved(call, goldens, lambda golden: torch.isfinite(golden.radius), tiers[first:], _nearest)
+    return tuple(Golden(golden.value, golden.radius) for golden in goldens)
+
+
+def _nearest(call: Call, arithmetic: Arithmetic) -> tuple[Golden, ...]:
+    """The results in Arb, rounded to float64."""
+    results = (result if isinstance(result, np.ndarray) else np.asarray(result) for result in call.results(arithmetic))
+    return tuple(
+        Golden(*nearest_to(result)) if result.dtype == object else golden_of_enclosure(result) for result in results
+    )
 
 
 def _is_proven(golden: Golden, format: Format) -> Tensor:
@@ -71,6 +89,6 @@ def _rounded(golden: Golden, format: Format) -> Golden:
     difference, rest = two_sum(difference, -low)
     radius = (difference.abs() + (rest.abs() + error.abs()) + golden.radius) * (1 + 2.0**-50)
     radius = torch.where(radius > 0, torch.nextafter(radius, torch.full_like(radius, math.inf)), radius)
-    known = torch.where(torch.isfinite(golden.value), _is_proven(golden, format), True)
-    radius = torch.where(known & torch.isfinite(value), radius, math.inf)
-    return Golden(value, radius)
+    radius = torch.where(torch.isfinite(value), radius.nan_to_num(nan=math.inf, posinf=math.inf), 0.0)
+    is_known = torch.where(torch.isfinite(golden.value), _is_proven(golden, format), golden.radius == 0)
+    return Golden(value, torch.where(is_known, radius, math.inf))

@@ -44,6 +44,10 @@ class DamagedRecord(StoreError, ValueError):
     """What is stored under that key isn't what was written: make it again."""
 
 
+class OtherFormat(StoreError):
+    """A record of a format that this version of assay doesn't read; it needn't be damaged."""
+
+
 class CampaignError(AssayError, ValueError):
     """A campaign file that can't be followed; the message names file, line and mend."""
 

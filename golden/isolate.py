@@ -159,8 +159,8 @@ class _Worker:
                 answer = self._pipe.recv()
             elif self.gone:
                 answer = self._lost("crash", "")
-            elif self._silent() > (patience if self._ready.value else max(patience, _START)):
-                answer = self._lost("timeout", f"nothing came back for {patience:g} s, and it could not be interrupted")
+            elif self._silent() > (limit := patience if self._ready.value else max(patience, _START)):
+                answer = self._lost("timeout", f"nothing came back for {limit:g} s, and it could not be interrupted")
         except (EOFError, ConnectionResetError):
             answer = self._lost("crash", "")
         if answer is None or self._place is None:

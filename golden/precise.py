@@ -25,7 +25,7 @@ import torch
 
 from assay.golden.arithmetic import Arb, Arithmetic, BallArithmetic, Exact
 from assay.golden.call import Call, grid
-from assay.golden.evaluation import Golden
+from assay.golden.run import Golden
 from assay.golden.signature import TensorSpec
 
 Tensor = torch.Tensor
@@ -50,32 +50,41 @@ def to_digits(call: Call, digits: int) -> tuple[Golden, ...]:
 
 
 def refined(call: Call, is_resolved: Callable[[Golden], Tensor], tiers: list[Tier]) -> tuple[Golden, ...]:
-    """The results in the first tier, and of what is not resolved in the next ones.
+    """The results in the first tier, and of what is not resolved in the next ones."""
+    with tiers[0].precision():
+        goldens = first = call.in_blocks(tiers[0].arithmetic())
+    goldens = improved(call, goldens, is_resolved, tiers[1:])
+    if any(bool(golden.value.isnan().any()) for golden in goldens if golden.value.is_floating_point()):
+        goldens = tuple(map(_owned, goldens))
+        # Float64 has limits and signs of infinities that Arb lacks.
+        certified = first if tiers[0].arithmetic is BallArithmetic else call.in_blocks(BallArithmetic())
+        for golden, new, tensor in zip(goldens, certified, call.signature.returns, strict=True):
+            _update(golden, new, tensor, {})
+    return goldens
+
+
+def improved(
+    call: Call,
+    goldens: tuple[Golden, ...],
+    is_resolved: Callable[[Golden], Tensor],
+    tiers: list[Tier],
+    under: Callable[[Call, Arithmetic], tuple[Golden, ...]] = lambda call, arithmetic: call.under(arithmetic),
+) -> tuple[Golden, ...]:
+    """The goldens, with what is not resolved from one tier after another.
 
     A result that is infinite or NaN is resolved where an arithmetic says so with radius zero, or where the tensors hold
     such numbers themselves.
     """
-    goldens: tuple[Golden, ...] | None = None
     for tier in tiers:
-        if goldens is None:
-            with tier.precision():
-                goldens = call.in_blocks(tier.arithmetic())
-            continue
         wanted = [_open(golden, is_resolved, call) for golden in goldens]
         if not any(bool(mask.any()) for mask in wanted):
             break
         goldens = tuple(map(_owned, goldens))
         for index in call.places(wanted):
             with tier.precision():
-                found = call.part(index).under(tier.arithmetic())
+                found = under(call.part(index), tier.arithmetic())
             for golden, new, tensor in zip(goldens, found, call.signature.returns, strict=True):
                 _update(golden, new, tensor, index)
-    assert goldens is not None
-    if any(bool(golden.value.isnan().any()) for golden in goldens if golden.value.is_floating_point()):
-        goldens = tuple(map(_owned, goldens))
-        certified = call.under(BallArithmetic())  # float64 has limits and signs of infinities that Arb lacks
-        for golden, new, tensor in zip(goldens, certified, call.signature.returns, strict=True):
-            _update(golden, new, tensor, {})
     return goldens
 
 
@@ -125,7 +134,9 @@ def _update(golden: Golden, new: Golden, tensor: TensorSpec, index: Mapping[str,
         return
     places = grid(tensor, golden.value, index)
     old = Golden(golden.value[places], golden.radius[places])
-    better = torch.isfinite(new.value) & (~torch.isfinite(old.value) | (new.radius < old.radius))
+    open_infinity = (old.radius != 0) | torch.isfinite(new.radius)
+    better = torch.isfinite(new.value)
+    better &= torch.where(torch.isinf(old.value), open_infinity, new.radius < old.radius)
     better |= old.value.isnan() & ~new.value.isnan()
     better |= torch.isinf(new.value) & (new.radius == 0) & (old.radius != 0)
     assert golden.low is not None

@@ -29,6 +29,12 @@ class Option:
         if not self.accepts(value):
             raise OptionError(f"{op}: option {name}={value!r}; expected {self.expected}")
 
+    def normal(self, value: Any) -> Any:
+        """The one form of equal values, which enters keys: where a number may be fractional, 30 is 30.0."""
+        if type(value) is int and (isinstance(self.default, float) or (self.default is None and self.accepts(0.5))):
+            return float(value) if float(value) == value else value
+        return value
+
 
 def choice(*values: Any) -> Option:
     """One of ``values``; the first is the default."""
@@ -112,7 +118,7 @@ class Spec:
             if name not in self.options:
                 raise OptionError(f"{self.name}: {unknown('option', name, self.options)}")
             self.options[name].check(self.name, name, value)
-        return {name: options.get(name, option.default) for name, option in self.options.items()}
+        return {name: option.normal(options.get(name, option.default)) for name, option in self.options.items()}
 
 
 def define(

@@ -11,8 +11,8 @@ import torch
 
 from assay.golden.arithmetic import Arb, BallArithmetic
 from assay.golden.errors import StoreError
-from assay.golden.evaluation import Golden, golden_of_ball, golden_of_enclosure, run
 from assay.golden.registry import Spec
+from assay.golden.run import Golden, golden_of_ball, golden_of_enclosure, run
 from assay.precision.formats import Format, format_named
 from assay.verify.contract import Contract
 from assay.verify.inputs.cases import Case, work
@@ -86,7 +86,8 @@ class Appraiser:
                 golden = [_one_number(known) for known in self.known]
             allowed = self._evaluate(case, values, chosen, BallArithmetic(model))
         if self.known is not None and any(map(_lie_apart, golden, allowed)):
-            raise StoreError(f"a stored golden is not what the definition gives; run assay golden check ({case})")
+            mend = "run assay golden check STORE --sample 1000000, which names it, then assay golden discard"
+            raise StoreError(f"a stored golden is not what the definition gives; {mend} ({case})")
         return [
             tolerance(
                 exact,

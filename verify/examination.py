@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from assay.golden.evaluation import Golden
+from assay.golden.run import Golden
 from assay.precision.formats import format_named
 from assay.verify.calls import Finding
 from assay.verify.contract import Contract

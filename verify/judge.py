@@ -15,7 +15,7 @@ from typing import cast
 
 import torch
 
-from assay.golden.evaluation import Golden
+from assay.golden.run import Golden
 from assay.precision.formats import Format
 from assay.precision.rounding import Mode, Overflow, next_down, next_up, round_to
 from assay.verify.contract import Contract

@@ -74,6 +74,7 @@ def special_cases(sampler: Sampler) -> Iterator[Case]:
                 (0.5, math.inf),
                 (0.0, -math.inf),
                 (1.0, math.inf),
+                *(((0.0, -0.0),) if plain.definition.elementwise else ()),
             ):
                 if math.isinf(value) and not _has_infinity(plain.dtypes[tensor.name]):
                     continue

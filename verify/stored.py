@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 
-from assay.golden.evaluation import Golden
+from assay.golden.errors import MissingRecord, OtherFormat, StoreError
 from assay.golden.inputs.recipe import Recipe
 from assay.golden.inputs.values import dtype_of
-from assay.golden.store import Store
+from assay.golden.run import Golden
+from assay.golden.store import Record, Store
+from assay.golden.store.record import fingerprint, is_outdated
 from assay.verify.inputs.cases import Case
 from assay.verify.inputs.sampler import Sampler
+
+_seen: dict[str, str] = {}  # the op of each record read: a key is a digest of it, so that this is true of every store
 
 
 @dataclass(frozen=True)
@@ -26,35 +29,48 @@ def stored_cases(url: str, sampler: Sampler) -> Iterator[Stored]:
     """The records of the store at ``url`` that answer what is being examined: op, dtypes, options and shapes.
 
     An op whose results depend on a choice of the kernel's (top-k ids) has none: its goldens belong to another choice.
-    Raises `StoreError`, and `DamagedRecord` where a record isn't as it was written.
+    Records of earlier definitions or inputs, or of another format, are left out.
+
+    Raises `StoreError`, also where there is no store or this machine draws other inputs than a record's, and
+    `DamagedRecord` where a record isn't as it was written.
     """
     if sampler.definition.chosen:
         return
-    for key, recipe in _recipes(url):
-        if _fits(recipe, sampler):
-            case = Case(
-                spec=recipe.spec,
-                sizes=recipe.sizes,
-                dtypes=recipe.dtypes,
-                options=recipe.options,
-                values=recipe.values,
-                seed=recipe.seed,
-                out_dtype=sampler.out_dtype,
-            )
-            yield Stored(case, Store(url).get(key).goldens)
-
-
-@cache
-def _recipes(url: str) -> tuple[tuple[str, Recipe], ...]:
-    """Every record's recipe, read once in a process."""
     store = Store(url)
-    return tuple((key, store.get(key).recipe) for key in store.keys())  # noqa: SIM118  a store is no mapping
+    store.require()
+    for key in store.keys():  # noqa: SIM118  a store is no mapping
+        if _seen.get(key, sampler.definition.name) != sampler.definition.name:
+            continue
+        try:
+            record = store.get(key)
+        except (MissingRecord, OtherFormat):  # removed since it was listed, or another version's
+            continue
+        _seen[key] = record.recipe.spec
+        if _seen[key] == sampler.definition.name and not is_outdated(record) and _fits(record.recipe, sampler):
+            yield Stored(_case(record, sampler.out_dtype), record.goldens)
+
+
+def _case(record: Record, out_dtype: str | None) -> Case:
+    """The call that the record answers."""
+    recipe = record.recipe
+    if fingerprint(recipe.tensors(), recipe.keywords()) != record.inputs:
+        raise StoreError(
+            f"record {record.key}: its inputs come out differently on this machine; "
+            "please report it with `assay doctor`'s output"
+        )
+    return Case(
+        spec=recipe.spec,
+        sizes=recipe.sizes,
+        dtypes=recipe.dtypes,
+        options=recipe.options,
+        values=recipe.values,
+        seed=recipe.seed,
+        out_dtype=out_dtype,
+    )
 
 
 def _fits(recipe: Recipe, sampler: Sampler) -> bool:
     definition = sampler.definition
-    if recipe.spec != definition.name:
-        return False
     defaults = definition.complete({})
     listed = {name: sampler.options.get(name, [default]) for name, default in defaults.items()}
     return (

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from assay.golden.evaluation import Golden
+from assay.golden.run import Golden
 from assay.verify.appraisal import Appraiser
 from assay.verify.calls import Call, Finding
 from assay.verify.contract import Contract

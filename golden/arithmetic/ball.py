@@ -151,6 +151,11 @@ def _is_float32(x: Tensor) -> Tensor:
     return x == x.to(torch.float32).to(torch.float64)
 
 
+def is_power_of_two(x: Tensor) -> Tensor:
+    """Where |x| is a power of two."""
+    return torch.frexp(x.abs())[0] == 0.5
+
+
 def lowest_bit(x: Tensor) -> Tensor:
     """The value of the lowest set bit of each float64 (infinite for zero)."""
     bits = x.contiguous().view(torch.int64)

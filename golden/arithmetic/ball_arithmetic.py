@@ -78,25 +78,18 @@ class ElementaryBalls(Arithmetic):
 
     def log(self, x: Ball) -> Ball:
         mid = torch.log(x.mid)
-        spread = -torch.log1p(-(x.radius / x.mid).clamp(max=1.0))
-        return self._function(mid, torch.where(x.radius == 0, 0.0, spread), "log")
+        return self._function(mid, torch.where(x.radius == 0, 0.0, spread_of_log(x.mid, x.radius)), "log")
 
     def erf(self, x: Ball, *, absolute: bool = False) -> Ball:
-        """erf' = 2/sqrt(pi) exp(-x^2), taken at the ball's least magnitude."""
         mid = torch.erf(x.mid)
-        least = (x.mid.abs() - x.radius).clamp(min=0)
-        spread = _at_most_two(x.radius * (2 / math.sqrt(math.pi)) * torch.exp(-least * least), x.radius)
-        return self._function(mid, spread, "erf", torch.ones_like(mid) if absolute else None)
+        return self._function(mid, spread_of_erf(x.mid, x.radius), "erf", torch.ones_like(mid) if absolute else None)
 
     def tanh(self, x: Ball, *, absolute: bool = False) -> Ball:
-        """tanh' = 1 - tanh^2, taken at the ball's least magnitude.
-
-        ``absolute``: its error is relative to two, for a kernel may compute 2 sigmoid(2x) - 1.
-        """
+        """``absolute``: its error is relative to two, for a kernel may compute 2 sigmoid(2x) - 1."""
         mid = torch.tanh(x.mid)
-        slope = 4 * torch.exp(-2 * (x.mid.abs() - x.radius).clamp(min=0))  # 1 - tanh^2 z <= 4 exp(-2 |z|)
-        spread = _at_most_two(x.radius * slope.clamp(max=1.0), x.radius)
-        return self._function(mid, spread, "tanh", torch.full_like(mid, 2.0) if absolute else None)
+        return self._function(
+            mid, spread_of_tanh(x.mid, x.radius), "tanh", torch.full_like(mid, 2.0) if absolute else None
+        )
 
     def sigmoid(self, x: Ball) -> Ball:
         """s(x + e) - s(x) <= s (1 - s) (exp(e) - 1); where exp(-x) overflows a kernel gives zero, and s(x) < exp(x)."""
@@ -215,9 +208,12 @@ class ElementaryBalls(Arithmetic):
         units = lowest_bit(a[..., :8]).amin(-1).amax() * lowest_bit(b[..., :8, :]).amin(-2).amax()
         return not bool(magnitude.amin() > units * 2.0**self.model.accumulate.exact_bits)
 
-    def unspecified(self, rows: Tensor, x: Ball) -> Ball:
+    def unspecified(self, rows: Tensor | Callable[[], Tensor], x: Ball) -> Ball:
         """``x``, where a contract says nothing of ``rows``: a kernel may give anything there."""
-        if self.model.certifies or not bool(rows.any()):
+        if self.model.certifies:
+            return x
+        rows = rows() if callable(rows) else rows
+        if not bool(rows.any()):
             return x
         return Ball(torch.where(rows, 0.0, x.mid), torch.where(rows, math.inf, x.radius), self.model)
 
@@ -255,6 +251,23 @@ def growth(error: Tensor) -> Tensor:
     """exp(error) - 1, bounded above; cheap where the error is small: e^t - 1 <= t + t^2 for t <= 1.79."""
     small = error + error * error
     return small if bool((error < 1).all()) else torch.where(error < 1, small, torch.expm1(error))
+
+
+def spread_of_log(x: Tensor, radius: Tensor) -> Tensor:
+    """log x - log(x - radius), infinite where x - radius <= 0."""
+    return -torch.log1p(-(radius / x).clamp(max=1.0))
+
+
+def spread_of_erf(x: Tensor, radius: Tensor) -> Tensor:
+    """erf' = 2/sqrt(pi) exp(-z^2), taken at the ball's least magnitude."""
+    least = (x.abs() - radius).clamp(min=0)
+    return _at_most_two(radius * (2 / math.sqrt(math.pi)) * torch.exp(-least * least), radius)
+
+
+def spread_of_tanh(x: Tensor, radius: Tensor) -> Tensor:
+    """tanh' = 1 - tanh^2 <= 4 exp(-2 |z|), taken at the ball's least magnitude."""
+    slope = 4 * torch.exp(-2 * (x.abs() - radius).clamp(min=0))
+    return _at_most_two(radius * slope.clamp(max=1.0), radius)
 
 
 def _at_most_two(spread: Tensor, radius: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from assay.golden.arithmetic.ball import Ball
+from assay.golden.arithmetic.ball import Ball, is_power_of_two
 from assay.golden.arithmetic.ball_arithmetic import ElementaryBalls
 from assay.golden.arithmetic.real import codes_of
 from assay.precision.formats import format_named
@@ -40,7 +40,7 @@ class CodeBalls(ElementaryBalls):
         scale = span / largest
         rad = scale.radius + self.u * scale.mid.abs()
         if self.model.certifies:
-            exact = _is_power_of_two(scale.mid) & (scale.mid * largest == span.mid) & (span.radius == 0)
+            exact = is_power_of_two(scale.mid) & (scale.mid * largest == span.mid) & (span.radius == 0)
             rad = torch.where(exact, 0.0, rad)
         vanishing = span.mid <= span.radius
         rad = torch.where(vanishing, 0.0 if self.model.certifies else _STORED.largest, rad)
@@ -62,7 +62,7 @@ class CodeBalls(ElementaryBalls):
         step = torch.where(nothing | ~normal, 1.0, scale.mid)
         error = torch.where(nothing | ~normal, 0.0, scale.radius)
         quotient = x / Ball(step, error, self.model)
-        exact = nothing | _is_power_of_two(step)
+        exact = nothing | is_power_of_two(step)
         if self.model.certifies:
             exact &= error == 0
         else:
@@ -94,7 +94,3 @@ def _points(zero: Ball | Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     if not isinstance(zero, Ball):
         return zero, zero
     return (zero.mid - zero.radius).ceil(), (zero.mid + zero.radius).floor()
-
-
-def _is_power_of_two(x: Tensor) -> Tensor:
-    return torch.frexp(x)[0] == 0.5

@@ -13,7 +13,13 @@ from collections.abc import Callable
 import torch
 
 from assay.golden.arithmetic.ball import Ball
-from assay.golden.arithmetic.ball_arithmetic import ElementaryBalls, growth
+from assay.golden.arithmetic.ball_arithmetic import (
+    ElementaryBalls,
+    growth,
+    spread_of_erf,
+    spread_of_log,
+    spread_of_tanh,
+)
 from assay.golden.arithmetic.real import torch_function
 
 Tensor = torch.Tensor
@@ -23,17 +29,12 @@ _LEAST = {"log": 0.0, "log2": 0.0, "log1p": -1.0, "sqrt": 0.0, "rsqrt": 0.0}
 """Where a function's domain begins."""
 
 
-def _of_log(x: Tensor, r: Tensor, scale: float = 1.0) -> Tensor:
-    """log x - log(x - r), where x - r > 0."""
-    return -torch.log1p(-(r / x).clamp(max=1.0)) * scale
-
-
 _SPREADS: dict[str, Spread] = {
-    "log": lambda x, y, r: _of_log(x, r),
-    "log2": lambda x, y, r: _of_log(x, r, 1 / math.log(2)),
-    "log1p": lambda x, y, r: _of_log(1 + x, r),
-    "tanh": lambda x, y, r: (r * (4 * torch.exp(-2 * (x.abs() - r).clamp(min=0))).clamp(max=1.0)).clamp(max=2.0),
-    "erf": lambda x, y, r: (r * (1.13 * torch.exp(-((x.abs() - r).clamp(min=0) ** 2)))).clamp(max=2.0),
+    "log": lambda x, y, r: spread_of_log(x, r),
+    "log2": lambda x, y, r: spread_of_log(x, r) / math.log(2),
+    "log1p": lambda x, y, r: spread_of_log(1 + x, r),
+    "tanh": lambda x, y, r: spread_of_tanh(x, r),
+    "erf": lambda x, y, r: spread_of_erf(x, r),
     "sqrt": lambda x, y, r: r / y,
     "rsqrt": lambda x, y, r: 0.5 * r / ((x - r) * torch.sqrt(x - r)),
     "reciprocal": lambda x, y, r: y.abs() * r / (x.abs() - r),
@@ -42,7 +43,7 @@ _SPREADS: dict[str, Spread] = {
 }
 """Bounds on |f(z) - f(x)| for |z - x| <= r: of x, y = f(x) and r > 0.
 
-tanh' = 1 - tanh^2 <= 4 exp(-2 |z|), erf' = 2/sqrt(pi) exp(-z^2); |sqrt z - sqrt x| <= |z - x| / sqrt x.
+|sqrt z - sqrt x| <= |z - x| / sqrt x.
 """
 
 

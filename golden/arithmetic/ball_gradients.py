@@ -47,6 +47,24 @@ class GradientBalls(FunctionBalls):
             torch.where(infinite, ends.mid, slope.mid), torch.where(infinite, ends.radius, slope.radius), self.model
         )
 
+    def silu_gradient(self, a: Ball, b: Ball, x: Ball) -> Ball:
+        """a b s w with w = 1 + x (1 - s), any two or three of which may be multiplied first.
+
+        A partial product that underflows is off by ``tiny``, and the rest multiplies that: at most tiny times the
+        product of all 1 + |factor|, s being at most one. One that overflows is infinite. At x = inf, s w is one in the
+        limit, and 0 inf in the formula: nothing is said there.
+        """
+        y = super().silu_gradient(a, b, x)
+        if self.model.certifies:
+            return y
+        above = torch.where(x.mid.isfinite(), x.magnitude, 0.0)
+        w = 1 + above * (torch.sigmoid(-x.mid) + self.model.function_error("sigmoid") + self.u).nan_to_num(nan=0.0)
+        left, right = (torch.where(factor.mid.isfinite(), factor.magnitude, 0.0) for factor in (a, b))
+        rad = y.radius + 2 * self.model.function_underflow("div") * (1 + left) * (1 + right) * (1 + w)
+        overflow = left.clamp(min=1) * right.clamp(min=1) * w > self.model.largest
+        rad = torch.where(y.mid.isfinite(), torch.where(overflow, math.inf, rad), y.radius)
+        return self.unspecified(x.mid == math.inf, Ball(y.mid, rad, self.model))
+
     def _weight_error(self, scores: Ball, largest: Tensor, lse: Tensor, weights: Tensor, keys: int) -> Tensor:
         """Error of exp(score - lse): the score's own, log2 e folded in before or after the subtraction, rescaling."""
         folded = 2 * self.u * (2 * scores.mid.abs() + 2 * largest.abs() + (scores.mid - largest).abs())
@@ -69,7 +87,9 @@ class GradientBalls(FunctionBalls):
         dS = P (dP - delta), or P dP - P delta, by e |dP - delta| + (P + e)(e_dP + e_delta + 3u (A + |delta|)), and the
         stage "score_gradient", before the scale or after it. Each gradient is a product, gamma_n over all its terms.
 
-        Of what infinities touch nothing is said: their sign hangs on the order of operations. NaN is NaN in any.
+        Of what infinities touch nothing is said: their sign hangs on the order of operations. Nor of all that a row
+        reaches which meets an infinity in q, k or its scores: exp(score - lse) is zero where a quotient is NaN. NaN is
+        NaN in any; but a row with one in q or dout, times its weights of zero, may reach keys that are masked for it.
         """
         model, u, keys, factor = self.model, self.u, scores.shape[-1], q.lift(scale)
         weights, lse = Real().attention_weights(scores.mid, visible, None)
@@ -118,6 +138,11 @@ class GradientBalls(FunctionBalls):
         dq = self._visible_product(gradient, visible, k, keys)
         dk = self._visible_product(self.swap(gradient), visible.T, q, terms)
         dv = self._visible_product(self.swap(Ball(weights, error, model)), visible.T, dout, terms)
+        unclear, strange = _unclear_rows(scores, visible, q, k), ~_rows_are_finite(q, dout)
+        blind = ~visible.any(-1)[:, None]
+        reached = visible.double().T @ unclear.double() + (~visible).double().T @ strange.double() > 0
+        dq = self.unspecified(unclear | (blind & strange), dq)
+        dk, dv = self.unspecified(reached, dk), self.unspecified(reached, dv)
         if model.empty_row != 0.0:
             dq = Ball(dq.mid, torch.where(visible.any(-1)[:, None], dq.radius, math.inf), model)
         return dq, dk, dv
@@ -212,6 +237,17 @@ def _touched(visible: Tensor, v: Ball, dout: Ball) -> Tensor:
     """The visible scores of rows in which an infinity may meet another: dP and delta are infinite there, or NaN."""
     reached = visible.double() @ v.mid.isinf().any(-1, keepdim=True).double() > 0
     return visible & (reached | dout.mid.isinf().any(-1, keepdim=True))
+
+
+def _unclear_rows(scores: Ball, visible: Tensor, q: Ball, k: Ball) -> Tensor:
+    """Rows [..., R, 1] with an infinity in q, in a key they see or in the score of one."""
+    of_keys = visible.double() @ k.mid.isinf().any(-1, keepdim=True).double() > 0
+    return of_keys | q.mid.isinf().any(-1, keepdim=True) | (visible & scores.mid.isinf()).any(-1, keepdim=True)
+
+
+def _rows_are_finite(*tensors: Ball) -> Tensor:
+    """Rows [..., R, 1] without NaN and infinities in any of the tensors."""
+    return torch.cat([x.mid for x in tensors], -1).isfinite().all(-1, keepdim=True)
 
 
 def _finite_size(x: Ball) -> Tensor:

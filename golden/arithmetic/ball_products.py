@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from assay.golden.arithmetic.ball import Ball, lowest_bit
+from assay.golden.arithmetic.ball import Ball, is_power_of_two, lowest_bit
 from assay.golden.arithmetic.ball_arithmetic import ElementaryBalls
 
 Tensor = torch.Tensor
@@ -52,7 +52,7 @@ class ProductBalls(ElementaryBalls):
         product = super().scaled_matmul(a, b, scale_a, scale_b)
         if self.model.certifies:
             return product
-        if not (_is_power_of_two(scale_a.mid) and _is_power_of_two(scale_b.mid)):
+        if not all(bool(is_power_of_two(scale.mid).all()) for scale in (scale_a, scale_b)):
             size = (a.magnitude * scale_a.magnitude) @ (b.magnitude * scale_b.magnitude)
             product = Ball(product.mid, product.radius + 3 * self.u * size, self.model)
         return self._scaled_apart(product, a, b, scale_a, scale_b)
@@ -97,7 +97,3 @@ class ProductBalls(ElementaryBalls):
         mid, rad = product.mid.clone(), product.radius.clone()
         mid[:, columns], rad[:, columns] = exactly.mid, exactly.radius
         return self.unspecified((1 - named) @ special.double() > 0, Ball(mid, rad, self.model))
-
-
-def _is_power_of_two(x: Tensor) -> bool:
-    return bool((torch.frexp(x.abs())[0] == 0.5).all())

@@ -176,7 +176,7 @@ class Arithmetic(ABC):
         return self.maximum(x, -x)
 
     def unspecified(self, rows: Any, x: Array) -> Array:
-        """``x``, where a contract says nothing of the places in ``rows``."""
+        """``x``, where a contract says nothing of the places in ``rows``: a mask, or a function that makes it."""
         return x
 
     def mean(self, x: Array) -> Array:
@@ -200,6 +200,10 @@ class Arithmetic(ABC):
             return self.gated(x, s) * (1 - s)
 
         return self.sigmoid(x) + tail(self.minimum(x, 0.0)) - tail(self.minimum(-x, 0.0))
+
+    def silu_gradient(self, a: Array, b: Array, x: Array) -> Array:
+        """a b times `silu_slope` of x, whose own factors may be multiplied with a and b in any order."""
+        return self.product(a, b, self.silu_slope(x))
 
     def product(self, a: Array, b: Array, c: Array, stage: str = "") -> Array:
         """a b c, in any order, or with a b rounded first as ``stage``."""

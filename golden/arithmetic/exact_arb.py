@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,8 @@ def enclosures(arithmetic: Arb, x: DoubleDouble) -> Any:
 def parts_of(result: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """High and low words and radii of an object array of balls.
 
-    What is known to be infinite, if only as a float64, has radius zero, what is no number an infinite one.
+    What is known to be infinite, if only as a float64, has radius zero; what is no number, or may lie on either side of
+    float64's end, an infinite one.
     """
     value, low, radius = (np.zeros(result.shape) for _ in range(3))
     for index in np.ndindex(result.shape):
@@ -54,12 +56,35 @@ def parts_of(result: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if math.isfinite(high):
             rest = number - high
             low[index] = float(rest.mid())
-            left = (rest - float(low[index])).abs_upper()
-            if left > 0:
-                radius[index] = math.nextafter(float(left) * (1 + 2.0**-50), math.inf)  # never down to zero
-        elif high != high or not (number.is_finite() or number.rad() == 0):
+            radius[index] = _most(rest - float(low[index]))
+        elif number.is_finite():
+            if not math.isinf(float(number.abs_lower())):
+                value[index], radius[index] = math.copysign(sys.float_info.max, high), math.inf
+        elif high != high or number.rad() != 0:
             radius[index] = math.inf
     return torch.from_numpy(value), torch.from_numpy(low), torch.from_numpy(radius)
+
+
+def nearest_to(result: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The float64 nearest to each ball of an object array, and a radius that holds the ball about it.
+
+    The radius is infinite unless the whole ball rounds to that float64, and zero where that is an infinity.
+    """
+    value, radius = (np.zeros(result.shape) for _ in range(2))
+    for index in np.ndindex(result.shape):
+        number = result[index]
+        value[index] = high = float(number.mid())
+        if not (float(number.lower()) == high == float(number.upper())):
+            value[index], radius[index] = np.clip(high, -sys.float_info.max, sys.float_info.max), math.inf
+        elif math.isfinite(high):
+            radius[index] = _most(number - high)
+    return torch.from_numpy(value), torch.from_numpy(radius)
+
+
+def _most(number: Any) -> float:
+    """A float64 at or above all magnitudes in a ball, zero for zero alone."""
+    most = number.abs_upper()
+    return math.nextafter(float(most) * (1 + 2.0**-50), math.inf) if most > 0 else 0.0
 
 
 def _to_arb(arithmetic: Arb, value: Any) -> Any:

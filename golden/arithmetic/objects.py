@@ -182,6 +182,9 @@ class ObjectArithmetic(Arithmetic):
             largest = self.maximum(largest, sinks)
         shift = self.where(self._is_minus_infinity(largest), zero, largest)
         weights = self.where(visible, self.exp(self.where(visible, scores, zero) - shift), zero)
+        if sinks is None:  # a key seen alone has weight one, which a ball less itself would hide
+            alone = (visible.sum(-1, keepdims=True) == 1) & visible & (scores * 0 == 0)
+            weights = self.where(alone, self.exact(np.ones(())), weights)
         total = self.sum(weights)
         if sinks is not None:
             total = total + self.exp(sinks - shift)
@@ -202,13 +205,37 @@ def _softplus(xp: ObjectArithmetic, x: ObjectArray) -> ObjectArray:
     return above + xp.apply("log1p", xp.exp(below))
 
 
+def _exp2(xp: ObjectArithmetic, x: ObjectArray) -> ObjectArray:
+    """2^x; of a whole number exact, so that its ties can be told."""
+
+    def exact(value: Any, power: Any) -> Any:
+        near = float(value)
+        is_whole = abs(near) <= 2**20 and near.is_integer() and bool(value == xp.number(near))
+        return xp.number(2.0) ** int(near) if is_whole else power
+
+    power = xp.exp(x * _log_two(xp))
+    return np.vectorize(exact, otypes=[object])(x, power) if x.size else power
+
+
+def _log2(xp: ObjectArithmetic, x: ObjectArray) -> ObjectArray:
+    """log x / log 2; of a power of two exact."""
+
+    def exact(value: Any, quotient: Any) -> Any:
+        fraction, exponent = math.frexp(float(value))
+        is_power = fraction == 0.5 and bool(value == xp.number(float(value)))
+        return xp.number(float(exponent - 1)) if is_power else quotient
+
+    quotient = xp.apply("log", x) / _log_two(xp)
+    return np.vectorize(exact, otypes=[object])(x, quotient) if x.size else quotient
+
+
 def _log_two(xp: ObjectArithmetic) -> ObjectArray:
     return xp.apply("log", xp.exact(np.full(1, 2.0)))[0]
 
 
 _BY_OTHERS: dict[str, Callable[[ObjectArithmetic, ObjectArray], ObjectArray]] = {
-    "exp2": lambda xp, x: xp.exp(x * _log_two(xp)),
-    "log2": lambda xp, x: xp.apply("log", x) / _log_two(xp),
+    "exp2": _exp2,
+    "log2": _log2,
     "sigmoid": lambda xp, x: xp.sigmoid(x),
     "softplus": _softplus,
     "rsqrt": lambda xp, x: xp.apply("reciprocal", xp.apply("sqrt", x)),

@@ -54,7 +54,7 @@ def exact_matmul(a: DoubleDouble, b: DoubleDouble, plus: DoubleDouble | None = N
         parts.append(part)
     lost = math.fsum(2.0 ** (-bits * place) * len(group) for place, group in enumerate(groups) if place >= depth)
     lost += (2.0 ** (-bits * len(left)) if left_over else 0.0) + (2.0 ** (-bits * len(right)) if right_over else 0.0)
-    rad = terms * lost * power_of_two(e) * power_of_two(f) if lost else None
+    rad = terms * lost * _largest(a.high, e, -1) * _largest(b.high, f, -2) if lost else None
     if a.rad is not None or b.rad is not None:
         size_a, size_b = (x.high.abs().mul_(1 + 2.0**-50) for x in (a, b))
         if a.rad is not None:
@@ -98,7 +98,7 @@ def exact_sum(x: DoubleDouble, axis: int) -> DoubleDouble:
     if bool(rest.any()):
         sums.append(rest.sum(axis, keepdim=True))
         lost = (terms + 1) * terms * 2.0 ** (-bits * (len(sums) - 1) - 53)
-        rad = add_radii(rad, lost * power_of_two(e))
+        rad = add_radii(rad, lost * _largest(x.high, e, axis))
     if not _inside(e, e):
         rad = torch.where((e < _LOWEST) | (e > _HIGHEST), math.inf, torch.zeros(()).double() if rad is None else rad)
     return total(sums, rad)
@@ -152,6 +152,11 @@ def _exponent(high: Tensor, axis: int) -> Tensor:
         return high.sum(axis, keepdim=True).to(torch.int32)
     largest = high.abs().amax(axis, keepdim=True)
     return torch.frexp(largest)[1]
+
+
+def _largest(high: Tensor, e: Tensor, axis: int) -> Tensor:
+    """2^e, at or above all numbers along the axis, and zero where all of them are."""
+    return power_of_two(e).masked_fill_(~high.any(axis, keepdim=True), 0.0)
 
 
 def _magic(e: Tensor, bits: int) -> Tensor:

@@ -32,7 +32,7 @@ def _is_window(value: Any) -> bool:
         "window": Option(None, _is_window, "None or (left, right), two whole numbers"),
         "softcap": number(None, positive=True),
         "alibi": flag(),
-        "sinks": flag(),
+        "sinks": Option(False, lambda value: isinstance(value, bool), "True, False or a tensor"),
         "return_lse": flag(),
     },
     stages={"probabilities": "input"},

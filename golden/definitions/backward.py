@@ -6,16 +6,35 @@ differ in how they write it, the formulas stand side by side: a contract allows 
 
 from __future__ import annotations
 
+import functools
+import operator
+import sys
 from typing import Any
 
 from assay.golden.registry import define, number
+
+
+def _infinite(xp: Any, *tensors: Any) -> Any:
+    """A mask of where one of the tensors is infinite, of the shape to which they broadcast."""
+    found = [xp.above(x, sys.float_info.max) | xp.above(-x, sys.float_info.max) for x in tensors]
+    return functools.reduce(operator.or_, found)
+
+
+def _row_is_finite(xp: Any, dx: Any, *tensors: Any) -> Any:
+    """``dx``, but in rows with an infinity, where the order of evaluation decides between infinities and NaN."""
+    return xp.unspecified(lambda: _infinite(xp, *tensors).any(-1)[:, None], dx)
+
+
+def _column_is_finite(xp: Any, dweight: Any, dy: Any) -> Any:
+    """``dweight``, but where an infinite gradient meets an x whose sign or zero is a matter of rounding."""
+    return xp.unspecified(lambda: _infinite(xp, dy).any(0), dweight)
 
 
 @define("softmax_backward", "y[R,N], dy[R,N] -> dx[R,N]", rows="R")
 def softmax_backward(xp: Any, y: Any, dy: Any) -> Any:
     """y (dy - sum y dy)."""
     total = xp.sum(y * dy)
-    return xp.either(lambda: y * (dy - total), lambda: y * dy - y * total)
+    return _row_is_finite(xp, xp.either(lambda: y * (dy - total), lambda: y * dy - y * total), y, dy)
 
 
 @define(
@@ -48,7 +67,8 @@ def layernorm_backward(xp: Any, x: Any, weight: Any, dy: Any, *, eps: float) -> 
         return (root * grown + slope * centred) - total * root / columns
 
     dx = xp.either(as_written, times_columns, from_sums)
-    return dx, xp.sum(xp.product(dy, centred, root), axis=0)[0], xp.sum(dy, axis=0)[0]
+    dweight = xp.sum(xp.product(dy, centred, root), axis=0)[0]
+    return _row_is_finite(xp, dx, x, weight, dy), _column_is_finite(xp, dweight, dy), xp.sum(dy, axis=0)[0]
 
 
 @define(
@@ -66,10 +86,11 @@ def rmsnorm_backward(xp: Any, x: Any, weight: Any, dy: Any, *, eps: float) -> tu
         lambda: grown * root - x * (root * root * root * xp.mean(grown * x)),
         lambda: (grown - x * (root * root * xp.mean(grown * x))) * root,
     )
-    return dx, xp.sum(xp.product(dy, x, root), axis=0)[0]
+    dweight = xp.sum(xp.product(dy, x, root), axis=0)[0]
+    return _row_is_finite(xp, dx, x, weight, dy), _column_is_finite(xp, dweight, dy)
 
 
 @define("swiglu_backward", "gate[R,N], up[R,N], dy[R,N] -> dgate[R,N], dup[R,N]", rows="R")
 def swiglu_backward(xp: Any, gate: Any, up: Any, dy: Any) -> tuple[Any, Any]:
     """dy up silu'(gate) and dy silu(gate)."""
-    return xp.product(dy, up, xp.silu_slope(gate)), xp.gated_product(gate, xp.sigmoid(gate), dy)
+    return xp.silu_gradient(dy, up, gate), xp.gated_product(gate, xp.sigmoid(gate), dy)

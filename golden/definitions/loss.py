@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -83,8 +84,18 @@ def _rest(xp: Any, label_smoothing: float) -> Any:
 def cross_entropy_backward(
     xp: Any, logits: Any, target: Any, *, ignore_index: int, label_smoothing: float, reduction: str
 ) -> Any:
-    """softmax(logits) - (1 - s) onehot(label) - s / V, over the number of labels for the mean; zero if ignored."""
+    """softmax(logits) - (1 - s) onehot(label) - s / V, over the number of labels for the mean; zero if ignored.
+
+    A contract says nothing of rows with a logit of +inf, which exp(x - lse) makes zeros and NaN, nor of ignored ones
+    with any that is not finite: kernels that multiply by zero give NaN there.
+    """
+    given = logits
     logits, label, counted, count = _labels(xp, "cross_entropy_backward", logits, target, ignore_index)
+
+    def unclear() -> Any:
+        finite = xp.above(given, -math.inf) & xp.above(-given, -math.inf)
+        return (xp.above(given, sys.float_info.max).any(-1) | (~counted & ~finite.all(-1)))[:, None]
+
     is_label = label[:, None] == xp.integers(range(logits.shape[1]))[None, :]
     divisor = max(count, 1) if reduction == "mean" else 1
 
@@ -100,4 +111,4 @@ def cross_entropy_backward(
         return number / divisor if divisor > 1 else number
 
     gradient = xp.either(lambda: scaled(difference(lambda number: number)), lambda: difference(scaled))
-    return xp.where(counted[:, None], gradient, 0.0)
+    return xp.unspecified(unclear, xp.where(counted[:, None], gradient, 0.0))

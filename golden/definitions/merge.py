@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import torch
 
 from assay.golden.registry import define
+
+_MOST = sys.float_info.max
 
 
 def _unused(o_a: torch.Tensor, lse_a: torch.Tensor, o_b: torch.Tensor, lse_b: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -30,8 +33,17 @@ def merge_states(xp: Any, o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[A
     """
     tokens, heads, width = o_a.shape
     scores = xp.stack([lse_a, lse_b], -1).reshape(tokens, heads, 1, 2)
-    out, lse = xp.merge(scores, xp.above(scores, -math.inf), xp.stack([o_a, o_b], 2))
+    empty = xp.above(-scores, _MOST)  # NaN is not
+    out, lse = xp.merge(scores, ~empty, xp.stack([o_a, o_b], 2))
     numbers = xp.above(-scores, -math.inf)
     unknown = ~(numbers[..., :1] & numbers[..., 1:])  # of a log-sum-exp that is NaN or inf nothing is said
     out, lse = xp.unspecified(unknown, out), xp.unspecified(unknown, lse)
+
+    def infinite() -> Any:
+        """Where a - s (a - b) takes an infinite output of a visible state from itself."""
+        pairs = (o_a, empty[..., :1]), (o_b, empty[..., 1:])
+        seen = [(xp.above(o, _MOST) | xp.above(-o, _MOST)) & ~none.reshape(tokens, heads, 1) for o, none in pairs]
+        return (seen[0] | seen[1])[:, :, None]
+
+    out = xp.unspecified(infinite, out)
     return out.reshape(tokens, heads, width), lse.reshape(tokens, heads)

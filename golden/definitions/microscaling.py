@@ -19,6 +19,7 @@ _E2M1 = decode(torch.arange(16), "float4_e2m1fn").tolist()
     "a:float8_e4m3fn[M,K], b:float8_e4m3fn[K,N], scale_a:float8_e8m0fnu[M,K/32]=scale, "
     "scale_b:float8_e8m0fnu[K/32,N]=scale -> c:bfloat16[M,N]",
     rows="M",
+    columns="N",
 )
 def gemm_mxfp8(xp: Any, a: Any, b: Any, scale_a: Any, scale_b: Any) -> Any:
     """(a scale_a) (b scale_b), the scales powers of two for each 32 along K."""
@@ -32,6 +33,7 @@ def gemm_mxfp8(xp: Any, a: Any, b: Any, scale_a: Any, scale_b: Any) -> Any:
     "a:uint8[M,K/2]=bits, b:uint8[N,K/2]=bits, scale_a:float8_e4m3fn[M,K/16]=scale, "
     "scale_b:float8_e4m3fn[N,K/16]=scale, global_a:float32[]=scale, global_b:float32[]=scale -> c:bfloat16[M,N]",
     rows="M",
+    columns="N",
     work="M*K*N",
 )
 def gemm_nvfp4(xp: Any, a: Any, b: Any, scale_a: Any, scale_b: Any, global_a: Any, global_b: Any) -> Any:

@@ -12,6 +12,7 @@ from assay.golden.registry import define
     "gemm_2to4",
     "values[M,K/2], index:uint8[M,K/2]=pair(4), b[K,N] -> c[M,N]",
     rows="M",
+    columns="N",
     multiples={"K": "4"},
     work="M*K*N",
 )

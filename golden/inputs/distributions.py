@@ -108,6 +108,15 @@ def _one_hot(draws: Draws) -> Array:
     return (draws.position() == row % 61).astype(np.float64)
 
 
+def _far_scales(draws: Draws) -> Array:
+    """Scales far from one: to 2^40 in e8m0, in other formats of 8 bits to the largest, in wide ones from 2^-14."""
+    if draws.format.name == "float8_e8m0fnu":
+        return power_of_two(integers(draws.bits(), 81) - 40)
+    exponent = integers(draws.bits("exponent"), 15 if draws.format.bits <= 8 else 19)
+    low = -6 if draws.format.bits <= 8 else -14
+    return power_of_two(exponent + low) * (1 + draws.uniform())
+
+
 REAL: dict[str, Callable[[Draws], Array]] = {
     "normal": lambda d: d.normal(),
     "positive": lambda d: d.uniform() + 2.0**-10,
@@ -152,6 +161,7 @@ ROLES: dict[str, dict[str, Callable[[Draws], Array]]] = {
         "one": lambda d: np.ones(d.shape),
         "powers": lambda d: power_of_two(integers(d.bits(), 9) - 6),
         "uneven": lambda d: power_of_two(integers(d.bits("exponent"), 13) - 8) * (1 + d.uniform()),
+        "far": _far_scales,
     },
     "weight": {
         "plain": lambda d: d.uniform(),
@@ -169,6 +179,7 @@ ROLES: dict[str, dict[str, Callable[[Draws], Array]]] = {
         "far": lambda d: 64.0 * d.normal(),
         "large": lambda d: 3000.0 + 0.5 * d.normal(),
         "empty": lambda d: np.where(integers(d.bits("empty"), 2) == 0, -np.inf, d.normal()),
+        "deep": lambda d: d.row_choice(-6e4, -1e5, -1e30) * (1 + 2.0**-10 * d.uniform()),
     },
     "slope": {
         "plain": lambda d: power_of_two(-1 - integers(d.bits("exponent"), 8)) * (1 + d.uniform()),

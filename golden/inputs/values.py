@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from assay.golden.errors import RecipeError, unknown
 from assay.golden.inputs.distributions import (
     EVERY,
     MIDPOINTS,
@@ -88,11 +89,15 @@ def draw(
 ) -> torch.Tensor:
     """The values of a tensor, contiguous, in its dtype, drawn from the distribution ``kind`` (the plainest if empty).
 
-    ``start`` are the coordinates of the first element; elements along the axes in ``tied`` are equal.
+    ``start`` are the coordinates of the first element; elements along the axes in ``tied`` are equal. Raises
+    `RecipeError` where the tensor has no such distribution.
     """
     format = _FLOAT64 if dtype in _INTEGERS else format_named(dtype)
+    known = names_of(tensor)
+    kind = kind or known[0]
+    if kind not in (*known, EVERY):
+        raise RecipeError(f"{tensor.name}: {unknown('distribution', kind, known)}")
     draws = Draws(seed, tensor.name, tensor.shape(sizes), format, start=start, tied=tied)
-    kind = kind or names_of(tensor)[0]
     if tensor.is_integer:
         signed = torch.from_numpy(np.array(_whole_numbers(tensor, sizes, dtype, draws, kind)))
         if tensor.role == "bits" and dtype == "int32":

@@ -40,8 +40,9 @@ class Part:
         return range(first, last)
 
     def manifest(self, campaign: Campaign) -> str:
-        """The name of its manifest."""
-        return campaign.name + (f".{self.number}-of-{self.of}" if self.of > 1 else "")
+        """The name of its manifest: the same for every version of one file, another for another file of that name."""
+        origin = f"-{campaign.origin}" if campaign.origin else ""
+        return campaign.name + origin + (f".{self.number}-of-{self.of}" if self.of > 1 else "")
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ names file, line and mend.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tomllib
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -22,11 +23,15 @@ from assay.golden.jobs.reader import Reader
 
 @dataclass(frozen=True)
 class Campaign:
-    """A sequence of tasks, and the text that says which."""
+    """A sequence of tasks, and the text that says which.
+
+    ``origin`` tells campaigns of one name apart: a digest of where the file lies, empty for a bundled one.
+    """
 
     name: str
     text: str = field(repr=False)
     entries: tuple[Entry, ...] = field(repr=False)
+    origin: str = ""
 
     @property
     def count(self) -> int:
@@ -74,7 +79,8 @@ def read_campaign(path: str | Path) -> Campaign:
     except UnicodeDecodeError as error:
         raise CampaignError(f"{path}: byte {error.start} is no UTF-8; save the file as UTF-8") from None
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._")
-    return parse_campaign(text, name or "campaign", str(path))
+    origin = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
+    return replace(parse_campaign(text, name or "campaign", str(path)), origin=origin)
 
 
 @lru_cache(maxsize=8)

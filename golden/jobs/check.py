@@ -7,12 +7,11 @@ import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from assay.golden.errors import CampaignError, DamagedRecord, MissingRecord, StoreError, UnknownSpec
-from assay.golden.inputs.values import VERSION
+from assay.golden.errors import CampaignError, DamagedRecord, MissingRecord, OtherFormat, UnknownSpec
 from assay.golden.jobs.build import read_plan
 from assay.golden.jobs.witness import DIGITS, derive
-from assay.golden.store import Record, Store, record_key
-from assay.golden.store.record import fingerprint
+from assay.golden.store import Store, record_key
+from assay.golden.store.record import fingerprint, is_outdated
 
 SAMPLE = 20
 
@@ -52,8 +51,7 @@ def check(
 
     Raises `StoreError` where there is no store.
     """
-    if not store.exists:
-        raise StoreError(f"{store}: there is nothing; build a campaign first: assay golden build CAMPAIGN --store URL")
+    store.require()
     problems: list[Problem] = []
     lots: dict[str, list[tuple[str, str]]] = {}  # of each spec the records that chance has put first
     findings = Findings()
@@ -66,7 +64,7 @@ def check(
                 _draw(lots.setdefault(record.recipe.spec, []), key, sample)
         except MissingRecord:
             continue  # removed since it was listed
-        except DamagedRecord as error:
+        except (DamagedRecord, OtherFormat) as error:
             problems.append(Problem(key, "", str(error)))
         except UnknownSpec as error:
             problems.append(Problem(key, "", f"{error}; a spec of your own needs --import MODULE"))
@@ -76,12 +74,6 @@ def check(
         findings = _derived(store, key, digits, findings, problems)
     problems += _missing(store, {problem.where for problem in problems})
     return replace(findings, problems=tuple(problems))
-
-
-def is_outdated(record: Record) -> bool:
-    """Whether today's definition or inputs differ from those of the record."""
-    now = {"definition": str(record.recipe.definition.version), "inputs": str(VERSION)}
-    return any(record.versions.get(name) != version for name, version in now.items())
 
 
 def _draw(lot: list[tuple[str, str]], key: str, most: int) -> None:
@@ -104,20 +96,28 @@ def _sampled(lots: dict[str, list[tuple[str, str]]], count: int) -> Iterator[str
 
 
 def _derived(store: Store, key: str, digits: int, findings: Findings, problems: list[Problem]) -> Findings:
-    """One record derived again."""
-    record = store.get(key)
+    """One record derived again; whatever is odd about it is a problem of its own."""
+    try:
+        record = store.get(key)
+    except MissingRecord:
+        return findings  # removed since it was listed
+    except (DamagedRecord, OtherFormat) as error:
+        problems.append(Problem(key, "", str(error)))
+        return findings
     recipe = record.recipe
-    if fingerprint(recipe.tensors(), recipe.keywords()) != record.inputs:
-        message = "its inputs come out differently on this machine; please report it with `assay doctor`'s output"
+    try:
+        if fingerprint(recipe.tensors(), recipe.keywords()) != record.inputs:
+            message = "its inputs come out differently on this machine; please report it with `assay doctor`'s output"
+            problems.append(Problem(key, str(recipe), message))
+            return findings
+        derived = derive(record, digits)
+    except Exception as error:  # mpmath has no infinity to divide by, and a spec of a user's own may raise anything
+        message = f"could not be derived again: {type(error).__name__}: {error}"
         problems.append(Problem(key, str(recipe), message))
         return findings
-    try:
-        derived = derive(record, digits)
-    except (ArithmeticError, ValueError) as error:  # mpmath has no infinity to divide by
-        problems.append(Problem(key, str(recipe), f"could not be derived again: {error}"))
-        return findings
     if derived.fault:
-        problems.append(Problem(key, str(recipe), f"is wrong: {derived.fault}; discard it and build it again"))
+        mend = f"`assay golden discard STORE {key[:16]}` removes it; then build it again"
+        problems.append(Problem(key, str(recipe), f"is wrong: {derived.fault}; {mend}"))
     if not derived.elements:
         return replace(findings, too_large=findings.too_large + 1)
     return replace(findings, derived=findings.derived + 1, elements=findings.elements + derived.elements)
@@ -128,6 +128,8 @@ def _missing(store: Store, known: set[str]) -> Iterator[Problem]:
     for name in store.manifests():
         try:
             plan = read_plan(store, name)
+        except MissingRecord:
+            continue  # removed since it was listed
         except (DamagedRecord, CampaignError) as error:
             yield Problem(f"manifest {name}", "", str(error))
             continue
@@ -143,6 +145,6 @@ def _missing(store: Store, known: set[str]) -> Iterator[Problem]:
                 yield Problem(
                     key, str(task), f"failed when it was built: {why}" if why else "is missing; build it again"
                 )
-        if not plan.finished:
+        if missing and not plan.finished:
             message = f"its build was interrupted, and {missing} records are missing; run it again"
-            yield Problem(f"campaign {plan.part.manifest(plan.campaign)}", "", message)
+            yield Problem(f"campaign {name}", "", message)

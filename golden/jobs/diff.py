@@ -10,17 +10,18 @@ from dataclasses import dataclass
 
 import torch
 
-from assay.golden.errors import DamagedRecord
-from assay.golden.evaluation import Golden
+from assay.golden.errors import DamagedRecord, MissingRecord, OtherFormat, StoreError
+from assay.golden.run import Golden
 from assay.golden.store import Record, Store
 
-ONLY_A, ONLY_B, VALUES, DIGITS, DEFINITION, LIBRARIES, DAMAGED, CONTRADICTION = (
+ONLY_A, ONLY_B, VALUES, DIGITS, DEFINITION, LIBRARIES, FORMAT, DAMAGED, CONTRADICTION = (
     "only in A",
     "only in B",
     "other values",
     "other digits",
     "other definition or inputs",
     "other libraries, same values",
+    "other format",
     "damaged",
     "contradiction",
 )
@@ -38,46 +39,56 @@ class Difference:
 
 
 def differences(a: Store, b: Store) -> Iterator[Difference]:
-    """Every difference between two stores, by key; what is the same in both gives none."""
+    """Every difference between two stores, by key; what is the same in both gives none.
+
+    Raises `StoreError` where one of them isn't there.
+    """
+    a.require()
+    b.require()
     here, there = set(a.keys()), set(b.keys())
     for key in sorted(here & there):
         yield from _pair(key, key, a, b)
     elsewhere: dict[str, list[str]] = {}
     for key in sorted(there - here):
         record = _read(b, key)
-        if record is None:
-            yield _alone(DAMAGED, key, None, b)
+        if isinstance(record, StoreError):
+            yield from _alone(ONLY_B, key, record)
         else:
             elsewhere.setdefault(record.recipe.key, []).append(key)
     for key in sorted(here - there):
         record = _read(a, key)
-        partners = elsewhere.pop(record.recipe.key, []) if record is not None else []
+        partners = [] if isinstance(record, StoreError) else elsewhere.pop(record.recipe.key, [])
         for partner in partners:
             yield from _pair(key, partner, a, b)
         if not partners:
-            yield _alone(ONLY_A, key, record, a)
+            yield from _alone(ONLY_A, key, record)
     for key in sorted(key for keys in elsewhere.values() for key in keys):
-        yield _alone(ONLY_B, key, _read(b, key), b)
+        yield from _alone(ONLY_B, key, _read(b, key))
 
 
-def _read(store: Store, key: str) -> Record | None:
+def _read(store: Store, key: str) -> Record | StoreError:
+    """The record, or what stands in the way of reading it alone."""
     try:
         return store.get(key)
-    except DamagedRecord:
-        return None
+    except (DamagedRecord, MissingRecord, OtherFormat) as error:
+        return error
 
 
-def _alone(kind: str, key: str, record: Record | None, store: Store) -> Difference:
-    if record is None:
-        return Difference(DAMAGED, key, "", f"damaged in {store.url}; discard it and build it again")
-    return Difference(kind, key, str(record.recipe), kind)
+def _alone(kind: str, key: str, record: Record | StoreError) -> Iterator[Difference]:
+    if isinstance(record, Record):
+        yield Difference(kind, key, str(record.recipe), kind)
+    elif not isinstance(record, MissingRecord):  # one removed since it was listed is no difference
+        yield Difference(FORMAT if isinstance(record, OtherFormat) else DAMAGED, key, "", str(record))
 
 
 def _pair(key: str, other: str, a: Store, b: Store) -> Iterator[Difference]:
     """Two records of one recipe."""
     first, second = _read(a, key), _read(b, other)
-    if first is None or second is None:
-        yield _alone(DAMAGED, key if first is None else other, None, a if first is None else b)
+    if isinstance(first, StoreError):
+        yield from _alone(ONLY_B, key, first)
+        return
+    if isinstance(second, StoreError):
+        yield from _alone(ONLY_A, other, second)
         return
     changes = [
         f"{name} {first.versions.get(name)} -> {second.versions.get(name)}"

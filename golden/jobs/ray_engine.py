@@ -122,7 +122,7 @@ def _work(job: Job, places: Sequence[int], timeout: float) -> list[Outcome]:
 
     remember()
     try:
-        outcomes = work((replace(job, threads=1), places), remember)
+        outcomes = work((job, places), remember)
     finally:
         faulthandler.cancel_dump_traceback_later()
     if len(places) == 1 and outcomes[0].status == FAILED and not outcomes[0].mendable:

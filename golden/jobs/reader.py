@@ -280,13 +280,11 @@ class Reader:
 
 
 def _option_value(option: Option, value: Any) -> Any:
-    """TOML has no None and no tuples, and writes 30 for 30.0."""
+    """TOML has no None and no tuples."""
     if value == "none" and not option.accepts("none") and option.accepts(None):
         return None
     if isinstance(value, list):
         return tuple(value)
-    if type(value) is int and (isinstance(option.default, float) or (option.default is None and option.accepts(0.5))):
-        return float(value)
     return value
 
 

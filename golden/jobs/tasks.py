@@ -28,7 +28,7 @@ STATUS = {status[0]: status for status in (MADE, PRESENT, BUSY, FAILED)}
 class Job:
     """What all batches of a build have in common.
 
-    ``modules`` are imported first: they may define further specs. ``threads`` 0: as many as torch takes by itself.
+    ``modules`` are imported first: they may define further specs.
     ``recheck``: a record that is there must prove itself undamaged.
     """
 
@@ -36,7 +36,6 @@ class Job:
     text: str = field(repr=False)
     store: str
     modules: tuple[str, ...] = ()
-    threads: int = 0
     recheck: bool = False
 
     @property
@@ -68,8 +67,7 @@ def work(batch: tuple[Job, Sequence[int]], remember: Callable[[str], None]) -> l
     What is wrong with the store is raised: it would be wrong for the next task as well.
     """
     job, places = batch
-    if job.threads:
-        torch.set_num_threads(job.threads)
+    torch.set_num_threads(1)  # there is a worker for each core
     campaign, store = job.campaign, _store(job.store)
     outcomes: list[Outcome] = []
     for place in places:

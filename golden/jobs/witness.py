@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from assay.golden.arithmetic import Multiprecision
-from assay.golden.evaluation import Golden, run
 from assay.golden.inputs.recipe import Recipe
 from assay.golden.jobs.entry import steps
 from assay.golden.registry import Spec
+from assay.golden.run import Golden, run
 from assay.golden.signature import Signature, dimension
 from assay.golden.store import Record
 
@@ -29,19 +29,13 @@ _PROOF = 400  # digits with which a contradiction is looked at again: cancellati
 _WHOLE = 4_000  # steps up to which a record is derived whole
 _MOST = 400_000  # steps beyond which even a part takes too long
 
-ELEMENTWISE = (
-    *("exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "erf", "sigmoid", "softplus", "sqrt", "rsqrt"),
-    *("reciprocal", "sin", "cos", "gelu", "silu", "swiglu", "swiglu_backward"),
-)
-_PRODUCTS = ("gemm", "linear", "gemm_fp8", "gemm_int8", "gemm_int4", "gemm_mxfp8", "gemm_nvfp4", "gemm_2to4")
-# Symbols, beside the spec's rows, along which results are independent of each other. Tested against evaluation.
+# Symbols, beside the spec's own rows and columns, along which results are independent. Tested against evaluation.
 INDEPENDENT: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(ELEMENTWISE, ("R", "N")),
-    **dict.fromkeys(_PRODUCTS, ("N",)),
-    "rope": ("B", "S", "H"),
-    "attention": ("B", "Dv"),
-    "merge_states": ("T", "H"),
+    "swiglu_backward": ("N",),
+    "rope": ("S", "H"),
+    "merge_states": ("H",),
 }
+GROUPED = ("attention", "attention_backward", "attention_decode", "attention_varlen")  # heads Hkv, each of H / Hkv
 
 
 @dataclass(frozen=True)
@@ -133,14 +127,15 @@ def _cut(
     """One place along each symbol whose results are independent, where the whole takes too long."""
     if _steps(definition, signature, sizes) <= _WHOLE:
         return []
-    symbols = {*INDEPENDENT.get(definition.name, ()), definition.independent(options)} & set(signature.symbols)
+    symbols = {*INDEPENDENT.get(definition.name, ()), definition.independent(options) or "", definition.columns or ""}
+    symbols |= set(signature.returns[0].dims) if definition.elementwise else set()
     cut: Cut = []
-    for symbol in sorted(symbol for symbol in symbols if symbol is not None):
+    for symbol in sorted(symbols & set(signature.symbols)):
         step, count = _grain(signature, symbol)
         if sizes[symbol] > count:
             first = chance.randrange(-(-sizes[symbol] // step)) * step
             cut.append({symbol: (first, min(count, sizes[symbol] - first))})
-    if definition.name.startswith("attention"):
+    if definition.name in GROUPED:
         cut += _heads(sizes, chance)
     if definition.name == "attention" and sizes["Sq"] > 1 and (only := _queries(sizes, options)):
         cut.append({"Sq": only})

@@ -2,8 +2,9 @@
 
 A claim is a file that only one can create. It holds good until a time that its owner keeps putting off while it is
 alive; then, or at once where its owner is a process of this machine that has ended, the next generation of the claim
-may be created, again by one only. A claim wrongly thought dead costs work done twice and nothing else: a record that is
-there is never written again. The clocks of machines that share a store should agree to within a few seconds.
+may be created, again by one only. Where processes die or stand still no such lock is perfect: in rare moments a claim
+may have two owners. That costs work done twice and nothing else, for a record that is there is never written again.
+The clocks of machines that share a store should agree to within a few seconds.
 """
 
 from __future__ import annotations
@@ -97,10 +98,12 @@ class Claims:
                 self.files.write(name, self._sign(), sync=False)
 
     def _release(self, key: str, generation: int) -> None:
-        """Remove the claim and what it took over from, unless it was itself taken over; the highest first."""
+        """Remove the claim and the dead ones it took over from, unless it was itself taken over; the highest first."""
         if not self.files.exists(_name(key, generation + 1)):
-            for number in range(generation, -1, -1):
-                self.files.delete(_name(key, number))
+            self.files.delete(_name(key, generation))
+            for number in range(generation - 1, -1, -1):
+                if self._is_free(_name(key, number)):  # a living one is another's, made anew
+                    self.files.delete(_name(key, number))
 
 
 def _name(key: str, generation: int) -> str:

@@ -141,10 +141,10 @@ class DiskFiles:
 class RemoteFiles:
     """Files below a path of an fsspec filesystem."""
 
-    def __init__(self, system: Any, root: str, one_put: bool | None = None) -> None:
+    def __init__(self, system: Any, root: str) -> None:
         protocols = {system.protocol} if isinstance(system.protocol, str) else set(system.protocol)
         self.system, self.root = system, root.rstrip("/")
-        self.one_put = bool(protocols & _ONE_PUT) if one_put is None else one_put
+        self.one_put = bool(protocols & _ONE_PUT)
 
     def read(self, name: str) -> bytes:
         return bytes(self.system.cat_file(self._path(name)))

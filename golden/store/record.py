@@ -24,17 +24,18 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from assay.golden.errors import DamagedRecord, RecipeError, StoreError
-from assay.golden.evaluation import Golden, evaluate
+from assay.golden.errors import DamagedRecord, OtherFormat, RecipeError
+from assay.golden.evaluation import evaluate
 from assay.golden.inputs import values
 from assay.golden.inputs.recipe import Recipe
+from assay.golden.run import Golden
 
 FORMAT = 1
+REMAKE = "`assay golden build CAMPAIGN --store URL --recheck` makes it again"
 
 _ENTRY = "assay"
 _PENDING = "0" * 64
 _DIGEST = re.compile(rb'\\"sha256\\":\\"([0-9a-f]{64})\\"')
-_MOST_HEADER = 1 << 20
 _FIELDS = ("digits", "format", "inputs", "recipe", "sha256", "shapes", "versions")
 
 
@@ -83,7 +84,10 @@ class Record:
 
     @staticmethod
     def from_bytes(data: bytes, where: str) -> Record:
-        """The record in ``data``; `DamagedRecord`, which names ``where``, if one bit isn't as it was written."""
+        """The record in ``data``; `DamagedRecord`, which names ``where``, if one bit isn't as it was written.
+
+        Raises `OtherFormat` where it is a record, but of another format.
+        """
         try:
             place = _digest_place(data)
             found = data[place].decode()
@@ -92,7 +96,7 @@ class Record:
                 raise ValueError(f"its SHA-256 is {expected[:16]}..., but {found[:16]}... was written down")
             return _parsed(data, where)
         except (ValueError, KeyError, TypeError, SafetensorError, RecipeError) as error:
-            raise DamagedRecord(f"{where} is damaged: {error}; delete it and build it again") from None
+            raise DamagedRecord(f"{where} is damaged: {error}; {REMAKE}") from None
 
 
 def make_record(recipe: Recipe, digits: int | None = None) -> Record:
@@ -106,6 +110,18 @@ def make_record(recipe: Recipe, digits: int | None = None) -> Record:
 def record_key(recipe: Recipe, digits: int | None = None) -> str:
     """The key that `make_record` will give its record."""
     return _key(recipe, digits, str(recipe.definition.version), str(values.VERSION))
+
+
+def is_outdated(record: Record) -> bool:
+    """Whether today's definition, its options or the inputs are others than those of the record.
+
+    Raises `UnknownSpec`.
+    """
+    definition = record.recipe.definition
+    now = {"definition": str(definition.version), "inputs": str(values.VERSION)}
+    return record.recipe.options.keys() != definition.options.keys() or any(
+        record.versions.get(name) != version for name, version in now.items()
+    )
 
 
 def _key(recipe: Recipe, digits: int | None, definition: str, inputs: str) -> str:
@@ -149,7 +165,7 @@ def _parsed(data: bytes, where: str) -> Record:
     content: dict[str, Any] = json.loads(header["__metadata__"][_ENTRY])
     if content.get("format") != FORMAT:
         found = content.get("format")
-        raise StoreError(f"{where}: it has format {found!r}, and this version of assay reads format {FORMAT}")
+        raise OtherFormat(f"{where}: it has format {found!r}, and this version of assay reads format {FORMAT}")
     if tuple(sorted(content)) != _FIELDS:
         raise ValueError(f"its metadata has the fields {', '.join(sorted(content))}")
     tensors = load(data)

@@ -20,7 +20,7 @@ from assay.golden.errors import DamagedRecord, MissingRecord, StoreError
 from assay.golden.store.claims import LEASE, Claims
 from assay.golden.store.files import Files
 from assay.golden.store.opening import opened, shown_url
-from assay.golden.store.record import Record
+from assay.golden.store.record import REMAKE, Record
 
 _MARK = "assay-store.json"
 _MARK_CONTENT = b'{"format":1,"what":"golden records of assay"}\n'
@@ -58,7 +58,7 @@ class Store:
         return record.key
 
     def get(self, key: str) -> Record:
-        """The record under ``key``, every bit of it checked; `MissingRecord` or `DamagedRecord`."""
+        """The record under ``key``, every bit checked; `MissingRecord`, `DamagedRecord` or `OtherFormat`."""
         where = f"record {key} in {shown_url(self.url)}"
         try:
             self._check()
@@ -66,7 +66,7 @@ class Store:
         except FileNotFoundError:
             raise MissingRecord(f"{where}: there is none; build the campaign that has it") from None
         if record.key != key:
-            raise DamagedRecord(f"{where} is damaged: it holds record {record.key}; delete it and build it again")
+            raise DamagedRecord(f"{where} is damaged: it holds record {record.key}; {REMAKE}")
         return record
 
     def __contains__(self, key: str) -> bool:
@@ -143,6 +143,14 @@ class Store:
     def exists(self) -> bool:
         """Whether anything has been stored here yet."""
         return self._check()
+
+    def require(self) -> None:
+        """Raise `StoreError` where nothing has been stored yet: a mistyped address, perhaps."""
+        if not self.exists:
+            raise StoreError(
+                f"store {shown_url(self.url)}: there is nothing; build a campaign first: "
+                "assay golden build CAMPAIGN --store URL"
+            )
 
     @property
     def _files(self) -> Files:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from assay import configs
 from assay.cli import progress
 from assay.cli.main import main
 from assay.golden import specs
-from assay.golden.jobs.campaign import Campaign, parse_campaign
+from assay.golden.jobs.campaign import Campaign, parse_campaign, read_campaign
 from assay.golden.store import Store
 from tests.golden.jobs.here import SMALL, built
 
@@ -125,7 +126,8 @@ def test_a_failed_task_is_told_and_the_rest_is_made(tmp_path: Path, capsys: pyte
     out, err = capsys.readouterr()
     assert out.startswith("failing: 7 records made, 0 were there, 1 failed; ")
     assert "assay: task 7 (softmax: R=1, N=1000000000000000; x float32 normal; seed 0) failed after 2 attempts" in err
-    (failed,) = json.loads((tmp_path / "store" / "manifests" / "failing.json").read_text())["manifest"]["failed"]
+    (manifest,) = (tmp_path / "store" / "manifests").glob("failing-*.json")
+    (failed,) = json.loads(manifest.read_text())["manifest"]["failed"]
     assert failed["task"] == 7
     assert main(("golden", "check", store)) == 1
     assert "failed when it was built" in capsys.readouterr().out
@@ -139,7 +141,8 @@ def test_parts_are_built_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixtur
         arguments = ("--store", str(tmp_path / "store"), "--workers", "1", "--part", part)
         assert main(("golden", "build", str(campaign), *arguments)) == 0
         assert f"parted: {made} records made" in capsys.readouterr().out
-    assert list(Store(str(tmp_path / "store")).manifests()) == ["parted.1-of-2", "parted.2-of-2"]
+    names = [name.replace(read_campaign(campaign).origin, "") for name in Store(str(tmp_path / "store")).manifests()]
+    assert names == ["parted-.1-of-2", "parted-.2-of-2"]
     assert main(("golden", "check", str(tmp_path / "store"))) == 0
 
 
@@ -155,12 +158,21 @@ def test_parts_are_built_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixtur
         (("build", "small", "--store", "nosuch://x"), "unknown protocol nosuch://"),
         (("build", "small", "--store", "x", "--import", "no.such"), "--import no.such: can't be imported"),
         (("build", "bad.toml", "--store", "x"), "bad.toml:7: unknown key 'sedes'; did you mean 'seeds'?"),
+        (("build", "small", "--store", "memory://x"), "each worker has a memory of its own; expected a path"),
+        (
+            ("build", "small", "--store", "x", "--import", "broken"),
+            "--import broken: can't be imported (ValueError: oh)",
+        ),
         (("check",), "expected the address of one store"),
         (("check", "a", "--store", "b"), "expected the address of one store"),
         (("check", "empty"), "there is nothing; build a campaign first"),
         (("show", "empty"), "there is nothing; build a campaign first"),
         (("show", "good", "zz"), "key 'zz': no record"),
+        (("show", "empty", "zz"), "store " + "{folder}/empty: there is nothing; build a campaign first"),
+        (("discard", "empty", "zz"), "there is nothing; build a campaign first"),
+        (("discard", "good", ""), "key '': 7 records, "),
         (("diff", "good"), "Missing argument 'B'"),
+        (("diff", "good", "god"), "there is nothing; build a campaign first"),
         (("check", "other"), "it holds file, but no assay-store.json"),
     ],
 )
@@ -176,13 +188,75 @@ def test_a_mistake_is_one_line(
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     (tmp_path / "bad.toml").write_text(SMALL.replace("seeds", "\nsedes"))
+    (tmp_path / "broken.py").write_text("raise ValueError('oh\\nno')", encoding="utf-8")
     built(tmp_path / "good")
     assert main(("golden", *arguments)) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("assay: ")
     assert err.count("\n") == 1
-    assert message in err
+    assert message.format(folder=tmp_path) in err
+
+
+def test_two_campaigns_of_one_name_are_both_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither hides what the other misses; an edited one takes its own place."""
+    store, names = tmp_path / "store", ("a", "b")
+    for name, seeds in zip(names, ("3", "[7]"), strict=True):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.toml").write_text(SMALL.replace("seeds = 3", f"seeds = {seeds}"), encoding="utf-8")
+        arguments = ("golden", "build", str(tmp_path / name / "mine.toml"), "--store", str(store), "--workers", "1")
+        assert main(arguments) == 0
+    opened = Store(str(store))
+    assert len(list(opened.manifests())) == 2
+    gone = [key for key in opened.keys() if opened.get(key).recipe.seed in (1, 7)]  # noqa: SIM118
+    for key in gone:
+        opened.discard(key)
+    capsys.readouterr()
+    assert main(("golden", "check", str(store), "--sample", "0")) == 1
+    assert {line.split()[1] for line in capsys.readouterr().out.splitlines()[:-1]} == set(gone)
+    (tmp_path / "b" / "mine.toml").write_text(SMALL.replace("seeds = 3", "seeds = [0]"), encoding="utf-8")
+    assert main(arguments) == 0
+    assert len(list(opened.manifests())) == 2
+    capsys.readouterr()
+    assert main(("golden", "check", str(store), "--sample", "0")) == 1
+    assert "2 problems" in capsys.readouterr().out
+
+
+def test_a_wrong_record_is_discarded_and_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the check advises can be followed to the letter."""
+    folder, campaign = str(tmp_path / "store"), tmp_path / "own.toml"
+    campaign.write_text(SMALL, encoding="utf-8")
+    built(tmp_path / "store", SMALL, "own")
+    store = Store(folder)
+    record = store.get(next(store.keys()))
+    (golden,) = record.goldens
+    store.discard(record.key)
+    store.put(replace(record, goldens=(replace(golden, value=golden.value + 1.0),)))
+    assert main(("golden", "check", folder)) == 1
+    advice = re.search(r"`assay golden discard STORE (\w+)` removes it; then build it again", capsys.readouterr().out)
+    assert advice is not None
+    assert main(("golden", "discard", folder, advice[1])) == 0
+    assert capsys.readouterr().out == f"record {record.key} removed; {folder}\n"
+    assert main(("golden", "build", str(campaign), "--store", folder, "--workers", "1")) == 0
+    assert "own: 1 records made, 6 were there" in capsys.readouterr().out
+    assert main(("golden", "check", folder)) == 0
+
+
+def test_a_store_with_odd_records_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A spec that isn't known here and a record of another format don't hide the others."""
+    built(tmp_path / "store")
+    store = Store(str(tmp_path / "store"))
+    record = store.get(next(store.keys()))
+    store.put(replace(record, recipe=replace(record.recipe, spec="own_spec")))
+    with monkeypatch.context() as patch:
+        patch.setattr("assay.golden.store.record.FORMAT", 2)
+        store.put(replace(record, digits=15))
+    assert main(("golden", "show", store.url)) == 0
+    out = capsys.readouterr().out
+    assert "own_spec" in out
+    assert "8 records shown, 1 damaged or of another format (assay golden check)" in out
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from assay.golden import evaluate, spec
 from assay.golden.arithmetic import Ball, BallArithmetic
-from assay.golden.evaluation import run, split_keywords
+from assay.golden.run import run, split_keywords
 from assay.precision.formats import format_named
 from assay.verify.contract import Contract
 

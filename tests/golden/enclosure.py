@@ -10,7 +10,7 @@ import numpy as np
 
 from assay.golden import Golden, evaluate, spec
 from assay.golden.arithmetic import Arb, Multiprecision
-from assay.golden.evaluation import run, split_keywords
+from assay.golden.run import run, split_keywords
 from tests.golden.drawing import Case
 
 _PROOF_DIGITS = 400  # enough to prove what thirty digits claim after cancellation

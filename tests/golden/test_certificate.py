@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from assay.golden import Golden, evaluate, spec
 from assay.golden.arithmetic import BallArithmetic
 from assay.golden.arithmetic.ball import lowest_bit
-from assay.golden.evaluation import run
+from assay.golden.run import run
 from assay.precision.formats import format_named
 from assay.verify.contract import Contract
 

@@ -16,7 +16,7 @@ from assay.golden import admissible, evaluate, spec
 from assay.golden.arithmetic import BallArithmetic
 from assay.golden.arithmetic.codes import nearest_code
 from assay.golden.errors import InputError, OptionError
-from assay.golden.evaluation import golden_of_ball, run
+from assay.golden.run import golden_of_ball, run
 from assay.precision.formats import all_values, format_named
 from assay.precision.rounding import round_to
 from assay.verify.contract import Contract
@@ -194,6 +194,19 @@ def test_admissible_codes() -> None:
         admissible("quantize_int8", x, chosen={"kodes": x})
     with pytest.raises(OptionError, match="no result that is a choice"):
         admissible("softmax", x, chosen=x)
+
+
+def test_what_was_chosen_has_the_names_and_shapes_of_results() -> None:
+    """A scale or zero-point of another shape, and a name that is no choice, are one clear line each."""
+    x, codes = torch.randn(2, 4), torch.zeros(2, 4)
+    with pytest.raises(InputError, match=r"chosen scale has shape \(3,\), expected \(2, 1\)"):
+        admissible("quantize_fp8", x, chosen={"codes": codes, "scale": torch.ones(3)})
+    with pytest.raises(InputError, match="chosen zero has shape"):
+        admissible("quantize_int4", x, chosen={"codes": codes, "zero": torch.ones(2)})
+    with pytest.raises(OptionError, match="weights is no choice; expected ids"):
+        admissible("moe_route", x, chosen={"weights": torch.ones(2, 2)})
+    with pytest.raises(OptionError, match="expected chosen codes, got scale"):
+        admissible("quantize_fp8", x, chosen={"scale": torch.ones(2, 1)})
 
 
 def test_admissible_experts() -> None:

@@ -15,7 +15,7 @@ import torch
 
 from assay.golden import spec
 from assay.golden.arithmetic import BallArithmetic
-from assay.golden.evaluation import golden_of_ball, run
+from assay.golden.run import golden_of_ball, run
 from assay.precision.formats import format_named
 from assay.precision.rounding import round_to
 from assay.verify.contract import Contract

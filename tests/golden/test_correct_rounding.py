@@ -88,13 +88,11 @@ def test_ties_and_near_ties_are_decided(name: str, distance: float) -> None:
         check_dot([(-middle, 1.0), (1e30, 1.0), (distance, 1.0), (-1e30, 1.0)], name)
 
 
-@pytest.mark.parametrize("distance", [0.0, 2.0**-100, -(2.0**-100)])
+@pytest.mark.parametrize("distance", [0.0, 2.0**-100, -(2.0**-100), 2.0**-200, -(2.0**-200)])
 def test_ties_of_float64_are_decided(distance: float) -> None:
-    """The same in float64, whose midpoints take two words to state; what a third would tell is not claimed."""
+    """The same in float64, whose midpoints take two words to state, and what lies beside them a third."""
     for middle in (1.0, 1.0 + 2.0**-52, 3.0):
-        tie = [(middle, 1.0), (math.ulp(middle) / 2, 1.0)]
-        check_dot([*tie, (distance, 1.0)], "float64")
-        assert dot([*tie, (2.0**-200, 1.0)], "float64").radius.item() == math.inf
+        check_dot([(middle, 1.0), (math.ulp(middle) / 2, 1.0), (distance, 1.0)], "float64")
 
 
 numbers = st.one_of(
@@ -141,7 +139,8 @@ def test_transcendental_functions_are_correctly_rounded(op: str, options: dict[s
     x = torch.from_numpy(np.random.default_rng(5).standard_normal((3, 12)) * 4).float().double()
     x = x.abs() if op == "log" else x
     golden = only(evaluate(op, x, round_to=name, **options))
-    assert bool((golden.radius.isfinite() == golden.value.isfinite()).all())
+    assert bool(golden.radius.isfinite().all())
+    assert bool((golden.radius[~golden.value.isfinite()] == 0).all())
     for got, exact in zip(golden.value.flatten().tolist(), _by_arb(op, x, options), strict=True):
         assert same(got, nearest(exact, name))
 
@@ -149,8 +148,8 @@ def test_transcendental_functions_are_correctly_rounded(op: str, options: dict[s
 def _by_arb(op: str, x: torch.Tensor, options: dict[str, Any]) -> list[Fraction]:
     from flint import ctx
 
-    from assay.golden.evaluation import run
     from assay.golden.registry import spec
+    from assay.golden.run import run
 
     with ctx.workdps(400):
         balls = run(spec(op), Arb(400), (x,), options, {}).flatten()
@@ -171,7 +170,53 @@ def test_rounding_twice_is_seen() -> None:
 )  # fmt: skip
 def test_overflow_is_that_of_the_format(name: str, value: float, expected: float) -> None:
     """Beyond the largest number: infinity, NaN where the format has none, and the largest where it has neither."""
-    assert same(dot([(value, 1.0)], name).value.item(), expected)
+    golden = dot([(value, 1.0)], name)
+    assert same(golden.value.item(), expected)
+    assert golden.radius.item() == pytest.approx(abs(expected - value) if math.isfinite(expected) else 0)
+
+
+@pytest.mark.parametrize(
+    ("op", "x", "name", "expected", "radius"),
+    [("exp", 710.0, "float64", math.inf, 0.0), ("exp", 100.0, "float32", math.inf, 0.0),
+     ("exp", 10.0, "float8_e4m3fn", math.nan, 0.0), ("log", 0.0, "bfloat16", -math.inf, 0.0),
+     ("log", 0.0, "float4_e2m1fn", -6.0, math.inf)],
+)  # fmt: skip
+def test_a_proven_overflow_has_radius_zero(op: str, x: float, name: str, expected: float, radius: float) -> None:
+    """What certainly lies beyond a format is told from what is not proven; and a radius is never NaN."""
+    golden = only(evaluate(op, torch.tensor([[x]], dtype=torch.float64), round_to=name))
+    assert same(golden.value.item(), expected)
+    assert golden.radius.item() == radius
+
+
+@pytest.mark.parametrize("x", [-709.0, -720.5, -744.0, -745.5, -746.0, -1e5, -1e9])
+def test_float64_is_rounded_to_near_zero(x: float) -> None:
+    """Normal numbers whose error no float64 holds, subnormal ones, and zero, against Arb."""
+    from flint import arb, ctx
+
+    golden = only(evaluate("exp", torch.tensor([[x]], dtype=torch.float64), round_to="float64"))
+    with ctx.workdps(100):
+        exact = arb(x).exp()
+        assert golden.value.item() == float(exact.mid())
+        assert abs(exact - golden.value.item()) <= golden.radius.item() <= 2.0**-1074
+
+
+def test_a_small_normal_reciprocal_is_proven() -> None:
+    """1 / 3e307 is a normal number, half of whose unit is none."""
+    golden = only(evaluate("reciprocal", torch.tensor([[3e307]], dtype=torch.float64), round_to="float64"))
+    assert golden.value.item() == nearest(1 / Fraction(3e307), "float64")
+    assert golden.radius.item() <= 2.0**-1074
+
+
+@pytest.mark.parametrize("settings_", [{"digits": 10}, {"digits": 20}, {"round_to": "float64"}])
+def test_a_cancelling_sum_of_huge_products_is_no_infinity(settings_: dict[str, Any]) -> None:
+    """Products about 2^1120, beyond float64, that cancel to three: a ball too wide to tell is not known infinite."""
+    drawn = torch.randn(2, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(5)) * 2.0**560
+    x, y = drawn.unbind()
+    a = torch.cat([x, torch.tensor([1.5], dtype=torch.float64), -x])[None]
+    b = torch.cat([y, torch.tensor([2.0], dtype=torch.float64), y])[:, None]
+    golden = only(evaluate("gemm", a, b, **settings_))
+    assert golden.value.item() == 3.0
+    assert golden.radius.item() < 1e-9
 
 
 def test_special_values_stay() -> None:
@@ -211,3 +256,23 @@ def test_a_wrong_format_is_one_clear_line(settings_: dict[str, Any], parts: str)
     """An unknown format, an integer one, and digits beside a format."""
     with pytest.raises((OptionError, ValueError, KeyError), match=parts):
         evaluate("softmax", torch.zeros(1, 2), **settings_)
+
+
+def test_a_key_seen_alone_ties_like_its_value() -> None:
+    """The first row of causal attention is its one value, midpoints of bfloat16 among them, whatever the scale."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 4, 128, generator=generator).half() for _ in range(3))
+    golden = evaluate("attention", q, k, v, causal="top_left", round_to="bfloat16")
+    assert bool(golden.radius.isfinite().all())
+    assert torch.equal(golden.value[:, :, 0], v[:, :, 0].bfloat16().double())
+
+
+@pytest.mark.parametrize(
+    ("op", "x", "format", "value"),
+    [("exp2", -134.0, "bfloat16", 0.0), ("exp2", -25.0, "float16", 0.0), ("log2", 2.0**17, "float8_e4m3fn", 16.0)],
+)
+def test_powers_of_two_tie(op: str, x: float, format: str, value: float) -> None:
+    """2^x of a whole number and the logarithm of a power of two are exact, so that their ties are decided."""
+    golden = evaluate(op, torch.tensor([[x]]), round_to=format)
+    assert golden.value.item() == value
+    assert golden.radius.isfinite().all()

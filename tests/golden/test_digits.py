@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from assay.golden import Golden, evaluate, specs
 from assay.golden.arithmetic import BallArithmetic, Exact
 from assay.golden.call import Call, grid
-from assay.golden.evaluation import split_keywords
 from assay.golden.registry import spec
+from assay.golden.run import split_keywords
 from tests.golden.drawing import Case, cases
 from tests.golden.enclosure import escapes
 
@@ -117,6 +117,19 @@ def test_what_float64_resolves_is_not_evaluated_again(monkeypatch: pytest.Monkey
     assert set(record.shapes) == {"BallArithmetic"}
     evaluate("gemm", normal(9, 30), normal(30, 9), digits=25)
     assert set(record.shapes) == {"BallArithmetic", "Exact"}
+
+
+def test_missing_numbers_cost_no_second_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of NaN among resolved ones: float64 once; with many digits once more, and both in blocks."""
+    x = normal(700, 400)
+    x[3] = math.nan
+    record = Record(monkeypatch)
+    evaluate("softmax", x, digits=10)
+    once = record.shapes["BallArithmetic"]
+    assert sum(shapes[0][0] for shapes in once) == 700
+    evaluate("softmax", x, digits=25)
+    assert once[len(once) // 2 :] == once[: len(once) // 2]
+    assert max(shapes[0][0] for shapes in once) < 700
 
 
 def test_few_digits_of_a_cancelling_sum_take_more_than_float64() -> None:

@@ -196,3 +196,17 @@ def test_totals_lose_what_they_say(terms: list[float]) -> None:
     """A sum of a few float64 in two words: what a third would hold is the radius."""
     result = total([tensor(term) for term in terms], None)
     assert abs(value(result) - sum(map(Fraction, terms))) <= Fraction(result.radius.item())
+
+
+def test_a_row_of_zeros_is_exact_beside_any_other() -> None:
+    """A product with, and a sum of, nothing but zeros has radius zero, though other rows leave slices out."""
+    generator = torch.Generator().manual_seed(3)
+    a = torch.randn(3, 40, dtype=torch.float64, generator=generator) * 2.0 ** torch.arange(-300, 300, 15).double()
+    b = torch.randn(40, 3, dtype=torch.float64, generator=generator) / 3
+    a[1], b[:, 2] = 0, 0
+    product, summed = exact_matmul(DoubleDouble(a), DoubleDouble(b)), exact_sum(DoubleDouble(a), -1)
+    zero = torch.zeros(3, 3, dtype=torch.bool)
+    zero[1], zero[:, 2] = True, True
+    assert bool((product.high[zero] == 0).all())
+    assert torch.equal(product.radius == 0, zero)
+    assert (summed.radius[:, 0] == 0).tolist() == [False, True, False]

@@ -17,8 +17,8 @@ from assay.golden.arithmetic import Exact, double_double, exact, exact_exponenti
 from assay.golden.arithmetic.double_double import DoubleDouble
 from assay.golden.arithmetic.exact_functions import FUNCTIONS
 from assay.golden.call import Call
-from assay.golden.evaluation import split_keywords
 from assay.golden.registry import spec
+from assay.golden.run import split_keywords
 from tests.golden.drawing import Case, cases
 from tests.golden.enclosure import beyond
 from tests.golden.test_containment import EDGES, LONG

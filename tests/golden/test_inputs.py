@@ -44,6 +44,12 @@ def unpacked(inner: int, packed: int, groups: int, zero_points: torch.Tensor) ->
     return lambda: evaluate("gemm_int4", zeros(2, inner), codes(packed, 2), zeros(groups, 2), zero_points)
 
 
+def packed(*offsets: int) -> Call:
+    """Four positions of a head, cut at the offsets."""
+    x, cuts = zeros(4, 1, 2), torch.tensor(offsets).int()
+    return lambda: evaluate("attention_varlen", x, x, x, cuts, torch.tensor([0, 1, 2, 4]).int())
+
+
 IDS = torch.zeros(2, 1, dtype=torch.int32)
 WRONG: dict[str, tuple[Call, type[AssayError], tuple[str, ...]]] = {
     "an unknown spec": (lambda: evaluate("sofmax", zeros(2, 2)), UnknownSpec, ("'sofmax'", "did you mean 'softmax'")),
@@ -72,7 +78,8 @@ WRONG: dict[str, tuple[Call, type[AssayError], tuple[str, ...]]] = {
         ("softmax", "x[R,N]", "got 2"),
     ),
     "a dimension missing": (lambda: evaluate("softmax", zeros(2)), ShapeError, ("x[R,N]", "x of shape (2,)")),
-    "no tensor": (lambda: evaluate("softmax", None), ShapeError, ("softmax", "x[R,N]")),
+    "no tensor": (lambda: evaluate("softmax", None), InputError, ("softmax", "x is no tensor of numbers")),
+    "rows of several lengths": (lambda: evaluate("exp", [[1, 2], [3]]), InputError, ("exp", "is no tensor of numbers")),
     "sizes at odds": (lambda: evaluate("gemm", zeros(2, 3), zeros(4, 2)), ShapeError, ("gemm", "b has K=4", "K=3")),
     "a bias too long": (
         lambda: evaluate("layernorm", zeros(2, 3), zeros(3), zeros(4)),
@@ -135,6 +142,14 @@ WRONG: dict[str, tuple[Call, type[AssayError], tuple[str, ...]]] = {
     "a table of floats": (decode(1, 8, table=torch.float32), InputError, ("block_table must be integers", "float32")),
     "complex numbers": (lambda: evaluate("softmax", zeros(2, 2) + 1j), InputError, ("softmax", "x must be real")),
     "complex arrays": (lambda: evaluate("silu", np.ones((2, 2)) * 1j), InputError, ("silu", "x must be real")),
+    "whole numbers that float64 lacks": (
+        lambda: evaluate("linear", [[2**53 + 1]], [[1]], [-(2**53)]),
+        InputError,
+        ("linear: x holds whole numbers beyond 2^53",),
+    ),
+    "offsets that fall": (packed(0, 3, 2, 4), InputError, ("cu_seqlens_q must rise from 0 to 4, got 2 after 3",)),
+    "offsets that end early": (packed(0, 1, 2, 3), InputError, ("cu_seqlens_q must rise from 0 to 4, got 0..3",)),
+    "sinks in a list": (attend(sinks=[0.1]), OptionError, ("sinks=[0.1]", "True, False or a tensor")),
     "flags": (lambda: evaluate("softmax", zeros(2, 2) > 0), InputError, ("x must be real numbers", "bool")),
 }
 
@@ -173,6 +188,13 @@ def test_zero_points_beyond_four_bits_are_refused() -> None:
     """A plain zero-point of 16 or more is none."""
     with pytest.raises(InputError, match="zeros"):
         unpacked(64, 32, 2, codes(2, 2) + 16)()
+
+
+def test_whole_numbers_up_to_2_53_are_numbers() -> None:
+    """What float64 holds exactly is taken as it is, to the last unit."""
+    golden = evaluate("linear", [[2**53]], [[1]], [1 - 2**53], digits=30)
+    assert not isinstance(golden, tuple)
+    assert (golden.value.item(), golden.radius.item()) == (1.0, 0.0)
 
 
 def test_lists_keep_their_digits() -> None:

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from assay.golden import isolate
 from assay.golden.isolate import Lost, Raised, Workers
 from tests.golden.isolated_tasks import behave
 
@@ -40,3 +41,13 @@ def test_nothing_is_begun_when_the_time_is_up() -> None:
     """Items that weren't begun have no answer."""
     with Workers(1, preload="json") as workers:
         assert list(workers.each(behave, ["one"], until=time.monotonic())) == []
+
+
+def test_a_worker_that_never_gets_ready_is_given_the_time_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing may take longer than a task's patience, and the message says how long it was waited."""
+    monkeypatch.setattr(isolate, "_START", 2.0)
+    with Workers(1, preload="tests.golden.isolated_slow_start", patience=0.5) as workers:
+        started = time.monotonic()
+        answers = dict(workers.each(behave, ["one"]))
+    assert time.monotonic() - started >= 2.0
+    assert answers[0] == Lost("timeout", "nothing came back for 2 s, and it could not be interrupted", "")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from assay.golden import spec, specs
 from assay.golden.arithmetic import Arb, Multiprecision
-from assay.golden.evaluation import run, split_keywords
+from assay.golden.run import run, split_keywords
 from tests.golden.drawing import Case, cases
 from tests.golden.enclosure import escapes
 

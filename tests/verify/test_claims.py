@@ -1,10 +1,14 @@
 """Claim and counter-claim: honest kernels are accepted, and copies of them with one fault each are rejected.
 
 Both are examined with default settings; the faulty ones with the default number of examples, the honest ones, most of
-whose cost is in fuzzing, with fewer (``./dev bench zoo`` runs them with all).
+whose cost is in fuzzing, with fewer (``./dev bench zoo`` runs them with all). A usual run takes every third kernel, so
+that each family is seen; ``./dev test -m "slow or evidence" tests/verify/test_claims.py`` takes all.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -14,15 +18,25 @@ from tests.verify.zoo import FAULTY, HONEST, Entry, Faulty
 
 pytestmark = pytest.mark.slow
 
+_USUAL = 3
 
-@pytest.mark.parametrize("entry", HONEST, ids=lambda entry: entry.name)
+
+def entries(table: Sequence[Any]) -> list[Any]:
+    """The table's entries as parameters, most of them for a run that asks for more evidence."""
+    return [
+        pytest.param(entry, id=entry.name, marks=[pytest.mark.evidence] if place % _USUAL else [])
+        for place, entry in enumerate(table)
+    ]
+
+
+@pytest.mark.parametrize("entry", entries(HONEST))
 def test_an_honest_kernel_is_accepted(entry: Entry) -> None:
     """A kernel that keeps its contract passes."""
     verdict = examine(entry.kernel, entry.spec, examples=20, **entry.examine)
     assert verdict.outcome == "PASS", str(verdict)
 
 
-@pytest.mark.parametrize("entry", FAULTY, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", entries(FAULTY))
 def test_a_faulty_kernel_is_rejected(entry: Faulty) -> None:
     """The same kernel with one fault fails, for a reason that the fault explains."""
     verdict = examine(entry.kernel, entry.spec, **entry.examine)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from assay.golden.evaluation import Golden
+from assay.golden.run import Golden
 from assay.precision.formats import all_values, format_named
 from assay.verify import Contract
 from assay.verify.appraisal import Appraiser

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.golden.evaluation import Golden
+from assay.golden.run import Golden
 from assay.precision.formats import format_named
 from assay.precision.rounding import round_to
 from assay.verify import Contract, examine

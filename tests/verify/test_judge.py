@@ -10,7 +10,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from assay.golden.evaluation import Golden
+from assay.golden.run import Golden
 from assay.precision.formats import all_values, format_named
 from assay.precision.rounding import next_down, next_up, round_to
 from assay.verify import Contract

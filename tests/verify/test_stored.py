@@ -61,3 +61,47 @@ def test_a_golden_that_is_not_the_definitions_is_refused(store: Store, tmp_path:
     poisoned.put(replace(record, goldens=(replace(golden, value=golden.value * 1.001),)))
     with pytest.raises(StoreError, match=r"a stored golden is not what the definition gives; run assay golden check"):
         examine(softmax, "softmax", dtype="float32", examples=0, goldens=poisoned.url)
+
+
+def examined(address: str) -> int:
+    """How many stored cases an honest kernel passes."""
+    verdict = examine(lambda x, weight: rmsnorm(x, weight), "rmsnorm", dtype="float32", examples=0, goldens=address)
+    assert verdict.passed
+    return verdict.phases["stored"]
+
+
+def rmsnorm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    wide = x.double()
+    return (wide * (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight.double()).to(x.dtype)
+
+
+def test_records_that_no_longer_count_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier definition gave, or one without an option added since, or another format holds, judges nobody."""
+    made = Store(str(tmp_path / "store"))
+    record = make_record(recipe("rmsnorm", SIZES, "float32"))
+    golden = record.goldens[0]
+    wrong = replace(record, goldens=(replace(golden, value=golden.value + 1.0),))
+    made.put(replace(wrong, versions={**record.versions, "definition": "0"}))
+    lacking = {name: value for name, value in record.recipe.options.items() if name != "offset"}
+    made.put(replace(wrong, recipe=replace(record.recipe, options=lacking)))
+    with monkeypatch.context() as patch:
+        patch.setattr("assay.golden.store.record.FORMAT", 2)
+        made.put(replace(wrong, digits=15))
+    assert len(list(made.keys())) == 3
+    assert examined(made.url) == 0
+    made.put(record)
+    assert examined(made.url) == 1, "a record that was put since the store was last read is not seen"
+
+
+def test_a_record_of_other_inputs_is_refused(tmp_path: Path) -> None:
+    """Its golden is not that of the numbers drawn here: one line says so."""
+    made = Store(str(tmp_path / "store"))
+    made.put(replace(make_record(recipe("rmsnorm", SIZES, "float32")), inputs="0" * 64))
+    with pytest.raises(StoreError, match="its inputs come out differently on this machine"):
+        examined(made.url)
+
+
+def test_a_mistyped_store_is_told_of(tmp_path: Path) -> None:
+    """An address with nothing at it isn't taken for a store without cases."""
+    with pytest.raises(StoreError, match="there is nothing"):
+        examined(str(tmp_path / "none"))

@@ -180,3 +180,21 @@ def test_other_json_is_refused(text: str, message: str) -> None:
     with pytest.raises(RecipeError, match=re.escape(message)) as caught:
         Recipe.from_json(text)
     assert "\n" not in str(caught.value)
+
+
+def test_a_distribution_that_there_is_not_is_named() -> None:
+    """A recipe read from JSON isn't checked until it is drawn; then one line says what is wrong."""
+    text = recipe("softmax", {"R": 1, "N": 2}).to_json().replace('"normal"', '"norml"')
+    with pytest.raises(RecipeError, match="x: unknown distribution 'norml'; did you mean 'normal'"):
+        Recipe.from_json(text).tensors()
+
+
+def test_equal_numbers_give_one_key() -> None:
+    """An option of 1 and one of 1.0 ask for the same golden, and None stays None."""
+    sizes = {"R": 1, "N": 2}
+    one, other = (recipe("rmsnorm", sizes, options={"eps": eps}) for eps in (1, 1.0))
+    assert one.key == other.key
+    assert repr(one.options["eps"]) == "1.0"
+    assert recipe("swiglu", sizes).options["limit"] is None
+    assert repr(recipe("swiglu", sizes, options={"limit": 7}).options["limit"]) == "7.0"
+    assert repr(recipe("cross_entropy", {"T": 1, "V": 2}).options["ignore_index"]) == "-100"

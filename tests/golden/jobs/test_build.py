@@ -51,7 +51,7 @@ def _poison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def run(engine: Local | RayEngine, text: str, folder: Path) -> tuple[Report, list[Outcome]]:
     """A build's report, and what it was told on the way."""
     campaign, seen = parse_campaign(text, "poison"), list[Outcome]()
-    job = Job("poison", text, str(folder), MODULES, threads=1)
+    job = Job("poison", text, str(folder), MODULES)
     return build(campaign, job, engine, watch=seen.append), seen
 
 
@@ -191,7 +191,7 @@ def test_a_worker_that_cannot_write_stops_the_build(tmp_path: Path) -> None:
 
 def run_plain(engine: Local, folder: Path) -> Report:
     """A build of the small campaign."""
-    job = Job("campaign", SMALL, str(folder), threads=1)
+    job = Job("campaign", SMALL, str(folder))
     return build(parse_campaign(SMALL, "campaign"), job, engine, watch=lambda outcome: None)
 
 
@@ -199,7 +199,7 @@ def test_outcomes_are_told_as_they_come(tmp_path: Path) -> None:
     """Whoever watches hears of each task once."""
     seen: list[Outcome] = []
     with Local(1) as engine:
-        job = Job("campaign", SMALL, str(tmp_path), threads=1)
+        job = Job("campaign", SMALL, str(tmp_path))
         report = build(parse_campaign(SMALL, "campaign"), job, engine, watch=seen.append)
     assert (report.made, {outcome.status for outcome in seen}) == (7, {MADE})
     assert [outcome.place for outcome in seen] == list(range(7))

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from assay.golden import registry
 from assay.golden.errors import StoreError
+from assay.golden.inputs.recipe import recipe
 from assay.golden.jobs.check import Findings, check
-from assay.golden.store import Record, Store
+from assay.golden.store import Record, Store, make_record
 from tests.golden.jobs.here import SMALL, built
 
 ALL = 1000
@@ -155,6 +157,47 @@ def test_a_record_of_an_unknown_spec_is_named(store: Store) -> None:
     record = store.get(next(store.keys()))
     other = store.put(replace(record, recipe=replace(record.recipe, spec="own"), versions=dict(record.versions)))
     assert "--import MODULE" in named(check(store, sample=0))[other]
+
+
+def test_an_odd_record_is_named_and_the_others_checked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of another format, and one whose inputs can't be drawn: each is a problem, and the rest is derived."""
+    record = store.get(next(store.keys()))
+    undrawable = store.put(replace(record, recipe=replace(record.recipe, values={"x": "no such"})))
+    with monkeypatch.context() as patch:
+        patch.setattr("assay.golden.store.record.FORMAT", 2)
+        later = store.put(replace(record, digits=15))
+    found = check(store, sample=ALL)
+    assert (found.records, found.derived) == (9, 7)
+    assert set(named(found)) == {undrawable, later}
+    assert "unknown distribution 'no such'" in named(found)[undrawable]
+    assert "it has format 2" in named(found)[later]
+
+
+def test_a_spec_of_ones_own_is_derived_whatever_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that begins like that of a built-in op, and columns that are cut as its spec says."""
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    registry.define("attention_mine", "x[R,N] -> y[R,N]", rows="R", columns="N")(lambda xp, x: x * x)
+    made = Store(str(tmp_path / "own"))
+    made.put(make_record(recipe("attention_mine", {"R": 9, "N": 700})))
+    found = check(made, sample=ALL)
+    assert (found.derived, found.elements, found.problems) == (1, 1, ())
+
+
+def test_a_record_that_is_removed_meanwhile_is_no_problem(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listed and read, but gone when it is to be derived."""
+    keys, derived = list(store.keys()), list[str]()
+    real = Store.get
+
+    def get(self: Store, key: str) -> Record:
+        derived.append(key)
+        if derived.count(key) == 2:
+            self.discard(key)
+        return real(self, key)
+
+    monkeypatch.setattr(Store, "get", get)
+    store._files.delete("manifests/campaign.json")
+    found = check(store, sample=ALL)
+    assert (found.records, found.derived, found.problems) == (len(keys), 0, ())
 
 
 def test_an_outdated_record_is_counted(store: Store) -> None:

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from assay.golden.evaluation import Golden
+from assay.golden.errors import StoreError
 from assay.golden.jobs.diff import (
     CONTRADICTION,
     DAMAGED,
     DEFINITION,
     DIGITS,
+    FORMAT,
     LIBRARIES,
     ONLY_A,
     ONLY_B,
@@ -24,6 +25,7 @@ from assay.golden.jobs.diff import (
     compare,
     differences,
 )
+from assay.golden.run import Golden
 from assay.golden.store import Record, Store
 from tests.golden.jobs.here import SMALL, built
 
@@ -146,3 +148,22 @@ def test_whether_two_balls_meet(one: Golden, two: Golden, meets: bool) -> None:
     """Digits beyond float64's count, and so do NaN, infinities and a radius that claims nothing."""
     assert compare(one, two)[1] is meets
     assert compare(two, one)[1] is meets
+
+
+def test_a_store_that_is_not_there_has_no_differences(stores: tuple[Store, Store], tmp_path: Path) -> None:
+    """A mistyped address isn't taken for an empty store, on either side."""
+    none = Store(str(tmp_path / "none"))
+    for pair in ((stores[0], none), (none, stores[0])):
+        with pytest.raises(StoreError, match="there is nothing"):
+            list(differences(*pair))
+
+
+def test_a_record_of_another_format_is_named(stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is neither damaged nor the end of the comparison."""
+    keys = stores[1].keys()
+    record = stores[1].get(next(keys))
+    stores[1].discard(record.key)
+    with monkeypatch.context() as patch:
+        patch.setattr("assay.golden.store.record.FORMAT", 2)
+        stores[1].put(record)
+    assert kinds(*stores) == {FORMAT: 1}

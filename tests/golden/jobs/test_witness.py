@@ -11,9 +11,10 @@ import torch
 
 from assay.golden import specs
 from assay.golden.arithmetic import BallArithmetic
-from assay.golden.evaluation import golden_of_ball, run
 from assay.golden.inputs.recipe import Recipe, recipe
 from assay.golden.jobs import witness
+from assay.golden.registry import spec
+from assay.golden.run import golden_of_ball, run
 from assay.golden.store import make_record
 
 CASES: tuple[Recipe, ...] = (
@@ -56,7 +57,9 @@ CASES: tuple[Recipe, ...] = (
     recipe("gemm_2to4", {"M": 7, "N": 40, "K": 64}),
     recipe("attention_varlen", {"B": 3, "Tq": 9, "Tk": 12, "H": 6, "Hkv": 3, "D": 8}),
     recipe("attention_backward", {"B": 2, "H": 6, "Hkv": 3, "Sq": 9, "Sk": 12, "D": 8, "Dv": 5}),
-    *(recipe(op, {"R": 9, "N": 700}, values="positive") for op in witness.ELEMENTWISE),
+    *(recipe(op, {"R": 9, "N": 700}, values="positive") for op in specs() if spec(op).elementwise),
+    recipe("silu", {"R": 9, "N": 700}),
+    *(recipe("gelu", {"R": 9, "N": 700}, options={"approximate": each}) for each in ("none", "tanh")),
 )
 
 
@@ -112,9 +115,10 @@ def test_a_cut_is_small_and_from_anywhere() -> None:
 
 
 def test_the_table_names_specs_that_there_are() -> None:
-    """An entry is for a spec, and each is tried above."""
-    assert set(witness.INDEPENDENT) <= set(specs())
-    assert set(witness.INDEPENDENT) <= {case.spec for case in CASES}
+    """An entry is for a spec, and each is tried above, as is every spec that names columns."""
+    cut = {*witness.INDEPENDENT, *witness.GROUPED}
+    assert cut <= set(specs())
+    assert cut | {name for name in specs() if spec(name).columns} <= {case.spec for case in CASES}
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from assay.golden.evaluation import Golden
 from assay.golden.inputs.recipe import recipe
+from assay.golden.run import Golden
 from assay.golden.store.record import Record, fingerprint, versions
 
 SPECIAL = (0.0, -0.0, math.nan, math.inf, -math.inf, 5e-324, 1.0 + 2.0**-52, -1e308)

@@ -170,6 +170,20 @@ def test_a_claim_that_was_cut_short_is_free(tmp_path: Path, content: bytes) -> N
     assert claimed(store, "1" * 64)
 
 
+def test_a_claim_made_anew_outlives_its_forerunners_heir(tmp_path: Path) -> None:
+    """Whoever gives back a claim that it took over leaves alone one that another has made in the old one's place."""
+    store = Store(str(tmp_path / "s"))
+    store.put(record_of(0))
+    first = f"claims/{'1' * 64}.0"
+    store._files.write(first, b'{"until": 0.0, "machine": "another", "process": "1:1"}')
+    with store.claim("1" * 64) as mine:
+        assert mine
+        living = {"until": time.time() + 50.0, "machine": "another", "process": "2:2"}
+        store._files.write(first, json.dumps(living).encode())
+    assert list(store._files.names("claims")) == [first]
+    assert not claimed(store, "1" * 64)
+
+
 def test_an_expired_claim_has_one_heir(tmp_path: Path) -> None:
     """Of many that find a claim expired at the same time exactly one gets it."""
     store = Store(str(tmp_path / "s"))
