@@ -19,6 +19,7 @@ Tensor = torch.Tensor
 _BLOCK = 2**18  # numbers
 _FEW_ROWS, _LARGEST_BLOCK = 64, 2**21  # numbers
 _ORDINARY = 1e-10  # relative errors below which one bound for a whole row is sharp enough
+_SQUARES = 2.0**-900  # sums of squares below it may have lost what underflowed
 
 
 class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
@@ -156,13 +157,23 @@ class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
         return Ball(y.mid, y.rad + 2 * self.u * bias.magnitude, self.model)
 
     def _in_any_order(self, y: Ball, *factors: Ball) -> Ball:
-        """A product of three: any two may overflow, or underflow by an amount that the third makes large."""
+        """A product of three: any two may overflow, or underflow by an amount that the third makes large.
+
+        Nothing is said where one is infinite and the rest may vanish: it, or the sigmoid in a slope of it, which below
+        -88, where it vanishes, is a hundredth of the slope.
+        """
         if self.model.certifies or y.rad is None:
             return y
         a, b, c = (torch.where(factor.magnitude.isfinite(), factor.magnitude, 0.0) for factor in factors)
         overflow = (a * b > self.model.largest) | (b * c > self.model.largest) | (a * c > self.model.largest)
         rad = y.rad + self.model.function_underflow("div") * (a + b + c)
-        return Ball(y.mid, torch.where(overflow & y.mid.isfinite(), math.inf, rad), self.model)
+        product = Ball(y.mid, torch.where(overflow & y.mid.isfinite(), math.inf, rad), self.model)
+        if not bool(y.mid.isinf().any()):
+            return product
+        least = torch.ones_like(y.mid)
+        for factor in factors:
+            least = least * torch.where(factor.mid.isinf(), 1.0, (factor.mid.abs() - factor.radius).clamp(min=0))
+        return self.unspecified(y.mid.isinf() & (least < 128 * self.model.compute.smallest_normal), product)
 
     def attend(self, scores: Ball, visible: Tensor, values: Ball, sinks: Ball | None) -> tuple[Ball, Ball]:
         """Attention with online softmax, in any blocking and order.
@@ -296,7 +307,14 @@ class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
 
 
 def _spread_about(out: Tensor, weights: Tensor, total: Tensor, size: Tensor, values: Tensor) -> Tensor:
-    """At least sum_j w_j |v_j - O| for weights of sum ``total``: (sum w)^(1/2) (sum w (v - O)^2)^(1/2)."""
+    """At least sum_j w_j |v_j - O| for weights of sum ``total``: (sum w)^(1/2) (sum w (v - O)^2)^(1/2).
+
+    Or sum_j w_j |v_j| + |O| sum w where squares may underflow.
+    """
     squares, centre = weights @ (size * size), out * out * total
     spread = squares - 2 * out * (weights @ values) + centre
-    return torch.sqrt(total * (spread.clamp(min=0) + 1e-13 * (squares + centre)))
+    spread = torch.sqrt(total * (spread.clamp(min=0) + 1e-13 * (squares + centre)))
+    vanishing = squares + centre < _SQUARES
+    if not bool(vanishing.any()):
+        return spread
+    return torch.where(vanishing, weights @ size + out.abs() * total, spread)

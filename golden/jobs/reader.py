@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import islice, product
 from math import prod
 from typing import Any, NoReturn
@@ -15,7 +16,7 @@ from assay.golden.inputs.recipe import recipe
 from assay.golden.inputs.values import format_or_integer
 from assay.golden.jobs.entry import Entry
 from assay.golden.jobs.positions import Path, Positions
-from assay.golden.registry import Option, Spec, spec
+from assay.golden.registry import Option, Spec, spec, specs
 from assay.precision.errors import AssayError
 from assay.precision.formats import format_named
 
@@ -192,8 +193,12 @@ class Reader:
         known = {name for tensor in tensors for name in names_of(tensor)}
         found = []
         for values, place in self._items([""] if stated is None else stated, at):
-            self._names(values, place, "a distribution")
-            if not own and values not in known:  # said for all tables: this op has no tensor of that kind
+            for name in self._names(values, place, "a distribution"):
+                if stated is not None and not own and name not in _distributions():
+                    self._fail(place, unknown("distribution", name, _distributions()))
+            if not own and isinstance(values, dict):  # said for all tables: as far as this op has such tensors
+                values = {tensor.name: values[tensor.name] for tensor in tensors if tensor.name in values} or ""
+            elif not own and values not in known:
                 values = ""
             with self._told(place):
                 made = [recipe(op.name, sizes, options=options, values=values).values for options, sizes in firsts]
@@ -277,6 +282,12 @@ class Reader:
 
     def _fail(self, path: Path, message: str) -> NoReturn:
         raise CampaignError(f"{self._label}:{self._positions.line(path)}: {message}")
+
+
+@cache
+def _distributions() -> frozenset[str]:
+    """The distributions that any tensor of any op can have."""
+    return frozenset(name for op in specs() for tensor in spec(op).tensors for name in names_of(tensor))
 
 
 def _option_value(option: Option, value: Any) -> Any:

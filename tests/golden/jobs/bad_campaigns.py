@@ -14,6 +14,7 @@ BAD: list[tuple[str, int, str]] = [
     ('dtypes = ["float32"\n[[golden]]\n', 2, "no TOML ("),
     (SOFTMAX + "seeds = \n", 5, "no TOML (Invalid value at column 9); mend what stands there"),
     (SOFTMAX + 'digits = "', 5, "no TOML ("),
+    ('distributions = ["gauss"]\n' + SOFTMAX, 1, "unknown distribution 'gauss'"),
     ("dtype = 1\n" + SOFTMAX, 1, "unknown key 'dtype'; did you mean 'dtypes'?"),
     (SOFTMAX + "\n# seeds\nseed = 3\n", 7, "unknown key 'seed'; did you mean 'seeds'?"),
     (HEAD + "[[golden]]\nspec = 'softmax'\n", 2, "has no shapes; add e.g. shapes = [{ R = 4, N = 64 }]"),

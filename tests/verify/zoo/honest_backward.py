@@ -86,6 +86,17 @@ def layernorm_backward_apex(
     return dx.to(x.dtype), (gradient * normalised).sum(dim=0).to(x.dtype), gradient.sum(dim=0).to(x.dtype)
 
 
+def layernorm_backward_torch(
+    x: Tensor, weight: Tensor, dy: Tensor, *, eps: float = 1e-5
+) -> tuple[Tensor, Tensor, Tensor]:
+    """PyTorch's own, in float32."""
+    with torch.enable_grad():
+        leaves = [part.requires_grad_() for part in (load(x), load(weight), torch.zeros(weight.shape))]
+        out = torch.nn.functional.layer_norm(leaves[0], x.shape[1:], leaves[1], leaves[2], eps)
+        dx, dweight, dbias = torch.autograd.grad(out, leaves, load(dy))
+    return dx.to(x.dtype), dweight.to(x.dtype), dbias.to(x.dtype)
+
+
 def rmsnorm_backward(
     x: Tensor,
     weight: Tensor,
@@ -146,6 +157,15 @@ def swiglu_backward_liger(gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tensor,
     return (gradient * slope_of_product(g) * u).to(gate.dtype), (gradient * silu).to(gate.dtype)
 
 
+def swiglu_backward_torch(gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    """(dy up s) (1 + x (1 - s)), in which a subnormal first product is multiplied up again."""
+    g, u, gradient = load(gate), load(up), load(dy)
+    s = sigmoid(g)
+    first = gradient * u * s
+    silu = zero_at_minus_infinity(g * s, g)
+    return torch.where(g.isinf(), first, first * (1.0 + g * (1.0 - s))).to(gate.dtype), (gradient * silu).to(gate.dtype)
+
+
 NORM_OPTIONS = {"eps": [1e-5, 1e-2]}
 
 BACKWARD: tuple[Entry, ...] = (
@@ -154,10 +174,14 @@ BACKWARD: tuple[Entry, ...] = (
     *family("softmax_backward_torch", "softmax_backward", softmax_backward_torch, DTYPES[:2]),
     *family("layernorm_backward", "layernorm_backward", layernorm_backward, DTYPES, options=NORM_OPTIONS),
     *family("layernorm_backward_apex", "layernorm_backward", layernorm_backward_apex, DTYPES[:2], options=NORM_OPTIONS),
+    *family(
+        "layernorm_backward_torch", "layernorm_backward", layernorm_backward_torch, DTYPES[:2], options=NORM_OPTIONS
+    ),
     *family("rmsnorm_backward", "rmsnorm_backward", rmsnorm_backward, DTYPES, options=NORM_OPTIONS),
     *family(
         "rmsnorm_backward_factored", "rmsnorm_backward", rmsnorm_backward_factored, DTYPES[:2], options=NORM_OPTIONS
     ),
     *family("swiglu_backward", "swiglu_backward", swiglu_backward, DTYPES),
+    *family("swiglu_backward_torch", "swiglu_backward", swiglu_backward_torch, DTYPES[:2]),
     *family("swiglu_backward_liger", "swiglu_backward", swiglu_backward_liger, DTYPES[:2]),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -65,6 +66,11 @@ def softmax(values: Tensor) -> Tensor:
     """Shifted by the row's maximum."""
     weights = torch.exp(values - values.amax(dim=1, keepdim=True))
     return weights / weights.sum(dim=1, keepdim=True)
+
+
+def softmax_from_lse(values: Tensor) -> Tensor:
+    """exp(x - lse): beside a logit of +inf zero, where a quotient is NaN."""
+    return torch.exp(values - torch.logsumexp(values, dim=1, keepdim=True))
 
 
 def number_of(counted: Tensor, reduction: str) -> float:
@@ -130,6 +136,13 @@ LOSS: tuple[Entry, ...] = (
     *family("cross_entropy", "cross_entropy", cross_entropy, DTYPES, options=LOSS_OPTIONS),
     *family("cross_entropy_torch", "cross_entropy", cross_entropy_torch, DTYPES, options=LOSS_OPTIONS),
     *family("cross_entropy_backward", "cross_entropy_backward", cross_entropy_backward, DTYPES, options=LOSS_OPTIONS),
+    *family(
+        "cross_entropy_backward_from_lse",
+        "cross_entropy_backward",
+        partial(cross_entropy_backward, shares=softmax_from_lse),
+        DTYPES[:2],
+        options=LOSS_OPTIONS,
+    ),
     *family(
         "cross_entropy_backward_from_logs",
         "cross_entropy_backward",

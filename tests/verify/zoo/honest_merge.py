@@ -77,6 +77,17 @@ def merge_by_lse(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tupl
     return (out + torch.exp(b - known)[..., None] * zero_if_empty(load(o_b), b)).to(o_a.dtype), lse
 
 
+def merge_by_difference(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    """a - s (a - b), s the logistic function of the scores' difference, as ring attention has it."""
+    a, b = load(lse_a), load(lse_b)
+    left, right = zero_if_empty(load(o_a), a), zero_if_empty(load(o_b), b)
+    none = torch.maximum(a, b) == -math.inf
+    share = torch.where(none, torch.zeros_like(a), torch.sigmoid(b - a))
+    largest, least = shift_of(torch.maximum(a, b)), torch.minimum(a, b)
+    lse = torch.where(none, -math.inf, largest + torch.log1p(torch.exp(least - largest)))
+    return (left - share[..., None] * (left - right)).to(o_a.dtype), lse
+
+
 def forward(shards: Tensor) -> Tensor:
     """One rank after the other, in float32."""
     total = torch.zeros(shards.shape[1])
@@ -121,6 +132,7 @@ MERGE: tuple[Entry, ...] = (
     *family("merge_states", "merge_states", merge_states, ALL),
     *family("merge_states_in_base_two", "merge_states", merge_in_base_two, ALL),
     *family("merge_states_by_lse", "merge_states", merge_by_lse, ALL),
+    *family("merge_states_by_difference", "merge_states", merge_by_difference, ALL[:2]),
     *family("all_reduce", "all_reduce", all_reduce, ALL, shapes=RANKS),
     *family("all_reduce_tree", "all_reduce", partial(all_reduce, total=tree), ALL, shapes=RANKS),
     *family("all_reduce_ring", "all_reduce", partial(all_reduce, total=ring), ALL, shapes=RANKS),
