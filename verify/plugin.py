@@ -63,9 +63,14 @@ class Assay:
 
     def examine(self, kernel: Callable[..., Any], op: str, **settings: Any) -> Verdict:
         """`assay.verify.examine`; the verdict is listed in the terminal summary."""
+        __tracebackhide__ = True
+        from assay.golden.errors import StoreError
         from assay.verify import examine  # torch is imported here, by a test that needs it
 
-        verdict = examine(kernel, op, **(self._marked | settings | self._given))
+        try:
+            verdict = examine(kernel, op, **(self._marked | settings | self._given))
+        except StoreError as error:  # of --assay-golden: no fault of the test's
+            pytest.fail(str(error), pytrace=False)
         self._record(verdict)
         return verdict
 
@@ -103,6 +108,7 @@ def assay(request: pytest.FixtureRequest) -> Assay:
             "spec": verdict.spec,
             "dtype": verdict.dtype,
             "cases": verdict.cases,
+            "stored": verdict.phases.get("stored"),
             "worst": f"{verdict.worst:.3g}",
             "outcome": verdict.outcome,
         }
@@ -128,6 +134,11 @@ class _Faithful:
             return (yield)
 
 
+def _stored(row: dict[str, Any]) -> str:
+    """How many of a row's cases came out of a store, where one was given."""
+    return "" if row["stored"] is None else f"  ({row['stored']} of them stored)"
+
+
 class _Summary:
     """Collects the verdicts of all tests, those of xdist's workers too, and lists them at the end."""
 
@@ -147,7 +158,7 @@ class _Summary:
                 colour = "green" if row["outcome"] == "PASS" else "red"
                 terminalreporter.line(
                     f"{row['kernel']:{width}}  {row['spec']:14} {row['dtype']:20} {row['cases']:6} cases"
-                    f"  worst {row['worst']:>8}  {row['outcome']}",
+                    f"  worst {row['worst']:>8}  {row['outcome']}{_stored(row)}",
                     **{colour: True},
                 )
         return (yield)

@@ -60,6 +60,9 @@ LONG: tuple[Case, ...] = (
     Case("attention", (normal(1, 1, 2, 8), normal(1, 1, 300, 8), normal(1, 1, 300, 1, mean=1e4)), {"softcap": 5.0}),
     Case("moe", (normal(1, 70), normal(1, 80, 70), normal(1, 70, 40), torch.ones(1, 1), torch.zeros(1, 1).int()), {}),
 )
+STEEP = torch.tensor([[[[900.3], [1e7]]]])
+FAINT = (torch.tensor([[[[1.0123], [0.111]]]]), torch.tensor([[[[0.0], [1e-44]]]]))
+"""A value of zero takes all the weight, and the square of what is left underflows."""
 EDGES: tuple[Case, ...] = (
     *(Case(op, (MASKED[:, :columns],), {}) for op in ("softmax", "log_softmax", "logsumexp") for columns in (2, 3)),
     Case("attention", (normal(1, 2, 3, 2), normal(1, 1, 0, 2), normal(1, 1, 0, 3)), {"return_lse": True}),
@@ -67,6 +70,7 @@ EDGES: tuple[Case, ...] = (
     Case("attention", (normal(1, 2, 3, 2), normal(1, 1, 2, 2), normal(1, 1, 2, 0)), {"return_lse": True}),
     Case("attention", (normal(1, 2, 3, 0), normal(1, 1, 2, 0), normal(1, 1, 2, 3)), {"return_lse": True}),
     Case("attention", (normal(1, 1, 1, 2), normal(1, 1, 2, 2), normal(1, 1, 2, 2)), {"sinks": torch.tensor([-INF])}),
+    Case("attention", (STEEP, *FAINT), {"scale": 0.6}),
     Case("softmax", (torch.zeros(2, 0),), {}),
     Case("logsumexp", (torch.zeros(2, 0),), {}),
     Case("gemm", (torch.tensor([[1e-200]], dtype=torch.float64), torch.tensor([[1e-200]], dtype=torch.float64)), {}),

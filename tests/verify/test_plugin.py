@@ -289,4 +289,10 @@ def test_stored_goldens_are_tried_too(run: Any, tmp_path: Any) -> None:
             assay.check(kernel, "softmax", dtype="float32", examples=0, shapes={"N": range(1, 2000)})
     """
     run(tests).assert_outcomes(passed=1)
-    run(tests, "--assay-golden", store.url).assert_outcomes(failed=1)
+    result = run(tests, "--assay-golden", store.url)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*FAIL  (1 of them stored)"])
+    result = run(tests, "--assay-golden", f"{store.url}/nothing")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["store *nothing*"])
+    result.stdout.no_fnmatch_line("*plugin.py*")
