@@ -31,3 +31,11 @@ def test_thirty_digits_of_huge_scores_are_no_nan() -> None:
     golden = evaluate("attention", q, k, v, digits=30)
     assert not isinstance(golden, tuple)
     assert golden.value.item() == 1.25
+
+
+def test_a_subnormal_product_that_is_multiplied_up_is_held() -> None:
+    """(dy up s) (1 + x (1 - s)), whose first factor is subnormal and whose second is -83, keeps the contract."""
+    gate, up, dy = (torch.tensor([[value]]) for value in (-84.118286, -1.0, -1.85343083e-06))
+    s = torch.sigmoid(gate)
+    results = (dy * up * s) * (1 + gate * (1 - s)), dy * (gate * s)
+    assert worst(uses("swiglu_backward", (gate, up, dy), {}, [("torch", results)])).ratio <= 1

@@ -11,7 +11,10 @@ Kernel = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Entry:
-    """A kernel that keeps the default contract of its spec; `examine` holds keyword arguments for `examine`."""
+    """A kernel that keeps the contract of its spec, the default one unless ``examine`` has another.
+
+    ``examine`` holds keyword arguments for `examine`.
+    """
 
     name: str
     spec: str

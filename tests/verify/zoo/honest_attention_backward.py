@@ -10,6 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from assay.verify import Contract
+
 from .entry import Entry, family
 from .honest_attention import kv_head_of, visible_keys
 from .honest_softmax import LOG2_E, shift_of
@@ -39,6 +41,25 @@ def unscaled(gradient: Tensor, scale: float) -> Tensor:
     return gradient * scale
 
 
+def product(weights: Tensor, see: Tensor, values: Tensor) -> Tensor:
+    """weights @ values, to which what is not seen adds nothing even where it is NaN."""
+    if bool(values.isfinite().all()):
+        return weights @ values
+    total = weights @ torch.where(values.isfinite(), values, torch.zeros_like(values))
+    for place in range(values.shape[-2]):
+        row = values[..., place, None, :]
+        if not bool(row.isfinite().all()):
+            term = weights[..., place, None] * torch.where(row.isfinite(), torch.zeros_like(row), row)
+            term = torch.where(row.isfinite(), torch.zeros_like(term), term)
+            total = total + torch.where(see[:, place, None], term, torch.zeros_like(term))
+    return total
+
+
+def dense_product(weights: Tensor, see: Tensor, values: Tensor) -> Tensor:
+    """weights @ values, in which a weight of zero meets NaN as well."""
+    return weights @ values
+
+
 @dataclass(frozen=True)
 class Parts:
     """The pieces that both kernels are made of; a fault replaces one."""
@@ -52,23 +73,10 @@ class Parts:
     scale_k: Callable[[Tensor, float], Tensor] = unscaled
     scores: Callable[[Tensor], Tensor] = load
     accumulator: Callable[[Tensor], Tensor] = load
+    over_rows: Callable[[Tensor, Tensor, Tensor], Tensor] = product
 
 
 HONEST_PARTS = Parts()
-
-
-def product(weights: Tensor, see: Tensor, values: Tensor) -> Tensor:
-    """weights @ values, to which what is not seen adds nothing even where it is NaN."""
-    if bool(values.isfinite().all()):
-        return weights @ values
-    total = weights @ torch.where(values.isfinite(), values, torch.zeros_like(values))
-    for place in range(values.shape[-2]):
-        row = values[..., place, None, :]
-        if not bool(row.isfinite().all()):
-            term = weights[..., place, None] * torch.where(row.isfinite(), torch.zeros_like(row), row)
-            term = torch.where(row.isfinite(), torch.zeros_like(term), term)
-            total = total + torch.where(see[:, place, None], term, torch.zeros_like(term))
-    return total
 
 
 def attention_backward(
@@ -113,8 +121,8 @@ def attention_backward(
         slopes = torch.where(seen, p * parts.difference(products, delta), torch.zeros_like(p))
         slopes = stored(slopes)
         dq = parts.accumulator(dq + product(slopes, seen, all_k[:, :, part]))
-        dk[:, :, part] = product(slopes.transpose(-1, -2), seen.T, rows)
-        dv[:, :, part] = product(stored(p).transpose(-1, -2), seen.T, gradient)
+        dk[:, :, part] = parts.over_rows(slopes.transpose(-1, -2), seen.T, rows)
+        dv[:, :, part] = parts.over_rows(stored(p).transpose(-1, -2), seen.T, gradient)
     dq, dk = parts.scale_q(dq, factor), parts.scale_k(dk, factor)
     return dq.to(dtype), parts.group(dk, groups).to(dtype), parts.group(dv, groups).to(dtype)
 
@@ -122,7 +130,7 @@ def attention_backward(
 def attention_backward_by_autograd(
     q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, causal: str = "none", scale: float | None = None
 ) -> Gradients:
-    """PyTorch's autograd of whole rows in float32."""
+    """PyTorch's autograd of whole rows in float32, in which NaN behind the mask meets weights of zero."""
     see = visible_keys(q.shape[2], k.shape[2], causal, None)
     factor = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
     heads = kv_head_of(q.shape[1], k.shape[1])
@@ -151,7 +159,20 @@ ATTENTION_BACKWARD: tuple[Entry, ...] = tuple(
             DTYPES,
             MASKS_AND_SCALES,
         ),
-        ("attention_backward_by_autograd", attention_backward_by_autograd, DTYPES[:2], MASKS),
+        (
+            "attention_backward_dense_over_rows",
+            partial(attention_backward, parts=Parts(over_rows=dense_product)),
+            DTYPES[:2],
+            MASKS,
+        ),
     )
     for entry in family(name, "attention_backward", kernel, dtypes, options=options, shapes=SHAPES)
+) + family(
+    "attention_backward_by_autograd",
+    "attention_backward",
+    attention_backward_by_autograd,
+    DTYPES[:2],
+    options=MASKS,
+    shapes=SHAPES,
+    contract=Contract(nonfinite="unspecified"),
 )
