@@ -30,9 +30,9 @@ _MOST_STARTS = 64  # calls that all numbers may take
 _SPOILED = 4  # cases a base whose unused elements are NaN
 
 
-def gate_cases(sampler: Sampler) -> Iterator[Case]:
+def gate_cases(sampler: Sampler, style: str) -> Iterator[Case]:
     """Ordinary cases on which the check itself is checked."""
-    for place, base in enumerate(_bases(sampler, "gate", ("tile", "small"))):
+    for place, base in enumerate(_bases(sampler, "gate", (style,))):
         yield with_values(base, "normal", layouts={}, memory="plain", protocol="once", unused="plain", seed=place)
 
 
