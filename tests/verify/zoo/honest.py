@@ -1,4 +1,4 @@
-"""Kernels that keep the default contract of their spec, for all inputs that it judges."""
+"""Kernels that keep their entry's contract, the default one where it names none, for all inputs that it judges."""
 
 from __future__ import annotations
 
