@@ -99,13 +99,21 @@ def _tensor(definition: Spec, tensor: TensorSpec, value: Any) -> torch.Tensor:
     """``value`` as a tensor on the CPU, of the kind of numbers that the signature asks for; lists keep their digits."""
     try:
         found = value.detach().cpu() if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value))
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{definition.name}: {tensor.name} is no tensor of numbers: {error}") from None
+    except (TypeError, ValueError, RuntimeError) as error:  # NotImplementedError of a meta tensor among them
+        why = str(error).partition("\n")[0]
+        raise InputError(f"{definition.name}: {tensor.name} is no tensor of numbers: {why}") from None
+    if found.layout != torch.strided:
+        raise InputError(f"{definition.name}: {tensor.name} is sparse; give it as .to_dense()")
     whole = not (found.dtype.is_floating_point or found.dtype.is_complex or found.dtype == torch.bool)
     if tensor.is_integer and not whole:
         raise InputError(f"{definition.name}: {tensor.name} must be integers, got {found.dtype}")
     if found.dtype.is_complex or found.dtype == torch.bool:
         raise InputError(f"{definition.name}: {tensor.name} must be real numbers, got {found.dtype}")
+    if found.dtype == torch.uint8 and (tensor.dtype or "").startswith(("fp8", "float8")):
+        view = "float8_e4m3fn" if tensor.dtype == "fp8" else tensor.dtype
+        raise InputError(
+            f"{definition.name}: {tensor.name} must be numbers, got bytes; give codes as .view(torch.{view})"
+        )
     if whole and not tensor.is_integer and found.element_size() == 8 and _is_beyond(found.numpy()):
         raise InputError(
             f"{definition.name}: {tensor.name} holds whole numbers beyond 2^53, which float64 would round; "

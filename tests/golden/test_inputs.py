@@ -226,3 +226,18 @@ def test_every_spec_tells_its_tensors_options_and_stages(op: str) -> None:
         option.check(op, name, option.default)
     assert set(definition.stages.values()) <= {"input", None}
     assert callable(definition.definition)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.full((1, 1), 127, dtype=torch.uint8), r"scale_a must be numbers, got bytes; give codes as .view"),
+        (torch.ones(1, 1, device="meta"), "scale_a is no tensor of numbers"),
+        (torch.ones(1, 1).to_sparse(), "scale_a is sparse"),
+    ],
+)
+def test_a_scale_that_holds_no_numbers_is_refused(value: torch.Tensor, message: str) -> None:
+    """Bytes of codes, tensors without memory and sparse ones: one line says what is expected."""
+    a, b = torch.ones(1, 32).to(torch.float8_e4m3fn), torch.ones(32, 1).to(torch.float8_e4m3fn)
+    with pytest.raises(InputError, match=message):
+        evaluate("gemm_mxfp8", a, b, value, torch.ones(1, 1))
