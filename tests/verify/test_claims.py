@@ -1,8 +1,8 @@
 """Claim and counter-claim: honest kernels are accepted, and copies of them with one fault each are rejected.
 
 Both are examined with default settings; the faulty ones with the default number of examples, the honest ones, most of
-whose cost is in fuzzing, with fewer (``./dev bench zoo`` runs them with all). A usual run takes every third kernel, so
-that each family is seen; ``./dev test -m "slow or evidence" tests/verify/test_claims.py`` takes all.
+whose cost is in fuzzing, with fewer (``./dev bench zoo`` runs them with all). A usual run takes every eighth kernel;
+``./dev test -m "slow or evidence" tests/verify/test_claims.py`` takes all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.verify.zoo import FAULTY, HONEST, Entry, Faulty
 
 pytestmark = pytest.mark.slow
 
-_USUAL = 3
+_USUAL = 8
 
 
 def entries(table: Sequence[Any]) -> list[Any]:
