@@ -108,6 +108,18 @@ def _one_hot(draws: Draws) -> Array:
     return (draws.position() == row % 61).astype(np.float64)
 
 
+def _end_scales(draws: Draws) -> Array:
+    """Scales near the ends of e8m0, whose products with codes bfloat16 still holds, and of other formats near one."""
+    ends = (-112, -111, 112, 0) if draws.format.name == "float8_e8m0fnu" else (-6, -5, 4, 0)
+    return power_of_two(np.asarray(ends)[integers(draws.bits(), len(ends))])
+
+
+def _signed_scales(draws: Draws) -> Array:
+    """Scales of either sign; e8m0 has none."""
+    sign = 1.0 if draws.format.name == "float8_e8m0fnu" else draws.sign()
+    return sign * 2.0**-4 * (0.5 + draws.uniform())
+
+
 def _far_scales(draws: Draws) -> Array:
     """Scales far from one: to 2^40 in e8m0, in other formats of 8 bits to the largest, in wide ones from 2^-14."""
     if draws.format.name == "float8_e8m0fnu":
@@ -122,6 +134,7 @@ REAL: dict[str, Callable[[Draws], Array]] = {
     "positive": lambda d: d.uniform() + 2.0**-10,
     "lognormal": lambda d: d.sign() * power_of_two(np.rint(2.5 * normal(d.bits("exponent")))) * (1 + d.uniform()),
     "outliers": lambda d: d.normal() * d.column_choice(*[1.0] * 15, 64.0),
+    "loud_rows": lambda d: d.normal() * d.row_choice(*[1.0] * 7, 512.0),
     "cancelling": _cancelling,
     "constant_rows": lambda d: normal(d.bits("value", ignore=[-1])) * d.row_choice(1.0, 30.0, 1000.0),
     "ascending": lambda d: d.position() * 0.125 + 0.25 * d.uniform(),
@@ -162,6 +175,8 @@ ROLES: dict[str, dict[str, Callable[[Draws], Array]]] = {
         "powers": lambda d: power_of_two(integers(d.bits(), 9) - 6),
         "uneven": lambda d: power_of_two(integers(d.bits("exponent"), 13) - 8) * (1 + d.uniform()),
         "far": _far_scales,
+        "ends": _end_scales,
+        "signed": _signed_scales,
     },
     "weight": {
         "plain": lambda d: d.uniform(),

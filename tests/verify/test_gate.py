@@ -199,3 +199,17 @@ def test_a_golden_without_numbers_is_passed_over() -> None:
     assert passes_gate(limits(nowhere, 0.0), format_named("bfloat16")) is None
     assert not bool(judge(nowhere, limits(nowhere, 0.0)).broken.any())
     assert bool(judge(torch.zeros(2, 3), limits(nowhere, 0.0)).broken.all())
+
+
+def test_a_size_where_results_cancel_is_no_loophole() -> None:
+    """A gradient that vanishes where a row has one or two columns doesn't make its check vacuous."""
+
+    def layernorm_backward(x: Tensor, weight: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight = (tensor.detach().requires_grad_() for tensor in (x, weight))
+        bias = torch.zeros_like(weight, requires_grad=True)
+        y = torch.nn.functional.layer_norm(x, (x.shape[-1],), weight, bias)
+        dx, dweight, dbias = torch.autograd.grad(y, (x, weight, bias), dy)
+        return dx, dweight, dbias
+
+    verdict = examine(layernorm_backward, "layernorm_backward", dtype="float32", examples=5)
+    assert verdict.outcome != "VACUOUS", str(verdict)

@@ -3,24 +3,34 @@
 Whatever the layout, the tensor is a view into a larger buffer of its own. All bytes of the buffer that are not
 elements of the tensor (the zones before and after, the gaps between strided elements) hold a pattern; after a call
 they must hold it still.
+
+"far" is the layout of a tensor of more than 2^31 elements, without its memory: rows 2^30 elements apart in address space
+that is only reserved. Stride and row number fit into 32 bits and their product, from the third row on, does not; an
+offset that wraps lands in zeros within the same space.
 """
 
 from __future__ import annotations
 
+import mmap
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-LAYOUTS = ("contiguous", "transposed", "sliced", "offset", "strided", "expanded")
+LAYOUTS = ("contiguous", "transposed", "sliced", "offset", "strided", "expanded", "far")
 
 _GUARD = 64  # elements before and after
 _PATTERN = 0xFF  # NaN in every float format, -1 in every signed integer
+_APART = 2**30 + 4096  # elements between far rows
+_WRAPPED = 2**31  # elements before and after them, where wrapped offsets land
+_NO_RESERVE = 0x4000  # Linux's MAP_NORESERVE, which Python's mmap names from 3.13 on
+_MOST_FAR = 2**38  # bytes of address space that a far tensor may take
 
 
 @dataclass(frozen=True)
 class Guarded:
-    """A tensor inside its buffer, and the buffer's bytes before the call."""
+    """A tensor inside its buffer, and the buffer's bytes before the call; of a far tensor a row for each of its own."""
 
     tensor: torch.Tensor
     buffer: torch.Tensor
@@ -32,9 +42,12 @@ class Guarded:
         if torch.equal(now, self.before):
             return None
         item = self.buffer.element_size()
-        changed = (now != self.before).reshape(-1, item).any(-1)
-        inside = torch.zeros(changed.shape[0], dtype=torch.bool, device=changed.device)
-        inside.as_strided(self.tensor.shape, self.tensor.stride(), self.tensor.storage_offset()).fill_(True)
+        changed = (now != self.before).reshape(*self.buffer.shape, item).any(-1)
+        inside = torch.zeros(changed.shape, dtype=torch.bool, device=changed.device)
+        if self.buffer.dim() == 1:
+            inside.as_strided(self.tensor.shape, self.tensor.stride(), self.tensor.storage_offset()).fill_(True)
+        else:
+            inside[:, _GUARD:-_GUARD] = True
         return "out_of_bounds_write" if bool((changed & ~inside).any()) else "input_mutated"
 
     def refill(self, values: torch.Tensor) -> Guarded:
@@ -52,10 +65,42 @@ def tied_axes(layout: str, shape: Sequence[int]) -> tuple[int, ...]:
 def place(values: torch.Tensor, layout: str, device: torch.device | str) -> Guarded:
     """``values`` in memory as ``layout`` says."""
     shape = tuple(values.shape)
+    if layout == "far":
+        far = _far(values, device)
+        if far is not None:
+            return far
     strides, first, span = _geometry(shape, layout)
     buffer = torch.empty(2 * _GUARD + span, dtype=values.dtype, device=device)
     buffer.view(torch.uint8).fill_(_PATTERN)
     return _filled(buffer.as_strided(shape, strides, _GUARD + first), buffer, values)
+
+
+def far_axis(shape: Sequence[int]) -> int | None:
+    """The axis along which a far tensor's rows lie apart, the last but one; None where it has too few of them."""
+    return len(shape) - 2 if len(shape) > 1 and shape[-2] > 2 and all(shape) else None
+
+
+def _far(values: torch.Tensor, device: torch.device | str) -> Guarded | None:
+    """``values`` as a far tensor, where they have such an axis and the system grants the address space."""
+    shape, item = tuple(values.shape), values.element_size()
+    axis = far_axis(shape)
+    if axis is None or torch.device(device).type != "cpu" or sys.platform != "linux":
+        return None
+    strides, inner = [0] * len(shape), 1
+    for place_ in reversed(range(len(shape))):
+        strides[place_] = _APART if place_ == axis else inner
+        inner *= 1 if place_ == axis else shape[place_]
+    span = _WRAPPED * 2 + _APART * shape[axis]
+    if inner + 2 * _GUARD > _APART or span * item > _MOST_FAR:
+        return None
+    try:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+        space = torch.frombuffer(mmap.mmap(-1, span * item, flags=flags), dtype=values.dtype)
+    except OSError:  # a limit on address space
+        return None
+    rows = space.as_strided((shape[axis], inner + 2 * _GUARD), (_APART, 1), _WRAPPED - _GUARD)
+    rows.view(torch.uint8).fill_(_PATTERN)
+    return _filled(space.as_strided(shape, strides, _WRAPPED), rows, values)
 
 
 def _filled(tensor: torch.Tensor, buffer: torch.Tensor, values: torch.Tensor) -> Guarded:

@@ -31,7 +31,7 @@ HUGE = (1279, 2049, 4095, 4096, 5003, 8193)
 
 MOST_ELEMENTS = 2**17
 MOST_WORK = 2**24
-_GROUPS = (1, 2, 3, 4)
+_GROUPS = (1, 2, 3, 4, 8)
 
 
 def seeded(seed: int) -> Chooser:

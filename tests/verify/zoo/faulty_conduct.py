@@ -60,6 +60,24 @@ def packed(x: Tensor) -> Tensor:
     return line[torch.arange(x.numel()) % behind].reshape(x.shape)
 
 
+def wrapped(x: Tensor) -> Tensor:
+    """What a kernel reads whose offsets are computed in 32 bits."""
+    rows, columns = (torch.arange(size, dtype=torch.int32) for size in x.shape)
+    offsets = rows[:, None] * x.stride(0) + columns * x.stride(1)  # both fit, the product may not
+    whole = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
+    return whole[offsets.long() + x.storage_offset()]
+
+
+def softmax_offsets_of_32_bits(x: Tensor) -> Tensor:
+    """Offsets beyond 2^31 elements wrap."""
+    return softmax_shifted(wrapped(x))
+
+
+def gemm_offsets_of_b_of_32_bits(a: Tensor, b: Tensor) -> Tensor:
+    """Offsets into b wrap."""
+    return gemm(a, wrapped(b))
+
+
 def softmax_strides_ignored(x: Tensor) -> Tensor:
     """The input's strides are ignored."""
     return softmax_shifted(packed(x))
@@ -187,6 +205,8 @@ FAULTY_CONDUCT: tuple[Faulty, ...] = (
     plant("add_rmsnorm_in_place", "add_rmsnorm-bfloat16", add_rmsnorm_in_place, (*MUTATED, "crash")),
     plant("silu_tail_unwritten", "silu-bfloat16", silu_tail_unwritten, UNWRITTEN),
     plant("rmsnorm_rows_unwritten", "rmsnorm-float32", rmsnorm_rows_unwritten, UNWRITTEN),
+    plant("softmax_offsets_wrap", "softmax_shifted-bfloat16", softmax_offsets_of_32_bits, (*WRONG, "layout")),
+    plant("gemm_offsets_of_b_wrap", "gemm-float32", gemm_offsets_of_b_of_32_bits, (*WRONG, "layout")),
     plant("softmax_strides_ignored", "softmax_shifted-bfloat16", softmax_strides_ignored, (*WRONG, "layout")),
     plant("gemm_strides_of_b_ignored", "gemm-float32", gemm_strides_of_b_ignored, (*WRONG, "layout")),
     plant("gelu_behind_input", "gelu-float32", gelu_behind_input, ("out_of_bounds_write", *MUTATED)),

@@ -51,6 +51,11 @@ def with_sentinel(lse: Tensor) -> Tensor:
     return lse.clamp(min=-1e30)
 
 
+def empty_below(lse: Tensor) -> Tensor:
+    """A log-sum-exp below -5e4 is taken for that of an empty state."""
+    return torch.where(lse < -5e4, -math.inf, lse)
+
+
 MERGE_FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "nan_of_empty": ("bfloat16", {"output": as_it_is}),
     "maximum_forgotten": ("float32", {"shift": no_shift}),
@@ -63,6 +68,7 @@ MERGE_FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "not_normalised": ("bfloat16", {"divisor": only_sum}),
     "zero_by_zero": ("float32", {"divisor": keep}),
     "sentinel": ("bfloat16", {"lse": with_sentinel}),
+    "empty_below": ("bfloat16", {"lse": empty_below}),
     "bfloat16_terms": ("bfloat16", {"term": partial(rounded_to, torch.bfloat16)}),
     "bfloat16_lse": ("float32", {"lse": partial(rounded_to, torch.bfloat16)}),
     "truncated_store": ("bfloat16", {"store": store_truncated}),

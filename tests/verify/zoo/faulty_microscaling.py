@@ -45,6 +45,11 @@ def ones(scale: Tensor) -> Tensor:
     return torch.ones_like(scale)
 
 
+def clamped(least: float, most: float, scale: Tensor) -> Tensor:
+    """Scales beyond a range are taken for its ends."""
+    return scale.clamp(least, most)
+
+
 def viewed(scale: Tensor) -> Tensor:
     """The scales are read in the transposed order."""
     return scale.T.contiguous().reshape(scale.shape)
@@ -126,6 +131,7 @@ MX_FAULTS: dict[str, dict[str, Any]] = {
     "blocks_of_64": {"spread": doubled_block},
     "blocks_shifted": {"spread": shifted_block},
     "unsigned": {"value": unsigned},
+    "scale_a_clamped": {"scale_a": partial(clamped, 2.0**-15, 2.0**15)},
     "truncated_store": {"store": store_truncated},
 }
 MX_BLOCKWISE: dict[str, dict[str, Any]] = {
@@ -143,6 +149,8 @@ NV_FAULTS: dict[str, dict[str, Any]] = {
     "global_b_forgotten": {"outer": only_a},
     "globals_divided": {"outer": quotient},
     "scale_a_viewed": {"scale_a": viewed},
+    "scale_a_at_most_240": {"scale_a": partial(clamped, -240.0, 240.0)},
+    "scale_b_unsigned": {"scale_b": torch.abs},
     "blocks_of_32": {"spread": doubled_block},
     "truncated_store": {"store": store_truncated},
 }
