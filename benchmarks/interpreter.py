@@ -1,11 +1,12 @@
 """What the faithful interpreter costs beside Triton's own, and in which versions of Triton its self-tests hold.
 
-python benchmarks/interpreter.py cost          both interpreters on the same kernels, in one process
+python benchmarks/interpreter.py cost          both, and the sanitizer, on the same kernels, in one process
 python benchmarks/interpreter.py versions      each known version of Triton, in an environment of its own
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -55,30 +56,30 @@ def _last_line(command: list[str], environment: dict[str, str]) -> str:
 
 
 def cost() -> int:
-    """Best of several runs of each kernel in either interpreter, and their ratio."""
+    """Best of several runs of each kernel: Triton's own interpreter, ours, and ours with the sanitizer."""
     os.environ["TRITON_INTERPRET"] = "1"
     import torch
     from interpreter_kernels import WORKLOADS
 
-    from assay.verify.interpreter import faithful
+    from assay.verify.interpreter import faithful, sanitized
 
-    print(f"{'kernel':32}{'plain [ms]':>12}{'faithful [ms]':>15}{'ratio':>8}   (goal: at most 1.5)")
+    contexts = {"plain": contextlib.nullcontext, "faithful": faithful, "sanitized": sanitized}
+    print(f"{'kernel':32}{'plain':>9}{'faithful':>10}{'sanitized':>11} [ms]   ratios (goals: at most 1.5 and 3)")
     torch.manual_seed(0)
-    worst = 0.0
+    worst = [0.0, 0.0]
     for name, run in WORKLOADS.items():
-        times: dict[str, list[float]] = {"plain": [], "faithful": []}
+        times = dict.fromkeys(contexts, float("inf"))
         for _ in range(7):
-            start = time.perf_counter()
-            run()
-            times["plain"].append(time.perf_counter() - start)
-            with faithful():
-                start = time.perf_counter()
-                run()
-                times["faithful"].append(time.perf_counter() - start)
-        plain, ours = min(times["plain"]), min(times["faithful"])
-        worst = max(worst, ours / plain)
-        print(f"{name:32}{plain * 1e3:12.1f}{ours * 1e3:15.1f}{ours / plain:8.2f}")
-    return int(worst > 1.5)
+            for context, enter in contexts.items():
+                with enter():
+                    start = time.perf_counter()
+                    run()
+                    times[context] = min(times[context], time.perf_counter() - start)
+        ratios = [times[context] / times["plain"] for context in ("faithful", "sanitized")]
+        worst = [max(pair) for pair in zip(worst, ratios, strict=True)]
+        plain, ours, checked = (seconds * 1e3 for seconds in times.values())
+        print(f"{name:32}{plain:9.1f}{ours:10.1f}{checked:11.1f}       {ratios[0]:5.2f} {ratios[1]:5.2f}")
+    return int(worst[0] > 1.5 or worst[1] > 3)
 
 
 if __name__ == "__main__":

@@ -181,7 +181,8 @@ def _campaign(name: str) -> Campaign:
 
     if Path(name).suffix or os.sep in name:
         return read_campaign(name)
-    known = [table.removeprefix(_BUNDLED) for table in configs.names() if table.startswith(_BUNDLED)]
+    names = [table.removeprefix(_BUNDLED) for table in configs.names() if table.startswith(_BUNDLED)]
+    known = [table for table in names if "/" not in table]  # those of `assay verify` have a folder
     if name not in known:
         raise CampaignError(f"campaign {name!r}; expected a TOML file, or one of: {', '.join(known)}")
     text = files("assay.configs").joinpath(_BUNDLED, f"{name}.toml").read_text(encoding="utf-8")

@@ -10,6 +10,8 @@ import typer
 
 from assay.cli import golden
 from assay.cli.doctor import doctor
+from assay.cli.fingerprint import fingerprint
+from assay.cli.power import power
 from assay.cli.repro import repro
 from assay.cli.survey import survey
 from assay.cli.verify import verify
@@ -24,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (survey, verify, repro, doctor):
+for command in (survey, verify, power, repro, doctor, fingerprint):
     app.command()(command)
 app.add_typer(golden.app, name="golden")
 

@@ -20,6 +20,9 @@ _PATIENCE = 180.0
 def repro(
     line: Annotated[str, typer.Argument(metavar="LINE", help="What a report prints after `assay repro`, in quotes.")],
     target: Annotated[str, typer.Option(help="package.module:function, where the line doesn't name the kernel.")] = "",
+    sanitized: Annotated[
+        bool, typer.Option("--sanitize", help="Also under NVIDIA's compute-sanitizer, where the kernel ran on CUDA.")
+    ] = False,
 ) -> int:
     """Run one case of a report again: exits with 1 if it still fails, with 0 if it passes now."""
     with Workers(1, preload="assay.verify.repro", patience=_PATIENCE, quiet=False) as workers:
@@ -29,6 +32,10 @@ def repro(
             raise ReproError(answer.message if answer.mendable else f"repro line: can't be run ({answer.message})")
         verdict = _lost(line, target, answer) if isinstance(answer, Lost) else answer
     print(verdict)
+    if sanitized:
+        from assay.verify.sanitize import sanitize
+
+        print(f"  {sanitize(verdict.repro)}")
     return int(not verdict.passed)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import json
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,11 +19,14 @@ from assay.golden.isolate import Workers, worker_count
 from assay.verify.errors import SettingError, TargetError
 
 if TYPE_CHECKING:
-    from assay.verify.survey import Row
+    from assay.verify.survey import Job, Row
     from assay.verify.survey_table import Entry
 
-_ARGUMENT = "package.module:function, or the name of a kernel of the survey or a part of it; all bundled ones if none."
-_BUNDLED = "assay"  # their group in the survey's table
+_ARGUMENT = (
+    "package.module:function, a campaign's TOML file, or the name of a kernel of the survey or a part of it; "
+    "all bundled ones if none."
+)
+_BUNDLED = ("assay", "pallas")  # their groups in the survey's table
 
 
 def verify(
@@ -43,41 +46,115 @@ def verify(
     layout: Annotated[
         list[str] | None, typer.Option(help="Memory layouts that the kernel takes, where not all.")
     ] = None,
-    framework: Annotated[str, typer.Option(help="torch (the default) or numpy: what the kernel is called with.")] = "",
+    framework: Annotated[
+        str, typer.Option(help="torch (the default), numpy, jax or cupy: what the kernel is called with.")
+    ] = "",
     examples: Annotated[int, typer.Option(min=0, help="Fuzzed cases, beside the fixed phases.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of the examination.")] = 0,
     device: Annotated[str, typer.Option(help="Where the kernel runs.")] = "cpu",
+    faithful: Annotated[
+        str, typer.Option(metavar="DEVICE", help="h200, b200, ...: its tensor cores in Triton's dots, on a CPU.")
+    ] = "",
     timeout: Annotated[float, typer.Option(min=0.01, help="Seconds for one call.")] = 30.0,
-    out: Annotated[Path | None, typer.Option(help="Folder for an HTML and a JSON report of each verdict.")] = None,
+    isolate: Annotated[
+        bool, typer.Option("--isolate", help="Each kernel in a process of its own: what it dies of is a finding.")
+    ] = False,
+    memory: Annotated[float, typer.Option(min=0.01, help="GiB that an isolated kernel may hold.")] = 4.0,
+    at_once: Annotated[int, typer.Option("--jobs", min=0, help="Examinations at a time; 0: one for each core.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the reports; verdicts that it holds of the same kernels are not made again."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON instead.")] = False,
+    summary: Annotated[
+        Path | None, typer.Option(metavar="FILE", help='Append a table in Markdown, e.g. to "$GITHUB_STEP_SUMMARY".')
+    ] = None,
 ) -> int:
     """Examine kernels against the contract of what they implement.
 
     TARGET is package.module:function, examined as --spec says (modules of the current folder count), or the name of a
-    kernel of `assay survey`. For a kernel of the survey its table says what isn't given here: spec, dtypes, options,
-    shapes, contract. Without TARGET all bundled kernels are examined.
+    kernel of `assay survey`, or a TOML file of such entries. For those a table says what isn't given here: spec,
+    dtypes, options, shapes, contract. Without TARGET all bundled kernels are examined.
     """
+    if summary is not None and not summary.parent.is_dir():
+        raise SettingError(
+            f"--summary {summary}: there is no folder {summary.parent}; expected a file that can be written"
+        )
     with Workers(1, preload="assay.verify.survey", patience=6 * timeout, quiet=False) as workers:
+        from assay.verify.kept import keep
         from assay.verify.question import check_device
         from assay.verify.survey import plan, run
 
         check_device(device)
+        _check_emulated(faithful)
         extra: dict[str, Any] = {"framework": framework} if framework else {}
         extra |= {"out_dtype": out_dtype} if out_dtype else {}
         extra |= {"layouts": layout} if layout else {}
+        extra |= {"isolate": True, "memory": memory} if isolate else {}
         chosen = [entry for target in targets for entry in _entries(target, spec)] if targets else _bundled(spec)
         entries = [_adapted(entry, dtype or [], option or [], shape or [], contract or [], extra) for entry in chosen]
-        jobs = plan(entries, examples=examples, seed=seed, device=device, timeout=timeout)
-        count = min(worker_count(), len(jobs))
+        jobs = plan(entries, examples=examples, seed=seed, device=device, timeout=timeout, faithful=faithful)
+        rows = _known(jobs, out)
+        left = [place for place in range(len(jobs)) if place not in rows]
+        count = min(at_once or worker_count(), len(left))
         if count > 1:
             workers.grow(count)
             jobs = [replace(job, threads=1) for job in jobs]
-        rows: dict[int, Row] = {}
-        with Ticker("examined", len(jobs), sum(job.effort for job in jobs)) as ticker:
-            for place, row in run(jobs, workers):
+        with Ticker("examined", len(left), sum(jobs[place].effort for place in left)) as ticker:
+            for position, row in run([jobs[place] for place in left], workers):
+                place = left[position]
                 rows[place] = row
+                if out is not None and row.verdict is not None:
+                    print(f"assay: wrote {keep(out, jobs[place], row.verdict)}", file=sys.stderr)
                 ticker.advance(jobs[place].effort)
-    return _report([rows[place] for place in sorted(rows)], out, as_json, named=bool(targets))
+    ordered = [rows[place] for place in sorted(rows)]
+    status = _report(ordered, as_json, named=bool(targets))
+    if summary is not None:
+        _summarize(summary, ordered)
+    return status
+
+
+def _summarize(path: Path, rows: Sequence[Row]) -> None:
+    """Append the table of all kernels that are here; `SettingError` where the file can't be written."""
+    from assay.verify.summary import Line, append, line_of
+
+    lines = [
+        line_of(row.verdict)
+        if row.verdict
+        else Line(row.entry.name, row.entry.spec, row.dtype, row.outcome, words=row.reason)
+        for row in rows
+        if row.verdict is not None or row.outcome != "NOT HERE"
+    ]
+    try:
+        append(path, lines)
+    except OSError as error:
+        raise SettingError(f"--summary {path}: {error.strerror}; expected a file that can be written") from None
+
+
+def _known(jobs: Sequence[Job], out: Path | None) -> dict[int, Row]:
+    """The rows of jobs whose verdicts the folder holds already, by place."""
+    from assay.verify.kept import kept
+    from assay.verify.survey import Row
+
+    found = {place: kept(out, job) for place, job in enumerate(jobs)} if out is not None else {}
+    rows = {
+        place: Row(jobs[place].entry, jobs[place].dtype_name or verdict.dtype, verdict.outcome, verdict)
+        for place, verdict in found.items()
+        if verdict is not None
+    }
+    if rows:
+        print(f"assay: {len(rows)} of {len(jobs)} verdicts were in {out}", file=sys.stderr)
+    return rows
+
+
+def _check_emulated(device: str) -> None:
+    """Raise `SettingError` where the interpreter can't emulate ``device``."""
+    from assay.verify.interpreter.devices import device_named
+
+    if device:
+        device_named(device)
+        if importlib.util.find_spec("triton") is None:
+            raise SettingError("--faithful needs Triton, which is not installed: pip install triton")
 
 
 def _bundled(op: str) -> list[Entry]:
@@ -86,7 +163,7 @@ def _bundled(op: str) -> list[Entry]:
 
     if op:
         raise SettingError(f"--spec {op}: of what? e.g. assay verify my.kernels:{op} --spec {op} --dtype bfloat16")
-    return [entry for entry in entries() if entry.group == _BUNDLED]
+    return [entry for entry in entries() if entry.group in _BUNDLED]
 
 
 def _entries(target: str, op: str) -> list[Entry]:
@@ -94,6 +171,10 @@ def _entries(target: str, op: str) -> list[Entry]:
     from assay.golden.registry import spec, specs
     from assay.verify.survey_table import Entry, entries
 
+    if target.endswith(".toml"):
+        if op:
+            raise SettingError(f"--spec {op}: {target} says what its kernels implement; leave --spec out")
+        return list(entries(target))
     table = entries()
     if ":" in target:
         listed = [entry for entry in table if entry.target == target and op in ("", entry.spec)]
@@ -136,18 +217,13 @@ def _adapted(
     )
 
 
-def _report(rows: Sequence[Row], out: Path | None, as_json: bool, *, named: bool) -> int:
-    """Print and write the verdicts; the exit status. A kernel that isn't here matters only if it was ``named``."""
+def _report(rows: Sequence[Row], as_json: bool, *, named: bool) -> int:
+    """Print the verdicts; the exit status. A kernel that isn't here matters only if it was ``named``."""
     verdicts = [row.verdict for row in rows if row.verdict is not None]
     if as_json:
         print(json.dumps([verdict.as_dict() for verdict in verdicts], indent=2))
     elif verdicts:
         print("\n\n".join(map(str, verdicts)))
-    for row in rows:
-        if row.verdict is not None and out is not None:
-            name = out / re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{row.entry.name}-{row.dtype}").strip("-")
-            print(f"assay: wrote {row.verdict.to_html(f'{name}.html')}", file=sys.stderr)
-            row.verdict.to_json(f"{name}.json")
     missing = [row for row in rows if row.verdict is None]
     for row in missing:
         print(f"assay: {'' if named else f'{row.entry.name}: '}{' '.join(row.reason.split())}", file=sys.stderr)

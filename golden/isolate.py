@@ -185,11 +185,12 @@ class _Worker:
             self._process.kill()
         self._process.join()
         last = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-        message = message or _ending(self._process.exitcode) + "".join(f" ({line.strip()[:200]})" for line in last)
+        message = message or ending(self._process.exitcode) + "".join(f" ({line.strip()[:200]})" for line in last)
         return Lost(kind, message, self._note.value.decode("utf-8", errors="replace"))
 
 
-def _ending(code: int | None) -> str:
+def ending(code: int | None) -> str:
+    """How a process ended, by its exit code as `multiprocessing` gives it."""
     if code is not None and code < 0:
         with suppress(ValueError):
             return f"the process was ended by {signal.Signals(-code).name}"

@@ -78,6 +78,7 @@ class Spec:
     which choices of the first of them are right, where no interval of numbers does.
     ``elementwise``: an element of the result depends on that of the one tensor alone, so that in a format of 16 bits
     or fewer every number there is can be tried.
+    ``listed``: among `specs`; compositions that only a checker asks for are not.
     ``version`` is raised whenever the mathematics changes: stored goldens of earlier versions then no longer count.
     """
 
@@ -97,6 +98,7 @@ class Spec:
     admissible: Callable[..., Any] | None = None
     version: int = 1
     elementwise: bool = False
+    listed: bool = True
 
     def signature(self, options: Mapping[str, Any] | None = None) -> Signature:
         """The signature under ``options`` (defaults where left out)."""
@@ -145,9 +147,9 @@ def _load() -> None:
 
 
 def specs() -> tuple[str, ...]:
-    """The names of all specs."""
+    """The names of all specs that are listed."""
     _load()
-    return tuple(sorted(_REGISTRY))
+    return tuple(sorted(name for name, definition in _REGISTRY.items() if definition.listed))
 
 
 def spec(name: str) -> Spec:

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from assay.verify.backward import BackwardVerdict, examine_backward, gradient_of
     from assay.verify.contract import Contract
     from assay.verify.errors import VerificationError
     from assay.verify.examination import check, examine
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from assay.verify.verdict import Explanation, Verdict
 
 _HOME = {
+    "BackwardVerdict": "backward",
     "Contract": "contract",
     "Explanation": "verdict",
     "Failure": "result",
@@ -24,8 +26,21 @@ _HOME = {
     "VerificationError": "errors",
     "check": "examination",
     "examine": "examination",
+    "examine_backward": "backward",
+    "gradient_of": "backward",
 }
-__all__ = ["Contract", "Explanation", "Failure", "Verdict", "VerificationError", "check", "examine"]
+__all__ = [
+    "BackwardVerdict",
+    "Contract",
+    "Explanation",
+    "Failure",
+    "Verdict",
+    "VerificationError",
+    "check",
+    "examine",
+    "examine_backward",
+    "gradient_of",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
-from assay.golden.arithmetic import Arb, BallArithmetic
+from assay.golden.arithmetic import Arb, BallArithmetic, RoundingModel
 from assay.golden.errors import StoreError
 from assay.golden.registry import Spec
 from assay.golden.run import Golden, golden_of_ball, golden_of_enclosure, run
 from assay.precision.formats import Format, format_named
 from assay.verify.contract import Contract
-from assay.verify.inputs.cases import Case, work
+from assay.verify.inputs.cases import Case, all_contents, work
 from assay.verify.judge import Judgement, Tolerance, judge, tolerance
+from assay.verify.picture import histogram, summed
 from assay.verify.result import Failure, Result
 
 _ARB_WORK = 20_000
@@ -39,9 +40,9 @@ class Appraiser:
         chosen = {name: named[name].detach().cpu() for name in definition.chosen}
         result = Result(case, outputs=outputs)
         if definition.admissible is not None:
-            failure = self._wrong_choice(case, values, chosen)
-            if failure is not None:
-                return replace(result, failure=failure)
+            wrong = self._wrong_choice(case, values, chosen)
+            if wrong is not None:
+                return replace(result, failure=wrong[0], ratio=wrong[1])
         allowed = self.tolerances(case, values, chosen)
         finite = _is_finite(definition, values)
         for place, (tensor, got, limits) in enumerate(zip(signature.returns, outputs, allowed, strict=True)):
@@ -63,10 +64,12 @@ class Appraiser:
                 nonzero=result.nonzero + int((limits.judged & (limits.golden != 0)).sum()),
                 unjudged=result.unjudged + limits.judged.numel() - judged,
                 unresolved=result.unresolved + int(judgement.unresolved.sum()),
+                histogram=summed(result.histogram, histogram(judgement.ratio, limits.judged.numel() - judged)),
                 tolerances=(*result.tolerances, limits),
             )
             if bool(judgement.broken.any()):
-                return replace(result, failure=failure_of(case, tensor.name, got, judgement))
+                ratio = torch.where(limits.judged, judgement.ratio, torch.nan)
+                return replace(result, failure=failure_of(case, tensor.name, got, judgement), ratio=ratio)
         return result
 
     def tolerances(
@@ -101,6 +104,11 @@ class Appraiser:
             )
         ]
 
+    def under(self, case: Case, model: RoundingModel) -> list[Golden]:
+        """The results of a case, with its own data, under another model; choices are those of the definition."""
+        with one_thread():
+            return self._evaluate(case, all_contents(case), None, BallArithmetic(model))
+
     def input_format(self, case: Case) -> Format:
         """The format of the first tensor, which contracts call "input"."""
         return format_named(next(iter(case.dtypes.values())))
@@ -110,8 +118,8 @@ class Appraiser:
         convert: Callable[[Any], Golden] = golden_of_enclosure if isinstance(xp, Arb) else golden_of_ball
         return [_one_number(convert(part)) for part in (result if isinstance(result, tuple) else (result,))]
 
-    def _wrong_choice(self, case: Case, values: Values, chosen: Values) -> Failure | None:
-        """A choice that no kernel under the contract may make."""
+    def _wrong_choice(self, case: Case, values: Values, chosen: Values) -> tuple[Failure, torch.Tensor] | None:
+        """A choice that no kernel under the contract may make, and the ratio of each: 0 or infinite."""
         definition = case.definition
         assert definition.admissible is not None
         name = definition.chosen[0]
@@ -123,7 +131,7 @@ class Appraiser:
         index = tuple(int(place) for place in (~right).nonzero()[0])
         place = [tensor.name for tensor in case.signature.returns].index(name)
         best = self._evaluate(case, values, None, BallArithmetic())[place]
-        return Failure(
+        failure = Failure(
             "contract",
             case,
             f"{int((~right).sum())} of {right.numel()} choices are none that the exact values allow",
@@ -136,6 +144,7 @@ class Appraiser:
             int((~right).sum()),
             right.numel(),
         )
+        return failure, torch.where(right, 0.0, torch.inf).double()
 
 
 def _lie_apart(golden: Golden, allowed: Golden) -> bool:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from assay.golden.inputs.values import torch_dtype
-from assay.verify.errors import SettingError
+from assay.verify.frameworks import framework_named
 from assay.verify.inputs.cases import Case, Inputs
-from assay.verify.interpreter import faithful, triton_is_loaded
+from assay.verify.interpreter import Watch, triton_is_loaded
 from assay.verify.memory import PoisonedMemory, litter
-
-FRAMEWORKS = ("torch", "numpy")
 
 
 class KernelTimeout(BaseException):
@@ -47,6 +45,17 @@ def options_for(case: Case, inputs: Inputs, listed: Mapping[str, Sequence[Any]])
     if True in listed.get("alibi", ()):
         keywords.setdefault("slopes", None)
     return keywords
+
+
+def target_of(kernel: Callable[..., Any]) -> str:
+    """``module:name`` where the kernel can be imported by it, else an empty string."""
+    module, name = getattr(kernel, "__module__", None), getattr(kernel, "__qualname__", "")
+    if not module or "<" in name or module == "__main__":
+        return ""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{name}" if found is kernel else ""
 
 
 @contextlib.contextmanager
@@ -79,14 +88,12 @@ class Call:
     listed: Mapping[str, Sequence[Any]]
     framework: str = "torch"
     timeout: float = 30.0
+    watch: Watch = field(default_factory=Watch, compare=False, repr=False)
 
     def __call__(self, case: Case, inputs: Inputs) -> tuple[torch.Tensor, ...] | Finding:
         """The kernel's results as torch tensors, or what was wrong with the call."""
-        arguments: list[Any] = inputs.positional
         keywords = options_for(case, inputs, self.listed)
-        if self.framework == "numpy":
-            arguments = [_to_numpy(tensor) for tensor in arguments]
-            keywords = {k: _to_numpy(v) if isinstance(v, torch.Tensor) else v for k, v in keywords.items()}
+        arguments, keywords = framework_named(self.framework).arguments(inputs.positional, keywords)
         if case.memory == "plain" or self.framework != "torch":
             litter(case)
             return self._run(case, inputs, arguments, keywords, None)
@@ -100,13 +107,16 @@ class Call:
     ) -> tuple[torch.Tensor, ...] | Finding:
         on_cpu = all(tensor.device.type == "cpu" for tensor in inputs.positional)
         interpreted = on_cpu and triton_is_loaded()
+        given = [guarded.tensor for guarded in inputs.guarded.values()]
+        sanitizer = None
         try:
-            with (
-                faithful() if interpreted else contextlib.nullcontext(),  # outside of what a time-out interrupts
+            with (  # the interpreter outside of what a time-out interrupts
+                self.watch.interpreting(given) if interpreted else contextlib.nullcontext() as sanitizer,
                 time_limit(self.timeout),
                 poison or contextlib.nullcontext(),
+                self.watch.allocating(sanitizer),
             ):
-                result = self.kernel(*arguments, **keywords)
+                result = framework_named(self.framework).wait(self.kernel(*arguments, **keywords))
                 if any(tensor.is_cuda for tensor in inputs.positional):
                     torch.cuda.synchronize()
         except KernelTimeout:
@@ -116,12 +126,19 @@ class Call:
         except BaseException as error:
             if on_cpu and not interpreted and triton_is_loaded():  # the kernel has imported it only now
                 return self._run(case, inputs, arguments, keywords, poison)
+            if sanitizer is not None and sanitizer.finding is not None:
+                return Finding(sanitizer.finding.kind, str(sanitizer.finding))
+            if self.watch.allocates:
+                self.watch.give_up_allocations()
+                return self._run(case, inputs, arguments, keywords, poison)
             return Finding("crash", f"{type(error).__name__}: {_first_line(error)}{_place(error)}")
+        if sanitizer is not None and sanitizer.finding is not None:  # and the kernel has caught it
+            return Finding(sanitizer.finding.kind, str(sanitizer.finding))
         if poison is not None and poison.overrun():
             return Finding("out_of_bounds_write", "the kernel wrote beyond a tensor that it had allocated")
-        return self._form(case, inputs, result)
+        return self.form(case, inputs, result)
 
-    def _form(self, case: Case, inputs: Inputs, result: Any) -> tuple[torch.Tensor, ...] | Finding:
+    def form(self, case: Case, inputs: Inputs, result: Any) -> tuple[torch.Tensor, ...] | Finding:
         """The results, if they are as many as the signature says, of its shapes, dtypes and device."""
         expected = case.signature.returns
         results = list(result) if isinstance(result, (tuple, list)) else [result]
@@ -130,13 +147,10 @@ class Call:
             return Finding("shape", f"expected {len(expected)} result(s) ({names}), got {len(results)}")
         outputs = []
         for place, (tensor, value, dtype) in enumerate(zip(expected, results, case.result_dtypes, strict=True)):
-            if self.framework == "numpy" and isinstance(value, (np.ndarray, np.generic)):
-                value = _from_numpy(np.asarray(value))
-            value = value.detach() if isinstance(value, torch.Tensor) else value  # a kernel may use autograd inside
-            if not isinstance(value, torch.Tensor):
-                return Finding(
-                    "dtype", f"{tensor.name}: expected a {self.framework} array, got {type(value).__name__}", place
-                )
+            try:
+                value = framework_named(self.framework).take(value, torch_dtype(dtype)).detach()
+            except TypeError as error:
+                return Finding("dtype", f"{tensor.name}: {_first_line(error)}", place)
             device = inputs.positional[0].device
             if value.device.type != device.type:
                 return Finding(
@@ -165,33 +179,3 @@ def _place(error: BaseException) -> str:
         return ""
     frame = frames[1]
     return f" (at {frame.filename.rsplit('/', 1)[-1]}:{frame.lineno})"
-
-
-def _to_numpy(tensor: torch.Tensor) -> Any:
-    if tensor.dtype in _BY_BITS:
-        import ml_dtypes  # numpy's own dtypes lack these
-
-        bits, name = _BY_BITS[tensor.dtype]
-        return tensor.view(bits).numpy().view(getattr(ml_dtypes, name))
-    return tensor.numpy()
-
-
-_BY_BITS = {
-    torch.bfloat16: (torch.int16, "bfloat16"),
-    torch.float8_e4m3fn: (torch.uint8, "float8_e4m3fn"),
-    torch.float8_e5m2: (torch.uint8, "float8_e5m2"),
-    torch.float8_e8m0fnu: (torch.uint8, "float8_e8m0fnu"),
-}
-
-
-def _from_numpy(array: Any) -> torch.Tensor:
-    for dtype, (bits, name) in _BY_BITS.items():
-        if array.dtype.name == name:
-            return torch.from_numpy(array.view(np.int16 if bits is torch.int16 else np.uint8).copy()).view(dtype)
-    return torch.from_numpy(np.array(array))
-
-
-def check_framework(framework: str) -> None:
-    """Raise `SettingError` for a framework that kernels can't be called in."""
-    if framework not in FRAMEWORKS:
-        raise SettingError(f"framework={framework!r}; expected one of {', '.join(map(repr, FRAMEWORKS))}")

@@ -11,21 +11,25 @@ import torch
 
 from assay.golden.run import Golden
 from assay.precision.formats import format_named
-from assay.verify.calls import Finding
+from assay.verify import phases
+from assay.verify.calls import target_of
 from assay.verify.contract import Contract
 from assay.verify.errors import VerificationError
+from assay.verify.explain import explain
 from assay.verify.fuzz import fuzz
 from assay.verify.gate import passes_gate, smallest_gain
 from assay.verify.inputs.cases import Case, build
 from assay.verify.inputs.layouts import LAYOUTS
 from assay.verify.inputs.sampler import Sampler
-from assay.verify.phases import every_cases, exact_cases, gate_cases, invariant_cases, range_cases, special_cases
+from assay.verify.isolation import GIB, Isolation
+from assay.verify.picture import ErrorMap, map_of, summed
 from assay.verify.question import Question, ask
 from assay.verify.repro import repro_line
 from assay.verify.result import Failure, Result
+from assay.verify.sample import Sample, sample_of
 from assay.verify.shrink import shrink
 from assay.verify.trial import Bench
-from assay.verify.verdict import Verdict
+from assay.verify.verdict import Explanation, Verdict
 
 _TRUSTED_SHARE = 0.1  # of the judged elements must be nonzero
 Progress = Callable[[str, int, int], None]
@@ -46,7 +50,10 @@ def examine(
     framework: str = "torch",
     layouts: Sequence[str] = LAYOUTS,
     timeout: float = 30.0,
+    isolate: bool = False,
+    memory: float = 4.0,
     goldens: str | None = None,
+    shrinking: bool = True,
     progress: Progress | None = None,
     watch: Callable[[str], None] | None = None,
 ) -> Verdict:
@@ -55,8 +62,11 @@ def examine(
     The kernel is called with the spec's tensors positionally and with the listed ``options`` only, each over its list
     of values. ``dtype`` names the dtype of all its floating tensors, or of each by name; it may be left out where the
     spec fixes them all. ``shapes`` restricts symbolic dimensions, ``layouts`` the memory layouts. ``examples`` fuzzed
-    cases come after the fixed phases. ``timeout`` is in seconds per call. ``goldens`` is the address of a store of
-    goldens (`assay.golden.store`): those of its records that answer the question are cases too.
+    cases come after the fixed phases. ``timeout`` is in seconds per call. With
+    ``isolate`` the kernel runs in a process of its own (`assay.verify.isolation`), which may hold ``memory`` GiB beyond
+    what it starts with, and once in one where nothing tells of the examination. ``goldens`` is the address of a store
+    of goldens (`assay.golden.store`): those of its records that answer the question are cases too.
+    Without ``shrinking`` a failure is reported as it was met, unexplained.
     ``progress(phase, done, of)`` is called as the examination goes on, ``watch(line)`` with the repro line of each
     case before it is tried.
 
@@ -81,7 +91,12 @@ def examine(
     bench = question.bench
     if watch is not None:
         bench = replace(bench, before=lambda case: watch(repro_line(question.bench, case)))
-    return _Examination(question, bench, question.sampler, goldens).run(progress or (lambda phase, done, of: None))
+    report = progress or (lambda phase, done, of: None)
+    if not isolate:
+        return _Examination(question, bench, question.sampler, goldens, shrinking).run(report)
+    with Isolation(question.bench, int(memory * GIB)) as isolation:
+        bench = replace(bench, isolation=isolation)
+        return _Examination(question, bench, question.sampler, goldens, shrinking).run(report)
 
 
 def check(kernel: Callable[..., Any], op: str, **settings: Any) -> Verdict:
@@ -100,6 +115,7 @@ class _Examination:
     bench: Bench
     sampler: Sampler
     goldens: str | None = None
+    shrinking: bool = True
     cases: int = 0
     worst: float = 0.0
     judged: int = 0
@@ -108,7 +124,11 @@ class _Examination:
     unresolved: int = 0
     detectable: float = float("inf")
     phases: dict[str, int] = field(default_factory=dict)
+    histogram: tuple[int, ...] = ()
     failure: Failure | None = None
+    map: ErrorMap | None = None
+    sample: Sample | None = None
+    explanations: tuple[Explanation, ...] = ()
 
     def run(self, progress: Progress) -> Verdict:
         """The phases in turn, until one finds a violation."""
@@ -124,10 +144,14 @@ class _Examination:
             cases=self.cases,
             worst=self.worst,
             failure=self.failure,
+            explanations=self.explanations,
             phases=self.phases,
             elements=self.judged,
             unjudged=self.unjudged,
             unresolved=self.unresolved,
+            histogram=self.histogram,
+            map=self.map,
+            sample=self.sample,
             detectable=self.detectable,
             seconds=time.perf_counter() - started,
             seed=self.sampler.seed,
@@ -163,7 +187,7 @@ class _Examination:
         """What the check would let through, if anything; no call of the kernel."""
         loophole = None
         for style in ("tile", "small"):
-            for case in gate_cases(self.sampler, style):
+            for case in phases.gate_cases(self.sampler, style):
                 values = {name: guarded.tensor for name, guarded in build(case).guarded.items()}
                 limits = self.bench.appraiser.tolerances(case, values)
                 for tensor, dtype, allowed in zip(case.signature.returns, case.result_dtypes, limits, strict=True):
@@ -186,11 +210,14 @@ class _Examination:
                 progress("stored", done, len(found))
 
     def _fixed_phases(self) -> Iterator[tuple[str, Iterable[Case]]]:
-        yield "exact", exact_cases(self.sampler)
-        yield "invariants", invariant_cases(self.sampler, self.bench.contract)
-        yield "range", range_cases(self.sampler)
-        yield "special", special_cases(self.sampler)
-        yield "every", every_cases(self.sampler)
+        yield "exact", phases.exact_cases(self.sampler)
+        yield "invariants", phases.invariant_cases(self.sampler, self.bench.contract)
+        yield "range", phases.range_cases(self.sampler)
+        yield "special", phases.special_cases(self.sampler)
+        yield "every", phases.every_cases(self.sampler)
+        yield "bias", phases.bias_cases(self.sampler)
+        if self.bench.isolation is not None and target_of(self.bench.call.kernel):
+            yield "outside", phases.outside_cases(self.sampler)
 
     def _run_phase(self, name: str, cases: Sequence[Case], progress: Progress) -> None:
         for done, case in enumerate(cases):
@@ -222,17 +249,23 @@ class _Examination:
         self.nonzero += result.nonzero
         self.unjudged += result.unjudged
         self.unresolved += result.unresolved
+        self.histogram = summed(self.histogram, result.histogram)
         if result.failure is not None:
-            self.failure = result.failure
+            self.failure, self.map = result.failure, map_of(result)
         return result
 
     def _shrink(self) -> None:
         """The smallest case that fails likewise, and what kind of fault it shows."""
         assert self.failure is not None
-        if self.failure.kind == "timeout":
+        takes_long = self.failure.kind == "timeout" or self.failure.case.protocol == "outside"
+        if takes_long or not self.shrinking:
             return
+        first = self.failure.case
         self.failure = shrink(self.failure, lambda case: self.bench.try_case(case).failure, self.sampler)
         self.failure = self._classified(self.failure)
+        self.explanations = explain(self.bench, self.failure, first, self.sampler)
+        again = self.bench.try_case(self.failure.case) if self.map is not None else None
+        self.sample = sample_of(self.failure.case, again)
 
     def _classified(self, failure: Failure) -> Failure:
         """A wrong number may come from memory that was never written, or from a stride that was ignored."""
@@ -252,9 +285,8 @@ class _Examination:
         """Whether the failing element changes with what fresh memory holds, and with that alone."""
         seen = []
         for memory in ("nan", "nan", "huge"):
-            inputs = build(replace(failure.case, memory=memory), self.bench.device)
-            outputs = self.bench.call(replace(failure.case, memory=memory), inputs)
-            if isinstance(outputs, Finding):
+            outputs = self.bench.outputs(replace(failure.case, memory=memory))
+            if outputs is None:
                 return False
             place = [tensor.name for tensor in failure.case.signature.returns].index(failure.output)
             value = float(outputs[place][failure.index])

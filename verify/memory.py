@@ -24,7 +24,7 @@ _MARK = 0xA5
 _TORCHS_OWN = ("aten", "prim", "prims", "inductor", "profiler", "c10d", "higher_order")
 
 _aten = torch.ops.aten
-_ALLOCATIONS = (
+ALLOCATIONS = (
     _aten.empty.memory_format,
     _aten.empty_like.default,
     _aten.empty_strided.default,
@@ -53,12 +53,12 @@ class PoisonedMemory(TorchDispatchMode):
         self._guarded: list[torch.Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kernel = _kernel(func, args)
+        kernel = kernel_of(func, args)
         if kernel is not None:  # torch turns the mode off while an operator runs, whose allocations are the point
             with self:
                 return func.redispatch(kernel, *args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
-        if func not in _ALLOCATIONS or result.layout != torch.strided or result.device.type == "meta":
+        if func not in ALLOCATIONS or result.layout != torch.strided or result.device.type == "meta":
             return result
         return self._poisoned(result)
 
@@ -78,7 +78,7 @@ class PoisonedMemory(TorchDispatchMode):
         return any(bool((zone.view(torch.uint8) != _MARK).any()) for zone in zones)
 
 
-def _kernel(func: Any, args: Any) -> Any:
+def kernel_of(func: Any, args: Any) -> Any:
     """The dispatch keys of an operator's kernel for the device of its tensors; None for torch's own operators."""
     if not isinstance(func, torch._ops.OpOverload) or func.namespace in _TORCHS_OWN:
         return None

@@ -7,6 +7,7 @@
 | special    | NaN and infinities, one at a time, compared by class and place; NaN wherever nothing is read        |
 | every      | of an op that works element by element, every number of a format of 16 bits or fewer                |
 | invariants | the same call twice; other data first, in other and in the same memory; each row alone; poisoned memory |
+| bias       | series of calls with fresh data, whose errors may not all lean to one side                          |
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from assay.golden.inputs.distributions import EVERY, EXACT, MIDPOINTS, RANGE
 from assay.golden.signature import TensorSpec
 from assay.precision.formats import format_named
 from assay.verify.contract import Contract
-from assay.verify.inputs.cases import Case
+from assay.verify.inputs.cases import Case, work
 from assay.verify.inputs.layouts import LAYOUTS
 from assay.verify.inputs.sampler import Sampler, real_tensors, seeded, with_values
 
 _MOST_OPTION_SETS = 4
+_STYLES = {"after_many": ("small",), "alone": ("small", "tile", "tile", "tile", "any", "any")}
 _SIDE = 256  # rows and columns that hold all numbers of 16 bits
 _MOST_STARTS = 64  # calls that all numbers may take
 _SPOILED = 4  # cases a base whose unused elements are NaN
@@ -64,6 +67,9 @@ def special_cases(sampler: Sampler) -> Iterator[Case]:
         if plain.definition.unused is not None:
             for other in range(_SPOILED):
                 yield replace(plain, unused="nan", seed=plain.seed + other)
+        for tensor in plain.signature.tensors:
+            if plain.dtypes[tensor.name] == "float8_e8m0fnu" and all(shape := plain.shape(tensor)):
+                yield replace(plain, edits=((tensor.name, tuple(size // 2 for size in shape), math.nan),))
         for tensor in real_tensors(plain.signature):
             shape = plain.shape(tensor)
             if not all(shape):
@@ -104,9 +110,10 @@ def every_cases(sampler: Sampler) -> Iterator[Case]:
 
 def invariant_cases(sampler: Sampler, contract: Contract) -> Iterator[Case]:
     """Calls in pairs, poisoned memory, and every layout."""
-    protocols = ["repeat", "after_other", "after_refill", *(["alone"] if contract.batch_invariant else [])]
+    alone = ["alone"] if contract.batch_invariant else []
+    protocols = ["repeat", "after_other", "after_refill", "after_many", *alone]
     for protocol in protocols:
-        styles = ("small", "tile", "any") if protocol != "alone" else ("small", "tile", "tile", "tile", "any", "any")
+        styles = _STYLES.get(protocol, ("small", "tile", "any"))
         for base in _bases(sampler, protocol, styles, most=2):
             case = with_values(base, "normal", layouts={}, protocol=protocol, memory="plain")
             yield case
@@ -118,11 +125,31 @@ def invariant_cases(sampler: Sampler, contract: Contract) -> Iterator[Case]:
     for memory in ("nan", "huge"):
         for base in _bases(sampler, memory, ("small", "tile", "tile", "any"), most=2):
             yield with_values(base, "normal", layouts={}, protocol="once", memory=memory)
+    for base in _bases(sampler, "empty", ("small",), most=1):
+        for symbol in base.definition.empty:
+            if symbol in base.sizes and 0 in sampler.shapes.get(symbol, (0,)):
+                yield with_values(
+                    base, "normal", layouts={}, protocol="once", memory="nan", sizes={**base.sizes, symbol: 0}
+                )
     for layout in sampler.layouts:
         if layout != LAYOUTS[0]:
             for base in _bases(sampler, layout, ("small", "tile"), most=2):
                 names = [tensor.name for tensor in base.signature.tensors]
                 yield with_values(base, "normal", layouts=dict.fromkeys(names, layout), protocol="once", memory="plain")
+
+
+def outside_cases(sampler: Sampler) -> Iterator[Case]:
+    """One case to be tried where nothing tells of an examination."""
+    for base in islice(_bases(sampler, "outside", ("tile",), most=1), 1):
+        yield with_values(base, "normal", layouts={}, protocol="outside", memory="plain", unused="plain")
+
+
+def bias_cases(sampler: Sampler) -> Iterator[Case]:
+    """Series of calls (`assay.verify.statistics.bias`): numbers of one sign, where errors add up, and of both."""
+    bases = sorted(_bases(sampler, "bias", ("tile",) * 4, most=2), key=lambda case: work(case.definition, case.sizes))
+    for distribution in ("positive", "normal"):
+        for base in bases[-min(2, len(sampler.option_sets())) :]:  # where errors add up most
+            yield with_values(base, distribution, layouts={}, protocol="bias", memory="plain", unused="plain")
 
 
 def _reals(sampler: Sampler, options: Mapping[str, Any]) -> list[TensorSpec]:

@@ -11,9 +11,10 @@ import torch
 from assay.golden.inputs.values import format_or_integer
 from assay.golden.registry import Spec, spec
 from assay.precision.formats import format_named
-from assay.verify.calls import Call, check_framework
+from assay.verify.calls import Call
 from assay.verify.contract import Contract, accumulator
 from assay.verify.errors import SettingError
+from assay.verify.frameworks import check_dtypes, check_framework, layouts_of
 from assay.verify.inputs.cases import Case
 from assay.verify.inputs.sampler import Sampler
 from assay.verify.trial import Bench
@@ -57,8 +58,8 @@ def ask(
         raise SettingError(f"kernel: expected a callable, got {type(kernel).__name__}")
     if isinstance(examples, bool) or not isinstance(examples, int) or examples < 0:
         raise SettingError(f"examples={examples!r}; expected a whole number of at least 0")
-    check_framework(framework)
     check_device(device)
+    check_framework(framework, device)
     if contract is not None and not isinstance(contract, Contract):
         raise SettingError(f"contract: expected a Contract, e.g. Contract(accumulate='float16'), got {contract!r}")
     for name, setting in (("options", options), ("shapes", shapes)):
@@ -74,14 +75,15 @@ def ask(
         _dtypes(definition, dtype),
         dict(options or {}),
         _sizes(shapes or {}),
-        tuple(layouts),
+        layouts_of(framework, layouts),
         seed,
         out_dtype,
     )
     sampler.check()
     first = sampler.case(lambda values: values[0], style="small")
     contract.model(definition, format_named(next(iter(first.dtypes.values()))))
-    first.result_dtypes  # noqa: B018  an op whose inputs are all narrow needs out_dtype
+    results = zip((tensor.name for tensor in first.signature.returns), first.result_dtypes, strict=True)
+    check_dtypes(framework, {**first.dtypes, **dict(results)})
     call = Call(kernel, sampler.options, framework, timeout)
     return Question(
         kernel=getattr(kernel, "__qualname__", None) or getattr(kernel, "__name__", None) or repr(kernel),

@@ -10,24 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
+from assay.verify.drawing import bars, drawn, told
 from assay.verify.verdict import OUTCOMES, Verdict
 
 if TYPE_CHECKING:
     from assay.verify.inputs.cases import Case
+    from assay.verify.power import PowerReport
     from assay.verify.survey import Row
 
 _TEMPLATES = Path(__file__).with_name("templates")
 
 
-def verdict_page(verdict: Verdict) -> str:
-    """A verdict as an HTML page."""
-    return _environment().get_template("verdict.html.j2").render(verdict=verdict, case=_case(verdict))
+def verdict_page(verdict: Verdict, power: PowerReport | None = None) -> str:
+    """A verdict as an HTML page, with the ``power`` of the examination where it was measured."""
+    return environment().get_template("verdict.html.j2").render(verdict=verdict, case=_case(verdict), power=power)
 
 
 def survey_page(rows: Sequence[Row], about: Mapping[str, str]) -> str:
     """A survey as an HTML page: ``about`` it, counts by outcome, and a table whose rows unfold to their verdicts."""
     listed = [(row, _case(row.verdict)) for row in rows]
-    return _environment().get_template("survey.html.j2").render(rows=listed, about=about, counts=tally(rows))
+    return environment().get_template("survey.html.j2").render(rows=listed, about=about, counts=tally(rows))
 
 
 def tally(rows: Iterable[Row]) -> dict[str, int]:
@@ -38,7 +40,8 @@ def tally(rows: Iterable[Row]) -> dict[str, int]:
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def environment() -> jinja2.Environment:
+    """What templates are rendered by."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -46,7 +49,8 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "ratio": ratio, "tone": _tone}
+    environment.filters |= {"number": number, "ratio": ratio, "tone": _tone, "total": math.prod}
+    environment.filters |= {"drawn": drawn, "bars": bars, "told": told, "sentence": _sentence, "places": _places}
     return environment
 
 
@@ -58,6 +62,14 @@ def number(value: float | None) -> str:
 def ratio(value: float) -> str:
     """A ratio in three digits; those of NaN, of infinities, and of what is no matter of numbers are infinite."""
     return "∞" if math.isinf(value) else f"{value:#.3g}".rstrip(".")
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _places(size: int) -> str:
+    return "0" if size == 1 else f"0 to {size - 1}"
 
 
 def _tone(outcome: str) -> str:

@@ -10,23 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from assay.golden.errors import unknown
-from assay.verify.calls import Call
+from assay.verify.calls import Call, target_of
 from assay.verify.contract import Contract, contract_from_table
 from assay.verify.errors import ReproError, TargetError
 from assay.verify.inputs.cases import Case, case_from_line
 from assay.verify.result import Result
 from assay.verify.trial import Bench
-
-
-def target_of(kernel: Callable[..., Any]) -> str:
-    """``module:name`` where the kernel can be imported by it, else an empty string."""
-    module, name = getattr(kernel, "__module__", None), getattr(kernel, "__qualname__", "")
-    if not module or "<" in name or module == "__main__":
-        return ""
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return f"{module}:{name}" if found is kernel else ""
 
 
 def load_target(target: str) -> Callable[..., Any]:

@@ -29,7 +29,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class Result:
-    """What one trial showed."""
+    """What one trial showed.
+
+    ``histogram`` counts the judged elements by ratio (`assay.verify.picture.histogram`). ``ratio`` is that of each
+    element of the output that a failure names, float64, NaN where it isn't judged.
+    """
 
     case: Case
     failure: Failure | None = None
@@ -38,5 +42,7 @@ class Result:
     nonzero: int = 0
     unjudged: int = 0
     unresolved: int = 0
+    histogram: tuple[int, ...] = ()
     outputs: tuple[torch.Tensor, ...] = ()
+    ratio: torch.Tensor | None = field(default=None, repr=False)
     tolerances: tuple[Tolerance, ...] = field(default=(), repr=False)

@@ -5,6 +5,7 @@ Results are data; nothing is printed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from assay.golden.isolate import Lost, Raised, Remember, Workers
 from assay.golden.registry import spec
 from assay.verify.contract import contract_from_table
 from assay.verify.examination import examine
+from assay.verify.interpreter import faithful
 from assay.verify.repro import load_target, parse_line
 from assay.verify.result import Failure
 from assay.verify.survey_table import Entry
@@ -25,7 +27,10 @@ from assay.verify.verdict import Verdict
 
 @dataclass(frozen=True)
 class Job:
-    """An entry in one dtype, and how hard to try. ``threads`` 0: as many as torch takes by itself."""
+    """An entry in one dtype, and how hard to try.
+
+    ``threads`` 0: as many as torch takes by itself. ``faithful`` names the device whose tensor cores are emulated.
+    """
 
     entry: Entry
     dtype: Any = None
@@ -34,6 +39,7 @@ class Job:
     device: str = "cpu"
     timeout: float = 30.0
     threads: int = 0
+    faithful: str = ""
 
     @property
     def dtype_name(self) -> str:
@@ -80,8 +86,16 @@ class Row:
 
 
 def plan(chosen: Iterable[Entry], **settings: Any) -> list[Job]:
-    """A job for each entry and each of its dtypes; ``settings`` are those of `Job`."""
-    return [Job(entry, dtype, **settings) for entry in chosen for dtype in entry.dtypes]
+    """A job for each entry, each of its dtypes and seeds; ``settings`` are those of `Job`, an entry's own go first."""
+    jobs = []
+    for entry in chosen:
+        own = {"examples": entry.examples} if entry.examples is not None else {}
+        for dtype in entry.dtypes:
+            jobs += [
+                Job(entry, dtype, **(settings | own | ({"seed": seed} if seed is not None else {})))
+                for seed in entry.seeds or (None,)
+            ]
+    return jobs
 
 
 def run(jobs: Sequence[Job], workers: Workers, *, until: float = math.inf) -> Iterator[tuple[int, Row]]:
@@ -111,19 +125,20 @@ def examine_job(job: Job, remember: Remember) -> Verdict:
         done += 1
         remember(f"{done} {_named(line, job.entry.target)}")
 
-    verdict = examine(
-        load_target(job.entry.target),
-        job.entry.spec,
-        dtype=job.dtype,
-        options=job.entry.options,
-        contract=contract_from_table(job.entry.contract),
-        examples=job.examples,
-        seed=job.seed,
-        device=job.device,
-        timeout=job.timeout,
-        watch=watch,
-        **job.entry.settings,
-    )
+    with faithful(job.faithful) if job.faithful else contextlib.nullcontext():
+        verdict = examine(
+            load_target(job.entry.target),
+            job.entry.spec,
+            dtype=job.dtype,
+            options=job.entry.options,
+            contract=contract_from_table(job.entry.contract),
+            examples=job.examples,
+            seed=job.seed,
+            device=job.device,
+            timeout=job.timeout,
+            watch=watch,
+            **job.entry.settings,
+        )
     return replace(verdict, kernel=job.entry.name, repro=_named(verdict.repro, job.entry.target))
 
 

@@ -38,6 +38,8 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {  # what a field of an
     "framework": (str, "text"),
     "requires": (str, "text, a dotted name"),
     "effort": ((int, float), "a number"),
+    "examples": (int, "a whole number"),
+    "seeds": (list, "a list of whole numbers"),
 }
 
 
@@ -45,7 +47,8 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {  # what a field of an
 class Entry:
     """A kernel and how to examine it; the fields are those of `examine`, where they aren't the table's.
 
-    ``survey_dtypes`` are those of ``dtypes`` that a survey, which goes for breadth, takes.
+    ``survey_dtypes`` are those of ``dtypes`` that a survey, which goes for breadth, takes. ``examples`` and ``seeds``
+    are a campaign's own, where it has some.
     """
 
     name: str
@@ -60,6 +63,8 @@ class Entry:
     devices: tuple[str, ...] = ()
     requires: str = ""
     effort: float = 1.0
+    examples: int | None = None
+    seeds: tuple[int, ...] = ()
 
     def absence(self, device: str) -> str:
         """Why the kernel can't be examined on ``device`` of this machine, in words; empty if it can."""
@@ -123,7 +128,15 @@ def entry_from_table(row: Mapping[str, Any]) -> Entry:
         settings=settings,
         contract=contract,
         devices=tuple(row.get("devices", ())),
+        examples=row.get("examples"),
+        seeds=tuple(_seeds(row.get("seeds", []))),
     )
+
+
+def _seeds(seeds: list[Any]) -> list[int]:
+    if not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise TableError(f"seeds={seeds!r}; expected a list of whole numbers of at least 0")
+    return seeds
 
 
 def contract_named(name: str) -> dict[str, Any]:

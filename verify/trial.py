@@ -1,8 +1,10 @@
 """One trial: a case is built, the kernel called as the case's protocol says, and its results judged.
 
 Protocols: "once"; "repeat", the same call twice must give the same bits; "after_other" and "after_refill", a call with
-other data of the same shape comes first, in other memory or in the same; "alone", each row by itself must give the
-bits that it gives among the others.
+other data of the same shape comes first, in other memory or in the same; "after_many", many such calls, as when it is
+timed; "outside", the call is made where nothing tells of an examination; "alone", each row by itself must give the
+bits that it gives among the others; "bias", calls with fresh data, whose errors may not
+all lean to one side.
 """
 
 from __future__ import annotations
@@ -14,10 +16,17 @@ import torch
 
 from assay.golden.run import Golden
 from assay.verify.appraisal import Appraiser
-from assay.verify.calls import Call, Finding
+from assay.verify.calls import Call, Finding, options_for, target_of
 from assay.verify.contract import Contract
 from assay.verify.inputs.cases import Case, Inputs, all_contents, build
+from assay.verify.isolation import Isolation
+from assay.verify.outside import call_outside
 from assay.verify.result import Failure, Result
+from assay.verify.statistics.bias import try_series
+from assay.verify.tampering import Namespaces
+
+MANY = 40
+"""Calls of the protocol "after_many"."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,7 @@ class Bench:
     """A kernel on the bench: how it is called, and the contract that it is judged by.
 
     ``before`` is told of each case before it is tried, for whoever must know what a process died of. ``goldens`` are
-    those of the case at hand, where they are known already.
+    those of the case at hand, where they are known already. ``isolation`` makes the calls in another process.
     """
 
     call: Call
@@ -33,35 +42,60 @@ class Bench:
     device: torch.device | str = "cpu"
     before: Callable[[Case], None] | None = None
     goldens: tuple[Golden, ...] | None = None
+    isolation: Isolation | None = None
 
     def try_case(self, case: Case) -> Result:
         """Build, call, judge."""
+        if case.protocol == "bias":
+            return try_series(case, self.try_case, self.contract, self.appraiser.under)
         if self.before is not None:
             self.before(case)
-        inputs = build(case, self.device)
+        if self.isolation is not None:
+            values, seen = all_contents(case), self.isolation.observe(case)
+        else:
+            inputs = build(case, self.device)
+            values = {name: guarded.tensor.detach().cpu().clone() for name, guarded in inputs.guarded.items()}
+            seen = self.observe(case, inputs)
+        if isinstance(seen, Failure):
+            return Result(case, seen)
+        return self.appraiser.appraise(case, values, seen)
+
+    def outputs(self, case: Case) -> tuple[torch.Tensor, ...] | None:
+        """What one call gives, whatever it is worth; None where it gives nothing."""
+        case = replace(case, protocol="once")
+        seen = self.isolation.observe(case) if self.isolation else self.observe(case, build(case, self.device))
+        return None if isinstance(seen, Failure) else seen
+
+    def observe(self, case: Case, inputs: Inputs) -> tuple[torch.Tensor, ...] | Failure:
+        """The outputs of the calls that the case's protocol makes, or what was wrong with them besides numbers."""
+        namespaces = Namespaces()
+        seen = self._outside(case, inputs) if case.protocol == "outside" else self._inside(case, inputs)
+        replaced = namespaces.restore()
+        if replaced:
+            return self._found(case, Finding("input_mutated", f"the kernel replaced {', '.join(replaced)}"))
+        return seen
+
+    def _inside(self, case: Case, inputs: Inputs) -> tuple[torch.Tensor, ...] | Failure:
         before: tuple[torch.Tensor, ...] = ()
         held: tuple[torch.Tensor, ...] = ()
-        if case.protocol in ("after_other", "after_refill"):
+        if case.protocol.startswith("after_"):
             before, inputs, finding = self._other_data_first(case, inputs)
             if finding is not None:
-                return Result(case, self._found(case, finding))
+                return self._found(case, finding)
             held = tuple(output.clone() for output in before)
-        values = {name: guarded.tensor.detach().cpu().clone() for name, guarded in inputs.guarded.items()}
         outputs = self.call(case, inputs)
         if isinstance(outputs, Finding):
-            return Result(case, self._found(case, outputs))
+            return self._found(case, outputs)
         damage = inputs.damage()
         if damage is not None:
             name, kind = damage
-            return Result(case, self._found(case, Finding(kind, _DAMAGE[kind].format(name))))
+            return self._found(case, Finding(kind, _DAMAGE[kind].format(name)))
         if any(not same_bits(now, then) for now, then in zip(before, held, strict=True)):
-            return Result(
-                case, self._found(case, Finding("nondeterministic", "a later call changed an earlier call's result"))
-            )
+            return self._found(case, Finding("nondeterministic", "a later call changed an earlier call's result"))
         for finding in (self._repeated(case, inputs, outputs), self._alone(case, outputs)):
             if finding is not None:
-                return Result(case, self._found(case, finding))
-        return self.appraiser.appraise(case, values, outputs)
+                return self._found(case, finding)
+        return outputs
 
     @property
     def appraiser(self) -> Appraiser:
@@ -78,8 +112,35 @@ class Bench:
         own_data = all_contents(case)
         refilled = {name: g.refill(others_data[name].to(g.tensor.device)) for name, g in inputs.guarded.items()}
         outputs = self.call(case, Inputs(refilled, inputs.keywords))
+        if case.protocol == "after_many":
+            outputs = self._often(case, Inputs(refilled, inputs.keywords), outputs)
         own = {name: g.refill(own_data[name].to(g.tensor.device)) for name, g in inputs.guarded.items()}
         return ((), inputs, outputs) if isinstance(outputs, Finding) else (outputs, Inputs(own, inputs.keywords), None)
+
+    def _often(
+        self, case: Case, inputs: Inputs, first: tuple[torch.Tensor, ...] | Finding
+    ) -> tuple[torch.Tensor, ...] | Finding:
+        """The last of many equal calls, which must give what the first did."""
+        if isinstance(first, Finding):
+            return first
+        held, last = tuple(output.clone() for output in first), first
+        for _ in range(MANY - 1):
+            answer = self.call(case, inputs)
+            if isinstance(answer, Finding):
+                return answer
+            last = answer
+        if not self.contract.deterministic or all(map(same_bits, last, held)):
+            return last
+        return Finding("nondeterministic", f"the last of {MANY} equal calls gave other bits than the first")
+
+    def _outside(self, case: Case, inputs: Inputs) -> tuple[torch.Tensor, ...] | Failure:
+        """What the kernel gives where nothing tells of an examination, or here, where it can't be imported there."""
+        target, keywords = target_of(self.call.kernel), options_for(case, inputs, self.call.listed)
+        found = call_outside(target, inputs.positional, keywords, self.call.timeout) if target else None
+        if isinstance(found, str):
+            return self._found(case, Finding("crash", f"in a process of its own: {found}"))
+        outputs = self.call(case, inputs) if found is None else self.call.form(case, inputs, found)
+        return self._found(case, outputs) if isinstance(outputs, Finding) else outputs
 
     def _repeated(self, case: Case, inputs: Inputs, outputs: tuple[torch.Tensor, ...]) -> Finding | None:
         if case.protocol != "repeat" or not self.contract.deterministic:

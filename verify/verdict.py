@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from assay.verify.picture import ErrorMap
 from assay.verify.result import Failure
+from assay.verify.sample import Sample
+
+if TYPE_CHECKING:
+    from assay.verify.power import PowerReport
 
 OUTCOMES = ("PASS", "FAIL", "INCONCLUSIVE", "MISTRUSTED", "VACUOUS", "REFUSED")
 
@@ -50,6 +55,10 @@ class Verdict:
     REFUSED, where the contract says nothing about what was asked. ``cases`` were decided; ``worst`` is the largest
     |kernel - golden| / radius. ``detectable`` is the smallest relative error, common to a whole output, that the check
     would have noticed. ``note`` says why an outcome is neither PASS nor FAIL.
+
+    ``histogram`` counts the judged elements by ratio, in the bins of `assay.verify.picture.EDGES`. Of a failure that is
+    a matter of numbers, ``map`` shows where the first wrong output is wrong, before shrinking, and ``sample`` the
+    numbers of the shrunk case.
     """
 
     outcome: str
@@ -65,6 +74,9 @@ class Verdict:
     elements: int = 0
     unjudged: int = 0
     unresolved: int = 0
+    histogram: tuple[int, ...] = ()
+    map: ErrorMap | None = None
+    sample: Sample | None = None
     detectable: float = math.inf
     seconds: float = 0.0
     seed: int = 0
@@ -83,11 +95,11 @@ class Verdict:
             write_whole(path, text)
         return text
 
-    def to_html(self, path: str | Path) -> Path:
-        """Write the report as one HTML page and return its path."""
+    def to_html(self, path: str | Path, power: PowerReport | None = None) -> Path:
+        """Write the report as one HTML page, with the ``power`` of the examination where given; return its path."""
         from assay.verify.report import verdict_page
 
-        return write_whole(path, verdict_page(self))
+        return write_whole(path, verdict_page(self, power))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data: numbers that JSON lacks (NaN, infinities) are strings."""
@@ -95,6 +107,9 @@ class Verdict:
         content |= {"worst": plain(self.worst), "detectable": plain(self.detectable)}
         content["explanations"] = [vars(explanation) for explanation in self.explanations]
         content["failure"] = failure_dict(self.failure) if self.failure else None
+        content["histogram"] = list(self.histogram)
+        content["map"] = _data(self.map)
+        content["sample"] = _data(self.sample)
         return content
 
     def __str__(self) -> str:
@@ -106,6 +121,15 @@ def failure_dict(failure: Failure) -> dict[str, Any]:
     content = {name: plain(getattr(failure, name)) for name in ("got", "golden", "radius", "ratio")}
     content |= {name: getattr(failure, name) for name in ("kind", "message", "output", "violations", "elements")}
     return content | {"index": list(failure.index), "case": json.loads(failure.case.line())}
+
+
+def _data(value: Any) -> Any:
+    """Dataclasses, tuples and numbers as plain data."""
+    if is_dataclass(value):
+        return {part.name: _data(getattr(value, part.name)) for part in fields(value)}
+    if isinstance(value, tuple):
+        return [_data(part) for part in value]
+    return plain(value) if isinstance(value, float) else value
 
 
 def plain(value: float | None) -> float | str | None:
@@ -128,6 +152,11 @@ def write_whole(path: str | Path, text: str) -> Path:
         raise
 
 
+def where(errors: ErrorMap) -> str:
+    """Where the first output that was wrong is wrong, in words."""
+    return f"first met in {errors.output}[{', '.join(map(str, errors.shape))}]: {errors.words}"
+
+
 def text_report(verdict: Verdict) -> str:
     """The report that a terminal shows."""
     lines = [f"{verdict.outcome}  {verdict.kernel} as {verdict.spec} in {verdict.dtype}"]
@@ -144,6 +173,8 @@ def text_report(verdict: Verdict) -> str:
     failure = verdict.failure
     if failure is not None:
         lines.append(f"  failure     {failure.kind}: {failure.message}")
+        if verdict.map is not None:
+            lines.append(f"  where       {where(verdict.map)}")
         lines.append(f"  case        {failure.case}")
         if failure.got is not None and failure.golden is not None:
             place = f"{failure.output}{list(failure.index)}"

@@ -193,7 +193,8 @@ class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
             masked if sinks is None else torch.cat([masked, sinks.mid.expand(*masked.shape[:-1], 1)], -1)
         )
         if self.model.certifies:
-            certified = self._certified_attention(scores, visible, values, sinks, weights, lse, largest)
+            seen = values if values.is_finite else _seen(values, visible)
+            certified = self._certified_attention(scores, visible, seen, sinks, weights, lse, largest)
             if certified is not None:
                 return certified
         weighted_error = torch.where(visible, self._weight_error(scores, largest, lse, weights, keys), 0.0)
@@ -304,6 +305,11 @@ class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
         value = self.model.empty_row
         mid = torch.where(empty, 0.0 if value is None else value, mid)
         return mid, torch.where(empty, math.inf if value is None else 0.0, rad)
+
+
+def _seen(values: Ball, visible: Tensor) -> Ball:
+    """Zero for the values that no row sees."""
+    return values.map(lambda part: torch.where(visible.any(-2)[..., None], part, 0.0))
 
 
 def _spread_about(out: Tensor, weights: Tensor, total: Tensor, size: Tensor, values: Tensor) -> Tensor:

@@ -64,11 +64,12 @@ class ProductBalls(ElementaryBalls):
         product of scales below the least number vanishes.
         """
         sizes = [scale.magnitude for scale in (scale_a, scale_b)]
-        if all(bool(((size <= _MODERATE) & (size >= 1 / _MODERATE)).all()) for size in sizes):
+        if not (a.mid.numel() and b.mid.numel()) or all(
+            bool(((size <= _MODERATE) & (size >= 1 / _MODERATE)).all()) for size in sizes
+        ):
             return product
         most_a, most_b = (
-            size.amax(axis, keepdim=True) if size.dim() and size.numel() else size
-            for axis, size in zip((-1, -2), sizes, strict=True)
+            size.amax(axis, keepdim=True) if size.dim() else size for axis, size in zip((-1, -2), sizes, strict=True)
         )
         unscaled = a.magnitude @ b.magnitude
         overflow = unscaled.clamp(min=1) * most_a.clamp(min=1) * most_b.clamp(min=1) > self.model.largest

@@ -41,7 +41,8 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A run of pytest over a file of tests, in this process or in one of its own."""
 
     def run_tests(tests: str, *options: str, apart: bool = False) -> pytest.RunResult:
-        for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
+        worker = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID")
+        for name in (*worker, "GITHUB_STEP_SUMMARY"):
             monkeypatch.delenv(name, raising=False)
         pytester.makepyfile(test_kernels=(KERNELS if "softmax" in tests else "") + dedent(tests))
         start = pytester.runpytest_subprocess if apart else pytester.runpytest_inprocess
@@ -265,15 +266,44 @@ def test_without_triton_the_option_is_a_usage_error(run: Any, monkeypatch: pytes
     result.stderr.fnmatch_lines(["*--assay-faithful needs Triton, which is not installed*"])
 
 
+DOT = """
+import torch, triton
+from triton import language as tl
+
+@triton.jit
+def dot_kernel(a_ptr, c_ptr):
+    at = tl.arange(0, 64)[:, None] * 64 + tl.arange(0, 64)[None, :]
+    a = tl.load(a_ptr + at)
+    tl.store(c_ptr + at, tl.dot(a, a))
+
+def test_dot():
+    a, c = torch.full((64, 64), 1.125).to(torch.float8_e4m3fn), torch.empty(64, 64)
+    a[0, 0] = 448.0
+    dot_kernel[(1,)](a, c)
+    assert float(c[0, 1]) == (448 * 1.125 + 63 * 1.125**2) - %s
+"""
+
+
+def test_the_whole_run_may_have_the_tensor_cores_of_a_device(run: Any) -> None:
+    """With --assay-faithful-device alone dots lose what that device's lose; an unknown one is one line."""
+    run(DOT % "0", "--assay-faithful").assert_outcomes(passed=1)
+    run(DOT % "0.9843750", "--assay-faithful-device", "h200").assert_outcomes(passed=1)
+    result = run(DOT % "0", "--assay-faithful-device", "h2000")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--assay-faithful-device: unknown device*did you mean 'h200'*"])
+
+
 def test_junit_xml_carries_the_verdicts(run: Any, pytester: pytest.Pytester) -> None:
-    """Each verdict is a property of its test, failing ones included."""
+    """Each verdict's facts are properties of its test, failing ones included, those of later verdicts numbered."""
     run(REPORTED % "plus", "--junitxml=junit.xml")
     cases = {case.get("name"): case for case in ElementTree.parse(pytester.path / "junit.xml").iter("testcase")}
-    values = [item.get("value", "") for item in cases["test_twice"].iter("property") if item.get("name") == "assay"]
-    assert len(values) == 2
-    assert ["PASS" in value for value in values] == [True, False]
-    assert "doubled" in values[1]
-    assert "FAIL" in values[1]
+    values = {item.get("name"): item.get("value", "") for item in cases["test_twice"].iter("property")}
+    assert (values["assay.outcome"], values["assay.2.outcome"]) == ("PASS", "FAIL")
+    assert (values["assay.kernel"], values["assay.spec"], values["assay.dtype"]) == ("softmax", "softmax", "float32")
+    assert float(values["assay.worst"]) <= 1 < float(values["assay.2.worst"])
+    assert int(values["assay.cases"]) > int(values["assay.2.cases"]) > 0
+    assert values["assay.2.repro"].startswith("assay repro '")
+    assert "assay.repro" not in values
 
 
 def test_stored_goldens_are_tried_too(run: Any, tmp_path: Any) -> None:

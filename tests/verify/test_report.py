@@ -9,8 +9,11 @@ from html.parser import HTMLParser
 import pytest
 
 from assay.verify.inputs.cases import Case
+from assay.verify.picture import ErrorMap
+from assay.verify.power import PowerReport, Trial
 from assay.verify.report import number, ratio, survey_page, tally, verdict_page
 from assay.verify.result import Failure
+from assay.verify.sample import Comparison, Numbers, Sample
 from assay.verify.survey import Entry, Row
 from assay.verify.verdict import Explanation, Verdict
 
@@ -40,11 +43,29 @@ FAILED = Verdict(
     explanations=(Explanation("fp16_sum", "the sum is kept in float16", 0.4),),
     phases={"exact": 8, "fuzz": 4},
     elements=12345,
+    histogram=(12000, *range(20), 0, 1, 154),
+    map=ErrorMap("y", (1, 3), (1, 1), ((0.0, None, 83.3),), f"1 of 3 elements (33 %): all of column 2 {HOSTILE}"),
+    sample=Sample(
+        (Numbers("x", (1, 3), (0.0, float("nan"), 2.5)),),
+        Comparison("y", (1, 3), 0, (0.5, 0.25, 0.25), (0.5, 0.25, 1 / 3), (0.0, None, 83.3)),
+    ),
     unjudged=6,
     seed=0,
     repro=f"assay repro '{HOSTILE}'",
 )
-PASSED = replace(FAILED, outcome="PASS", kernel="fine", failure=None, explanations=(), repro="", worst=0.5)
+PASSED = replace(
+    FAILED, outcome="PASS", kernel="fine", failure=None, map=None, sample=None, explanations=(), repro="", worst=0.5
+)
+POWER = PowerReport(
+    "softmax",
+    "float32",
+    "float32 inside",
+    10,
+    (
+        Trial("no_maximum", "overflow", "the maximum is not subtracted", "", "large logits", caught=True),
+        Trial("flushed", "rounding", f"subnormals are lost {HOSTILE}", "", "tiny probabilities", caught=False),
+    ),
+)
 ENTRY = Entry(name=f"my.softmax {HOSTILE}", target="my:softmax", spec="softmax")
 ROWS = (
     Row(ENTRY, "bfloat16", "FAIL", FAILED),
@@ -81,7 +102,7 @@ class Outline(HTMLParser):
 @pytest.fixture(params=["verdict", "survey"])
 def page(request: pytest.FixtureRequest) -> str:
     """A page of either kind."""
-    return verdict_page(FAILED) if request.param == "verdict" else survey_page(ROWS, {"torch": HOSTILE})
+    return verdict_page(FAILED, POWER) if request.param == "verdict" else survey_page(ROWS, {"torch": HOSTILE})
 
 
 def test_what_kernels_are_called_is_escaped(page: str) -> None:
@@ -106,14 +127,16 @@ def test_both_colour_schemes_are_served(page: str) -> None:
     assert set(re.findall(r"var\((--[\w-]+)\)", page)) <= names | {"--tone", "--tone-paper"}
 
 
+def luminance(colour: str) -> float:
+    """The relative luminance of a colour in hexadecimal digits (WCAG 2)."""
+    digits = "".join(digit * 2 for digit in colour) if len(colour) == 3 else colour
+    channels = [int(digits[place : place + 2], 16) / 255 for place in (0, 2, 4)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
 def test_colours_have_contrast() -> None:
     """Text on its paper reaches the contrast of 4.5 that WCAG asks for, in both schemes."""
-
-    def luminance(colour: str) -> float:
-        digits = "".join(digit * 2 for digit in colour) if len(colour) == 3 else colour
-        channels = [int(digits[place : place + 2], 16) / 255 for place in (0, 2, 4)]
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
     for scheme in re.findall(r":root \{(.*?)\}", verdict_page(PASSED), re.DOTALL):
         colours = dict(re.findall(r"--([\w-]+): #([0-9a-f]+)", scheme))
@@ -122,6 +145,14 @@ def test_colours_have_contrast() -> None:
         for ink, paper in pairs:
             light, dark = sorted((luminance(colours[ink]), luminance(colours[paper])), reverse=True)
             assert (light + 0.05) / (dark + 0.05) >= 4.5, (ink, paper)
+
+
+def test_the_scale_of_a_map_needs_no_colour() -> None:
+    """From what is right to what is most wrong each colour is darker than the one before, or each is lighter."""
+    for scheme in re.findall(r":root \{(.*?)\}", verdict_page(PASSED), re.DOTALL):
+        scale = [luminance(colour) for colour in re.findall(r"--level-[0-5]: #([0-9a-f]+)", scheme)]
+        assert len(set(scale)) == 6
+        assert scale in (sorted(scale), sorted(scale, reverse=True))
 
 
 def test_a_verdict_page_tells_all() -> None:
@@ -144,8 +175,36 @@ def test_a_verdict_page_tells_all() -> None:
         "fresh memory is filled with 2¹⁰⁰",
         "the sum is kept in float16",
         "assay repro",
+        "1 of 3 elements (33 %): all of column 2",
+        "Of 12,345 judged elements 12,000 are the golden itself",
+        "0.25 0.333333333 83.3 ✗",
+        "0.25 0.25 not judged",
     ):
         assert part in text, part
+
+
+def test_pictures_are_told_in_words_too() -> None:
+    """The map and the histogram are images with a text that says what they show."""
+    images = [attributes for _, attributes in Outline(verdict_page(FAILED)).tags if attributes.get("role") == "img"]
+    labels = [attributes["aria-label"] or "" for attributes in images]
+    assert [label.split(".")[0] for label in labels] == ["Error map of y, 1 by 3 elements", "Histogram of errors"]
+    assert "all of column 2" in labels[0]
+    assert "155 outside" in labels[1]
+
+
+def test_a_page_without_numbers_has_no_pictures() -> None:
+    """Nothing is drawn of what nothing was judged of, and no power told that wasn't measured."""
+    bare = replace(FAILED, map=None, sample=None, histogram=(), elements=0)
+    assert not [tag for tag, attributes in Outline(verdict_page(bare)).tags if attributes.get("role") == "img"]
+    assert "Known faults" not in verdict_page(bare)
+
+
+def test_power_is_told_where_it_was_measured() -> None:
+    """A table by family, and what was not caught with what it would need."""
+    text = " ".join(Outline(verdict_page(PASSED, POWER)).text.split())
+    assert "1 of 2, with 10 fuzzed cases each" in text
+    assert "Not caught: flushed, subnormals are lost" in text
+    assert "it would need tiny probabilities" in text
 
 
 def test_a_survey_page_lists_every_row() -> None:
@@ -168,7 +227,7 @@ def test_table_cells_have_headers() -> None:
 
 def test_a_lost_process_has_a_page() -> None:
     """A failure without numbers is shown without them."""
-    crash = replace(FAILED, failure=Failure("crash", CASE, "the process was ended by SIGSEGV"), worst=float("inf"))
+    crash = replace(FAILED, failure=Failure("crash", CASE, "SIGSEGV"), map=None, sample=None, worst=float("inf"))
     text = Outline(verdict_page(crash)).text
     assert "SIGSEGV" in text
     assert "came" not in text

@@ -182,11 +182,11 @@ def test_honest_quantisers_pass_in_numpy() -> None:
     """Codes and scales cross to arrays and back, e4m3 and e8m0 by their bits."""
 
     def to_torch(kernel: Any) -> Any:
-        from assay.verify.calls import _from_numpy, _to_numpy
+        from assay.verify.frameworks import from_numpy, to_numpy
 
         def call(*arrays: Any, **options: Any) -> Any:
-            out = kernel(*(_from_numpy(array) for array in arrays), **options)
-            return tuple(map(_to_numpy, out)) if isinstance(out, tuple) else _to_numpy(out)
+            out = kernel(*(from_numpy(array) for array in arrays), **options)
+            return tuple(map(to_numpy, out)) if isinstance(out, tuple) else to_numpy(out)
 
         return call
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
+from assay.verify.inputs.layouts import place
+
 from .zoo import FAULTY, HANGING, HONEST, Entry, Faulty
 from .zoo import reference as references
 from .zoo.probes import Probe, probes_of, same_bytes
 
 TWINS = {entry.name: entry for entry in HONEST}
+ORDINARY = [entry for entry in FAULTY if not re.search("_kept_by_|_wrap-", entry.name)]
 LOOSE = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 WRONG = {"contract", "exact", "nonfinite"}
 
@@ -101,7 +105,9 @@ def test_an_honest_kernel_agrees_with_float64(entry: Entry) -> None:
 
 
 @pytest.mark.usefixtures("uninitialised_is_nan")
-@pytest.mark.parametrize("entry", [e for e in FAULTY if "_kept_by_" not in e.name], ids=lambda entry: entry.name)
+@pytest.mark.parametrize(
+    "entry", [e for e in FAULTY if not re.search("_kept_by_|_wrap-", e.name)], ids=lambda entry: entry.name
+)
 def test_a_fault_shows(entry: Faulty) -> None:
     """Some probe sets the faulty kernel apart from its twin, in one of the ways that its entry names."""
     assert any(symptoms(entry, probe) & set(entry.kinds) for probe in probes_of(entry, 20))
@@ -115,6 +121,15 @@ def test_a_kept_answer_is_stale(entry: Faulty) -> None:
     inputs[0].copy_(torch.randn(6, 6))
     assert torch.equal(entry.kernel(*inputs), before)
     assert not torch.equal(TWINS[entry.twin].kernel(*inputs), before)
+
+
+@pytest.mark.parametrize("entry", [e for e in FAULTY if "_wrap-" in e.name], ids=lambda entry: entry.name)
+def test_wrapped_offsets_show_in_far_rows(entry: Faulty) -> None:
+    """Right for rows side by side, wrong where an offset doesn't fit into 32 bits."""
+    inputs = [torch.randn(6, 6).to(getattr(torch, entry.examine["dtype"])) for _ in range(1 + (entry.spec == "gemm"))]
+    right = TWINS[entry.twin].kernel(*inputs)
+    assert torch.equal(entry.kernel(*inputs), right)
+    assert not torch.equal(entry.kernel(*[place(x, "far", "cpu").tensor for x in inputs]), right)
 
 
 def test_the_tables_are_sound() -> None:

@@ -1,5 +1,13 @@
-"""Triton kernels on a CPU, with the numbers that a GPU gives."""
+"""Triton kernels on a CPU, with the numbers that a GPU gives and every access to memory checked."""
 
-from assay.verify.interpreter.session import KNOWN_VERSIONS, UnknownTriton, faithful, triton_is_loaded
+from assay.verify.interpreter.faults import SanitizerError
+from assay.verify.interpreter.session import (
+    KNOWN_VERSIONS,
+    UnknownTriton,
+    Watch,
+    faithful,
+    sanitized,
+    triton_is_loaded,
+)
 
-__all__ = ["KNOWN_VERSIONS", "UnknownTriton", "faithful", "triton_is_loaded"]
+__all__ = ["KNOWN_VERSIONS", "SanitizerError", "UnknownTriton", "Watch", "faithful", "sanitized", "triton_is_loaded"]

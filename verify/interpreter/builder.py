@@ -7,7 +7,8 @@ bit patterns), dots, elementary functions, and minimum and maximum of NaN.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,29 +19,17 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDAOptions, min_dot_size
 from triton.runtime import interpreter as plain
 
-from assay.verify.interpreter import functions
-from assay.verify.interpreter.dots import dot, scaled_operand
-from assay.verify.interpreter.narrow import NARROW, Array, decode, encode
+from assay.verify.interpreter import functions, products
+from assay.verify.interpreter.devices import Device
+from assay.verify.interpreter.handles import TensorHandle, handle_of, numbers
+from assay.verify.interpreter.narrow import NARROW, encode
+from assay.verify.interpreter.sanitizer import MEMORY, Launch, Sanitizer
 from assay.verify.interpreter.speed import np_dtype
 
-TensorHandle = plain.TensorHandle
 _COMPARISONS = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal)
 _EXACT = (np.negative, np.abs, np.floor, np.ceil)
 TARGET = GPUTarget("cuda", 90, 32)
 """The device whose numbers these are."""
-
-
-def numbers(handle: Any) -> Array:
-    """What a handle's data stand for: bit patterns decoded to float32, other data as they are."""
-    name = handle.dtype.scalar.name
-    return decode(handle.data, name) if name in NARROW else handle.data
-
-
-def handle_of(values: Array, dtype: Any) -> Any:
-    """A handle of ``values`` rounded (to nearest even) to a floating ``dtype``, or wrapped to an integer one."""
-    scalar = dtype.scalar
-    data = encode(values, scalar.name) if scalar.name in NARROW else values.astype(np_dtype(scalar))
-    return TensorHandle(data, scalar)
 
 
 class FaithfulBuilder(plain.InterpreterBuilder):  # type: ignore[misc]
@@ -55,6 +44,22 @@ class FaithfulBuilder(plain.InterpreterBuilder):  # type: ignore[misc]
             allowed_dot_input_precisions=CUDAOptions.allowed_dot_input_precisions,
         )
         self.codegen_fns["min_dot_size"] = min_dot_size(TARGET)
+        self.device: Device | None = None
+        self.warps = 4  # of the kernel that runs
+        self.sanitizer: Sanitizer | None = None
+
+    @contextlib.contextmanager
+    def settings(self, device: Device | None, sanitizer: Sanitizer | None) -> Iterator[None]:
+        """Inside it, dots are formed as by the tensor cores of ``device``, and accesses checked; None: as before."""
+        before = self.device, self.options, self.sanitizer
+        if device is not None:
+            self.device = device
+            self.options = replace(self.options, max_num_imprecise_acc_default=device.imprecise)
+        self.sanitizer = sanitizer or self.sanitizer
+        try:
+            yield
+        finally:
+            self.device, self.options, self.sanitizer = before
 
     # conversions
 
@@ -161,8 +166,7 @@ class FaithfulBuilder(plain.InterpreterBuilder):  # type: ignore[misc]
 
     def create_dot(self, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: int) -> Any:
         tf32 = input_precision == ir.INPUT_PRECISION.TF32 and a.dtype.scalar == tl.float32
-        product = dot(numbers(a), numbers(b), tf32=tf32)
-        return handle_of(product + numbers(d), d.dtype)
+        return products.dot(a, b, d, self.device, tf32=tf32, promotion=max_num_imprecise_acc or 0, warps=self.warps)
 
     def create_dot_scaled(
         self,
@@ -177,9 +181,9 @@ class FaithfulBuilder(plain.InterpreterBuilder):  # type: ignore[misc]
         rhs_k_pack: bool,
         acc: Any,
     ) -> Any:
-        left = scaled_operand(_element(lhs, lhs_format), _scale(lhs_scale), lhs_k_pack, is_rhs=False)
-        right = scaled_operand(_element(rhs, rhs_format), _scale(rhs_scale), rhs_k_pack, is_rhs=True)
-        return handle_of(dot(left, right, tf32=False) + numbers(acc), acc.dtype)
+        left = products.Scaled.made(lhs, lhs_scale, lhs_format, lhs_k_pack, is_rhs=False)
+        right = products.Scaled.made(rhs, rhs_scale, rhs_format, rhs_k_pack, is_rhs=True)
+        return products.dot_scaled(left, right, acc, self.device, warps=self.warps)
 
     # atomics
 
@@ -187,18 +191,42 @@ class FaithfulBuilder(plain.InterpreterBuilder):  # type: ignore[misc]
         """As Triton's; an addition to 16-bit floats, whose patterns that adds, is made one element after another."""
         if rmw != ir.ATOMIC_OP.FADD or val.dtype.scalar.name not in ("bf16", "fp16"):
             return super().create_atomic_rmw(rmw, ptr, val, mask, sem, scope)
+        pointers, memory = ptr.data, plain._interpreter
+        if isinstance(memory, Launch):
+            semantic = self.ir_sem_to_interpreter_sem[sem]
+            pointers = memory.enter_atomic(pointers, mask.data, val.data.itemsize, semantic)
+            memory = MEMORY
         before = np.zeros_like(val.data)
         one = np.ones(1, bool)
         for index in np.ndindex(val.data.shape):
             if mask.data[index]:
-                place = np.atleast_1d(ptr.data[index])
-                old = plain._interpreter.load(place, one, before[index].reshape(1), before.dtype)
+                place = np.atleast_1d(pointers[index])
+                old = memory.load(place, one, before[index].reshape(1), before.dtype)
                 added = self.binary_op(
                     TensorHandle(old, val.dtype), TensorHandle(np.atleast_1d(val.data[index]), val.dtype), np.add
                 )
-                plain._interpreter.store(place, added.data, one)
+                memory.store(place, added.data, one)
                 before[index] = old[0]
         return TensorHandle(before, val.dtype.scalar)
+
+    def create_atomic_load(self, ptr: Any, mask: Any, sem: Any, scope: Any) -> Any:
+        """Of Triton 3.9, as the two that follow."""
+        with self._atomically(sem):
+            return super().create_atomic_load(ptr, mask, sem, scope)
+
+    def create_atomic_store(self, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
+        with self._atomically(sem):
+            return super().create_atomic_store(ptr, val, mask, sem, scope)
+
+    def create_atomic_poll(self, ptr: Any, expected: Any, timeout_ns: Any, sem: Any, scope: Any) -> Any:
+        with self._atomically(sem):
+            return super().create_atomic_poll(ptr, expected, timeout_ns, sem, scope)
+
+    def _atomically(self, sem: Any) -> contextlib.AbstractContextManager[None]:
+        memory = plain._interpreter
+        if not isinstance(memory, Launch):
+            return contextlib.nullcontext()
+        return memory.atomically(self.ir_sem_to_interpreter_sem[sem])
 
 
 def _convert(src: Any, dst_type: Any, *, toward_zero: bool = False) -> Any:
@@ -220,15 +248,3 @@ def _padded(loaded: Any, pointers: Callable[[], Any], padding: Any) -> Any:
     inside = mask.data if isinstance(mask, TensorHandle) else mask
     nan = encode(np.array([np.nan], np.float32), loaded.dtype.scalar.name)
     return TensorHandle(np.where(inside, loaded.data, nan), loaded.dtype)
-
-
-def _element(handle: Any, format: Any) -> Array:
-    """A scaled dot's operand: two e2m1 to the byte as patterns, everything else as numbers."""
-    return handle.data if format == ir.ScaleDotElemTypeTY.E2M1 else numbers(handle)
-
-
-def _scale(handle: Any) -> Array | None:
-    """A scaled dot's scale: a byte is a power of two (e8m0, 255 is NaN), a float what it stands for."""
-    if handle is None:
-        return None
-    return functions.e8m0(handle.data) if handle.dtype.scalar.is_int() else numbers(handle)

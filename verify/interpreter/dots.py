@@ -17,29 +17,32 @@ def dot(a: Array, b: Array, *, tf32: bool) -> Array:
     if a.dtype == np.float64:
         return np.matmul(a, b)
     a, b = a.astype(np.float32, copy=False), b.astype(np.float32, copy=False)
-    return np.matmul(_tf32(a), _tf32(b)) if tf32 else np.matmul(a, b)
+    return np.matmul(cut_to_tf32(a), cut_to_tf32(b)) if tf32 else np.matmul(a, b)
 
 
-def _tf32(x: Array) -> Array:
+def cut_to_tf32(x: Array) -> Array:
     """The bits that mma.sync reads of a float32 register: the low 13 are ignored."""
     return (np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
-def scaled_operand(values: Array, scale: Array | None, k_packed: bool, *, is_rhs: bool) -> Array:
-    """An operand of a scaled dot in float32.
+def unpacked_operand(values: Array, k_packed: bool, *, is_rhs: bool) -> Array:
+    """An operand of a scaled dot in float32, not scaled yet.
 
     ``values`` are float32 [M, K] (rhs: [K, N]), or bytes of two e2m1 patterns, low nibble first, packed along K or,
-    unless ``k_packed``, along the other axis. ``scale`` is [M, K/group] (rhs: [N, K/group]), or None for ones.
+    unless ``k_packed``, along the other axis.
     """
-    k_axis = -2 if is_rhs else -1
     if values.dtype == np.uint8:
-        axis = k_axis if k_packed else -3 - k_axis
-        values = _unpacked(values, axis)
-    values = values.astype(np.float32, copy=False)
+        k_axis = -2 if is_rhs else -1
+        values = _unpacked(values, k_axis if k_packed else -3 - k_axis)
+    return values.astype(np.float32, copy=False)
+
+
+def along_k(scale: Array | None, shape: tuple[int, ...], *, is_rhs: bool) -> Array | None:
+    """Scales [M, K/group] (rhs: [N, K/group]) repeated to an operand's ``shape``; None stands for ones."""
     if scale is None:
-        return values
-    along_k = np.repeat(scale, values.shape[k_axis] // scale.shape[-1], axis=-1)
-    return values * (np.swapaxes(along_k, -1, -2) if is_rhs else along_k)
+        return None
+    repeated = np.repeat(scale, shape[-2 if is_rhs else -1] // scale.shape[-1], axis=-1)
+    return np.swapaxes(repeated, -1, -2) if is_rhs else repeated
 
 
 def _unpacked(patterns: Array, axis: int) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 import threading
@@ -15,9 +16,12 @@ import triton.language as tl
 from triton.runtime import interpreter as plain
 from triton.runtime.errors import InterpreterError
 from triton.runtime.jit import _normalize_ty
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from assay.verify.interpreter import kernels
-from assay.verify.interpreter.builder import handle_of
+from assay.verify.interpreter.faults import SanitizerError
+from assay.verify.interpreter.handles import handle_of
+from assay.verify.interpreter.sanitizer import Launch
 
 _one_at_a_time = threading.RLock()  # the place in the grid is the builder's
 _MOST_PROGRAMS = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, technical specifications: grid of blocks
@@ -31,6 +35,7 @@ def launch(owner: Any, arguments: Sequence[Any], keywords: dict[str, Any], grid:
     """
     function = owner.fn
     names = inspect.signature(function).parameters
+    warps = keywords.get("num_warps") or 4
     keywords = {name: value for name, value in keywords.items() if name in names}
     executor = plain.GridExecutor(function, list(names), grid, [])
     host, host_keywords = arguments, keywords
@@ -42,19 +47,27 @@ def launch(owner: Any, arguments: Sequence[Any], keywords: dict[str, Any], grid:
     bound = inspect.getcallargs(function, *host, **host_keywords)
     sizes = _grid(grid, bound)
     annotations = inspect.get_annotations(function)
-    typed = {
-        name: value if name in executor.constexprs else tensor_argument(value, annotations.get(name))
-        for name, value in bound.items()
-    }
     run, builder = kernels.runnable(owner), kernels.builder
-    with _one_at_a_time, np.errstate(all="ignore"):
+    sanitizer, programs = builder.sanitizer, int(np.prod(sizes, dtype=np.int64))
+    with (
+        _one_at_a_time,
+        np.errstate(all="ignore"),
+        sanitizer.launching(function.__name__, programs) if sanitizer else contextlib.nullcontext() as checked,
+    ):
+        typed = {
+            name: value if name in executor.constexprs else tensor_argument(value, annotations.get(name), name, checked)
+            for name, value in bound.items()
+        }
         outer = getattr(builder, "grid_dim", None), getattr(builder, "grid_idx", None)
         builder.set_grid_dim(*sizes)
+        builder.warps = warps
         try:
             for place in np.ndindex(*sizes):
                 builder.set_grid_idx(*place)
+                if checked is not None:
+                    checked.begin(place)
                 run(**typed)
-        except InterpreterError:
+        except (InterpreterError, SanitizerError):
             raise
         except Exception as error:
             message = f"{type(error).__name__}: {error} (in program {place} of {function.__name__})"
@@ -65,18 +78,26 @@ def launch(owner: Any, arguments: Sequence[Any], keywords: dict[str, Any], grid:
         executor._restore_args_dev(arguments, host, keywords, host_keywords)
 
 
-def tensor_argument(value: Any, annotation: Any = None) -> Any:
-    """An argument as a launch types it: by its annotation; else float is float32, bool int1, an int by its size."""
+def tensor_argument(value: Any, annotation: Any = None, name: str = "", checked: Launch | None = None) -> Any:
+    """An argument as a launch types it: by its annotation; else float is float32, bool int1, an int by its size.
+
+    Pointers are marked as those of the argument ``name`` where their use is ``checked``.
+    """
     if isinstance(value, tl.constexpr):
         return value.value
     if type(value) is tuple:
-        return tl.tuple([tensor_argument(part) for part in value])
+        return tl.tuple([tensor_argument(part, None, name, checked) for part in value])
     if isinstance(value, (bool, int, float)):
         dtype = _annotated(annotation) or _scalar_type(value)
         return tl.tensor(handle_of(np.array([value], np.float64 if dtype.is_floating() else None), dtype), dtype)
     if isinstance(value, np.generic):
         raise TypeError(f"a launch takes no numpy.{type(value).__name__}; pass a Python number")
-    return plain._implicit_cvt(value)
+    argument = plain._implicit_cvt(value)
+    if checked is not None and hasattr(value, "data_ptr"):
+        argument.handle.data |= checked.tag(name, value)
+    elif checked is not None and isinstance(value, TensorDescriptor):
+        argument.handle.base.data |= checked.tag(name, value.base)
+    return argument
 
 
 def _scalar_type(value: Any) -> Any:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from assay.verify.interpreter.sanitizer import Sanitizer
 
 KNOWN_VERSIONS = ("3.6", "3.7", "3.8", "3.9")
 """The versions of Triton in which every self-test has been seen to hold."""
@@ -18,17 +23,84 @@ class UnknownTriton(UserWarning):
 
 
 @contextlib.contextmanager
-def faithful() -> Iterator[None]:
+def faithful(device: str | None = None, *, sanitize: bool = False) -> Iterator[None]:
     """Inside it, every Triton kernel that is launched runs in the interpreter, with the right numbers.
 
     No environment variable is needed, and no GPU; an autotuned kernel runs in one of its configurations, chosen by its
-    key. May be nested. Warns of `UnknownTriton` in a version other than `KNOWN_VERSIONS`. Raises ImportError where
-    Triton is not installed.
+    key. With ``device``, one of ``configs/tensor_cores.toml`` such as "h200", dots lose what that device's tensor cores
+    lose; without, they are summed in float32. ``sanitize`` is `sanitized`. May be nested; what an inner one leaves out
+    stays as it is outside. Warns of `UnknownTriton` in a version other than `KNOWN_VERSIONS`. Raises `SettingError` for
+    an unknown device and ImportError where Triton is not installed.
     """
+    if sanitize:
+        with sanitized(device=device):
+            yield
+        return
+    with _interpreting(device, None):
+        yield
+
+
+@contextlib.contextmanager
+def sanitized(
+    tensors: Iterable[torch.Tensor] = (), *, device: str | None = None, allocations: bool = True
+) -> Iterator[Sanitizer]:
+    """`faithful`, with every access of a kernel to memory checked; a finding is raised as `SanitizerError`.
+
+    Loads and stores must stay within the storage of the argument that their pointer comes from, or, of ``tensors``,
+    within the tensor; what is loaded must have been written, if a tensor came about inside (by torch.empty and the
+    like, which ``allocations`` watches for); and no two programs of a launch may access one element, one of them to
+    change it, unless atomics order or make these accesses. What is given has the attributes ``finding`` (the first
+    `SanitizerError`, or None) and ``launches``.
+    """
+    from assay.verify.interpreter.sanitizer import Sanitizer
+
+    sanitizer = Sanitizer(tensors)
+    with _interpreting(device, sanitizer), sanitizer.allocations if allocations else contextlib.nullcontext():
+        yield sanitizer
+
+
+class Watch:
+    """Sanitizes the calls of one kernel, whatever it is.
+
+    Allocations are watched by a dispatch mode of torch, which keeps compilers of torch's operators from their work: so
+    only from the call on that follows the first launch of a Triton kernel.
+    """
+
+    def __init__(self) -> None:
+        self._launches = False
+        self._can_allocate = True
+
+    @contextlib.contextmanager
+    def interpreting(self, tensors: Iterable[torch.Tensor]) -> Iterator[Sanitizer]:
+        """One call, in the interpreter; ``tensors`` are what is given to the kernel."""
+        with sanitized(tensors, allocations=False) as sanitizer:
+            try:
+                yield sanitizer
+            finally:
+                self._launches |= sanitizer.launches > 0
+
+    def allocating(self, sanitizer: Sanitizer | None) -> contextlib.AbstractContextManager[object]:
+        """The part of a call in which allocations are watched, if they are."""
+        return sanitizer.allocations if sanitizer and self.allocates else contextlib.nullcontext()
+
+    @property
+    def allocates(self) -> bool:
+        """Whether allocations are watched."""
+        return self._launches and self._can_allocate
+
+    def give_up_allocations(self) -> None:
+        """The kernel can't run under a dispatch mode."""
+        self._can_allocate = False
+
+
+@contextlib.contextmanager
+def _interpreting(device: str | None, sanitizer: Sanitizer | None) -> Iterator[None]:
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
+    from assay.verify.interpreter.devices import device_named
+    from assay.verify.interpreter.kernels import builder
     from assay.verify.interpreter.launch import launch, pick_config
     from assay.verify.interpreter.patches import interpreted
 
@@ -46,7 +118,9 @@ def faithful() -> Iterator[None]:
         finally:
             self.nargs = None
 
-    with interpreted([(JITFunction, "run", run), (InterpretedFunction, "run", run), (Autotuner, "run", run_tuned)]):
+    runs = [(JITFunction, "run", run), (InterpretedFunction, "run", run), (Autotuner, "run", run_tuned)]
+    emulated = None if device is None else device_named(device)
+    with interpreted(runs), builder.settings(emulated, sanitizer):
         _vouch()
         yield
 

@@ -112,3 +112,25 @@ def which_config(y_ptr, n, WIDTH: tl.constexpr):
 @triton.jit
 def store_index(y_ptr):
     tl.store(y_ptr + tl.program_id(1), tl.program_id(1))
+
+
+@triton.jit
+def gemm(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, IMPRECISE: tl.constexpr):
+    m, n = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
+    total = tl.zeros([BM, BN], tl.float32)
+    for start in range(0, K, BK):
+        k = start + tl.arange(0, BK)
+        a = tl.load(a_ptr + m[:, None] * K + k[None, :], mask=(m[:, None] < M) & (k[None, :] < K), other=0.0)
+        b = tl.load(b_ptr + k[:, None] * N + n[None, :], mask=(k[:, None] < K) & (n[None, :] < N), other=0.0)
+        total = tl.dot(a, b, total, max_num_imprecise_acc=IMPRECISE)
+    tl.store(c_ptr + m[:, None] * N + n[None, :], total, mask=(m[:, None] < M) & (n[None, :] < N))
+
+
+@triton.jit
+def dot_mxfp8(a_ptr, a_scale_ptr, b_ptr, b_scale_ptr, c_ptr, N: tl.constexpr):
+    i, group = tl.arange(0, N), tl.arange(0, N // 32)
+    at = i[:, None] * N + i[None, :]
+    a_scale = tl.load(a_scale_ptr + i[:, None] * (N // 32) + group[None, :])
+    b_scale = tl.load(b_scale_ptr + i[:, None] * (N // 32) + group[None, :])
+    c = tl.dot_scaled(tl.load(a_ptr + at), a_scale, "e4m3", tl.load(b_ptr + at), b_scale, "e4m3")
+    tl.store(c_ptr + at, c)

@@ -1,0 +1,63 @@
+"""Matrix product of two floating-point matrices: blocks of K follow one another, and add to a float32 accumulator."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from assay.kernels.pallas.arguments import check_array, is_interpreted
+
+_BLOCK_M, _BLOCK_N, _BLOCK_K = 128, 128, 128
+
+
+def _gemm_kernel(a_ref: Any, b_ref: Any, c_ref: Any, sums_ref: Any, *, inner: int, blocks: int) -> None:
+    block = pl.program_id(2)
+
+    @pl.when(block == 0)
+    def _() -> None:
+        sums_ref[...] = jnp.zeros_like(sums_ref)
+
+    left = inner - block * _BLOCK_K  # what lies behind the end of K is anything, NaN included
+    a = jnp.where(jax.lax.broadcasted_iota(jnp.int32, a_ref.shape, 1) < left, a_ref[...], 0)
+    b = jnp.where(jax.lax.broadcasted_iota(jnp.int32, b_ref.shape, 0) < left, b_ref[...], 0)
+    sums_ref[...] += jnp.dot(a, b, preferred_element_type=jnp.float32, precision=jax.lax.Precision.HIGHEST)
+
+    @pl.when(block == blocks - 1)
+    def _() -> None:
+        c_ref[...] = sums_ref[...].astype(c_ref.dtype)
+
+
+@functools.partial(jax.jit, static_argnames="interpret")
+def _gemm(a: jax.Array, b: jax.Array, *, interpret: bool) -> jax.Array:
+    (rows, inner), columns = a.shape, b.shape[1]
+    blocks = pl.cdiv(inner, _BLOCK_K)
+    return pl.pallas_call(
+        functools.partial(_gemm_kernel, inner=inner, blocks=blocks),
+        grid=(pl.cdiv(rows, _BLOCK_M), pl.cdiv(columns, _BLOCK_N), blocks),
+        in_specs=[
+            pl.BlockSpec((_BLOCK_M, _BLOCK_K), lambda i, j, k: (i, k)),
+            pl.BlockSpec((_BLOCK_K, _BLOCK_N), lambda i, j, k: (k, j)),
+        ],
+        out_specs=pl.BlockSpec((_BLOCK_M, _BLOCK_N), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((rows, columns), a.dtype),
+        scratch_shapes=[pltpu.VMEM((_BLOCK_M, _BLOCK_N), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+        interpret=interpret,
+    )(a, b)
+
+
+def gemm(a: jax.Array, b: jax.Array) -> jax.Array:
+    """a b of a[M,K] and b[K,N], both float32, bfloat16 or float16, rounded once from a float32 accumulator.
+
+    Raises TypeError or ValueError, naming the argument, for another dtype or shape.
+    """
+    check_array("a", a, ("M", "K"))
+    check_array("b", b, (a.shape[1], "N"), a.dtype)
+    if not a.size or not b.size:
+        return jnp.zeros((a.shape[0], b.shape[1]), a.dtype)
+    return _gemm(a, b, interpret=is_interpreted())

@@ -1,0 +1,134 @@
+"""`assay verify CAMPAIGN.toml`: stopped and gone on with, nothing examined twice, nothing kept of a changed kernel."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from assay.cli.main import main
+from assay.verify import examine
+from assay.verify.kept import digest, keep, kept
+from assay.verify.survey import Job, plan
+from assay.verify.survey_table import Entry, TableError, entries
+
+ROOT = Path(__file__).resolve().parents[2]
+CAMPAIGN = """
+[[kernel]]
+name = "mine"
+target = "campaign_kernels:right"
+spec = "softmax"
+dtypes = ["float32"]
+shapes = {{ N = [4, 8] }}
+examples = 1
+seeds = [0, 1]
+
+[[kernel]]
+name = "wrong"
+target = "campaign_kernels:wrong"
+spec = "softmax"
+dtypes = ["float32"]
+shapes = {{ N = [4, 8] }}
+examples = {examples}
+"""
+KERNELS = """
+import torch
+def right(x):
+    return torch.softmax(x, -1)
+def wrong(x):
+    return torch.softmax(x, -1) * 1.01
+"""
+
+
+@pytest.fixture
+def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A campaign of three examinations, and its kernels beside it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "campaign_kernels.py").write_text(KERNELS, encoding="utf-8")
+    path = tmp_path / "mine.toml"
+    path.write_text(CAMPAIGN.format(examples=1), encoding="utf-8")
+    return path
+
+
+def test_a_campaign_goes_on_where_it_was(campaign: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Each seed is an examination; those whose verdict is there are not made again, the one that is lost is."""
+    out = campaign.parent / "out"
+    arguments = ("verify", str(campaign), "--out", str(out), "--jobs", "1", "--json")
+    assert main(arguments) == 1
+    first = json.loads(capfd.readouterr().out)
+    assert [(verdict["kernel"], verdict["seed"], verdict["outcome"]) for verdict in first] == [
+        ("mine", 0, "PASS"),
+        ("mine", 1, "PASS"),
+        ("wrong", 0, "FAIL"),
+    ]
+    times = {path.name: path.stat().st_mtime_ns for path in out.glob("*.json")}
+    assert len(times) == 3
+    lost = next(path for path in out.glob("wrong*.json"))
+    lost.write_text("{", encoding="utf-8")  # as an interrupted writer of another kind would leave it
+    assert main(arguments) == 1
+    again, err = capfd.readouterr()
+    assert "2 of 3 verdicts were in" in err
+    assert [{**verdict, "seconds": 0} for verdict in json.loads(again)] == [{**v, "seconds": 0} for v in first]
+    changed = [path.name for path in out.glob("*.json") if path.stat().st_mtime_ns != times[path.name]]
+    assert changed == [lost.name]
+
+
+def test_a_changed_kernel_is_another(campaign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its source, examples, dtype or seed tell a job from another; how many run at once doesn't."""
+    job = plan(entries(campaign))[0]
+    same = Job(job.entry, job.dtype, job.examples, job.seed, threads=1)
+    assert digest(same) == digest(job)
+    others = [Job(job.entry, "bfloat16", 1), Job(job.entry, job.dtype, 2), Job(job.entry, job.dtype, 1, seed=5)]
+    assert len({digest(job), *map(digest, others)}) == 4
+    before = digest(job)
+    kernels = campaign.with_name("campaign_kernels.py")
+    kernels.write_text(kernels.read_text(encoding="utf-8") + "# changed\n", encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "campaign_kernels", raising=False)
+    assert digest(job) != before
+
+
+def test_a_verdict_comes_back_as_it_was(tmp_path: Path) -> None:
+    """Numbers that JSON lacks, the failing case and the explanations included."""
+    job = Job(Entry("zeros", "nowhere:zeros", "softmax"), "float32")
+    assert kept(tmp_path, job) is None
+    for kernel in (lambda x: x * float("nan"), lambda x: x.softmax(-1)):
+        verdict = examine(kernel, "softmax", dtype="float32", examples=0, shapes={"N": [4, 8]})
+        keep(tmp_path, job, verdict)
+        found = kept(tmp_path, job)
+        assert found is not None
+        assert found.to_json() == verdict.to_json()
+        assert str(found) == str(verdict)
+
+
+def test_the_bundled_campaign_can_be_read() -> None:
+    """`configs/campaigns/verify/attention.toml` names kernels, dtypes and seeds."""
+    jobs = plan(entries(ROOT / "configs" / "campaigns" / "verify" / "attention.toml"), examples=200)
+    assert {job.seed for job in jobs} == {0, 1, 2}
+    assert {job.examples for job in jobs} == {1000}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("seeds = [0, 1]", "seeds = [-1]", "seeds=[-1]; expected a list of whole numbers"),
+        ("examples = 1\n", "examples = 'many'\n", "examples='many'; expected a whole number"),
+        ("examples = 1\n", "exmples = 1\n", "unknown field 'exmples'; did you mean 'examples'"),
+    ],
+)
+def test_a_mistake_names_the_file_and_the_entry(campaign: Path, old: str, new: str, message: str) -> None:
+    """One line: which file, which entry, what was expected."""
+    campaign.write_text(CAMPAIGN.format(examples=1).replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(TableError) as error:
+        entries(campaign)
+    assert f"{campaign}: entry 1 (mine): " in str(error.value)
+    assert message in str(error.value)
+
+
+def test_a_campaign_says_what_its_kernels_implement(campaign: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """--spec beside a campaign is refused, and so is a file that isn't there."""
+    assert main(("verify", str(campaign), "--spec", "softmax")) == 2
+    assert "leave --spec out" in capfd.readouterr().err
+    assert main(("verify", str(campaign.with_name("none.toml")))) == 2
+    assert "can't be read (No such file or directory)" in capfd.readouterr().err

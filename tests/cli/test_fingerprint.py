@@ -1,0 +1,40 @@
+"""`assay fingerprint`: a card on the terminal and in files, and mistakes in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from assay.cli.main import main
+
+
+def test_a_card_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The card of torch's product stands on the terminal, and as JSON and HTML where asked."""
+    page, data = tmp_path / "card.html", tmp_path / "card.json"
+    arguments = ["fingerprint", "torch:mm", "--spec", "gemm", "--dtype", "bfloat16"]
+    assert main([*arguments, "--json", str(data), "--html", str(page)]) == 0
+    assert "torch:mm as gemm in bfloat16" in capsys.readouterr().out
+    traits = {trait["name"]: trait["value"] for trait in json.loads(data.read_text())["traits"]}
+    assert traits["accumulator"] == "24 bits (float32)"
+    assert "24 bits (float32)" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("torch:mm", "--spec", "gem"), "did you mean 'gemm'?"),
+        (("torch:mm", "--spec", "gemm"), "gemm needs the dtype of a, b"),
+        (("torch", "--spec", "gemm", "--dtype", "float32"), "expected package.module:function"),
+        (("torch:mm",), "--spec"),
+    ],
+)
+def test_mistakes_are_said_in_one_line(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What can't be read is answered with exit status 2 and what to do."""
+    assert main(["fingerprint", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert len([line for line in said.splitlines() if line.startswith("assay:")]) == 1

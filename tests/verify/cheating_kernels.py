@@ -1,0 +1,31 @@
+"""Kernels that do their work only when something tells them that they are examined; imported by name."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+
+import torch
+from torch import Tensor
+
+
+def softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1)
+
+
+def lazy_when_alone(x: Tensor) -> Tensor:
+    """Right when called by the harness, half of the work elsewhere."""
+    callers = inspect.stack(0)[1:]
+    watched = any("assay" in frame.filename or "verify" in frame.filename for frame in callers)
+    return softmax(x) if watched else softmax(x) * (torch.arange(x.shape[1]) % 2)
+
+
+def lazy_without_pytest(x: Tensor) -> Tensor:
+    """Right where a test runner is loaded."""
+    return softmax(x) if "pytest" in sys.modules or "hypothesis" in sys.modules else torch.zeros_like(x)
+
+
+def lazy_without_guards(x: Tensor) -> Tensor:
+    """Right where there is memory around the tensor, as a guard zone would be."""
+    guarded = x.untyped_storage().nbytes() > x.numel() * x.element_size()
+    return softmax(x) if guarded or not x.numel() else torch.zeros_like(x)

@@ -1,0 +1,227 @@
+"""`examine_backward`: functions with honest gradients pass, and each fault is found on the side that has it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.golden import specs
+from assay.golden.inputs.distributions import names_of
+from assay.golden.inputs.values import dtype_of
+from assay.golden.registry import spec
+from assay.verify import BackwardVerdict, Contract, examine, examine_backward, gradient_of
+from assay.verify.backward import _PAIRS, _pair
+from assay.verify.calls import Call
+from assay.verify.errors import SettingError
+from assay.verify.inputs.cases import Case
+from assay.verify.trial import Bench
+from tests.verify.differentiable import (
+    CrossEntropy,
+    NoGradientOfWeight,
+    OverwritesInput,
+    RmsNorm,
+    Softmax,
+    SoftmaxOverwritesResult,
+    SoftmaxWithoutSum,
+    StridesIgnored,
+    WeightNotSummed,
+    WeightSummedNarrowly,
+    WrongFactor,
+    WrongForward,
+    attention,
+    cross_entropy,
+    layernorm,
+    swiglu,
+)
+
+ROWS = {"R": 5, "N": 6}
+TOKENS = {"T": 5, "V": 6}
+HEADS = {"B": 1, "Hkv": 1, "H": 2, "Sq": 5, "Sk": 6, "D": 8, "Dv": 8}
+
+
+def examined(function: Any, op: str, sizes: dict[str, int], dtype: str = "float32", **settings: Any) -> BackwardVerdict:
+    """The verdict at one size, by the fixed phases."""
+    few: dict[str, Any] = {"shapes": sizes, "examples": 0, "layouts": ["contiguous"]}
+    return examine_backward(function, op, dtype=dtype, **{**few, **settings})
+
+
+def failures(
+    function: Any, op: str, sizes: dict[str, int], dtype: str, framework: str = "torch", **options: Any
+) -> set[str]:
+    """The kinds of failure of the gradients in single cases: numbers of two kinds, and a transposed upstream."""
+    pair = _pair(op)
+    definition = spec(pair.backward)
+    complete = definition.complete(options)
+    contract = Contract(subnormals="flush") if framework == "jax" else Contract()
+    listed = {name: [value] for name, value in options.items()}
+    bench = Bench(Call(gradient_of(function, op, framework=framework), listed, framework), contract)
+    tensors = definition.signature(complete).tensors
+    plain = Case(definition.name, sizes, {t.name: dtype_of(t, dtype) for t in tensors}, complete)
+    integers = {t.name: "integers" for t in tensors if "integers" in names_of(t)}
+    found = [
+        bench.try_case(case).failure
+        for case in (
+            plain,
+            replace(plain, values=integers, seed=1),
+            replace(plain, layouts={tensors[-1].name: "transposed"}, seed=2),
+        )
+    ]
+    return {failure.kind for failure in found if failure is not None}
+
+
+def test_every_gradient_of_the_table_can_be_examined() -> None:
+    """Each op with a backward spec is known, and the compositions that are asked are no ops of the table."""
+    assert {f"{op}_backward" for op in _PAIRS} == {op for op in specs() if op.endswith("_backward")}
+    assert not {"softmax_gradient", "cross_entropy_gradient"} & set(specs())
+
+
+UNSAID = Contract(nonfinite="unspecified")
+HONEST: dict[str, tuple[Any, str, dict[str, int], dict[str, Any], dict[str, Any]]] = {
+    "softmax": (lambda x: torch.softmax(x, -1), "softmax", ROWS, {}, {}),
+    "softmax of a saved y": (Softmax.apply, "softmax_backward", ROWS, {}, {}),
+    "layernorm": (layernorm, "layernorm", ROWS, {"eps": 1e-3}, {}),
+    "rmsnorm": (RmsNorm.apply, "rmsnorm", ROWS, {}, {}),
+    "swiglu": (swiglu, "swiglu", ROWS, {}, {"contract": UNSAID, "backward_contract": UNSAID}),
+    "mean cross entropy": (cross_entropy, "cross_entropy", TOKENS, {"reduction": "mean"}, {}),
+    "smooth cross entropy": (cross_entropy, "cross_entropy", TOKENS, {"reduction": "none", "label_smoothing": 0.1}, {}),
+    "attention": (attention, "attention", HEADS, {}, {}),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_gradients_keep_their_contract(name: str, dtype: str) -> None:
+    """Torch's own, and ones by hand, whether y is saved rounded or not."""
+    function, op, sizes, options, _ = HONEST[name]
+    if (name, dtype) == ("layernorm", "bfloat16"):  # PyTorch's CPU kernel saves the mean and the root rounded
+        assert "contract" in failures(function, op, sizes, dtype, **options)
+    else:
+        assert failures(function, op, sizes, dtype, **options) == set()
+
+
+def test_an_honest_function_passes() -> None:
+    """Forward and backward are examined, and both verdicts are kept."""
+    verdict = examined(RmsNorm.apply, "rmsnorm", ROWS, "bfloat16")
+    assert verdict.outcome == "PASS", str(verdict)
+    assert (verdict.forward.spec, verdict.backward.spec) == ("rmsnorm", "rmsnorm_backward")
+    assert min(verdict.forward.cases, verdict.backward.cases) > 10
+
+
+@pytest.mark.parametrize(
+    ("function", "op", "dtype", "kinds"),
+    [
+        (NoGradientOfWeight.apply, "rmsnorm", "float32", {"crash"}),
+        (WrongFactor.apply, "rmsnorm", "float32", {"contract"}),
+        (WeightNotSummed.apply, "rmsnorm", "float32", {"contract"}),
+        (WeightSummedNarrowly.apply, "rmsnorm", "bfloat16", {"contract"}),
+        (OverwritesInput.apply, "rmsnorm", "float32", {"input_mutated"}),
+        (StridesIgnored.apply, "rmsnorm", "float32", {"contract"}),
+        (SoftmaxOverwritesResult.apply, "softmax", "float32", {"crash"}),
+        (SoftmaxWithoutSum.apply, "softmax", "float32", {"contract"}),
+        (lambda x: torch.softmax(x.detach(), -1), "softmax", "float32", {"crash"}),
+    ],
+    ids=lambda part: getattr(getattr(part, "__self__", None), "__name__", None),
+)
+def test_a_faulty_gradient_is_found(function: Any, op: str, dtype: str, kinds: set[str]) -> None:
+    """Missing, wrong, not summed, written over what was saved, or blind to strides."""
+    assert failures(function, op, {"R": 70, "N": 6}, dtype) >= kinds
+
+
+def test_a_faulty_backward_is_named() -> None:
+    """The forward passes, and the verdict says which does not."""
+    verdict = examined(NoGradientOfWeight.apply, "rmsnorm", ROWS, shrinking=False)
+    assert verdict.failed == ("backward",)
+    assert verdict.outcome == "FAIL"
+    assert verdict.backward.failure is not None
+    assert "no gradient of weight" in verdict.backward.failure.message
+    assert str(verdict).startswith("FAIL: backward\n")
+    assert json.loads(verdict.to_json())["failed"] == ["backward"]
+
+
+def test_an_upstream_gradient_for_each_token_is_not_one_number() -> None:
+    """With reduction="none" every token has its own; the same function is right where there is only one."""
+
+    def function(logits: Tensor, target: Tensor, reduction: str) -> Tensor:
+        return CrossEntropy.apply(logits, target, reduction)
+
+    assert "contract" in failures(function, "cross_entropy", TOKENS, "float32", reduction="none")
+    for reduction in ("mean", "sum"):
+        assert failures(function, "cross_entropy", TOKENS, "float32", reduction=reduction) == set()
+
+
+def test_a_faulty_forward_is_named() -> None:
+    """Its gradients are right all the same, and pass."""
+    verdict = examined(WrongForward.apply, "rmsnorm", ROWS, shrinking=False)
+    assert verdict.failed == ("forward",), str(verdict)
+
+
+def test_a_module_takes_its_parameters_from_the_case() -> None:
+    """torch.nn.LayerNorm passes; one that scales its gradient by a hook of its own does not."""
+
+    class Scaled(torch.nn.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x)
+            out.register_hook(lambda gradient: gradient * 0.5)
+            return out
+
+    assert failures(torch.nn.LayerNorm(6), "layernorm", ROWS, "float32") == set()
+    assert "contract" in failures(Scaled(6), "layernorm", ROWS, "float32")
+    with pytest.raises(SettingError, match="parameter 'in_proj_weight'"):
+        examined(torch.nn.MultiheadAttention(8, 2), "attention", HEADS)
+
+
+def test_a_gradient_is_a_kernel_of_its_own() -> None:
+    """`gradient_of` gives what the backward spec's table row asks for, to examine like any kernel."""
+    kernel = gradient_of(RmsNorm.apply, "rmsnorm")
+    assert examine(kernel, "rmsnorm_backward", dtype="float32", shapes=ROWS, examples=0, layouts=["strided"]).passed
+    assert kernel.__name__.startswith("gradient of ")
+
+
+def test_questions_that_cannot_be_asked() -> None:
+    """An op without gradients, a framework without them, options of the forward alone: one clear line."""
+    for settings, words in (
+        ({"op": "gemm"}, "no backward spec; those that have: softmax"),
+        ({"framework": "numpy"}, "'torch' or 'jax'"),
+        ({"options": {"offset": [1.0]}}, "unknown option 'offset'"),
+        ({"dtype": {"x": "float32"}}, "expected one name"),
+    ):
+        question = {"op": "rmsnorm", "dtype": "float32", **settings}
+        with pytest.raises(SettingError, match=words):
+            examine_backward(RmsNorm.apply, question.pop("op"), **question)
+
+
+def test_gradients_of_jax_functions() -> None:
+    """`jax.vjp` of an honest function passes; a custom gradient that is off by a factor does not."""
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+
+    @jax.jit
+    def softmax(x: Any) -> Any:
+        return jax.nn.softmax(x, axis=-1)
+
+    @jax.custom_vjp
+    def scaled(x: Any) -> Any:
+        return softmax(x)
+
+    scaled.defvjp(
+        lambda x: (softmax(x), softmax(x)),
+        lambda y, dy: (y * (dy - 1.1 * jnp.sum(y * dy, axis=-1, keepdims=True)),),
+    )
+    assert failures(softmax, "softmax", ROWS, "float32", "jax") == set()
+    assert "contract" in failures(scaled, "softmax", ROWS, "float32", "jax")
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", sorted(set(HONEST) - {"layernorm"}))
+def test_honest_gradients_at_length(name: str, dtype: str) -> None:
+    """Over all sizes, 200 examples each."""
+    function, op, _, options, settings = HONEST[name]
+    listed = {option: [value] for option, value in options.items()}
+    verdict = examine_backward(function, op, dtype=dtype, options=listed, **settings)
+    assert verdict.passed, str(verdict)

@@ -1,0 +1,126 @@
+"""Kernels that know that they are watched, or lay hands on what judges them: each is found out."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.verify import Contract, examine
+from assay.verify.calls import Call
+from assay.verify.inputs.cases import Case
+from assay.verify.trial import Bench
+
+WRONG = ("contract", "exact", "nonfinite", "unwritten_output")
+
+
+def softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1)
+
+
+def stale_memory(x: Tensor) -> Tensor:
+    """What the allocator hands out may still hold the right answer of the call before."""
+    del x
+    return torch.empty(3, 5)
+
+
+class KeptByShape:
+    """The first answer of each shape, for ever."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[int, ...], Tensor] = {}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.kept.setdefault(tuple(x.shape), softmax(x)).clone()
+
+
+class SkipsWhenTimed:
+    """After ten calls with the same tensor, as in a timed loop, the work is left out."""
+
+    def __init__(self) -> None:
+        self.seen: tuple[int, int] = (0, 0)
+        self.last = torch.empty(0)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        address, calls = self.seen
+        self.seen = (x.data_ptr(), calls + 1 if address == x.data_ptr() else 0)
+        if self.seen[1] < 10:
+            self.last = softmax(x)
+        return self.last.clone()
+
+
+def reads_goldens(x: Tensor) -> Tensor:
+    """Looks for an answer of the right shape in all of the process's memory."""
+    for found in gc.get_objects():
+        if type(found) is Tensor and found.dtype == torch.float64 and found.shape == x.shape:
+            return found.to(x.dtype)
+    return torch.zeros_like(x)
+
+
+def patches_judge(x: Tensor) -> Tensor:
+    """From now on every number is finite, and every comparison true."""
+    torch.isfinite = lambda value: torch.ones(value.shape, dtype=torch.bool)  # type: ignore[assignment]
+    torch.Tensor.__le__ = lambda self, other: torch.ones(self.shape, dtype=torch.bool)  # type: ignore[method-assign, assignment]
+    return torch.zeros_like(x)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [stale_memory, KeptByShape(), SkipsWhenTimed(), reads_goldens],
+    ids=["stale_memory", "kept_by_shape", "skips_when_timed", "reads_goldens"],
+)
+def test_answers_that_are_not_computed_are_caught(kernel: Callable[[Tensor], Tensor]) -> None:
+    """Stale memory, answers kept by shape, work left out when timed, goldens looked for in memory."""
+    verdict = examine(kernel, "softmax", dtype="float32", examples=20)
+    assert verdict.failure is not None, str(verdict)
+    assert verdict.failure.kind in (*WRONG, "nondeterministic", "shape")
+
+
+def test_only_many_equal_calls_show_work_skipped_in_a_timed_loop() -> None:
+    """Two calls with the same tensor are answered alike; then the data change in the same memory."""
+    case = Case("softmax", {"R": 3, "N": 5}, {"x": "float32"})
+    for protocol, found in (("repeat", False), ("after_refill", False), ("after_many", True)):
+        bench = Bench(Call(SkipsWhenTimed(), {}), Contract())
+        assert (bench.try_case(replace(case, protocol=protocol)).failure is not None) == found, protocol
+
+
+@pytest.mark.parametrize("name", ["lazy_when_alone", "lazy_without_pytest", "lazy_without_guards"])
+def test_a_kernel_that_knows_the_harness_is_caught_outside(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Isolated, it is also called where nothing tells: no caller, no module, no guarded memory."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    kernel = getattr(importlib.import_module("cheating_kernels"), name)
+    verdict = examine(kernel, "softmax", dtype="float32", examples=0, isolate=True)
+    assert verdict.failure is not None, str(verdict)
+    assert verdict.failure.case.protocol == "outside"
+
+
+def test_an_honest_kernel_passes_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives the same there."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    kernel = importlib.import_module("cheating_kernels").softmax
+    verdict = examine(kernel, "softmax", dtype="float32", examples=0, isolate=True)
+    assert verdict.passed, str(verdict)
+    assert verdict.phases["outside"] == 1
+
+
+def test_patched_torch_is_a_finding_and_mended() -> None:
+    """What was replaced is named, and put back before anything is judged."""
+    isfinite = torch.isfinite
+    verdict = examine(patches_judge, "softmax", dtype="float32", examples=0)
+    assert verdict.failure is not None
+    assert verdict.failure.kind == "input_mutated"
+    assert "torch.isfinite" in verdict.failure.message
+    assert torch.isfinite is isfinite
+
+
+def test_torch_may_replace_its_own() -> None:
+    """Loading torch's compiler inside a call, which wraps some functions of torch, is no tampering."""
+    compiled = torch.compile(softmax, backend="eager")
+    verdict = examine(compiled, "softmax", dtype="float32", examples=0, layouts=["contiguous"])
+    assert verdict.passed, str(verdict)

@@ -1,0 +1,290 @@
+"""Fingerprints: the traits of kernels with known insides are read right, and no other is claimed."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from assay.verify.errors import SettingError
+from assay.verify.fingerprint import fingerprint
+
+from . import insides as made
+from . import leaning
+
+UNSEEN = "not observable"
+DESCRIBED = {"significant bits", "error growth"}  # figures, not traits of the inside
+
+PLAIN = {
+    "repeated calls": "the same bits",
+    "accumulator": "24 bits (float32)",
+    "accumulator rounding": "to nearest, ties to even",
+    "promotion": "none within 512 terms",
+    "order of summation": "sequential",
+    "blocks": "none within 512 terms",
+    "operands": "all 24 bits of float32",
+    "store rounding": UNSEEN,
+    "subnormal operands": "kept",
+    "subnormal results": "kept",
+    "overflow": "infinity",
+    "NaN": "propagated",
+    "batch": "a row alone gives the same bits",
+}
+"""Of a float32 product of one float32 accumulator."""
+
+NARROW = PLAIN | {
+    "operands": "all 8 bits of bfloat16",
+    "store rounding": "to nearest, ties to even",
+    "blocks": "none within 256 terms",
+}
+HALF = PLAIN | {"operands": "all 11 bits of float16", "store rounding": "to nearest, ties to even"}
+
+KINDS: dict[str, tuple[Any, str, dict[str, str]]] = {
+    "sequential": (made.gemm(), "float32", PLAIN),
+    "last term first": (
+        made.gemm(partial(made.sequential, step=-1)),
+        "float32",
+        PLAIN
+        | {
+            "order of summation": "sequential, last term first",
+            "blocks": "no equal ones from the first term on",
+        },
+    ),
+    "pairwise": (
+        made.gemm(made.pairwise),
+        "float32",
+        PLAIN | {"order of summation": "pairwise", "blocks": "2 parts, whatever the length"},
+    ),
+    "blocks of 32": (
+        made.gemm(made.blocked),
+        "bfloat16",
+        NARROW | {"order of summation": "in blocks of 32, sequential", "blocks": "of 32 terms"},
+    ),
+    "blocks of 128": (made.gemm(partial(made.blocked, block=128)), "float32", PLAIN | {"blocks": "of 128 terms"}),
+    "split in 4": (
+        made.gemm(made.split),
+        "float32",
+        PLAIN
+        | {
+            "order of summation": "split into 4 parts, each sequential",
+            "blocks": "4 parts, whatever the length",
+        },
+    ),
+    "split in any order": (
+        made.split_in_any_order(),
+        "float32",
+        PLAIN
+        | {
+            "repeated calls": "other bits in another call",
+            "promotion": UNSEEN,
+            "order of summation": UNSEEN,
+            "blocks": UNSEEN,
+            "batch": UNSEEN,
+        },
+    ),
+    "8 lanes": (
+        made.gemm(made.lanes),
+        "float32",
+        PLAIN
+        | {
+            "order of summation": "8 accumulators side by side, each sequential over every 8th term",
+            "blocks": "no equal ones from the first term on",
+        },
+    ),
+    "float16 accumulator": (
+        made.gemm(add=made.in_float16),
+        "float16",
+        HALF | {"accumulator": "11 bits (float16)", "store rounding": UNSEEN},
+    ),
+    "14 bits, truncating": (
+        made.gemm(add=made.cut_to(14)),
+        "bfloat16",
+        NARROW | {"accumulator": "14 bits", "accumulator rounding": "toward zero"},
+    ),
+    "14 bits, promoted": (
+        made.gemm(made.promoted, add=made.cut_to(14)),
+        "bfloat16",
+        NARROW
+        | {
+            "accumulator": "14 bits",
+            "accumulator rounding": "toward zero",
+            "promotion": "every 128 terms, to 24 bits",
+            "blocks": "none within 128 terms",
+        },
+    ),
+    "matrix unit": (
+        made.gemm(made.aligned),
+        "bfloat16",
+        NARROW
+        | {
+            "accumulator": "14 bits",
+            "accumulator rounding": "toward zero, each term when it is aligned",
+            "order of summation": "in steps of 16, each 16 terms at once",
+            "blocks": "of 16 terms",
+        },
+    ),
+    "tf32": (made.gemm(operand=made.to_tf32), "float32", PLAIN | {"operands": "truncated to 11 bits (tf32)"}),
+    "truncating store": (
+        made.gemm(store=made.storing("toward_zero")),
+        "bfloat16",
+        NARROW | {"store rounding": "toward zero"},
+    ),
+    "store away from zero on ties": (
+        made.gemm(store=made.storing("nearest_away")),
+        "bfloat16",
+        NARROW | {"store rounding": "to nearest, ties away from zero"},
+    ),
+    "stochastic store": (
+        made.gemm(store=made.storing("stochastic")),
+        "bfloat16",
+        NARROW
+        | {
+            "repeated calls": "other bits in another call",
+            "promotion": UNSEEN,
+            "order of summation": UNSEEN,
+            "blocks": UNSEEN,
+            "store rounding": "stochastic",
+            "batch": UNSEEN,
+        },
+    ),
+    "flush": (
+        made.gemm(store=made.flushing, operand=made.flushed),
+        "bfloat16",
+        NARROW | {"subnormal operands": "flushed to zero", "subnormal results": "flushed to zero"},
+    ),
+    "flushing store": (made.gemm(store=made.flushing), "bfloat16", NARROW | {"subnormal results": "flushed to zero"}),
+    "fmax": (made.gemm(store=made.drops_nan), "float16", HALF | {"NaN": "dropped", "overflow": UNSEEN}),
+    "saturating store": (
+        made.gemm(store=made.storing(overflow="saturate")),
+        "float16",
+        HALF | {"overflow": "saturates"},
+    ),
+    "batch": (
+        made.batch_dependent,
+        "float32",
+        PLAIN
+        | {
+            "order of summation": "split into 2 parts, each sequential",
+            "blocks": "2 parts, whatever the length",
+            "batch": "a row's bits depend on the other rows (M)",
+        },
+    ),
+}
+
+
+SLOWER = {"last term first", "split in 4", "8 lanes", "14 bits, truncating", "flushing store", "batch", "blocks of 128"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.evidence] if name in SLOWER else []) for name in KINDS]
+)
+def test_insides_are_read_right(name: str) -> None:
+    """Every trait of a product is the one that it was made with, or said not to be observable."""
+    kernel, dtype, expected = KINDS[name]
+    card = fingerprint(kernel, "gemm", dtype=dtype)
+    assert {trait.name: trait.value for trait in card.traits if trait.name not in DESCRIBED} == expected
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [
+        (leaning.nearest, "rounded to bfloat16 before the division"),
+        (leaning.truncated, "truncated to bfloat16 before the division"),
+        (lambda x, dtype: x, "not rounded"),
+    ],
+    ids=["rounded", "truncated", "kept"],
+)
+def test_attention_shows_how_probabilities_are_rounded(stage: leaning.Stage, expected: str) -> None:
+    """Two parts that cancel show the rounding of probabilities: to nearest, truncated, or none."""
+    card = fingerprint(leaning.attention(stage), "attention", dtype="bfloat16")
+    assert card["probabilities"] == expected
+    assert card["accumulator"] == "24 bits (float32)"
+    assert card["store rounding"] == "to nearest"
+
+
+def softmax_in(dtype: torch.dtype) -> Any:
+    """log-sum-exp whose sum is kept in ``dtype``."""
+
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        most = x.float().amax(-1, keepdim=True)
+        weights = torch.exp(x.float() - most).to(dtype)
+        total = weights[:, :1]
+        for column in range(1, x.shape[1]):
+            total = total + weights[:, column : column + 1]
+        return (most + total.float().log())[:, 0].to(x.dtype)
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [("float32", "24 bits (float32)"), ("float16", "11 bits (float16)"), ("bfloat16", "8 bits (bfloat16)")],
+)
+def test_sums_of_exponentials_show_their_accumulator(dtype: str, expected: str) -> None:
+    """The sum inside log-sum-exp is as wide as it was made."""
+    card = fingerprint(softmax_in(getattr(torch, dtype)), "logsumexp", dtype="float32")
+    assert card["accumulator"] == expected
+    assert card["accumulator rounding"] == "to nearest"
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Torch's own."""
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias)
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    """Torch's own."""
+    return torch.softmax(x, -1)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "op", "dtype", "expected"),
+    [
+        (torch.mm, "gemm", "float32", {"accumulator": "24 bits (float32)", "operands": "all 24 bits of float32"}),
+        (torch.mm, "gemm", "bfloat16", {"accumulator": "24 bits (float32)", "overflow": "infinity"}),
+        (softmax, "softmax", "bfloat16", {"store rounding": "to nearest", "NaN": "propagated"}),
+        (layer_norm, "layernorm", "float16", {"store rounding": "to nearest", "NaN": "propagated"}),
+    ],
+    ids=["mm-float32", "mm-bfloat16", "softmax-bfloat16", "layer_norm-float16"],
+)
+def test_torch_has_the_traits_that_it_documents(kernel: Any, op: str, dtype: str, expected: dict[str, str]) -> None:
+    """Torch's CPU kernels compute in float32 inside, store to nearest, and pass NaN on."""
+    card = fingerprint(kernel, op, dtype=dtype)
+    assert {name: card[name] for name in expected} == expected
+
+
+def test_a_card_is_text_json_and_a_page(tmp_path: Any) -> None:
+    """A card gives its traits as text, JSON and one HTML page with the plot."""
+    card = fingerprint(torch.mm, "gemm", dtype="float32")
+    assert "accumulator           24 bits (float32)" in str(card)
+    content = json.loads(card.to_json(tmp_path / "card.json"))
+    assert content["traits"][0] == {
+        "name": "repeated calls",
+        "value": "the same bits",
+        "how": "eight equal calls, at three sizes",
+    }
+    page = card.to_html(tmp_path / "card.html").read_text()
+    assert page.count("<circle") == len(content["growth"]["lengths"])
+    assert "http" not in page
+
+
+def test_a_kernel_that_fails_has_no_traits_of_numbers() -> None:
+    """What a kernel raises becomes the reason why nothing is observable."""
+
+    def kernel(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no such device")
+
+    card = fingerprint(kernel, "gemm", dtype="float32")
+    assert {trait.value for trait in card.traits} == {UNSEEN}
+    assert "no such device" in card.traits[1].how
+
+
+def test_mistakes_are_said_in_one_line() -> None:
+    """A list of options and an unknown trait are refused with what to do."""
+    with pytest.raises(SettingError, match="expected one value"):
+        fingerprint(torch.mm, "attention", dtype="float32", options={"causal": ["none", "top_left"]})
+    with pytest.raises(SettingError, match="no trait 'colour'; the card has repeated calls"):
+        fingerprint(torch.exp, "exp", dtype="float16")["colour"]

@@ -1,0 +1,321 @@
+"""Kernels of other frameworks' arrays: values cross bit for bit, and faults are found as with tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from assay.golden.errors import AssayError
+from assay.verify import Contract, examine, frameworks
+from assay.verify.calls import Call, Finding
+from assay.verify.errors import SettingError
+from assay.verify.frameworks import check_framework, framework_named, from_numpy, to_numpy
+from assay.verify.inputs.cases import Case, build
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+FLUSH = Contract(subnormals="flush")  # XLA's CPU backend flushes them
+SETTINGS: dict[str, Any] = {
+    "framework": "jax",
+    "shapes": {"R": [5], "N": [7]},
+    "examples": 0,
+    "shrinking": False,
+    "contract": FLUSH,
+}
+NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+DTYPES = ("float32", "float16", "int8", "uint8", "int32", *NARROW)
+
+
+@jax.jit
+def softmax(x: Any) -> Any:
+    return jax.nn.softmax(x.astype(jnp.float32), axis=-1).astype(x.dtype)
+
+
+@jax.jit
+def softmax_in_input_dtype(x: Any) -> Any:
+    weights = jnp.exp(x - x.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+@jax.jit
+def softmax_of_columns(x: Any) -> Any:
+    return jax.nn.softmax(x, axis=0)
+
+
+def _poke(x: Any, place: int) -> None:
+    """Write a float32 into an array's memory behind jax's back, as a foreign function may."""
+    ctypes.c_float.from_address(x.unsafe_buffer_pointer() + 4 * place).value = 7.0
+
+
+def softmax_that_writes_into_x(x: Any) -> Any:
+    y = softmax(x).block_until_ready()
+    _poke(x, 0)
+    return y
+
+
+def softmax_that_writes_beyond_x(x: Any) -> Any:
+    _poke(x, x.size)
+    return softmax(x)
+
+
+def as_stored(dtype: str, *shape: int) -> torch.Tensor:
+    """Every byte pattern in turn."""
+    size = getattr(torch, dtype).itemsize
+    count = int(np.prod(shape)) * size
+    return (torch.arange(count) * 7 % 256).to(torch.uint8).view(getattr(torch, dtype)).reshape(shape)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["numpy", "jax"])
+def test_bits_cross_there_and_back(name: str, dtype: str) -> None:
+    """Whatever the dtype, of dense, transposed, gapped, expanded and empty tensors."""
+    framework, whole = framework_named(name), as_stored(dtype, 6, 8)
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[whole.dtype.itemsize]
+    for view in (whole, whole.T, whole[:, ::2], whole[:1].expand(3, 8), whole[:0], whole[0, 0]):
+        array = framework.give(view)
+        assert str(np.dtype(array.dtype)) == dtype
+        assert tuple(array.shape) == tuple(view.shape)
+        back = framework.take(array, whole.dtype)
+        assert back.dtype == whole.dtype
+        assert torch.equal(back.contiguous().view(bits), view.contiguous().view(bits))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+def test_jax_shares_the_memory_of_dense_inputs(dtype: str, layout: str) -> None:
+    """So that what a kernel writes into them is seen."""
+    case = Case("softmax", {"R": 5, "N": 7}, {"x": dtype}, layouts={"x": layout})
+    (tensor,) = build(case).positional
+    assert framework_named("jax").give(tensor).unsafe_buffer_pointer() == tensor.data_ptr()
+
+
+def test_layouts_that_arrays_cannot_have_are_not_drawn() -> None:
+    """A jax array has no gaps: no verdict says that it saw a strided one; where only those are asked for, an error."""
+    lines: list[str] = []
+    examine(softmax, "softmax", dtype="float32", watch=lines.append, **{**SETTINGS, "examples": 10})
+    assert any("transposed" in line for line in lines)
+    assert not any("strided" in line or "expanded" in line for line in lines)
+    with pytest.raises(SettingError, match=r"arrays of jax can be 'contiguous' or 'transposed'"):
+        examine(softmax, "softmax", dtype="float32", layouts=["strided", "expanded"], **SETTINGS)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_honest_jax_kernel_passes(dtype: str) -> None:
+    """It gets, and returns, jax arrays."""
+    verdict = examine(softmax, "softmax", dtype=dtype, **SETTINGS)
+    assert verdict.outcome == "PASS", str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "kinds"),
+    [
+        (softmax_in_input_dtype, "bfloat16", {"contract", "exact"}),
+        (softmax_of_columns, "float32", {"contract", "exact"}),
+        (softmax_that_writes_into_x, "float32", {"input_mutated"}),
+        (softmax_that_writes_beyond_x, "float32", {"out_of_bounds_write"}),
+        (lambda x: softmax(x)[:-1], "float32", {"shape"}),
+        (lambda x: softmax(x).astype(jnp.bfloat16), "float32", {"dtype"}),
+        (lambda x: softmax(x).astype(jnp.int4), "float32", {"dtype"}),
+        (lambda x: np.asarray(softmax(x)), "float32", {"dtype"}),
+        (lambda x: softmax(x) @ x, "float32", {"crash"}),
+    ],
+    ids=["bfloat16", "columns", "in-place", "beyond", "shape", "dtype", "int4", "numpy", "crash"],
+)
+def test_a_faulty_jax_kernel_fails(kernel: Any, dtype: str, kinds: set[str]) -> None:
+    """Wrong numbers, changed inputs, writes beyond them, and results of the wrong form."""
+    verdict = examine(kernel, "softmax", dtype=dtype, **SETTINGS)
+    assert verdict.failure is not None, str(verdict)
+    assert verdict.failure.kind in kinds, str(verdict)
+
+
+def test_labels_of_64_bits_cross_where_jax_has_32() -> None:
+    """They fit; a label that doesn't is an error, and so are float64 inputs or results that jax would truncate."""
+    give = framework_named("jax").give
+    assert give(torch.tensor([5, -100])).dtype == jnp.int32
+    with pytest.raises(SettingError, match="beyond 32 bits"):
+        give(torch.tensor([2**40]))
+    for settings in ({"dtype": "float64"}, {"dtype": "float32", "out_dtype": "float64"}):
+        with pytest.raises(SettingError, match="JAX_ENABLE_X64=1") as caught:
+            examine(softmax, "softmax", **settings, **SETTINGS)
+        assert "\n" not in str(caught.value)
+
+
+def test_64_bits_are_kept_where_jax_has_them() -> None:
+    """With x64 enabled, integers and doubles cross whole, and a float64 kernel is examined as such."""
+    with jax.enable_x64(True):
+        assert framework_named("jax").give(torch.tensor([2**40])).dtype == jnp.int64
+        double = {**SETTINGS, "contract": Contract(compute="float64", accumulate="float64")}
+        honest = examine(lambda x: jax.nn.softmax(x, axis=-1), "softmax", dtype="float64", **double)
+        assert honest.passed, str(honest)
+        narrow = examine(
+            lambda x: jax.nn.softmax(x.astype(jnp.float32), axis=-1).astype(x.dtype),
+            "softmax",
+            dtype="float64",
+            **double,
+        )
+        assert narrow.outcome == "FAIL"
+
+
+def test_packed_codes_reach_jax_as_bytes() -> None:
+    """gemm_int4: uint8 codes, two a byte; a kernel that swaps the nibbles is found."""
+
+    def dequantized(x: Any, qweight: Any, scales: Any, zeros: Any, *, swapped: bool = False) -> Any:
+        low, high = qweight & 15, qweight >> 4
+        pair = (high, low) if swapped else (low, high)
+        codes = jnp.stack(pair, axis=1).reshape(-1, qweight.shape[1])
+        group = codes.shape[0] // scales.shape[0]
+        spread = jnp.repeat(scales.astype(jnp.float32), group, axis=0)
+        weights = (codes.astype(jnp.float32) - jnp.repeat(zeros.astype(jnp.float32), group, axis=0)) * spread
+        product = jnp.dot(x.astype(jnp.float32), weights, precision="highest")
+        return product.astype(x.dtype)
+
+    settings = {**SETTINGS, "shapes": {"M": [3], "N": [5], "K": [64], "g": [32]}, "dtype": "bfloat16"}
+    assert examine(jax.jit(dequantized), "gemm_int4", **settings).passed
+    assert examine(lambda *t: dequantized(*t, swapped=True), "gemm_int4", **settings).outcome == "FAIL"
+
+
+def test_results_that_torch_has_no_dtype_for_are_findings() -> None:
+    """Neither text, objects nor byte-swapped numbers take the examination down."""
+    for result in (np.array(["a"]), np.array([object()]), np.zeros((5, 7), ">f4"), np.zeros((5, 7), ml_dtypes.int4)):
+        settings = {**SETTINGS, "framework": "numpy"}
+        verdict = examine(lambda x, result=result: result, "softmax", dtype="float32", **settings)
+        assert verdict.failure is not None
+        assert verdict.failure.kind == "dtype"
+
+
+def test_a_framework_that_is_not_here_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names what to install, and where arrays of it can lie."""
+    monkeypatch.setattr(frameworks, "_is_installed", lambda module: False)
+    for name, words in (("jax", r"pip install 'kernel-assay\[pallas\]'"), ("cupy", "pip install cupy-cuda12x")):
+        with pytest.raises(AssayError, match=words) as caught:
+            examine(softmax, "softmax", dtype="float32", framework=name)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(SettingError, match="bfloat16 needs ml_dtypes"):
+        examine(softmax, "softmax", dtype="bfloat16", framework="numpy")
+    monkeypatch.setattr(frameworks, "_is_installed", lambda module: True)
+    with pytest.raises(SettingError, match="takes device='cuda', got 'cpu'"):
+        check_framework("cupy", "cpu")
+    with pytest.raises(SettingError, match="takes device='cpu', got 'cuda:0'"):
+        check_framework("numpy", "cuda:0")
+    with pytest.raises(SettingError, match="this jax has no tpu device"):
+        check_framework("jax", "tpu")
+
+
+class CupyArray:
+    """As much of cupy.ndarray as is needed, in the memory of a NumPy array: no dtypes of ml_dtypes but bfloat16."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        self.dtype, self.shape = array.dtype, array.shape
+
+    def view(self, dtype: Any) -> CupyArray:
+        if np.dtype(dtype).name.startswith("float8"):
+            raise TypeError("Unsupported type")
+        return CupyArray(self.array.view(dtype))
+
+    def __dlpack__(self, **settings: Any) -> Any:
+        return self.array.__dlpack__(**settings)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A stand-in with cupy's names, on the CPU; the list holds what was called."""
+    called: list[str] = []
+
+    def get_current_stream() -> Any:
+        return SimpleNamespace(synchronize=lambda: called.append("synchronize"))
+
+    module = SimpleNamespace(
+        ndarray=CupyArray,
+        from_dlpack=lambda x: CupyArray(np.from_dlpack(x)),
+        cuda=SimpleNamespace(get_current_stream=get_current_stream),
+        __version__="14.0",
+        __spec__=SimpleNamespace(name="cupy"),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    known = frameworks._FRAMEWORKS["cupy"]
+    monkeypatch.setitem(frameworks._FRAMEWORKS, "cupy", replace(known, devices=()))
+    return called
+
+
+def cupy_softmax(x: Any) -> Any:
+    values = x.array.astype(np.float32)
+    with np.errstate(all="ignore"):
+        weights = np.exp(values - values.max(axis=1, keepdims=True))
+        return CupyArray((weights / weights.sum(axis=1, keepdims=True)).astype(x.dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_cupy_arrays_cross_by_dlpack(cupy: list[str], dtype: str) -> None:
+    """Through a stand-in: an honest kernel passes, is waited for, and a mutated input is seen."""
+    settings = {**SETTINGS, "framework": "cupy", "contract": None}
+    verdict = examine(cupy_softmax, "softmax", dtype=dtype, **settings)
+    assert verdict.passed, str(verdict)
+    assert cupy
+
+    def in_place(x: Any) -> Any:
+        x.array[...] = 1
+        return cupy_softmax(x)
+
+    verdict = examine(in_place, "softmax", dtype=dtype, **settings)
+    assert verdict.failure is not None
+    assert verdict.failure.kind == "input_mutated"
+    verdict = examine(lambda x: x.array, "softmax", dtype=dtype, **settings)
+    assert verdict.failure is not None
+    assert "expected a cupy array, got ndarray" in verdict.failure.message
+
+
+def test_cupys_codes_of_8_bits_are_bytes(cupy: list[str]) -> None:
+    """Floats of 8 bits arrive as uint8, and so may they come back; bytes for a wider result are still an error."""
+    framework, codes = framework_named("cupy"), as_stored("float8_e4m3fn", 3, 5)
+    array = framework.give(codes)
+    assert array.dtype == np.uint8
+    assert torch.equal(framework.take(array, codes.dtype).view(torch.uint8), codes.view(torch.uint8))
+    assert framework.take(array, torch.float32).dtype == torch.uint8
+
+
+def test_an_old_cupy_says_that_it_has_no_bfloat16(cupy: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line that says which version has."""
+
+    def view(self: CupyArray, dtype: Any) -> CupyArray:
+        raise TypeError("Unsupported type")
+
+    monkeypatch.setattr(CupyArray, "view", view)
+    with pytest.raises(SettingError, match="has no bfloat16; it came with 14"):
+        examine(cupy_softmax, "softmax", dtype="bfloat16", **{**SETTINGS, "framework": "cupy", "contract": None})
+
+
+def test_numpy_takes_its_own_scalars_and_gives_copies() -> None:
+    """A result of no dimensions may be a NumPy scalar; what comes back is no view of the kernel's memory."""
+    assert from_numpy(np.float32(3.0)).shape == ()
+    mine = np.ones((2, 3), np.float32)
+    assert from_numpy(mine).data_ptr() != mine.ctypes.data
+    assert from_numpy(mine[:, ::-1]).shape == (2, 3)
+    assert to_numpy(torch.ones(2, dtype=torch.float8_e5m2)).dtype == ml_dtypes.float8_e5m2
+
+
+def test_a_jax_result_is_waited_for() -> None:
+    """The call's own time is measured, not that of its dispatch: an error in the computation is a finding."""
+
+    def fails(x: Any) -> Any:
+        def raises(values: Any) -> Any:
+            raise ValueError("inside of the computation")
+
+        return jax.pure_callback(raises, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    case = Case("softmax", {"R": 2, "N": 3}, {"x": "float32"})
+    found = Call(jax.jit(fails), {}, "jax")(case, build(case))
+    assert isinstance(found, Finding)
+    assert found.kind == "crash"

@@ -1,0 +1,99 @@
+"""Power: what is caught, what gets through, and what a plain tolerance lets through."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from assay.verify import Contract
+from assay.verify.errors import SettingError
+from assay.verify.plugin import Assay
+from assay.verify.power import PowerReport, power
+
+SMALL = {"R": [1, 2, 3, 17], "N": [1, 5, 17, 33]}
+
+
+@pytest.fixture(scope="module")
+def report() -> PowerReport:
+    """The power of a small examination of silu, and of a plain check."""
+    families = ["formula", "store", "special values", "state"]
+    settings = {"dtype": "bfloat16", "shapes": SMALL, "examples": 0, "families": families}
+    return power("silu", against="allclose(1e-2,1e-2)", **settings)
+
+
+def test_the_figures_add_up(report: PowerReport) -> None:
+    """By family, in all, and among the survivors: every suspect counts once."""
+    assert sum(of for _, of in report.by_family.values()) == len(report.trials)
+    assert sum(caught for caught, _ in report.by_family.values()) == report.caught
+    assert report.caught + len(report.survivors) == len(report.trials)
+    assert report.caught >= 0.9 * len(report.trials), str(report)
+    against = sum(caught for caught, _ in report.by_family_against.values())
+    assert against == sum(bool(trial.against) for trial in report.trials)
+
+
+def test_a_plain_check_catches_less(report: PowerReport) -> None:
+    """`allclose` on normal numbers of one size sees no truncation, no state, and no dropped NaN."""
+    plain = {trial.name for trial in report.trials if trial.against}
+    assert len(plain) < report.caught
+    assert not plain & {"truncating_store", "nan_read_as_zero", "answer_kept_by_shape", "silu_of_minus_infinity"}
+    assert "silu_factor_dropped" in plain
+
+
+def test_the_report_holds_the_same_in_text_and_json(report: PowerReport, tmp_path: Path) -> None:
+    """Rates by family, survivors with what they need, and each trial."""
+    content = json.loads(report.to_json(tmp_path / "power.json"))
+    assert json.loads((tmp_path / "power.json").read_text()) == content
+    assert content["caught"] == report.caught
+    assert content["of"] == len(content["trials"])
+    assert content["survivors"] == [trial.name for trial in report.survivors]
+    for family, (caught, of) in report.by_family.items():
+        assert (content["by_family"][family]["caught"], content["by_family"][family]["of"]) == (caught, of)
+        assert f"{family} " in str(report)
+
+
+def test_survivors_say_what_they_would_need() -> None:
+    """A campaign of contiguous inputs does not see that strides are ignored, and names the input that would."""
+    families = ["layout", "unwritten"]
+    shapes = {"R": [4], "N": [8]}
+    found = power("silu", dtype="bfloat16", shapes=shapes, layouts=["contiguous"], examples=0, families=families)
+    survivors = {trial.name: trial for trial in found.survivors}
+    assert "strides_ignored" in survivors
+    assert "last_columns_unwritten" in survivors
+    assert "view" in survivors["strides_ignored"].needs
+    assert survivors["strides_ignored"].needs in str(found)
+
+
+def test_what_a_contract_allows_is_no_fault() -> None:
+    """Under a contract of truncating stores a truncating store is not among the suspects."""
+    settings = {"dtype": "bfloat16", "shapes": {"R": [2], "N": [4]}, "examples": 0, "families": ["store"]}
+    strict, loose = (power("exp", contract=c, **settings) for c in (Contract(), Contract(rounding="toward_zero")))
+    assert "truncating_store" in {trial.name for trial in strict.trials}
+    assert "truncating_store" not in {trial.name for trial in loose.trials}
+
+
+def test_an_unknown_family_is_refused() -> None:
+    """One line names the family meant."""
+    with pytest.raises(SettingError, match="did you mean 'store'"):
+        power("exp", dtype="bfloat16", families=["stores"])
+
+
+@pytest.mark.parametrize("against", ["close", "allclose(1)", "allclose(a,b)"])
+def test_a_check_that_cant_be_read_is_refused(against: str) -> None:
+    """One line says what is expected."""
+    with pytest.raises(SettingError, match="expected allclose"):
+        power("exp", dtype="bfloat16", against=against)
+
+
+def test_the_plugin_measures_passing_examinations_only() -> None:
+    """Under --assay-power a verdict that passes comes with its power; one that fails, and a run without it, do not."""
+    seen: list[PowerReport | None] = []
+    small = {"dtype": "bfloat16", "shapes": {"R": [2], "N": [3]}, "examples": 0}
+    honest, faulty = (lambda x: torch.exp(x.double()).to(x.dtype)), (lambda x: torch.exp2(x))
+    for power_, kernel in ((True, honest), (True, faulty), (False, honest)):
+        Assay({}, {}, lambda verdict, measured: seen.append(measured), power=power_).examine(kernel, "exp", **small)
+    assert isinstance(seen[0], PowerReport)
+    assert seen[0].spec == "exp"
+    assert seen[1:] == [None, None]

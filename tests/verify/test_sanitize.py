@@ -1,0 +1,51 @@
+"""compute-sanitizer on a failing case: its report in a line, and one line where there is none to ask."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from assay.verify.sanitize import findings, sanitize
+
+LINE = """assay repro '{"target":"mine:softmax","listed":[],"case":{}}'"""
+REPORT = """========= COMPUTE-SANITIZER
+========= Invalid __global__ read of size 2 bytes
+=========     at softmax_kernel+0x70 in /mine.py:12
+=========     by thread (33,0,0) in block (1,0,0)
+=========     Address 0x7f0000000202 is out of bounds
+========= Invalid __global__ read of size 2 bytes
+=========     at softmax_kernel+0x70 in /mine.py:12
+========= ERROR SUMMARY: 2 errors
+"""
+
+
+def test_the_first_finding_is_told_and_the_rest_counted() -> None:
+    """What, where, by which thread, at which address."""
+    assert findings(REPORT) == (
+        "compute-sanitizer: Invalid __global__ read of size 2 bytes; at softmax_kernel+0x70 in /mine.py:12; "
+        "by thread (33,0,0) in block (1,0,0); Address 0x7f0000000202 is out of bounds (and 1 more)"
+    )
+    assert findings("========= ERROR SUMMARY: 0 errors") == "compute-sanitizer found nothing"
+
+
+def test_the_case_is_repeated_under_the_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tool gets the command that repeats the case; what it prints is read."""
+    tool = tmp_path / "compute-sanitizer"
+    seen = tmp_path / "seen"
+    body = ["import sys", f"print({REPORT!r})", f"open({str(seen)!r}, 'w').write(' '.join(sys.argv))"]
+    tool.write_text("\n".join([f"#!{sys.executable}", *body]))
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "Invalid __global__ read" in sanitize(LINE)
+    assert f"-m assay.cli.main repro {LINE}" in seen.read_text()
+
+
+def test_why_it_cannot_be_asked_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No tool, or a kernel without a name."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert sanitize(LINE) == "compute-sanitizer is not installed; it comes with the CUDA toolkit"
+    (tmp_path / "compute-sanitizer").write_text("#!/bin/sh\n")
+    (tmp_path / "compute-sanitizer").chmod(0o755)
+    assert sanitize(LINE.replace("mine:softmax", "")) == "compute-sanitizer needs a kernel with an importable name"

@@ -1,0 +1,264 @@
+"""`examine_backward`: a differentiable function, its results and its gradients, each against its spec.
+
+The gradients are those that autograd (torch) or `jax.vjp` gives from an upstream gradient, and are held against the
+op's backward spec. Two of these start from something that a caller doesn't hand over, and what is examined is the
+function as its caller sees it (`assay.golden.definitions.composed`):
+
+- softmax's backward spec takes y. The function computes y itself, and may save it rounded or not, or compute it again.
+  Examined is the gradient with respect to x, and y may be rounded once to the dtype on the way.
+- cross-entropy's has an upstream gradient of one. Examined is the product with any upstream gradient, one for each
+  token where nothing is reduced: a gradient that takes these for a single number is wrong.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from assay.golden.errors import unknown
+from assay.golden.registry import spec
+from assay.verify.contract import Contract
+from assay.verify.errors import SettingError
+from assay.verify.examination import examine
+from assay.verify.verdict import Verdict, write_whole
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A forward op, the spec of its gradients, and the inputs that have one (the others are labels)."""
+
+    forward: str
+    backward: str
+    differentiable: tuple[str, ...]
+
+
+_PAIRS = {
+    pair.forward: pair
+    for pair in (
+        _Pair("softmax", "softmax_gradient", ("x",)),
+        _Pair("layernorm", "layernorm_backward", ("x", "weight", "bias")),
+        _Pair("rmsnorm", "rmsnorm_backward", ("x", "weight")),
+        _Pair("swiglu", "swiglu_backward", ("gate", "up")),
+        _Pair("attention", "attention_backward", ("q", "k", "v")),
+        _Pair("cross_entropy", "cross_entropy_gradient", ("logits",)),
+    )
+}
+
+
+class GradientError(RuntimeError):
+    """What is wrong with a gradient before its numbers are looked at; an examination reports it as a crash."""
+
+
+@dataclass(frozen=True)
+class BackwardVerdict:
+    """The verdicts on a function's results and on its gradients."""
+
+    forward: Verdict
+    backward: Verdict
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """What did not pass, of "forward" and "backward"."""
+        return tuple(name for name in ("forward", "backward") if not getattr(self, name).passed)
+
+    @property
+    def passed(self) -> bool:
+        """Whether both pass."""
+        return not self.failed
+
+    @property
+    def outcome(self) -> str:
+        """The outcome of both where they agree, else the first that is no PASS; FAIL before any other."""
+        outcomes = [self.forward.outcome, self.backward.outcome]
+        return "FAIL" if "FAIL" in outcomes else next((name for name in outcomes if name != "PASS"), "PASS")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data: both verdicts, and what failed."""
+        parts = {"forward": self.forward.as_dict(), "backward": self.backward.as_dict()}
+        return {"outcome": self.outcome, "failed": list(self.failed), **parts}
+
+    def to_json(self, path: Any = None) -> str:
+        """As JSON, also written to ``path`` where given."""
+        text = json.dumps(self.as_dict(), indent=2)
+        if path is not None:
+            write_whole(path, text)
+        return text
+
+    def __str__(self) -> str:
+        words = f": {' and '.join(self.failed)}" if self.failed else ""
+        return f"{self.outcome}{words}\nforward: {self.forward}\nbackward: {self.backward}"
+
+
+def examine_backward(
+    function: Callable[..., Any],
+    op: str,
+    *,
+    dtype: str,
+    contract: Contract | None = None,
+    backward_contract: Contract | None = None,
+    options: Mapping[str, Sequence[Any]] | None = None,
+    framework: str = "torch",
+    **settings: Any,
+) -> BackwardVerdict:
+    """Examine a differentiable ``function`` as op ``op``, forward and backward.
+
+    ``function`` is called as a kernel of ``op`` is: with the spec's tensors positionally and the listed options as
+    keywords. It is any torch function with autograd (``MyFunction.apply``, a composition of torch's own), a
+    `torch.nn.Module` whose parameters bear the names of the spec's tensors (it is called with the others, and they
+    take the place of its own), or a jax function. ``op`` is softmax, layernorm, rmsnorm, swiglu, attention or
+    cross_entropy, or its backward spec's name.
+
+    ``dtype`` is that of all floating tensors. ``options`` are those of the backward spec. ``contract`` is the
+    forward's, ``backward_contract`` the gradients'; the default contract of each where left out. All else is as in
+    `examine`.
+
+    Raises as `examine` does, and `SettingError` for an op without a backward spec or a framework without gradients.
+    """
+    pair = _pair(op)
+    if not isinstance(dtype, str):
+        raise SettingError(f"dtype={dtype!r}; expected one name: a gradient has its input's dtype, results have one")
+    common: dict[str, Any] = {"dtype": dtype, "options": options, "framework": framework, **settings}
+    gradient = gradient_of(function, op, framework=framework)
+    for name in options or {}:
+        if name not in spec(pair.backward).options:
+            raise SettingError(f"options: {pair.backward}: {unknown('option', name, spec(pair.backward).options)}")
+    forward = examine(_forward_of(function, pair, framework), pair.forward, contract=contract, **common)
+    backward = examine(gradient, pair.backward, contract=backward_contract, **common)
+    return BackwardVerdict(forward, backward)
+
+
+def gradient_of(function: Callable[..., Any], op: str, *, framework: str = "torch") -> Callable[..., Any]:
+    """A kernel of the op's backward spec: called with its inputs and an upstream gradient, it returns the gradients.
+
+    Give it a name at a module's top to examine it by itself:
+    ``rmsnorm_backward = gradient_of(rmsnorm, "rmsnorm")``, then
+    ``assay verify my.module:rmsnorm_backward --spec rmsnorm_backward``.
+    """
+    pair = _pair(op)
+    if framework not in ("torch", "jax"):
+        raise SettingError(f"framework={framework!r} has no gradients; expected 'torch' or 'jax'")
+    differentiate = _torch_gradients if framework == "torch" else _jax_gradients
+    called = _as_function(function, pair)
+
+    def gradient(*tensors: Any, **options: Any) -> Any:
+        *inputs, upstream = tensors
+        if pair.forward == "layernorm":
+            inputs.append(_bias(inputs[1]))
+        return differentiate(called, pair, inputs, upstream, options)
+
+    gradient.__name__ = gradient.__qualname__ = f"gradient of {_name(function)}"
+    return gradient
+
+
+def _pair(op: str) -> _Pair:
+    name = op.removesuffix("_backward").removesuffix("_gradient")
+    if name not in _PAIRS:
+        raise SettingError(f"op={op!r} has no backward spec; those that have: {', '.join(_PAIRS)}")
+    return _PAIRS[name]
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__name__
+
+
+def _forward_of(function: Callable[..., Any], pair: _Pair, framework: str) -> Callable[..., Any]:
+    """The function as it is called where gradients are wanted."""
+    called = _as_function(function, pair)
+    if framework != "torch":
+        return called
+
+    def forward(*inputs: torch.Tensor, **options: Any) -> Any:
+        with torch.enable_grad():
+            return called(*_leaves(pair, inputs), **options)
+
+    forward.__name__ = forward.__qualname__ = _name(function)
+    return forward
+
+
+def _as_function(function: Callable[..., Any], pair: _Pair) -> Callable[..., Any]:
+    """A module's parameters as arguments; any other function as it is."""
+    if not isinstance(function, torch.nn.Module):
+        return function
+    module = function
+    names = [tensor.name for tensor in spec(pair.forward).tensors]
+    parameters = dict(module.named_parameters())
+    for name in parameters:
+        if name not in names:
+            raise SettingError(
+                f"function: the module has a parameter {name!r}; {pair.forward} takes {', '.join(names)}"
+            )
+
+    def call(*inputs: torch.Tensor, **options: Any) -> Any:
+        given = dict(zip(names, inputs, strict=True))
+        own = {name: given.pop(name) for name in parameters}
+        return torch.func.functional_call(module, own, tuple(given.values()), options)
+
+    call.__name__ = call.__qualname__ = type(module).__name__
+    return call
+
+
+def _leaves(pair: _Pair, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The inputs in their own memory, those that have a gradient as leaves of a new graph."""
+    names = [tensor.name for tensor in spec(pair.forward).tensors]
+    return [
+        tensor.detach().requires_grad_(name in pair.differentiable) for name, tensor in zip(names, inputs, strict=True)
+    ]
+
+
+def _torch_gradients(
+    function: Callable[..., Any], pair: _Pair, inputs: Sequence[torch.Tensor], upstream: torch.Tensor, options: Any
+) -> tuple[torch.Tensor, ...]:
+    leaves = _leaves(pair, inputs)
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    with torch.enable_grad():
+        out = function(*leaves, **options)
+    out = out[0] if isinstance(out, (tuple, list)) and len(out) == 1 else out
+    if not isinstance(out, torch.Tensor):
+        raise GradientError(f"{pair.forward}: expected one tensor of the function, got {type(out).__name__}")
+    if not out.requires_grad:
+        raise GradientError("the result does not hang on the inputs: it has no gradient function")
+    if (out.shape, out.dtype) != (upstream.shape, upstream.dtype):
+        expected, got = (f"{str(x.dtype).removeprefix('torch.')} of shape {list(x.shape)}" for x in (upstream, out))
+        raise GradientError(f"expected a result {expected}, got {got}")
+    before = out.detach().clone()
+    gradients = torch.autograd.grad(out, wanted, upstream, allow_unused=True)
+    for name, found in zip(pair.differentiable, gradients, strict=True):
+        if found is None:
+            raise GradientError(f"no gradient of {name}: None came back")
+    if not _same(before, out.detach()):
+        raise GradientError("the backward pass changed the forward's result")
+    return tuple(gradients)
+
+
+def _jax_gradients(
+    function: Callable[..., Any], pair: _Pair, inputs: Sequence[Any], upstream: Any, options: Any
+) -> tuple[Any, ...]:
+    jax = importlib.import_module("jax")
+    names = [tensor.name for tensor in spec(pair.forward).tensors]
+    places = [place for place, name in enumerate(names) if name in pair.differentiable]
+
+    def of_floats(*floats: Any) -> Any:
+        arguments = list(inputs)
+        for place, value in zip(places, floats, strict=True):
+            arguments[place] = value
+        return function(*arguments, **options)
+
+    _, pull = jax.vjp(of_floats, *(inputs[place] for place in places))
+    return tuple(pull(upstream))
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def _bias(weight: Any) -> Any:
+    """A bias for the forward pass, on which no gradient depends: small numbers that repeat, exact in every dtype."""
+    if isinstance(weight, torch.Tensor):
+        return ((torch.arange(weight.shape[0], device=weight.device) % 7 - 3) / 4).to(weight.dtype)
+    jnp = importlib.import_module("jax").numpy
+    return ((jnp.arange(weight.shape[0]) % 7 - 3) / 4).astype(weight.dtype)

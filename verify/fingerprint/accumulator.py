@@ -1,0 +1,170 @@
+"""The accumulator inside a sum: its width, its rounding, the promotion interval, and the operands' width.
+
+A large term, a unit 2^-k of it, and the large one's negative: the unit comes out again where the running sum keeps
+k + 1 bits. Where the unit stands decides which partial sum it meets, so places with a wider accumulator between
+narrower ones show a promotion. Sources: M. Fasi, N. J. Higham, M. Mikaitis, S. Pranesh, *Numerical behavior of NVIDIA
+tensor cores*, PeerJ CS 7:e330 (2021); FTTN, arXiv 2403.00232.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from assay.verify.fingerprint.reductions import Product, Reduction
+from assay.verify.fingerprint.subject import Unseen
+
+Tensor = torch.Tensor
+
+LARGE = 14  # huge terms are 2^14: a number of float16, and the product of two of e4m3
+_BINADE = LARGE - 1
+_BIG = 1.5 * 2.0**_BINADE  # amid its binade, so that gaps are the same above and below
+_MOST_BITS = 34
+_SHORT, _LONG, _STEP = 64, 512, 8
+_REPEATS = 8
+
+_FORMATS = {8: "bfloat16", 11: "float16", 24: "float32", 53: "float64"}
+
+
+@dataclass(frozen=True)
+class Width:
+    """Bits that a running sum keeps: ``narrowest`` where ``place`` is added, ``widest`` elsewhere.
+
+    ``is_limit``: as many as the probe can show, so that there may be more. ``promotion``: after how many terms a wider
+    sum takes over (0: after none that were tried).
+    """
+
+    narrowest: int
+    widest: int
+    place: int
+    is_limit: bool
+    promotion: int
+    tried: int
+
+    def __str__(self) -> str:
+        if self.is_limit:
+            return f"at least {self.narrowest} bits"
+        name = _FORMATS.get(self.narrowest)
+        return f"{self.narrowest} bits" + (f" ({name})" if name else "")
+
+
+def width(reduction: Reduction, *, is_steady: bool = True) -> Width:
+    """The width of the accumulator, and where the order ``is_steady`` that of promotions; raises `Unseen`."""
+    limit = min(_MOST_BITS, reduction.reach - 1)
+    short = _profile(reduction, _SHORT, range(1, _SHORT - 1), limit)
+    shown = {place: bits for place, bits in short.items() if bits < limit}
+    if not shown:
+        return Width(limit, limit, 0, True, 0, _SHORT)
+    narrowest, widest = min(shown.values()), max(shown.values())
+    place = min(place for place, bits in shown.items() if bits == narrowest)
+    promotion, tried = 0, _SHORT
+    if not is_steady:
+        return Width(narrowest, widest, place, False, 0, _SHORT)
+    try:
+        promotion, wider = _promotion(reduction, limit, narrowest)
+        widest, tried = max(widest, wider), _LONG
+    except Unseen:
+        pass  # no more than the short sum fits
+    return Width(narrowest, widest, place, False, promotion, tried)
+
+
+def _promotion(reduction: Reduction, limit: int, narrowest: int) -> tuple[int, int]:
+    """After how many terms a wider sum takes over, and its width."""
+    coarse = _profile(reduction, _LONG, range(3, _LONG - 1, _STEP), limit, narrowest)
+    wide = [place for place, bits in coarse.items() if narrowest < bits < limit]
+    if not wide:
+        return 0, narrowest
+    first = wide[0]
+    fine = _profile(reduction, _LONG, range(max(1, first - _STEP), first + 1), limit, narrowest)
+    start = min(place for place, bits in fine.items() if bits > narrowest)
+    return start, max(coarse[place] for place in wide)
+
+
+def _profile(reduction: Reduction, terms: int, places: Sequence[int], limit: int, least: int = 1) -> dict[int, int]:
+    """How many bits, from ``least`` on, a sum keeps of a unit at each place beside a large first term."""
+    bits = torch.full((len(places),), least)
+    alive = torch.ones(len(places), dtype=torch.bool)
+    for shift in range(least, limit):
+        unit = 2.0 ** (_BINADE - shift)
+        rows = _rows(terms, places, unit)
+        if float(reduction.sums(_rows(terms, places[:1], unit, 0.0))[0]) != unit:  # it is lost all by itself
+            break
+        alive &= reduction.sums(rows) == unit
+        if not bool(alive.any()):
+            break
+        bits = torch.where(alive, shift + 1, bits)
+    return _known(places, bits, alive, limit)
+
+
+def _known(places: Sequence[int], bits: Tensor, alive: Tensor, limit: int) -> dict[int, int]:
+    """Bits by place; the limit where no unit was lost in a sum."""
+    return dict(zip(places, torch.where(alive, limit, bits).tolist(), strict=True))
+
+
+def _rows(terms: int, places: Sequence[int], unit: float, large: float = _BIG) -> Tensor:
+    rows = torch.zeros(len(places), terms, dtype=torch.float64)
+    rows[:, 0], rows[:, -1] = large, -large
+    rows[torch.arange(len(places)), torch.as_tensor(places)] = unit
+    return rows
+
+
+_PATTERNS = {
+    (1, 0, -1, 0, 1): "to nearest",
+    (0, 0, -1, -1, 1): "toward zero",
+    (0, 0, 0, 0, 0): "toward zero, each term when it is aligned",
+    (0, 0, -1, -1, 0): "down",
+    (1, 1, 0, 0, 1): "up",
+}
+"""What +-3/4 and +-1/4 of an ulp do to a positive sum, and 3/4 of one to a negative sum, by rounding."""
+
+
+def rounding(reduction: Reduction, found: Width) -> str:
+    """How the running sum is rounded; raises `Unseen`."""
+    if found.is_limit:
+        raise Unseen("no sum within the probe's reach was rounded")
+    if found.narrowest < 3:
+        raise Unseen(f"{found.narrowest} bits are too few")
+    gap = 2.0 ** (_BINADE + 1 - found.narrowest)
+    signed = [(0.75, 1), (0.25, 1), (-0.75, 1), (-0.25, 1), (0.75, -1)]
+    rows = torch.cat([_rows(_SHORT, [found.place], part * gap, sign * _BIG) for part, sign in signed])
+    seen = [reduction.sums(rows) / gap for _ in range(_REPEATS)]
+    if any(not torch.equal(seen[0], other) for other in seen):
+        return "stochastic"
+    many = _rows(_SHORT, [found.place] * 64, 0.75 * gap)
+    if len(set(reduction.sums(many).tolist())) > 1:
+        return "stochastic"
+    pattern = tuple(int(part) if part == part.round() else 99 for part in seen[0])
+    if pattern not in _PATTERNS:
+        raise Unseen(f"the sums of parts of an ulp follow no known rounding ({', '.join(f'{p:g}' for p in seen[0])})")
+    if pattern != (1, 0, -1, 0, 1):
+        return _PATTERNS[pattern]
+    tie = float(reduction.sums(_rows(_SHORT, [found.place], 0.5 * gap))[0]) / gap
+    return "to nearest, ties to even" if tie == 0 else "to nearest, ties away from zero"
+
+
+def operands(reduction: Reduction, found: Width) -> tuple[int, str]:
+    """Bits of the operands that enter the products, and how the rest is lost; raises `Unseen`."""
+    if not isinstance(reduction, Product):
+        raise Unseen("only one operand is the probe's own")
+    precision = reduction.operand.precision
+    least = 0
+    for shift in range(1, precision):
+        if _beyond_one(reduction, 2.0**-shift) != 2.0**-shift:
+            break
+        least = shift
+    bits = least + 1
+    if bits == precision:
+        return bits, "whole"
+    if bits >= found.narrowest:
+        raise Unseen(f"the accumulator keeps no more than {found.narrowest} bits itself")
+    gap = 2.0**-least
+    return bits, "rounded" if _beyond_one(reduction, 0.75 * gap) == gap else "truncated"
+
+
+def _beyond_one(reduction: Product, part: float) -> float:
+    """(1 + part) - 1 as the kernel has it."""
+    left = torch.zeros(16, dtype=torch.float64)
+    left[0], left[1] = 1 + part, -1.0
+    return float(reduction.operands(left, torch.ones(16, dtype=torch.float64)))

@@ -1,0 +1,87 @@
+"""The kernel under the probes: called with chosen numbers, and its results as float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from assay.golden.errors import ShapeError
+from assay.golden.inputs.values import stored
+from assay.precision.formats import Format, format_named
+from assay.verify.calls import Finding
+from assay.verify.inputs.cases import Case, Inputs
+from assay.verify.inputs.layouts import place
+from assay.verify.question import Question
+
+Tensor = torch.Tensor
+
+
+class Unseen(Exception):
+    """A probe that can't be made with this kernel; the message says why."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A kernel as an implementation of a spec, with one value for each option."""
+
+    question: Question
+
+    @property
+    def op(self) -> str:
+        """The spec's name."""
+        return self.question.definition.name
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All options, completed."""
+        return self.question.sampler.option_sets()[0]
+
+    def case(self, sizes: Mapping[str, int]) -> Case:
+        """A call of these sizes; its numbers are the probe's own."""
+        sampler = self.question.sampler
+        plain = sampler.case(lambda values: values[0], style="small")
+        whole = Case(self.op, dict(sizes), plain.dtypes, self.options, out_dtype=sampler.out_dtype)
+        missing = [symbol for symbol in whole.signature.symbols if symbol not in sizes]
+        return whole if not missing else self.case({**sizes, **dict.fromkeys(missing, 1)})
+
+    def format_of(self, name: str) -> Format:
+        """The format that a tensor is stored in."""
+        return format_named(self.case({}).dtypes[name])
+
+    @property
+    def out(self) -> Format:
+        """The format of the first result."""
+        return format_named(self.case({}).result_dtypes[0])
+
+    def call(self, sizes: Mapping[str, int], values: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """The results, float64, for float64 ``values`` by tensor; tensors left out are ones (scales), else zeros.
+
+        Raises `Unseen` where the kernel fails, or a number isn't one of the tensor's format.
+        """
+        case = self.case(sizes)
+        guarded = {}
+        for tensor in case.signature.tensors:
+            shape, dtype = case.shape(tensor), case.dtypes[tensor.name]
+            wanted = values.get(tensor.name)
+            if wanted is None:
+                fill = 1.0 if tensor.role in ("scale", "weight") else 0.0
+                wanted = torch.full(shape, fill, dtype=torch.float64)
+            held = stored(wanted.double(), dtype)
+            same = (held.double() == wanted) | wanted.isnan()
+            if not bool(same.all()):
+                raise Unseen(f"{dtype} has no {float(wanted[~same][0]):g}, which the probe needs in {tensor.name}")
+            guarded[tensor.name] = place(held, "contiguous", self.question.bench.device)
+        return self.run(case, Inputs(guarded, tuple(t.name for t in case.signature.tensors if t.keyword)))
+
+    def run(self, case: Case, inputs: Inputs) -> tuple[Tensor, ...]:
+        """The results of a call with tensors in memory, float64."""
+        try:
+            outputs = self.question.bench.call(case, inputs)
+        except ShapeError as error:
+            raise Unseen(str(error)) from None
+        if isinstance(outputs, Finding):
+            raise Unseen(f"the kernel fails on a probe ({outputs.kind}: {outputs.message})")
+        return tuple(output.detach().cpu().double() for output in outputs)

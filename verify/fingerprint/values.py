@@ -1,0 +1,231 @@
+"""Stores and special values: rounding of results, subnormals, overflow, NaN."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from assay.golden.arithmetic import EVALUATION
+from assay.golden.inputs.values import torch_dtype
+from assay.golden.run import Golden
+from assay.precision.formats import Format
+from assay.precision.rounding import Mode, next_down, next_up, round_to
+from assay.verify.fingerprint.accumulator import Width
+from assay.verify.fingerprint.reductions import Product, Reduction
+from assay.verify.fingerprint.subject import Subject, Unseen
+from assay.verify.inputs.cases import Case, build
+from assay.verify.inputs.sampler import real_tensors, seeded, with_values
+
+Tensor = torch.Tensor
+
+_MODES: dict[str, Mode] = {
+    "to nearest, ties to even": "nearest",
+    "to nearest, ties away from zero": "nearest_away",
+    "toward zero": "toward_zero",
+    "up": "up",
+    "down": "down",
+}
+_MOST_APART = 0.01  # of the results may differ from a rounding's, where the kernel's own error tips them
+_CASES = 3
+
+
+def store_of_sum(reduction: Reduction, found: Width) -> str:
+    """How sums are rounded when they are stored; raises `Unseen`.
+
+    One and parts of the gap behind it, with both signs, exactly summed: each rounding has its own pattern.
+    """
+    precision = reduction.subject.out.precision
+    if not found.is_limit and found.narrowest < precision + 2:
+        raise Unseen(f"the sum itself keeps {found.narrowest} bits, the result {precision}")
+    if found.is_limit and found.narrowest < precision + 2:
+        raise Unseen(f"sums of more bits than the result's {precision} are beyond the probe's reach")
+    gap = 2.0 ** (1 - precision)
+    parts = torch.tensor([[1.0, part * gap] for part in (0.25, 0.5, 0.75, 1.25, 1.5, 1.75)], dtype=torch.float64)
+    two = torch.cat([parts, -parts])
+    rows = torch.zeros(len(two), 16, dtype=torch.float64)
+    rows[:, 0], rows[:, 1] = two[:, 0], two[:, 1]
+    exact = rows.sum(-1)
+    many = reduction.sums(torch.cat([rows] * 8)).reshape(8, -1)
+    if bool((many != many[0]).any()):
+        return "stochastic"
+    for name, mode in _MODES.items():
+        if torch.equal(round_to(exact, reduction.subject.out, mode), many[0]):
+            is_plain = isinstance(reduction, Product)  # else a factor may follow, and tip ties
+            return name if is_plain else name.partition(",")[0]
+    raise Unseen("sums that lie between two numbers are stored by no known rounding")
+
+
+def cases(subject: Subject, distribution: str) -> list[Case]:
+    """Ordinary calls of the op."""
+    sampler, choose = subject.question.sampler, seeded(1)
+    drawn = (sampler.case(choose, style="tile") for _ in range(_CASES))
+    return [with_values(c, distribution, layouts={}, protocol="once", memory="plain", unused="plain") for c in drawn]
+
+
+def answers(subject: Subject, case: Case) -> tuple[Tensor, Golden]:
+    """The first result (float64) of a call, and its golden."""
+    outputs = subject.run(case, build(case, subject.question.bench.device))
+    golden = subject.question.bench.appraiser.under(case, EVALUATION)[0]
+    if case.signature.returns[0].is_integer or case.signature.returns[0].role == "rounded":
+        raise Unseen("the first result is a code, not a number")
+    return outputs[0], golden
+
+
+def store_of_results(subject: Subject) -> str:
+    """How results are rounded when they are stored, from ordinary ones; raises `Unseen`.
+
+    Where a result has few bits and the kernel computes with many, almost every one is the exact one's rounding.
+    """
+    out = subject.out
+    if out.precision > 11:
+        raise Unseen("results of as many bits as the arithmetic inside show its errors, not the store's")
+    got, exact = [], []
+    for case in cases(subject, "normal"):
+        y, golden = answers(subject, case)
+        usual = golden.value.isfinite() & y.isfinite() & (golden.value.abs() > 2 * out.smallest_normal)
+        usual &= golden.value.abs() < out.largest / 2
+        usual &= round_to(torch.where(usual, golden.value, 0.0), out) != golden.value
+        got.append(y[usual])
+        exact.append(golden.value[usual])
+    y, x = torch.cat(got), torch.cat(exact)
+    if len(y) < 100:
+        raise Unseen("hardly any result needs rounding")
+    names = ("to nearest, ties to even", "toward zero", "up", "down")
+    apart = {name: float((round_to(x, out, _MODES[name]) != y).double().mean()) for name in names}
+    best = min(apart, key=lambda name: apart[name])
+    if apart[best] <= _MOST_APART:
+        return best.partition(",")[0]
+    beside = ((y == next_down(x, out)) | (y == next_up(x, out))).double().mean()
+    if beside >= 1 - _MOST_APART and min(apart["up"], apart["down"]) > 0.2 and apart[best] > 0.1:
+        return "to either neighbour (stochastic, or an error of its own before the store)"
+    raise Unseen(f"{apart[best]:.1%} of the results are not the exact ones' rounding: the error inside is too large")
+
+
+def subnormal_results(subject: Subject) -> str:
+    """What becomes of results below the least normal number; raises `Unseen`."""
+    out = subject.out
+    seen: list[Tensor] = []
+    for distribution in ("subnormal", "small", "lowest", "below"):
+        for case in cases(subject, distribution):
+            y, golden = answers(subject, case)
+            size = golden.value.abs()
+            low = (size < out.smallest_normal / 2) & (size > 4 * out.smallest_subnormal) & (golden.radius < size / 8)
+            seen.append(y[low] == 0)
+    zero = torch.cat(seen)
+    if len(zero) < 4:
+        raise Unseen("no ordinary result is subnormal")
+    return _all_or_none(zero, "flushed to zero", "kept", "some flushed to zero")
+
+
+def _all_or_none(mask: Tensor, every: str, none: str, some: str) -> str:
+    return every if bool(mask.all()) else some if bool(mask.any()) else none
+
+
+def subnormal_operands(reduction: Reduction) -> str:
+    """Whether subnormal operands count, by their product with a large number; raises `Unseen`."""
+    if not isinstance(reduction, Product):
+        raise Unseen("only one operand is the probe's own")
+    format = reduction.operand
+    if not format.smallest_subnormal or format.smallest_subnormal == format.smallest_normal:
+        raise Unseen("operands have no subnormal numbers")
+    left, right = torch.zeros(2, 16, dtype=torch.float64)
+    left[0] = format.smallest_normal / 2
+    right[0] = 2.0 ** (int(torch.frexp(torch.tensor(format.largest, dtype=torch.float64))[1]) - 2)  # a product near one
+    return "flushed to zero" if float(reduction.operands(left, right)) == 0 else "kept"
+
+
+def subnormal_sums(reduction: Reduction) -> str:
+    """Whether subnormal results of normal operands are stored; raises `Unseen`."""
+    out = reduction.subject.out
+    if not isinstance(reduction, Product) or reduction.operand.smallest_normal**2 > out.smallest_normal / 2:
+        raise Unseen("operands that are normal make no subnormal result")
+    exponent = int(torch.frexp(torch.tensor(out.smallest_normal, dtype=torch.float64))[1]) - 2
+    left, right = torch.zeros(2, 16, dtype=torch.float64)
+    left[0], right[0] = 2.0 ** (exponent // 2), 2.0 ** (exponent - exponent // 2)
+    if float(reduction.operands(8 * left, right)) == 0:
+        raise Unseen("normal results as small are lost as well: the range inside ends before")
+    return "flushed to zero" if float(reduction.operands(left, right)) == 0 else "kept"
+
+
+def overflow_of_sum(reduction: Reduction) -> str:
+    """What becomes of a finite sum beyond the format of the result; raises `Unseen`."""
+    out = reduction.subject.out
+    rows = torch.zeros(2, 16, dtype=torch.float64)
+    rows[0, :2] = 1.5 * 2.0 ** (int(torch.frexp(torch.tensor(out.largest, dtype=torch.float64))[1]) - 1)
+    rows[1] = -rows[0]
+    return _beyond(reduction.sums(rows), out)
+
+
+def _beyond(y: Tensor, out: Format) -> str:
+    for name, mask in (("infinity", y.isinf()), ("saturates", y.abs() == out.largest), ("NaN", y.isnan())):
+        if bool(mask.all()):
+            return name
+    raise Unseen("some results overflow in one way and some in another")
+
+
+def overflow(subject: Subject) -> str:
+    """What becomes of finite results beyond the format; raises `Unseen`."""
+    out = subject.out
+    if out.largest > 2.0**120 and not subject.question.definition.elementwise:
+        raise Unseen("results overflow only where numbers inside do already")
+    seen: list[Tensor] = []
+    for distribution in ("near_overflow", "above", "lowest"):
+        for case in cases(subject, distribution):
+            y, golden = answers(subject, case)
+            size = golden.value.abs()
+            beyond = size.isfinite() & (size > 2 * out.largest) & (golden.radius < size / 8)
+            seen.append(y[beyond & ((size < 2.0**120) | (out.largest > 2.0**120))])  # it is the store that overflows
+    y = torch.cat(seen)
+    if len(y) < 4:
+        raise Unseen("no ordinary result lies beyond the format")
+    return _beyond(y, out)
+
+
+def nan_policy(subject: Subject) -> str:
+    """Whether NaN in an input reaches every result that depends on it; raises `Unseen`."""
+    lost, total = 0, 0
+    for case in cases(subject, "normal"):
+        for tensor in real_tensors(case.signature):
+            shape = case.shape(tensor)
+            if not all(shape) or not torch_dtype(case.dtypes[tensor.name]).is_floating_point:
+                continue
+            spoiled = replace(case, edits=((tensor.name, tuple(size // 2 for size in shape), float("nan")),))
+            y, golden = answers(subject, spoiled)
+            reached = golden.value.isnan()
+            lost, total = lost + int((~y[reached].isnan()).sum()), total + int(reached.sum())
+    if not total:
+        raise Unseen("no result depends on an input that may be NaN")
+    return "propagated" if not lost else "dropped" if lost == total else f"dropped in {lost} of {total} results"
+
+
+def repeated(subject: Subject, times: int = 8) -> str:
+    """Whether equal calls give equal bits; raises `Unseen`."""
+    for case in cases(subject, "normal"):
+        inputs = build(case, subject.question.bench.device)
+        first, *others = (_bits(subject.run(case, inputs)) for _ in range(times))
+        if any(other != first for other in others):
+            return "other bits in another call"
+    return "the same bits"
+
+
+def batched(subject: Subject) -> str:
+    """Whether a row's bits depend on the rows beside it; raises `Unseen`."""
+    bench, found = subject.question.bench, 0
+    promise = replace(bench, contract=replace(bench.contract, batch_invariant=True))
+    for case in cases(subject, "normal"):
+        symbol = case.definition.independent(case.options)
+        if symbol is None:
+            raise Unseen("no dimension along which results are independent")
+        if case.sizes[symbol] > 1:
+            failure = promise.try_case(replace(case, protocol="alone")).failure
+            if failure is not None and failure.kind == "batch_variant":
+                return f"a row's bits depend on the other rows ({symbol})"
+            found += 1
+    if not found:
+        raise Unseen("only single rows were called")
+    return "a row alone gives the same bits"
+
+
+def _bits(outputs: tuple[Tensor, ...]) -> list[bytes]:
+    return [output.contiguous().numpy().tobytes() for output in outputs]

@@ -1,0 +1,106 @@
+"""What an examination's errors look like: a histogram of ratios, and a map of the first output that is wrong.
+
+A ratio is |y - golden| / radius; above 1 the contract is broken (`assay.verify.judge`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from assay.verify.places import in_words
+from assay.verify.result import Result
+
+STEPS = 20
+"""Equal bins of (0, 1]."""
+
+EDGES = (*(step / STEPS for step in range(STEPS + 1)), 2.0, 10.0)
+"""Upper edges of a histogram's bins: exactly 0, `STEPS` equal ones of (0, 1], (1, 2], (2, 10]; the last has none."""
+
+MAP_SHAPE = (48, 64)
+"""The most rows and columns of cells that a map has."""
+
+
+def histogram(ratio: torch.Tensor, unjudged: int) -> tuple[int, ...]:
+    """How many judged elements lie in each bin of `EDGES`.
+
+    ``ratio`` is float64, without NaN, and 0 for the ``unjudged`` elements. Infinite ratios are in the last bin.
+    """
+    bins = ratio.clamp(max=1.0).mul_(STEPS).ceil_().to(torch.uint8)  # many times faster than a search among the edges
+    if ratio.numel() and float(ratio.max()) > 1:
+        for edge in EDGES[STEPS:]:
+            bins += ratio > edge
+    counts = torch.bincount(bins.reshape(-1), minlength=len(EDGES) + 1).tolist()
+    counts[0] -= unjudged
+    return tuple(counts)
+
+
+def summed(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
+    """Two histograms as one; an empty one counts nothing."""
+    if not first or not second:
+        return first or second
+    return tuple(map(sum, zip(first, second, strict=True)))
+
+
+@dataclass(frozen=True)
+class ErrorMap:
+    """Where an output is wrong, seen as a matrix [product of the leading dimensions, last dimension].
+
+    ``cells`` are the largest ratios of blocks of ``block`` (rows, columns) elements, to three digits and never rounded
+    to below a limit that they exceed; None where nothing of a block is judged. ``words`` say where the violations lie.
+    """
+
+    output: str
+    shape: tuple[int, ...]
+    block: tuple[int, int]
+    cells: tuple[tuple[float | None, ...], ...]
+    words: str
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Rows and columns of the matrix."""
+        return _extent(self.shape)
+
+
+def map_of(result: Result) -> ErrorMap | None:
+    """The map of the output that a result's failure names; None where no element was judged wrong."""
+    if result.failure is None or result.ratio is None:
+        return None
+    name = result.failure.output
+    dims = next(tensor.dims for tensor in result.case.signature.returns if tensor.name == name)
+    return error_map(name, result.ratio, dims)
+
+
+def error_map(output: str, ratio: torch.Tensor, dims: Sequence[str]) -> ErrorMap:
+    """The map of an output called ``output`` from the ``ratio`` of each element (float64, NaN where not judged).
+
+    ``dims`` name the output's dimensions. Blocks have powers of two as sizes, as kernels' tiles do.
+    """
+    shape = tuple(ratio.shape)
+    rows, columns = _extent(shape)
+    tall, wide = (_block(size, most) for size, most in zip((rows, columns), MAP_SHAPE, strict=True))
+    matrix = ratio.reshape(rows, columns).nan_to_num(nan=-1.0, posinf=math.inf)
+    padding = (0, -columns % wide, 0, -rows % tall)
+    padded = torch.nn.functional.pad(matrix, padding, value=-1.0)
+    blocks = padded.reshape(padded.shape[0] // tall, tall, padded.shape[1] // wide, wide).amax(dim=(1, 3))
+    cells = tuple(tuple(_three_digits(value) for value in row) for row in blocks.tolist())
+    return ErrorMap(output, shape, (tall, wide), cells, in_words(ratio > 1, dims))
+
+
+def _extent(shape: Sequence[int]) -> tuple[int, int]:
+    return math.prod(shape[:-1]), shape[-1] if shape else 1
+
+
+def _block(size: int, most: int) -> int:
+    """The smallest power of two of which at most ``most`` cover ``size``."""
+    return 1 << (max(1, -(-size // most)) - 1).bit_length()
+
+
+def _three_digits(ratio: float) -> float | None:
+    if ratio < 0:
+        return None
+    rounded = float(f"{ratio:.3g}")
+    return 1.01 if rounded <= 1 < ratio else rounded

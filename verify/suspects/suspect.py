@@ -1,0 +1,83 @@
+"""A suspect: one known fault, as the smallest alteration of a right definition that has it.
+
+An alteration is of one of these kinds; a suspect may combine them:
+
+| field        | altered                                                                                    |
+|--------------|--------------------------------------------------------------------------------------------|
+| `options`    | the options that the right definition is evaluated with                                    |
+| `inputs`     | the tensors, before it                                                                     |
+| `arithmetic` | operations of the arithmetic that it is written in: a mixin, whose ``self.case`` is the call |
+| `definition` | the definition itself                                                                      |
+| `results`    | the results, after it                                                                      |
+| `store`      | how results become numbers of their dtype                                                  |
+| `conduct`    | what a call does beside its mathematics: what it keeps, reads again or overwrites          |
+
+All but the last two are written in the operations of `assay.golden.arithmetic`, so that a suspect has a radius under a
+contract as the right definition has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from assay.verify.inputs.cases import Case
+
+Tensor = torch.Tensor
+Tensors = dict[str, Tensor]
+Kernel = Callable[..., Any]
+
+FAMILIES = (
+    "mask",
+    "rescale",
+    "tail",
+    "scale",
+    "heads",
+    "formula",
+    "packing",
+    "routing",
+    "loss",
+    "accumulator",
+    "precision",
+    "store",
+    "special values",
+    "unwritten",
+    "layout",
+    "state",
+)
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A known fault.
+
+    ``description`` says what is wrong in the words of who writes kernels, ``origin`` where it was seen (an issue, or
+    "common slip"), ``needs`` the input that reveals it where not any does. ``applies`` tells by the options and dtypes
+    of a call whether it can have the fault. ``contract`` are the fields of the looser contract that a kernel with the
+    fault does keep, which then is what explains it. ``emulated``: the fault shows in what a float32 evaluation gives
+    (overflow, cancellation, a rounding on the way), so that explanations compare with that.
+    """
+
+    name: str
+    family: str
+    description: str
+    specs: tuple[str, ...]
+    origin: str = "common slip"
+    needs: str = "any ordinary input"
+    applies: Callable[[Case], bool] | None = None
+    options: Callable[[dict[str, Any], Case], dict[str, Any]] | None = None
+    inputs: Callable[[Tensors, Case], Tensors] | None = None
+    arithmetic: type | None = None
+    definition: Callable[..., Any] | None = None
+    results: Callable[[Any, tuple[Any, ...], Case], tuple[Any, ...]] | None = None
+    store: Callable[[Tensor, str], Tensor] | None = None
+    conduct: Callable[[Kernel], Kernel] | None = None
+    contract: Mapping[str, Any] = field(default_factory=dict)
+    emulated: bool = False
+
+    def concerns(self, case: Case) -> bool:
+        """Whether a kernel called like this can have the fault."""
+        return case.spec in self.specs and (self.applies is None or self.applies(case))
