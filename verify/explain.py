@@ -22,7 +22,7 @@ from assay.golden.run import Golden, golden_of_ball
 from assay.precision.errors import AssayError
 from assay.precision.formats import Format, format_named
 from assay.precision.rounding import next_down, next_up
-from assay.verify.accounts import MOST, Deadline, described, explained_by_bias, explained_by_conduct, loosened
+from assay.verify.accounts import MOST, NUMBERS, Deadline, described, explained_by_bias, explained_by_conduct, loosened
 from assay.verify.appraisal import Appraiser, one_thread
 from assay.verify.contract import Contract
 from assay.verify.inputs.cases import Case, build, work
@@ -38,7 +38,6 @@ from assay.verify.verdict import Explanation
 
 Tensor = torch.Tensor
 
-_NUMBERS = ("contract", "exact", "nonfinite", "layout", "unwritten_output")
 _CONDUCT = ("nondeterministic", "batch_variant", "input_mutated", "out_of_bounds_write")
 _MOST_WORK = 2**21  # of a case that is evaluated for every suspect
 _UNSAID = 24.0  # bits of room of an element of which an explanation says nothing
@@ -56,13 +55,13 @@ def explain(
     ``seconds`` of processor time is left out.
     """
     deadline = Deadline(seconds)
-    if failure.kind not in (*_NUMBERS, *_CONDUCT, "bias"):
+    if failure.kind not in (*NUMBERS, *_CONDUCT, "bias"):
         return ()
     with one_thread():
         if failure.kind == "bias":
             return explained_by_bias(bench, failure, deadline)
         found: tuple[Explanation, ...] = ()
-        if failure.kind in _NUMBERS and failure.case.protocol == "once":
+        if failure.kind in NUMBERS and failure.case.protocol == "once":
             found = _explained_by_numbers(bench, failure, first, sampler, deadline)
         return found or explained_by_conduct(bench, failure, sampler, deadline)
 
