@@ -33,7 +33,7 @@ def repro(
         verdict = _lost(line, target, answer) if isinstance(answer, Lost) else answer
     print(verdict)
     if sanitized:
-        from assay.verify.sanitize import sanitize
+        from assay.verify.compute_sanitizer import sanitize
 
         print(f"  {sanitize(verdict.repro)}")
     return int(not verdict.passed)

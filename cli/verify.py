@@ -81,7 +81,7 @@ def verify(
             f"--summary {summary}: there is no folder {summary.parent}; expected a file that can be written"
         )
     with Workers(1, preload="assay.verify.survey", patience=6 * timeout, quiet=False) as workers:
-        from assay.verify.kept import keep
+        from assay.verify.kept import keep, name_of
         from assay.verify.question import check_device
         from assay.verify.survey import plan, run
 
@@ -94,6 +94,7 @@ def verify(
         chosen = [entry for target in targets for entry in _entries(target, spec)] if targets else _bundled(spec)
         entries = [_adapted(entry, dtype or [], option or [], shape or [], contract or [], extra) for entry in chosen]
         jobs = plan(entries, examples=examples, seed=seed, device=device, timeout=timeout, faithful=faithful)
+        names = [name_of(job) for job in jobs] if out is not None else []  # of the sources as they are now
         rows = _known(jobs, out)
         left = [place for place in range(len(jobs)) if place not in rows]
         count = min(at_once or worker_count(), len(left))
@@ -105,7 +106,7 @@ def verify(
                 place = left[position]
                 rows[place] = row
                 if out is not None and row.verdict is not None:
-                    print(f"assay: wrote {keep(out, jobs[place], row.verdict)}", file=sys.stderr)
+                    print(f"assay: wrote {keep(out, jobs[place], row.verdict, names[place])}", file=sys.stderr)
                 ticker.advance(jobs[place].effort)
     ordered = [rows[place] for place in sorted(rows)]
     status = _report(ordered, as_json, named=bool(targets))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import replace
 
@@ -60,28 +61,43 @@ def explained_by_conduct(
         cases += [replace(drawn, protocol=protocol, seed=drawn.seed + place) for place, protocol in enumerate(_SERIES)]
 
     def kinds(kernel: Kernel | None, *, later: bool = False) -> list[str]:
-        """What each call of the series shows; ``later``: after one more call, for what changes by turns."""
+        """What each call of the series shows; ``later``: after one more call, for what changes by turns.
+
+        The series ends where the deadline is over.
+        """
         tried = bench
         if kernel is not None:
             tried = replace(bench, call=replace(bench.call, kernel=kernel, framework="torch"), isolation=None)
         if later:
             tried.outputs(cases[-1])
-        results = [tried.try_case(case).failure for case in cases]
-        return ["" if found is None else found.kind for found in results]
+        shown = []
+        for case in cases:
+            if deadline.is_over():
+                break
+            seen = tried.try_case(case).failure
+            shown.append("" if seen is None else seen.kind)
+        return shown
 
     wanted, found = kinds(None), []
+    if len(wanted) < len(cases):
+        return ()
     halves = wanted[: len(_SERIES)], wanted[len(_SERIES) :]
     if set(wanted) <= {"", *NUMBERS} and not any("" in half and any(half) for half in halves):
         return ()  # alike for all calls of a shape: it is the numbers that are wrong
     for order, suspect in enumerate(suspects_of(failure.case.spec)):
-        if suspect.conduct is None or not any(wanted) or deadline.is_over():
+        if suspect.conduct is None or not any(wanted):
             continue
-        for later in (False, True):
-            given = kinds(kernel_of(suspect, failure.case.spec, failure.case.out_dtype), later=later)
-            alike = sum(map(str.__eq__, given, wanted)) / len(wanted)
-            if alike >= _ALIKE and set(given) == set(wanted):
-                found.append((-alike, order, suspect))
-                break
+        if deadline.is_over():
+            break
+        with contextlib.suppress(Exception):  # whatever is wrong with one suspect, the others are still asked
+            for later in (False, True):
+                given = kinds(kernel_of(suspect, failure.case.spec, failure.case.out_dtype), later=later)
+                if len(given) < len(wanted):
+                    break
+                alike = sum(map(str.__eq__, given, wanted)) / len(wanted)
+                if alike >= _ALIKE and set(given) == set(wanted):
+                    found.append((-alike, order, suspect))
+                    break
     found.sort(key=lambda entry: entry[:2])
     return tuple(Explanation(s.name, described(s, bench.contract), 0.0) for *_, s in found[:MOST])
 
@@ -90,15 +106,18 @@ def explained_by_bias(bench: Bench, failure: Failure, deadline: Deadline) -> tup
     """Suspects whose kernels' errors lean the same way in the same calls, though each lies within the contract."""
     found = []
     for suspect in suspects_of(failure.case.spec):
-        if suspect.family not in ("store", "accumulator", "precision") or not suspect.concerns(failure.case):
+        if suspect.family not in ("store", "accumulator", "precision"):
             continue
         if deadline.is_over():
             break
-        kernel = kernel_of(suspect, failure.case.spec, failure.case.out_dtype)
-        call = replace(bench.call, kernel=kernel, framework="torch")
-        seen = replace(bench, call=call, isolation=None).try_case(failure.case).failure
-        if seen is not None and seen.kind == "bias" and _side(seen) == _side(failure):
-            found.append(Explanation(suspect.name, described(suspect, bench.contract), seen.ratio or 0.0))
+        with contextlib.suppress(Exception):  # as above
+            if not suspect.concerns(failure.case):
+                continue
+            kernel = kernel_of(suspect, failure.case.spec, failure.case.out_dtype)
+            call = replace(bench.call, kernel=kernel, framework="torch")
+            seen = replace(bench, call=call, isolation=None).try_case(failure.case).failure
+            if seen is not None and seen.kind == "bias" and _side(seen) == _side(failure):
+                found.append(Explanation(suspect.name, described(suspect, bench.contract), seen.ratio or 0.0))
     return tuple(found[:MOST])
 
 

@@ -25,6 +25,7 @@ from assay.golden.registry import spec
 from assay.verify.contract import Contract
 from assay.verify.errors import SettingError
 from assay.verify.examination import examine
+from assay.verify.joint import joined
 from assay.verify.verdict import Verdict, write_whole
 
 
@@ -64,7 +65,7 @@ class BackwardVerdict:
     @property
     def failed(self) -> tuple[str, ...]:
         """What did not pass, of "forward" and "backward"."""
-        return tuple(name for name in ("forward", "backward") if not getattr(self, name).passed)
+        return joined(self._named)[1]
 
     @property
     def passed(self) -> bool:
@@ -73,13 +74,16 @@ class BackwardVerdict:
 
     @property
     def outcome(self) -> str:
-        """The outcome of both where they agree, else the first that is no PASS; FAIL before any other."""
-        outcomes = [self.forward.outcome, self.backward.outcome]
-        return "FAIL" if "FAIL" in outcomes else next((name for name in outcomes if name != "PASS"), "PASS")
+        """FAIL where one fails, else the first outcome that is no PASS."""
+        return joined(self._named)[0]
+
+    @property
+    def _named(self) -> dict[str, Verdict]:
+        return {"forward": self.forward, "backward": self.backward}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data: both verdicts, and what failed."""
-        parts = {"forward": self.forward.as_dict(), "backward": self.backward.as_dict()}
+        parts = {name: verdict.as_dict() for name, verdict in self._named.items()}
         return {"outcome": self.outcome, "failed": list(self.failed), **parts}
 
     def to_json(self, path: Any = None) -> str:
@@ -137,7 +141,8 @@ def gradient_of(function: Callable[..., Any], op: str, *, framework: str = "torc
 
     Give it a name at a module's top to examine it by itself:
     ``rmsnorm_backward = gradient_of(rmsnorm, "rmsnorm")``, then
-    ``assay verify my.module:rmsnorm_backward --spec rmsnorm_backward``.
+    ``assay verify my.module:rmsnorm_backward --spec rmsnorm_backward``. It doesn't know that name: `examine` takes it for
+    a function without one, so its repro lines need ``--target`` and it isn't called in a plain process.
     """
     pair = _pair(op)
     if framework not in ("torch", "jax"):

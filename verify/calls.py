@@ -148,7 +148,7 @@ class Call:
         outputs = []
         for place, (tensor, value, dtype) in enumerate(zip(expected, results, case.result_dtypes, strict=True)):
             try:
-                value = framework_named(self.framework).take(value, torch_dtype(dtype)).detach()
+                value = plain(framework_named(self.framework).take(value, torch_dtype(dtype)))
             except TypeError as error:
                 return Finding("dtype", f"{tensor.name}: {_first_line(error)}", place)
             device = inputs.positional[0].device
@@ -166,6 +166,18 @@ class Call:
                 )
             outputs.append(value)
         return tuple(outputs)
+
+
+def plain(value: torch.Tensor) -> torch.Tensor:
+    """A tensor without a graph and without behaviour of its own, which could answer whoever judges it as it likes.
+
+    Raises `TypeError` for one whose numbers are what its class makes of them.
+    """
+    kind = type(value)
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise TypeError(f"expected a torch.Tensor, got a {kind.__name__}, which has operations of its own")
+    with torch._C.DisableTorchFunctionSubclass():
+        return value.detach().as_subclass(torch.Tensor)
 
 
 def _first_line(error: BaseException) -> str:

@@ -6,8 +6,10 @@ holds each rank's result against the whole op's spec: a result that is right on 
 
 from __future__ import annotations
 
+import math
 import pickle
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,6 +21,7 @@ import torch
 
 from assay.verify.errors import SettingError
 from assay.verify.examination import examine
+from assay.verify.joint import joined
 from assay.verify.verdict import Verdict
 
 _GRACE = 2.0  # seconds that the other ranks have left once one has failed
@@ -33,16 +36,21 @@ class RankError(RuntimeError):
 class Group:
     """``world`` processes of a gloo group; a context manager, which ends them.
 
+    ``timeout`` is how many seconds the ranks have for one call, wherever it is made from.
+
     They start with `start` or the first call, and anew after one that failed or was interrupted: a collective that not
     all ranks have entered leaves the group unusable.
     """
 
-    def __init__(self, world: int = 2) -> None:
+    def __init__(self, world: int = 2, timeout: float = 120.0) -> None:
         if isinstance(world, bool) or not isinstance(world, int) or world < 1:
             raise SettingError(f"world={world!r}; expected a whole number of at least 1")
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
+            raise SettingError(f"timeout={timeout!r}; expected seconds, a positive number")
         if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
             raise SettingError("world: this build of torch has no gloo backend")
         self.world = world
+        self.timeout = timeout
         self._processes: list[Any] = []
         self._ends: list[connection.Connection[Any, Any]] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -57,7 +65,8 @@ class Group:
         """``function(*parts[rank], **options)`` on each rank at once; the results in the order of the ranks.
 
         ``function`` must be importable by its name. Each rank gets a copy of its part. Raises `SettingError` for a
-        function that isn't importable, and `RankError` where a rank raises or ends.
+        function that isn't importable, and `RankError` where a rank raises or ends, or none
+        has failed and not all have answered in time.
         """
         if len(parts) != self.world:
             raise SettingError(f"parts: expected one for each of the {self.world} ranks, got {len(parts)}")
@@ -66,7 +75,7 @@ class Group:
             self.start()
             for end, message in zip(self._ends, messages, strict=True):
                 end.send_bytes(message)
-            return self._answers()
+            return self._answers(self.timeout, "no answer")
         except BaseException:  # the time limit of an examination among them
             self.close()
             raise
@@ -91,22 +100,32 @@ class Group:
         meeting = Path(self._folder.name, "rendezvous").as_uri()
         for rank in range(self.world):
             here, there = _spawn.Pipe()
-            process = _spawn.Process(target=_serve, args=(there, rank, self.world, meeting), daemon=True)
+            process = _spawn.Process(target=_serve, args=(there, rank, self.world, meeting, self.timeout), daemon=True)
             process.start()
             there.close()
             self._processes.append(process)
             self._ends.append(here)
-        self._answers(_START)  # each says that it has joined
+        try:
+            self._answers(_START, "not started")  # each says that it has joined
+        except BaseException:
+            self.close()
+            raise
 
-    def _answers(self, patience: float | None = None) -> list[Any]:
-        """An answer of each rank; `RankError` for the first that has failed, named with the others that did."""
+    def _answers(self, patience: float, lack: str) -> list[Any]:
+        """An answer of each rank; `RankError` for the first that has failed, named with the others that did.
+
+        ``lack`` is what is said of the ranks that have not answered within ``patience`` seconds.
+        """
+        end_of_patience = time.monotonic() + patience
         found: dict[int, Any] = {}
         failures: dict[int, str] = {}
         while len(found) + len(failures) < self.world:
             open_ends = {end: rank for rank, end in enumerate(self._ends) if rank not in found | failures}
-            ready = connection.wait(list(open_ends), _GRACE if failures else patience)
+            left = max(0.0, end_of_patience - time.monotonic())
+            ready = connection.wait(list(open_ends), _GRACE if failures else left)
             if not ready and not failures:
-                raise RankError(f"the group's processes did not start within {_START:g} s")
+                missing = ", ".join(map(str, open_ends.values()))
+                raise RankError(f"rank {missing}: {lack} within {patience:g} s")
             if not ready:
                 break
             for end in ready:
@@ -131,12 +150,11 @@ def _message(function: Callable[..., Any], part: Sequence[Any], options: dict[st
         ) from None
 
 
-def _serve(end: connection.Connection[Any, Any], rank: int, world: int, meeting: str) -> None:
+def _serve(end: connection.Connection[Any, Any], rank: int, world: int, meeting: str, patience: float) -> None:
     """A rank: join the group, then call what comes, until the pipe closes."""
     torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=meeting, rank=rank, world_size=world, timeout=timedelta(seconds=_START)
-    )
+    limit = timedelta(seconds=max(_START, patience))  # for joining too; a call's own limit is kept by the caller
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world, timeout=limit)
     end.send_bytes(pickle.dumps((True, None)))
     while True:
         try:
@@ -168,7 +186,7 @@ class RanksVerdict:
     @property
     def failed(self) -> tuple[int, ...]:
         """The ranks that did not pass."""
-        return tuple(rank for rank, verdict in enumerate(self.ranks) if not verdict.passed)
+        return joined(dict(enumerate(self.ranks)))[1]
 
     @property
     def passed(self) -> bool:
@@ -178,8 +196,7 @@ class RanksVerdict:
     @property
     def outcome(self) -> str:
         """FAIL where a rank fails, else the first outcome that is no PASS."""
-        outcomes = [verdict.outcome for verdict in self.ranks]
-        return "FAIL" if "FAIL" in outcomes else next((name for name in outcomes if name != "PASS"), "PASS")
+        return joined(dict(enumerate(self.ranks)))[0]
 
     def __str__(self) -> str:
         words = f": rank {', '.join(map(str, self.failed))} of {len(self.ranks)}" if self.failed else ""

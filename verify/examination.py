@@ -22,6 +22,7 @@ from assay.verify.inputs.cases import Case, build
 from assay.verify.inputs.layouts import LAYOUTS
 from assay.verify.inputs.sampler import Sampler
 from assay.verify.isolation import GIB, Isolation
+from assay.verify.outside import is_there
 from assay.verify.picture import ErrorMap, map_of, summed
 from assay.verify.question import Question, ask
 from assay.verify.repro import repro_line
@@ -216,8 +217,13 @@ class _Examination:
         yield "special", phases.special_cases(self.sampler)
         yield "every", phases.every_cases(self.sampler)
         yield "bias", phases.bias_cases(self.sampler)
-        if self.bench.isolation is not None and target_of(self.bench.call.kernel):
+        if self.bench.isolation is not None and self._can_be_called_outside():
             yield "outside", phases.outside_cases(self.sampler)
+
+    def _can_be_called_outside(self) -> bool:
+        """Whether a plain process can call the kernel: by its name, with torch's tensors."""
+        call = self.bench.call
+        return call.framework == "torch" and is_there(target_of(call.kernel))
 
     def _run_phase(self, name: str, cases: Sequence[Case], progress: Progress) -> None:
         for done, case in enumerate(cases):

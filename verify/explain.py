@@ -19,7 +19,6 @@ import torch
 
 from assay.golden.arithmetic import BallArithmetic
 from assay.golden.run import Golden, golden_of_ball
-from assay.precision.errors import AssayError
 from assay.precision.formats import Format, format_named
 from assay.precision.rounding import next_down, next_up
 from assay.verify.accounts import MOST, NUMBERS, Deadline, described, explained_by_bias, explained_by_conduct, loosened
@@ -72,7 +71,9 @@ def _explained_by_numbers(
     """Suspects whose altered mathematics accounts for the outputs, case by case fewer."""
     alive = [_Fit(suspect, order) for order, suspect in enumerate(_candidates(failure))]
     for place, case in enumerate(_cases(failure, first, sampler)):
-        scene = _scene(bench, case)
+        if deadline.is_over():
+            return _ranked(alive, bench.contract) if place else ()
+        scene = scene_of(bench, case)
         if scene is None or (place == 0 and not scene.breaks):
             if place == 0:
                 return ()
@@ -96,7 +97,7 @@ def _explained_by_numbers(
 
 
 @dataclass(frozen=True)
-class _Scene:
+class Scene:
     """One call of the kernel: its tensors, what it gave, and how that breaks the contract."""
 
     case: Case
@@ -150,13 +151,13 @@ class _Fit:
         """The less room, the likelier; among equals the earlier."""
         return round(4 * self.room / max(self.elements, 1)), self.order
 
-    def on(self, scene: _Scene) -> _Fit:
-        """The same with one more call."""
+    def on(self, scene: Scene) -> _Fit:
+        """The same with one more call; a suspect that can't be evaluated on it doesn't account for it."""
         judgements: tuple[Judgement, ...] | None = None
-        if not self.suspect.concerns(scene.case):
-            return replace(self, left=self.left + scene.breaks)
-        with contextlib.suppress(AssayError, RuntimeError, IndexError, ValueError):
-            limits = _limits(self.suspect, scene)
+        with contextlib.suppress(Exception):  # whatever is wrong with one suspect, the others are still asked
+            if not self.suspect.concerns(scene.case):
+                return replace(self, left=self.left + scene.breaks)
+            limits = limits_of(self.suspect, scene)
             judgements = None if limits is None else tuple(map(judge, scene.outputs, limits))
         if judgements is None:
             return replace(self, left=self.left + max(scene.breaks, 1))
@@ -194,13 +195,13 @@ def _cases(failure: Failure, first: Case, sampler: Sampler) -> Iterator[Case]:
             yield with_values(drawn, kind, layouts={}, unused="plain", protocol="once", memory=memory)
 
 
-def _scene(bench: Bench, case: Case) -> _Scene | None:
+def scene_of(bench: Bench, case: Case) -> Scene | None:
     """A call of the kernel, unless it doesn't end in results."""
     outputs = bench.outputs(case)
     if outputs is None:
         return None
     values = {name: guarded.tensor for name, guarded in build(case).guarded.items()}
-    scene = _Scene(case, bench.contract, values, tuple(output.detach().cpu() for output in outputs), ())
+    scene = Scene(case, bench.contract, values, tuple(output.detach().cpu() for output in outputs), ())
     chosen = None if scene.chooses_wrongly else scene.chosen
     return replace(scene, limits=tuple(Appraiser(bench.contract).tolerances(case, values, chosen)))
 
@@ -212,8 +213,8 @@ def _candidates(failure: Failure) -> Iterator[Suspect]:
             yield suspect
 
 
-def _limits(suspect: Suspect, scene: _Scene) -> tuple[Tolerance, ...] | None:
-    """What a kernel with this fault may give."""
+def limits_of(suspect: Suspect, scene: Scene) -> tuple[Tolerance, ...] | None:
+    """What a kernel with this fault may give; None where it chooses otherwise than the kernel did."""
     case, contract = scene.case, scene.contract
     if suspect.contract:
         looser = loosened(contract, suspect)

@@ -1,7 +1,7 @@
 """Isolation: the kernel runs in a process of its own, so that whatever it does to that process becomes a finding.
 
-The worker builds a case's inputs itself, from their recipe, and hands back the outputs; goldens and tolerances are
-evaluated in the process that judges, which no kernel ever enters. A segmentation fault, an ``os._exit``, an endless
+The worker builds a case's inputs itself, from their recipe, and hands back the outputs as bytes; goldens and tolerances
+are evaluated in the process that judges, which no kernel ever enters. A segmentation fault, an ``os._exit``, an endless
 loop outside of Python, or memory without end costs one worker; the next case has a new one.
 
 On a CPU the worker is a fork, so that any callable can be isolated; torch keeps to one thread there, because a forked
@@ -11,31 +11,31 @@ importable name, and the worker is a new process.
 
 from __future__ import annotations
 
-import faulthandler
+import json
 import multiprocessing
 import os
 import pickle
-import signal
-import sys
 import time
-import warnings
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from assay.golden.isolate import ending
-from assay.verify.errors import SettingError
-from assay.verify.inputs.cases import Case, build
+from assay.verify.inputs.cases import Case
 from assay.verify.result import Failure
+from assay.verify.worker import forked, started
 
 if TYPE_CHECKING:
     from assay.verify.trial import Bench
 
 GIB = 2**30
+MANY = 40
+"""Equal calls of the protocol "after_many"."""
+
+_CALLS = {"repeat": 2, "after_other": 2, "after_refill": 2, "alone": 6, "after_many": MANY + 1}  # of a trial, at most
 _TICK = 0.05  # seconds between two looks at a worker's memory
 _GRACE = 5.0  # seconds beyond its own limit that a call may take to come back
 _START = 300.0  # seconds that a new process may take to import torch and the kernel
@@ -49,7 +49,7 @@ class Isolation:
     """A kernel's worker, started on first use; a context manager, which ends it.
 
     ``memory`` is how many bytes beyond those it started with the worker may hold. Raises `SettingError` where the
-    kernel can't be isolated.
+    kernel can't be isolated, `RuntimeError` where the harness itself fails in the worker.
     """
 
     bench: Bench
@@ -63,7 +63,7 @@ class Isolation:
         self.end()
 
     def end(self) -> None:
-        """End the worker."""
+        """End the worker, and what it has started."""
         if self._worker is not None:
             self._worker.end()
             self._worker = None
@@ -71,14 +71,10 @@ class Isolation:
     def observe(self, case: Case) -> Answer:
         """What `Bench.observe` gives, from the worker; a lost worker is a failure of the case."""
         worker = self._worker = self._worker or _Worker(self.bench)
-        answer = worker.ask(case, self.memory, calls=_CALLS.get(case.protocol, 1))
-        lost = isinstance(answer, Failure) and (not worker.alive or any(s in answer.message for s in _DEVICE_LOST))
-        if lost:
+        answer = worker.ask(case, self.memory)
+        if not worker.alive or (isinstance(answer, Failure) and any(s in answer.message for s in _DEVICE_LOST)):
             self.end()
         return answer
-
-
-_CALLS = {"repeat": 2, "after_other": 2, "after_refill": 2, "alone": 6, "after_many": 40}  # calls of one trial, at most
 
 
 class _Worker:
@@ -87,28 +83,24 @@ class _Worker:
     def __init__(self, bench: Bench) -> None:
         self.timeout = bench.call.timeout
         self.pipe, other = multiprocessing.Pipe()
-        self.process: Any
-        if torch.device(bench.device).type == "cpu" and bench.call.framework != "jax" and hasattr(os, "fork"):
-            self.process = _Fork(lambda: _serve(other, self.pipe, lambda: _alone(bench)))
-            self.started = True
-        else:
-            self.process = _spawned(bench, other)
-            self.started = False
+        can_fork = torch.device(bench.device).type == "cpu" and bench.call.framework != "jax" and hasattr(os, "fork")
+        self.process = forked(bench, other, self.pipe) if can_fork else started(bench, other)
+        self.is_new = not can_fork
         other.close()
         self.resident = 0
 
     @property
     def alive(self) -> bool:
-        return bool(self.process.is_alive())
+        return self.process.is_alive()
 
     def end(self) -> None:
         self.process.kill()
-        self.process.join()
         self.pipe.close()
 
-    def ask(self, case: Case, memory: int, calls: int) -> Answer:
+    def ask(self, case: Case, memory: int) -> Answer:
         """The worker's answer, or how it was lost."""
-        patience = calls * self.timeout + _GRACE + (0 if self.started else _START)
+        patience = _CALLS.get(case.protocol, 1) * self.timeout + _GRACE
+        patience += _START if self.is_new or case.protocol == "outside" else 0
         self.resident = self.resident or resident(self.process.pid)
         until = time.monotonic() + patience
         try:
@@ -121,104 +113,34 @@ class _Worker:
                     return self._lost(
                         "timeout", case, f"no result within {self.timeout:g} s, and it could not be interrupted"
                     )
-            answer: Answer = pickle.loads(self.pipe.recv_bytes())
+            answer = received(self.pipe, case)
         except (EOFError, OSError):
-            self.process.join()
-            return Failure("crash", case, ending(self.process.exitcode))
-        self.started = True
+            return Failure("crash", case, ending(self.process.ended(_GRACE)))
+        self.is_new = False
         return answer
 
     def _lost(self, kind: str, case: Case, message: str) -> Failure:
         self.process.kill()
-        self.process.join()
         return Failure(kind, case, message)
 
 
-def _serve(pipe: Any, parents: Any, bench_of: Callable[[], Bench]) -> None:
-    """A worker's life: cases in, outputs or failures out."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    faulthandler.disable()  # a fault is the parent's to report
-    with suppress(OSError):  # when memory runs out on Linux, better a worker than the parent
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    if parents is not None:
-        parents.close()
-    bench = bench_of()
-    while True:
-        try:
-            case = pickle.loads(pipe.recv_bytes())
-        except EOFError:
-            return
-        answer = bench.observe(case, build(case, bench.device))
-        if not isinstance(answer, Failure):
-            answer = tuple(output.detach().cpu().contiguous().clone() for output in answer)
-        pipe.send_bytes(pickle.dumps(answer))
+def received(pipe: Connection, case: Case) -> Answer:
+    """An answer as `assay.verify.worker` sends it: a line of JSON, then the bytes of each output.
+
+    No object that a kernel made is unpickled where it is judged.
+    """
+    head = json.loads(pipe.recv_bytes())
+    if "error" in head:
+        raise RuntimeError(f"isolation: the worker failed before or after the kernel's call:\n{head['error']}")
+    if "kind" in head:
+        return Failure(head["kind"], case, head["message"], head["output"], tuple(head["index"]))
+    return tuple(_tensor(pipe.recv_bytes(), dtype, shape) for dtype, shape in head["outputs"])
 
 
-def _alone(bench: Bench) -> Bench:
-    torch.set_num_threads(1)
-    return replace(bench, isolation=None, before=None, goldens=None)
-
-
-class _Fork:
-    """A forked child, presented as `multiprocessing.Process` would; daemons may have such children too."""
-
-    def __init__(self, body: Callable[[], None]) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self.exitcode: int | None = None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # of libraries with threads, which the child doesn't enter
-            self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                body()
-            finally:
-                os._exit(0)
-
-    def is_alive(self) -> bool:
-        self._reap(os.WNOHANG)
-        return self.exitcode is None
-
-    def kill(self) -> None:
-        if self.is_alive():
-            os.kill(self.pid, signal.SIGKILL)
-
-    def join(self) -> None:
-        self._reap(0)
-
-    def _reap(self, flags: int) -> None:
-        if self.exitcode is None:
-            pid, status = os.waitpid(self.pid, flags)
-            if pid:
-                self.exitcode = os.waitstatus_to_exitcode(status)
-
-
-def _spawned(bench: Bench, pipe: Any) -> Any:
-    """A new process that imports the kernel by its name."""
-    from assay.verify.calls import target_of
-
-    target = target_of(bench.call.kernel)
-    if not target:
-        raise SettingError(
-            "isolate: on a device, and under jax, the kernel runs in a new process, which must import it; "
-            "expected a function of a module, got one without an importable name"
-        )
-    settings = (target, dict(bench.call.listed), bench.call.framework, bench.call.timeout, bench.contract, bench.device)
-    process = multiprocessing.get_context("spawn").Process(
-        target=_serve_spawned, args=(pipe, settings, sys.path), daemon=True
-    )
-    process.start()
-    return process
-
-
-def _serve_spawned(pipe: Any, settings: tuple[Any, ...], path: list[str]) -> None:
-    from assay.verify.calls import Call
-    from assay.verify.repro import load_target
-    from assay.verify.trial import Bench
-
-    sys.path[:] = path
-    target, listed, framework, timeout, contract, device = settings
-    _serve(pipe, None, lambda: Bench(Call(load_target(target), listed, framework, timeout), contract, device))
+def _tensor(data: bytes, dtype: str, shape: list[int]) -> torch.Tensor:
+    kind = getattr(torch, dtype)
+    flat = torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0, dtype=kind)
+    return flat.reshape(shape)
 
 
 def resident(pid: int) -> int:

@@ -1,7 +1,8 @@
 """Verdicts kept in a folder, so that a campaign which was stopped goes on where it was.
 
-A verdict is kept under a digest of everything that it depends on: the question, the kernel's source file, and the
-versions of this package, torch and Triton. Of a kernel that has changed since, nothing is kept.
+A verdict is kept under a digest of what it depends on: the question, the sources of the kernel's package and of this
+one, the versions of torch, Triton and jax, and the device. Of a kernel that has changed since, nothing is kept.
+``docs/hygiene.md`` says what else a verdict may depend on.
 """
 
 from __future__ import annotations
@@ -10,11 +11,17 @@ import hashlib
 import importlib.util
 import json
 import re
+import sys
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from assay.verify.inputs.cases import case_from_line
 from assay.verify.picture import ErrorMap
@@ -24,6 +31,9 @@ from assay.verify.survey import Job
 from assay.verify.verdict import Explanation, Verdict, write_whole
 
 _PACKAGES = ("kernel-assay", "torch", "triton", "jax")
+_OWN = ("configs", "golden", "kernels", "precision", "verify")
+_SUFFIXES = {".py", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".pyx", ".so"}
+_MOST_READ = 1 << 24  # bytes of one package whose contents are looked at; of more, sizes and times
 
 
 def name_of(job: Job) -> str:
@@ -36,13 +46,17 @@ def digest(job: Job) -> str:
     """What tells this job from any other, and from itself after its kernel has changed."""
     question = asdict(replace(job, threads=0))
     question["entry"] |= {"effort": 0, "survey_dtypes": (), "dtypes": ()}
-    content = [repr(_ordered(question)), _source(job.entry.target), *map(_version, _PACKAGES)]
+    sources = [_sources(job.entry.target), _own_sources()]
+    content = [repr(_ordered(question)), *sources, *map(_version, _PACKAGES), _machine(job.device)]
     return hashlib.sha256("\0".join(content).encode()).hexdigest()[:12]
 
 
-def keep(folder: Path, job: Job, verdict: Verdict) -> Path:
-    """Write the verdict as JSON and HTML; the page's path. A half-written one is never found."""
-    base = folder / name_of(job)
+def keep(folder: Path, job: Job, verdict: Verdict, name: str = "") -> Path:
+    """Write the verdict as JSON and HTML; the page's path. A half-written one is never found.
+
+    ``name`` is what `name_of` gave before the examination; after it, the sources may be others.
+    """
+    base = folder / (name or name_of(job))
     page = verdict.to_html(base.with_name(f"{base.name}.html"))
     write_whole(base.with_name(f"{base.name}.json"), verdict.to_json())
     return page
@@ -108,13 +122,45 @@ def _ordered(value: Any) -> Any:
     return [_ordered(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-def _source(target: str) -> str:
-    """The text of the file that a target stands in."""
-    with suppress(ImportError, ValueError, OSError, AttributeError):
-        found = importlib.util.find_spec(target.partition(":")[0])
+def _sources(target: str) -> str:
+    """The digest of a target's top-level package, or of the files beside a module that is in none."""
+    top = target.partition(":")[0].partition(".")[0]
+    if top in ("assay", *_PACKAGES):
+        return ""  # by `_own_sources`, and by versions
+    with suppress(ImportError, ValueError, AttributeError):
+        # A worker looks in the current folder first; the command's own process may not look there at all.
+        found = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) or importlib.util.find_spec(top)
+        if found is not None and found.submodule_search_locations is not None:
+            return _hashed(path for place in found.submodule_search_locations for path in Path(place).rglob("*"))
         if found is not None and found.origin is not None:
-            return Path(found.origin).read_text(encoding="utf-8", errors="replace")
+            return _hashed(Path(found.origin).parent.iterdir())
     return ""
+
+
+@lru_cache(maxsize=1)
+def _own_sources() -> str:
+    """The digest of this package, as it was when first asked for: what is loaded doesn't change."""
+    root = Path(__file__).parents[1]
+    return _hashed((path for folder in _OWN for path in (root / folder).rglob("*")), {".py", ".toml"})
+
+
+def _hashed(paths: Iterable[Path], suffixes: Collection[str] = _SUFFIXES) -> str:
+    """The digest of files of source, by content."""
+    files = sorted(path for path in paths if path.suffix in suffixes and path.is_file())
+    read = sum(path.stat().st_size for path in files) <= _MOST_READ
+    found = hashlib.sha256()
+    for path in files:
+        state = path.stat()
+        part = hashlib.sha256(path.read_bytes()).hexdigest() if read else f"{state.st_size} {state.st_mtime_ns}"
+        found.update(f"{path}\0{part}\0".encode())
+    return found.hexdigest()
+
+
+def _machine(device: str) -> str:
+    """What a device is called; of a CPU, its widest vector instructions."""
+    if torch.device(device).type != "cuda":
+        return torch.backends.cpu.get_cpu_capability()
+    return torch.cuda.get_device_name(device) if torch.cuda.is_available() else ""
 
 
 def _version(package: str) -> str:

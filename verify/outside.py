@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -20,36 +21,45 @@ import torch
 
 _TELLTALE = ("PYTEST", "ASSAY", "HYPOTHESIS", "COV_")
 _START = 120.0  # seconds to import torch and the kernel's module
-_ABSENT = 3  # exit status: the kernel can't be imported outside
 
-_BODY = f"""
+_BODY = """
 import importlib, pickle, sys
+import torch
 with open(sys.argv[1], "rb") as file:
     path, target, arguments, keywords = pickle.load(file)
 sys.path[:] = path
 module, _, name = target.partition(":")
-try:
-    kernel = importlib.import_module(module)
-    for part in name.split("."):
-        kernel = getattr(kernel, part)
-except (ImportError, AttributeError):
-    sys.exit({_ABSENT})
+kernel = importlib.import_module(module)
+for part in name.split("."):
+    kernel = getattr(kernel, part)
 result = kernel(*arguments, **keywords)
 result = list(result) if isinstance(result, (tuple, list)) else [result]
-with open(sys.argv[2], "wb") as file:
-    pickle.dump([value.detach().cpu().contiguous().clone() for value in result], file)
+torch.save([value.detach().as_subclass(torch.Tensor).cpu().contiguous().clone() for value in result], sys.argv[2])
 """
+
+
+def is_there(target: str) -> bool:
+    """Whether a plain process that searches ``sys.path`` finds the file that ``module:function`` stands in."""
+    module = target.partition(":")[0]
+    path, found = None, None
+    for length in range(1, module.count(".") + 2):
+        found = PathFinder.find_spec(".".join(module.split(".")[:length]), path)
+        if found is None:
+            return False
+        path = found.submodule_search_locations
+    here = getattr(sys.modules.get(module), "__file__", None)
+    return found is not None and found.origin is not None and found.origin == here
 
 
 def call_outside(
     target: str, arguments: list[torch.Tensor], keywords: Mapping[str, Any], timeout: float
-) -> list[torch.Tensor] | str | None:
-    """The results of ``module:function`` in a plain process; a string says how it failed, None that it isn't there."""
+) -> list[torch.Tensor] | str:
+    """The results of ``module:function`` in a plain process; a string says how it failed."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_TELLTALE)}
     with tempfile.TemporaryDirectory() as folder:
         given, found = Path(folder) / "given", Path(folder) / "found"
         with given.open("wb") as file:
-            pickle.dump((sys.path, target, [_plain(tensor) for tensor in arguments], _plain_ones(keywords)), file)
+            pickle.dump((sys.path, target, [_alone(tensor) for tensor in arguments], _all_alone(keywords)), file)
         try:
             done = subprocess.run(
                 [sys.executable, "-c", _BODY, str(given), str(found)],
@@ -61,18 +71,16 @@ def call_outside(
             )
         except subprocess.TimeoutExpired:
             return "no result in time"
-        if done.returncode == _ABSENT:
-            return None
-        if done.returncode:
+        if done.returncode or not found.exists():
             return (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        with found.open("rb") as file:
-            results: list[torch.Tensor] = pickle.load(file)
-            return results
+        results: list[torch.Tensor] = torch.load(found, weights_only=True)  # no object of the kernel's making
+        return results
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers without guarded memory around them."""
     return tensor.detach().contiguous().clone()
 
 
-def _plain_ones(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _plain(value) if isinstance(value, torch.Tensor) else value for name, value in keywords.items()}
+def _all_alone(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _alone(value) if isinstance(value, torch.Tensor) else value for name, value in keywords.items()}

@@ -60,8 +60,8 @@ def _phrase(hit: list[bool], name: tuple[str, str]) -> str:
     if last - first + 1 == count:
         end = f" (the last {count})" if last == size - 1 else f" (the first {count})" if first == 0 else ""
         return f"{many} {first} to {last}{end}"
-    period = next((step for step in range(2, size // 2 + 1) if hit[step:] == hit[:-step]), None)
-    if period is not None:
+    period = _period(hit)
+    if period <= size // 2:
         within = [place for place in places if place < period]
         if len(within) == 1:
             return f"{many} {first}, {first + period}, ... (one in {period})"
@@ -70,6 +70,17 @@ def _phrase(hit: list[bool], name: tuple[str, str]) -> str:
     if count <= _FEW:
         return f"{many} {', '.join(map(str, places))}"
     return f"{count} of {size} {many}, between {first} and {last}"
+
+
+def _period(hit: list[bool]) -> int:
+    """The smallest step after which all places repeat, their number at most: Knuth, Morris, Pratt's prefix function."""
+    borders, length = [0], 0
+    for found in hit[1:]:
+        while length and hit[length] != found:
+            length = borders[length - 1]
+        length += hit[length] == found
+        borders.append(length)
+    return len(hit) - length
 
 
 def _pattern(broken: torch.Tensor) -> str:

@@ -1,7 +1,7 @@
 """Power: which known faults an examination, or a test with a plain tolerance, would have caught.
 
 Every suspect of a spec is run as a kernel, in float32 inside, and examined. What gets through names the input that
-would have been needed.
+would have been needed. The kernel without a fault is examined first: a check that it fails catches nothing.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def power(
     ``against`` is a plain check to compare with: "allclose(rtol, atol)" or "assert_close(rtol, atol)" of a float64
     reference on normal numbers of one size, with torch's own tolerances where they are left out. ``progress(name, done,
     of)`` is called before each suspect. Raises as `examine` does, and `SettingError` on an ``against`` that can't be
-    read.
+    read, and where the kernel without a fault does not pass the examination, or fails the plain check.
     """
     started = time.perf_counter()
     settings: dict[str, Any] = {
@@ -151,6 +151,7 @@ def power(
         if family not in FAMILIES:
             raise SettingError(f"families: {unknown('family', family, FAMILIES)}")
     suspects = [suspect for suspect in _admitted(question, op) if suspect.family in (families or FAMILIES)]
+    _require_a_pass(question, op, settings, against, tolerances)
     trials = []
     for place, suspect in enumerate(suspects):
         if progress is not None:
@@ -163,7 +164,7 @@ def power(
                 suspect.description,
                 suspect.origin,
                 suspect.needs,
-                caught=verdict.outcome == "FAIL",
+                caught=verdict.failure is not None and suspect.shows(verdict.failure.kind),
                 kind=verdict.failure.kind if verdict.failure else "",
                 cases=verdict.cases,
                 against=None if tolerances is None else _plain_check_fails(question, suspect, tolerances),
@@ -184,6 +185,29 @@ def _question(op: str, settings: Mapping[str, Any]) -> Question:
     """The question that every suspect is asked."""
     asked = {"layouts": LAYOUTS, "device": "cpu", "framework": "torch", "timeout": 30.0, **settings}
     return ask(kernel_of(None, op), op, **asked)
+
+
+def _require_a_pass(
+    question: Question,
+    op: str,
+    settings: Mapping[str, Any],
+    against: str,
+    check: tuple[str, tuple[float, float] | None] | None,
+) -> None:
+    """Raise `SettingError` unless the kernel without a fault, in float32 inside, passes what suspects are put to."""
+    verdict = examine(kernel_of(None, op, question.sampler.out_dtype), op, shrinking=False, **settings)
+    if not verdict.passed:
+        why = verdict.failure.message if verdict.failure is not None else verdict.note
+        raise SettingError(
+            f"power: {op} in {question.dtype} under {question.bench.contract}: expected that the kernel without a "
+            f"fault, in float32 inside, passes; got {verdict.outcome} ({why}), so that a rate would tell nothing; "
+            "ask in float32 or narrower, or under a contract that float32 keeps"
+        )
+    if check is not None and _plain_check_fails(question, None, check):
+        raise SettingError(
+            f"power: against={against!r} fails the kernel without a fault ({op} in {question.dtype}), so that a rate "
+            "would tell nothing; ask with larger tolerances"
+        )
 
 
 def _admitted(question: Question, op: str) -> list[Suspect]:
@@ -212,8 +236,10 @@ def _tolerances(text: str) -> tuple[str, tuple[float, float] | None]:
         raise SettingError(expected) from None
 
 
-def _plain_check_fails(question: Question, suspect: Suspect, check: tuple[str, tuple[float, float] | None]) -> bool:
-    """Whether a comparison with a float64 reference on normal numbers of one size catches the suspect.
+def _plain_check_fails(
+    question: Question, suspect: Suspect | None, check: tuple[str, tuple[float, float] | None]
+) -> bool:
+    """Whether a comparison with a float64 reference on normal numbers of one size catches the suspect (None: no fault).
 
     It is made once for each set of options, and any of them may catch it.
     """
@@ -224,7 +250,10 @@ def _plain_check_fails(question: Question, suspect: Suspect, check: tuple[str, t
         case = with_values(case, "normal", layouts={}, protocol="once", memory="plain", unused="plain")
         inputs = build(case)
         outputs = type(call)(kernel, call.listed)(case, inputs)
-        if isinstance(outputs, Finding) or _differ(case, inputs.guarded, outputs, check):
+        if isinstance(outputs, Finding):
+            if suspect is None or suspect.shows(outputs.kind):
+                return True
+        elif _differ(case, inputs.guarded, outputs, check):
             return True
     return False
 

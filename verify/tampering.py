@@ -29,7 +29,8 @@ class Namespaces:
         for space, before in zip(_WATCHED, self._before, strict=True):
             now = vars(space)
             for name in [name for name in before if now.get(name) is not before[name]] + _shadows(space, before):
-                if _is_public(name) and callable(getattr(space, name, None)) and not _own(now.get(name)):
+                is_function = callable(before.get(name)) or callable(now.get(name))
+                if _is_public(name) and is_function and not _own(name, now.get(name)):
                     found.append(f"{space.__name__}.{name}")
                     _put_back(space, name, before)
         return found
@@ -52,7 +53,8 @@ def _is_public(name: str) -> bool:
     return name[0] != "_" or name[:2] == "__"
 
 
-def _own(value: Any) -> bool:
-    """Whether a function is written in one of the libraries' own files."""
+def _own(name: str, value: Any) -> bool:
+    """Whether a function is the library's own wrapper of what had this name."""
     code = getattr(value, "__code__", None)
-    return code is not None and Path(code.co_filename).is_relative_to(_LIBRARY)
+    is_named = getattr(value, "__name__", "") == name and str(getattr(value, "__module__", "")).startswith("torch")
+    return is_named and code is not None and Path(code.co_filename).is_relative_to(_LIBRARY)

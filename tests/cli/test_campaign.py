@@ -89,6 +89,35 @@ def test_a_changed_kernel_is_another(campaign: Path, monkeypatch: pytest.MonkeyP
     assert digest(job) != before
 
 
+@pytest.mark.parametrize("package", [False, True])
+def test_a_changed_helper_makes_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: bool) -> None:
+    """A module that the kernel imports, beside it or anywhere in its package; not what only lies in the same folder.
+
+    The folder is the current one, which the command's own process needn't search.
+    """
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "campaign_package" / "deep" if package else tmp_path
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "wanted.py").write_text("import helper\n", encoding="utf-8")
+    helper = folder.parent / "helper.py" if package else folder / "helper.py"
+    helper.write_text("FACTOR = 1\n", encoding="utf-8")
+    job = Job(Entry("mine", f"{'campaign_package.deep.' if package else ''}wanted:kernel", "softmax"), "float32")
+    before = digest(job)
+    (folder / "notes.txt").write_text("no source", encoding="utf-8")
+    assert digest(job) == before
+    helper.write_text("FACTOR = 2\n", encoding="utf-8")
+    assert digest(job) != before
+
+
+@pytest.mark.parametrize("name", ["_own_sources", "_machine"])
+def test_another_assay_or_machine_is_another(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """At one version too, this package's own sources and the device count."""
+    job = Job(Entry("mine", "nowhere:kernel", "softmax"), "float32")
+    before = digest(job)
+    monkeypatch.setattr(f"assay.verify.kept.{name}", lambda *device: "another")
+    assert digest(job) != before
+
+
 def test_a_verdict_comes_back_as_it_was(tmp_path: Path) -> None:
     """Numbers that JSON lacks, the failing case and the explanations included."""
     job = Job(Entry("zeros", "nowhere:zeros", "softmax"), "float32")

@@ -252,6 +252,60 @@ def test_no_outcome_changes_and_workers_send_home_what_they_found(planted: Any, 
     assert data["errors"] == []
 
 
+ENDING = """
+import sys
+import numpy as np
+import pytest
+
+def failing(a, b):
+    if abs(a - b).max() > 1e-3:
+        pytest.fail("different")
+
+def leaving(a, b):
+    if abs(a - b).max() > 1e-3:
+        sys.exit("different")
+
+def skipping(a, b):
+    if abs(a - b).max() > 1e-3:
+        pytest.skip("different")
+
+def test_failing(): failing(np.arange(4.0) + 1, np.arange(4.0) + 1)
+def test_leaving(): leaving(np.arange(4.0) + 1, np.arange(4.0) + 1)
+def test_skipping(): skipping(np.arange(4.0) + 1, np.arange(4.0) + 1)
+def test_after(): pass
+"""
+
+
+def test_a_comparison_may_end_a_test_by_pytest_itself(tmp_path: Path) -> None:
+    """`pytest.fail` and `sys.exit` notice what is wrong, `pytest.skip` lets it through; none of them ends the run."""
+    names = [f"--assay-audit-function=test_planted:{name}" for name in ("failing", "leaving", "skipping")]
+    outcomes, printed = run(tmp_path, ENDING, "--assay-audit-report=report", *names)
+    assert [line.split()[0] for line in outcomes] == ["PASSED"] * 4, printed
+    data = json.loads((tmp_path / "report" / "audit.json").read_text())
+    assert data["errors"] == []
+    sites = by_test(data)
+    for name in ("test_failing", "test_leaving"):
+        assert sites[name]["grade"] == "strict"
+        assert sites[name]["gains"][0] == pytest.approx(1e-3 / 4, rel=0.1)
+    assert sites["test_skipping"]["grade"] == "blind"
+
+
+FULL = """
+import numpy as np
+LARGE, SMALL = np.ones(1 << 19), np.ones(4)
+def test_container():
+    np.testing.assert_equal([LARGE.copy() for _ in range(70)], [LARGE] * 70)
+    np.testing.assert_equal(SMALL.copy(), SMALL)
+"""
+
+
+def test_what_a_container_holds_counts_as_room(tmp_path: Path) -> None:
+    """140 arrays of 4 MiB are not kept, though the largest one would be; what fits is replayed all the same."""
+    large, small = sorted(audited(tmp_path, FULL)["sites"], key=lambda site: site["line"])
+    assert large["flags"] == {"not kept: too much memory in one test": 1}
+    assert (large["replays"], small["replays"]) == (0, 1)
+
+
 NUMPY_ONLY = """
 import sys
 import pytest

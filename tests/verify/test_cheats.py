@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -124,3 +125,40 @@ def test_torch_may_replace_its_own() -> None:
     compiled = torch.compile(softmax, backend="eager")
     verdict = examine(compiled, "softmax", dtype="float32", examples=0, layouts=["contiguous"])
     assert verdict.passed, str(verdict)
+
+
+class Liar(Tensor):
+    """Half as large again as it says."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = [arg.as_subclass(Tensor) / 1.5 if isinstance(arg, Liar) else arg for arg in args]
+        return func(*plain, **(kwargs or {}))
+
+
+def test_a_tensor_with_a_will_of_its_own_is_judged_by_its_numbers() -> None:
+    """A subclass that answers every question with other numbers than it holds."""
+    verdict = examine(lambda x: (softmax(x) * 1.5).as_subclass(Liar), "softmax", dtype="float32", examples=0)
+    assert verdict.outcome == "FAIL", str(verdict)
+
+
+def deletes(x: Tensor) -> Tensor:
+    """One function of torch less."""
+    del torch.isfinite
+    return softmax(x)
+
+
+def swaps(x: Tensor) -> Tensor:
+    """One function of torch for another of torch's own."""
+    torch.allclose = torch.functional.norm  # type: ignore[assignment]
+    return softmax(x)
+
+
+@pytest.mark.parametrize(("kernel", "name"), [(deletes, "isfinite"), (swaps, "allclose")])
+def test_deleted_and_exchanged_functions_are_found_too(kernel: Callable[[Tensor], Tensor], name: str) -> None:
+    """Whatever stands there afterwards, the function is put back."""
+    before = getattr(torch, name)
+    verdict = examine(kernel, "softmax", dtype="float32", examples=0)
+    assert verdict.failure is not None
+    assert f"torch.{name}" in verdict.failure.message
+    assert getattr(torch, name) is before

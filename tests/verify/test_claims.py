@@ -1,7 +1,7 @@
 """Claim and counter-claim: honest kernels are accepted, and copies of them with one fault each are rejected.
 
 Both are examined with default settings; the faulty ones with the default number of examples, the honest ones, most of
-whose cost is in fuzzing, with fewer (``./dev bench zoo`` runs them with all). A usual run takes every eighth kernel;
+whose cost is in fuzzing, with fewer (``./dev bench zoo`` runs them with all). A usual run takes every sixteenth kernel;
 ``./dev test -m "slow or evidence" tests/verify/test_claims.py`` takes all.
 """
 
@@ -18,7 +18,7 @@ from tests.verify.zoo import FAULTY, HONEST, Entry, Faulty
 
 pytestmark = pytest.mark.slow
 
-_USUAL = 8
+_USUAL = 16
 
 
 def entries(table: Sequence[Any]) -> list[Any]:

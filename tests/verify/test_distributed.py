@@ -102,6 +102,16 @@ def test_a_rank_that_never_joins_is_a_time_out(group: Group) -> None:
     assert [rank for rank, _ in group.run(functions.rank_and_pid, [(), ()])] == [0, 1]
 
 
+def test_a_call_by_itself_has_a_time_limit_too() -> None:
+    """Not all ranks answer: those that didn't are named, and the group can be used again."""
+    with Group(2, timeout=1.0) as impatient:
+        impatient.start()
+        with pytest.raises(RankError, match=r"rank 0, 1: no answer within 1 s"):
+            impatient.run(functions.never_joins_on_rank_1, [(torch.ones(1, 3),), (torch.ones(1, 3),)])
+        impatient.timeout = 60.0
+        assert [rank for rank, _ in impatient.run(functions.rank_and_pid, [(), ()])] == [0, 1]
+
+
 def test_questions_that_cannot_be_asked(group: Group) -> None:
     """An op that isn't dealt out, a function that other processes can't import, a world of none: one clear line."""
     with pytest.raises(SettingError, match="expected one of 'all_reduce', 'linear'"):
@@ -112,3 +122,5 @@ def test_questions_that_cannot_be_asked(group: Group) -> None:
         group.run(functions.rank_and_pid, [()])
     with pytest.raises(SettingError, match="world=0"):
         Group(0)
+    with pytest.raises(SettingError, match="timeout=0.0; expected seconds"):
+        Group(timeout=0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,14 +12,14 @@ import torch
 from assay.golden import spec, specs
 from assay.verify import Contract, Verdict, examine
 from assay.verify.calls import Call
-from assay.verify.explain import explain
+from assay.verify.explain import explain, limits_of, scene_of
 from assay.verify.inputs.sampler import Sampler, seeded
 from assay.verify.suspects import suspects_of
 from assay.verify.suspects.evaluation import kernel_of
 from assay.verify.suspects.suspect import Suspect
 from assay.verify.trial import Bench
 
-from .suspicion import pairs, settings_for
+from .suspicion import pairs, sampler_of, settings_for
 
 Tensor = torch.Tensor
 SAMPLE = (
@@ -128,13 +129,75 @@ def test_an_honest_kernel_gets_no_explanation() -> None:
     assert failing(lambda x: x[:, :1], "softmax", dtype="bfloat16").explanations == ()
 
 
-def test_explaining_ends_in_time() -> None:
-    """However slow the kernel, no suspect is begun after the deadline."""
+def adding_up(x: Tensor) -> Tensor:
+    """Each call gives other results than the one before."""
+    adding_up.__dict__["calls"] = adding_up.__dict__.get("calls", 0) + 1
+    return torch.softmax(x, -1) * adding_up.__dict__["calls"]
+
+
+@pytest.mark.parametrize(("wrong", "protocol"), [(lambda x: torch.softmax(x, -1) * 2, "once"), (adding_up, "repeat")])
+def test_explaining_ends_in_time(wrong: Any, protocol: str) -> None:
+    """However slow the kernel, no trial of it is begun after the deadline; with no time it isn't called at all."""
+    begun: list[float] = []
+
+    def slow(x: Tensor) -> Tensor:
+        begun.append(time.monotonic())
+        time.sleep(0.05)
+        return wrong(x)
+
     sampler = Sampler(spec("softmax"), "float32")
-    bench = Bench(Call(lambda x: torch.softmax(x, -1) * 2, {}), Contract())
-    case = sampler.case(seeded(1), style="small")
+    bench = Bench(Call(slow, {}), Contract())
+    case = replace(sampler.case(seeded(1), style="small"), protocol=protocol)
     failure = bench.try_case(case).failure
     assert failure is not None
-    started = time.monotonic()
-    explain(bench, failure, case, sampler, seconds=0.0)
-    assert time.monotonic() - started < 2
+    begun.clear()
+    assert explain(bench, failure, case, sampler, seconds=0.0) == ()
+    assert begun == []
+    over = time.monotonic() + 4 * 0.05  # on the clock
+    explain(bench, failure, case, sampler, seconds=0.05)
+    assert begun
+    assert len([start for start in begun if start > over]) <= 2, "more than the trial under way"
+
+
+def test_a_broken_suspect_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that raises, whatever it raises, explains nothing; the true fault is named all the same."""
+
+    def fails(*_: Any) -> Any:
+        return {}["no such key"]
+
+    plain = {"family": "formula", "description": "broken", "specs": ("softmax",)}
+    broken = (
+        Suspect("raises_in_applies", **plain, applies=fails, options=lambda options, case: options),
+        Suspect("raises_in_inputs", **plain, inputs=fails),
+        Suspect("raises_in_conduct", **plain, conduct=fails),
+        Suspect("lacks_an_attribute", **plain, results=lambda xp, found, case: xp.no_such_operation(found)),
+    )
+    for module in ("explain", "accounts"):
+        monkeypatch.setattr(f"assay.verify.{module}.suspects_of", lambda op: (*broken, *suspects_of(op)))
+    for name in ("maximum_in_input_dtype", "answer_kept_by_address"):
+        assert first_explanation("softmax", named("softmax", name)) == name
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize("op", specs())
+def test_no_suspect_raises(op: str) -> None:
+    """Over all sets of options what a suspect allows can be said of the right kernel's outputs, and its kernel runs."""
+    raised = {}
+    for suspect in (suspect for other, suspect in pairs(conduct=False) if other == op):
+        settings = settings_for(op, suspect)
+        assert settings is not None
+        sampler, listed = sampler_of(op, settings), {name: [] for name in settings["options"]}
+        right, faulty = (Bench(Call(kernel_of(fault, op), listed), Contract()) for fault in (None, suspect))
+        for options in sampler.option_sets():
+            case = replace(sampler.case(seeded(5), style="small", options=options), protocol="once")
+            if not suspect.concerns(case):
+                continue
+            scene = scene_of(right, case)
+            assert scene is not None
+            try:
+                limits_of(suspect, scene)
+            except Exception as error:
+                raised[suspect.name] = f"{type(error).__name__}: {error} ({case.options})"
+            if faulty.outputs(case) is None and not suspect.crashes:
+                raised[suspect.name] = f"its kernel gives no results ({case.options})"
+    assert raised == {}

@@ -11,6 +11,7 @@ import torch
 
 from assay.verify.errors import SettingError
 from assay.verify.fingerprint import fingerprint
+from assay.verify.suspects.evaluation import kernel_of
 
 from . import insides as made
 from . import leaning
@@ -280,6 +281,55 @@ def test_a_kernel_that_fails_has_no_traits_of_numbers() -> None:
     card = fingerprint(kernel, "gemm", dtype="float32")
     assert {trait.value for trait in card.traits} == {UNSEEN}
     assert "no such device" in card.traits[1].how
+
+
+def zeros(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Nothing is computed."""
+    return torch.zeros(a.shape[0], b.shape[1], dtype=a.dtype)
+
+
+def flushing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """A sum in float64, whose subnormal results are flushed."""
+    y = (a.double() @ b.double()).to(a.dtype)
+    return torch.where(y.abs() < torch.finfo(y.dtype).tiny, torch.zeros_like(y), y)
+
+
+def inside_of(kernel: Any, op: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The card without what takes long."""
+    monkeypatch.setattr("assay.verify.fingerprint.reading.growth", lambda *_: None)
+    return {trait.name: trait.value for trait in fingerprint(kernel, op, dtype=dtype).traits}
+
+
+def test_no_more_bits_are_claimed_than_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a unit is lost all by itself the card says what came out before, and nothing where none does."""
+    assert inside_of(zeros, "gemm", "float32", monkeypatch)["accumulator"] == UNSEEN
+    card = inside_of(flushing, "gemm", "float16", monkeypatch)
+    assert card["accumulator"] == "at least 28 bits"  # 2^13 down to 2^-14
+    assert card["accumulator rounding"] == UNSEEN
+
+
+@pytest.mark.parametrize(
+    ("op", "kernel"),
+    [
+        ("softmax", torch.zeros_like),
+        ("softmax", lambda x: torch.full_like(x, torch.nan)),
+        ("logsumexp", lambda x: x.new_full(x.shape[:1], 1000.0)),
+        ("logsumexp", lambda x: x.new_full(x.shape[:1], torch.inf)),
+        ("log_softmax", lambda x: torch.full_like(x, -1000.0)),
+    ],
+    ids=["zeros", "NaN", "1000", "infinity", "-1000"],
+)
+def test_results_that_are_no_sum_show_no_accumulator(op: str, kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results behind which no finite sum of exponentials can stand end no fingerprint, and give no width."""
+    card = inside_of(kernel, op, "float32", monkeypatch)
+    assert card["accumulator"] == card["accumulator rounding"] == UNSEEN
+
+
+def test_no_growth_is_read_along_a_dimension_that_is_no_sum() -> None:
+    """The number of experts is none that a routing weight's error grows with."""
+    card = fingerprint(kernel_of(None, "moe_route"), "moe_route", dtype="float32", options={"top_k": 2})
+    assert card["error growth"] == UNSEEN
+    assert card.growth is None
 
 
 def test_mistakes_are_said_in_one_line() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import signal
 import time
 from collections.abc import Callable
+from multiprocessing import Pipe
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +20,10 @@ from assay.verify.calls import Call
 from assay.verify.contract import Contract
 from assay.verify.errors import SettingError
 from assay.verify.inputs.cases import Case
-from assay.verify.isolation import Isolation, _spawned
+from assay.verify.isolation import Isolation
 from assay.verify.result import Failure
 from assay.verify.trial import Bench
+from assay.verify.worker import started
 
 CASE = Case("softmax", {"R": 3, "N": 40}, {"x": "float32"})
 
@@ -122,4 +126,56 @@ def test_a_worker_is_kept_and_ended() -> None:
 def test_where_a_fork_is_no_help_the_kernel_needs_a_name() -> None:
     """One line says what is expected."""
     with pytest.raises(SettingError, match="the kernel runs in a new process, which must import it"):
-        _spawned(Bench(Call(lambda x: x, {}), Contract(), "cuda"), None)
+        started(Bench(Call(lambda x: x, {}), Contract(), "cuda"), Pipe()[1])
+
+
+def test_a_new_process_answers_as_a_fork_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker of a device, tried here on a CPU: it imports the kernel by its name, and ends when it is told."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    kernel = importlib.import_module("cheating_kernels").softmax
+    bench = Bench(Call(kernel, {}), Contract())
+    with Isolation(bench) as isolation, monkeypatch.context() as without:
+        without.delattr(os, "fork")
+        answers = [isolation.observe(CASE) for _ in range(2)]
+        assert isolation._worker is not None
+        process = isolation._worker.process
+    assert not process.is_alive()
+    expected = Bench(Call(softmax, {}), Contract()).outputs(CASE)
+    assert expected is not None
+    for answer in answers:
+        assert not isinstance(answer, Failure), answer.message
+        assert torch.equal(answer[0], expected[0])
+
+
+def closes_and_sleeps(x: Tensor) -> Tensor:
+    """Closes everything that it has open, the pipe to the harness too, and doesn't come back."""
+    os.closerange(3, 256)
+    time.sleep(3600)
+    return x
+
+
+def starts_another(x: Tensor) -> Tensor:
+    """Leaves a process behind."""
+    if os.fork() == 0:
+        time.sleep(3600)
+    os._exit(3)
+
+
+@pytest.mark.parametrize("kernel", [closes_and_sleeps, starts_another])
+def test_nothing_of_a_lost_worker_is_left(kernel: Callable[[Tensor], Tensor]) -> None:
+    """A worker that hangs without a pipe, and one whose child holds the pipe, are found in time."""
+    with Isolation(Bench(Call(kernel, {}, timeout=1.0), Contract())) as isolation:
+        started_at = time.monotonic()
+        answer = isolation.observe(CASE)
+        assert isinstance(answer, Failure)
+        assert answer.kind in ("crash", "timeout")
+        assert time.monotonic() - started_at < 30
+
+
+def test_a_fault_of_the_harness_is_not_the_kernels() -> None:
+    """What goes wrong in the worker besides the kernel is raised here."""
+    with (
+        Isolation(Bench(Call(softmax, {}), Contract())) as isolation,
+        pytest.raises(RuntimeError, match="the worker failed before or after"),
+    ):
+        isolation.observe(Case("no such op", {}, {}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from assay.verify import Contract
 from assay.verify.errors import SettingError
 from assay.verify.plugin import Assay
 from assay.verify.power import PowerReport, power
+from assay.verify.suspects.suspect import Suspect
 
 SMALL = {"R": [1, 2, 3, 17], "N": [1, 5, 17, 33]}
 
@@ -74,6 +76,36 @@ def test_what_a_contract_allows_is_no_fault() -> None:
     assert "truncating_store" not in {trial.name for trial in loose.trials}
 
 
+TINY = {"shapes": {"R": [2], "N": [3]}, "examples": 0}
+
+
+def test_a_check_that_the_right_kernel_fails_is_refused() -> None:
+    """In float64 a kernel that is float32 inside fails whatever its fault: no rate is given, but the reason."""
+    with pytest.raises(
+        SettingError, match="expected that the kernel without a fault, in float32 inside, passes; got FAIL"
+    ):
+        power("exp", dtype="float64", families=["formula"], **TINY)
+
+
+def test_a_plain_check_that_the_right_kernel_fails_is_refused() -> None:
+    """Tolerances of zero fail every kernel, so that nothing is told by what they catch."""
+    with pytest.raises(SettingError, match=r"against='allclose\(0,0\)' fails the kernel without a fault"):
+        power("exp", dtype="float32", families=["formula"], against="allclose(0,0)", **TINY)
+
+
+def test_a_crash_catches_only_a_suspect_that_declares_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A suspect that merely raises is broken, and counts neither for the examination nor for the plain check."""
+
+    def raises(*_: object) -> tuple[object, ...]:
+        raise KeyError("x")
+
+    broken = Suspect("broken", "formula", "broken", ("exp",), results=raises)
+    crashing = replace(broken, name="crashing", crashes=True)
+    monkeypatch.setattr("assay.verify.power.suspects_of", lambda op: (broken, crashing))
+    found = power("exp", dtype="bfloat16", against="allclose(1e-2,1e-2)", **TINY)
+    assert [(t.name, t.caught, t.against) for t in found.trials] == [("broken", False, False), ("crashing", True, True)]
+
+
 def test_an_unknown_family_is_refused() -> None:
     """One line names the family meant."""
     with pytest.raises(SettingError, match="did you mean 'store'"):
@@ -97,3 +129,12 @@ def test_the_plugin_measures_passing_examinations_only() -> None:
     assert isinstance(seen[0], PowerReport)
     assert seen[0].spec == "exp"
     assert seen[1:] == [None, None]
+
+
+def test_the_plugin_says_why_there_is_no_power() -> None:
+    """An examination that passes, but that no float32 kernel passes, is recorded with a warning in place of a rate."""
+    seen: list[PowerReport | None] = []
+    assay = Assay({}, {}, lambda verdict, measured: seen.append(measured), power=True)
+    with pytest.warns(pytest.PytestWarning, match="without a fault"):
+        assay.examine(lambda x: torch.exp(x), "exp", dtype="float64", **TINY)
+    assert seen == [None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from assay.verify import examine
 from assay.verify.drawing import LEVELS, bars, drawn, told
 from assay.verify.kept import verdict_of
 from assay.verify.picture import EDGES, MAP_SHAPE, STEPS, ErrorMap, error_map, histogram, summed
-from assay.verify.places import in_words
+from assay.verify.places import _period, in_words
 from assay.verify.verdict import Verdict
 
 RATIOS = st.one_of(st.floats(0, 1), st.floats(1 + 2.0**-40, 300), st.just(math.inf), st.just(math.nan))
@@ -136,6 +137,22 @@ def test_words_say_where(mask: torch.Tensor, words: str) -> None:
 def test_a_single_element_is_called_so() -> None:
     """A result without dimensions has one element."""
     assert in_words(torch.tensor(True), []) == "the only element"
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=8), st.integers(1, 40))
+def test_a_period_is_the_smallest_step_that_repeats_all(part: list[bool], size: int) -> None:
+    """By its definition, for parts repeated and cut off anywhere."""
+    hit = (part * size)[:size]
+    assert _period(hit) == next(step for step in range(1, size + 1) if hit[step:] == hit[: size - step])
+
+
+def test_many_rows_are_put_into_words_in_time() -> None:
+    """60,000 rows, whose first half is right, take well below a second."""
+    mask = torch.zeros(60000, 3, dtype=torch.bool)
+    mask[torch.randint(30000, 60000, (9000,), generator=torch.Generator().manual_seed(0)), 0] = True
+    start = time.process_time()
+    assert "of 60000 rows, between 300" in in_words(mask, ["R", "N"])
+    assert time.process_time() - start < 5
 
 
 @given(st.data())

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from assay.golden import spec, specs
 from assay.golden.inputs.distributions import GENERAL
 from assay.precision.formats import format_named
 from assay.precision.rounding import round_to
@@ -24,7 +25,7 @@ from assay.verify.question import Question, ask
 from assay.verify.repro import repro_line, run_line
 from assay.verify.result import Failure
 from assay.verify.statistics.bias import MARGIN, RATE, UNITS, Score, one_sided, scores
-from assay.verify.statistics.growth import growth
+from assay.verify.statistics.growth import growth, reduced
 from assay.verify.statistics.significance import significant_bits, summary
 
 from . import insides, leaning
@@ -243,6 +244,24 @@ def test_the_rate_of_false_alarms_is_below_what_is_stated(name: str) -> None:
         limit = upper_limit(count, units)
         print(f"{name}: {statistic} {side:+d}: {count} of {units}, at most {limit:.3f} ({case.values})")
         assert 48 * limit**UNITS <= RATE
+
+
+@pytest.mark.parametrize("op", specs())
+def test_the_dimension_of_growth_is_one_that_is_summed(op: str) -> None:
+    """Its symbol is the op's own; ops that sum nothing, or over lengths that no one symbol is, have none."""
+    symbol, definition = reduced(spec(op)), spec(op)
+    ragged = ("attention_decode", "attention_varlen", "moe", "moe_route", "merge_states", "rope")
+    pointwise = definition.elementwise or op.startswith(("gelu", "silu", "swiglu", "quantize"))
+    assert (symbol is None) == (op in ragged or pointwise)
+    assert symbol is None or symbol in definition.signature().symbols
+    expected = {
+        "gemm_int4": "K",
+        "attention": "Sk",
+        "attention_backward": "Sk",
+        "cross_entropy": "V",
+        "all_reduce": "R",
+    }
+    assert symbol == expected.get(op, symbol)
 
 
 def test_error_grows_as_the_order_of_the_sum_makes_it() -> None:

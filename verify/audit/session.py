@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import inspect
 import json
@@ -16,6 +17,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from _pytest.outcomes import OutcomeException
 
 from assay.verify.audit import places, words
 from assay.verify.audit.comparisons import COMPARISONS, Comparison, approximate_equality, argument, with_argument
@@ -121,7 +123,7 @@ class Audit:
         """Run a step of the audit; an error of its own is counted and never reaches the test."""
         try:
             action(*args)
-        except Exception as error:
+        except (Exception, OutcomeException, SystemExit) as error:
             self.ledger.errors.append(f"{type(error).__name__}: {error}"[:300])
 
     def _seen(
@@ -201,13 +203,16 @@ class Audit:
                 leaf = values.largest_leaf(under_test) or leaf
                 args, kwargs = with_argument(slots[0], under_test, args, kwargs)
                 args, kwargs = with_argument(slots[1], right, args, kwargs)
-        self._room -= 3 * leaf.numbers.nbytes
-        if self._room < 0:
+        kwargs = {name: value for name, value in kwargs.items() if name != "msg"}
+        needed = leaf.numbers.nbytes + values.size_of_copy((*args, *kwargs.values()))
+        if needed > self._room:
             site.flags[words.NO_ROOM] += 1
             return
-        kwargs = {name: values.kept(value) for name, value in kwargs.items() if name != "msg"}
+        self._room -= needed
+        kwargs = {name: values.kept(value) for name, value in kwargs.items()}
         args = tuple(values.kept(value) for value in args)
         under_test = argument(slots[0], args, kwargs)
+        leaf = dataclasses.replace(leaf, value=values.at(under_test, leaf.path))  # the original may be let go
         self._kept.append((site, Kept(original, comparison.answer, args, kwargs, slots[0], leaf, under_test)))
 
     def _replay(self, site: Site, kept: Kept) -> None:

@@ -111,6 +111,24 @@ def kept(value: Any) -> Any:
     return value
 
 
+def size_of_copy(value: Any) -> int:
+    """The bytes of numbers that `kept` copies."""
+    if is_tensor(value):
+        return int(value.numel() * value.element_size())
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if type(value) is dict:
+        return sum(map(size_of_copy, value.values()))
+    return sum(map(size_of_copy, value)) if type(value) in (list, tuple) else 0
+
+
+def at(value: Any, path: tuple[Any, ...]) -> Any:
+    """What a container holds at ``path``."""
+    for part in path:
+        value = value[part]
+    return value
+
+
 def thinned(actual: Any, expected: Any) -> tuple[Any, Any, bool]:
     """Two large arrays of one shape by every n-th entry of their longest axis; others as they are. And whether."""
     if not all(is_tensor(item) or type(item) is np.ndarray for item in (actual, expected)):

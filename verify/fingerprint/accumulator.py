@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from assay.verify.fingerprint.reductions import Product, Reduction
-from assay.verify.fingerprint.subject import Unseen
+from assay.verify.fingerprint.subject import Unseen, in_bits
 
 Tensor = torch.Tensor
 
@@ -24,8 +24,6 @@ _BIG = 1.5 * 2.0**_BINADE  # amid its binade, so that gaps are the same above an
 _MOST_BITS = 34
 _SHORT, _LONG, _STEP = 64, 512, 8
 _REPEATS = 8
-
-_FORMATS = {8: "bfloat16", 11: "float16", 24: "float32", 53: "float64"}
 
 
 @dataclass(frozen=True)
@@ -44,16 +42,13 @@ class Width:
     tried: int
 
     def __str__(self) -> str:
-        if self.is_limit:
-            return f"at least {self.narrowest} bits"
-        name = _FORMATS.get(self.narrowest)
-        return f"{self.narrowest} bits" + (f" ({name})" if name else "")
+        return f"at least {self.narrowest} bits" if self.is_limit else in_bits(self.narrowest)
 
 
 def width(reduction: Reduction, *, is_steady: bool = True) -> Width:
     """The width of the accumulator, and where the order ``is_steady`` that of promotions; raises `Unseen`."""
     limit = min(_MOST_BITS, reduction.reach - 1)
-    short = _profile(reduction, _SHORT, range(1, _SHORT - 1), limit)
+    short, limit = _profile(reduction, _SHORT, range(1, _SHORT - 1), limit)
     shown = {place: bits for place, bits in short.items() if bits < limit}
     if not shown:
         return Width(limit, limit, 0, True, 0, _SHORT)
@@ -72,35 +67,39 @@ def width(reduction: Reduction, *, is_steady: bool = True) -> Width:
 
 def _promotion(reduction: Reduction, limit: int, narrowest: int) -> tuple[int, int]:
     """After how many terms a wider sum takes over, and its width."""
-    coarse = _profile(reduction, _LONG, range(3, _LONG - 1, _STEP), limit, narrowest)
+    coarse, limit = _profile(reduction, _LONG, range(3, _LONG - 1, _STEP), limit, narrowest)
     wide = [place for place, bits in coarse.items() if narrowest < bits < limit]
     if not wide:
         return 0, narrowest
     first = wide[0]
-    fine = _profile(reduction, _LONG, range(max(1, first - _STEP), first + 1), limit, narrowest)
+    fine, _ = _profile(reduction, _LONG, range(max(1, first - _STEP), first + 1), limit, narrowest)
     start = min(place for place, bits in fine.items() if bits > narrowest)
     return start, max(coarse[place] for place in wide)
 
 
-def _profile(reduction: Reduction, terms: int, places: Sequence[int], limit: int, least: int = 1) -> dict[int, int]:
-    """How many bits, from ``least`` on, a sum keeps of a unit at each place beside a large first term."""
+def _profile(
+    reduction: Reduction, terms: int, places: Sequence[int], limit: int, least: int = 1
+) -> tuple[dict[int, int], int]:
+    """How many bits, from ``least`` on, a sum keeps of a unit at each place beside a large first term.
+
+    With them goes the most that could be seen: ``limit``, or less where a smaller unit is lost all by itself. Raises
+    `Unseen` where no unit comes out.
+    """
     bits = torch.full((len(places),), least)
     alive = torch.ones(len(places), dtype=torch.bool)
     for shift in range(least, limit):
         unit = 2.0 ** (_BINADE - shift)
         rows = _rows(terms, places, unit)
-        if float(reduction.sums(_rows(terms, places[:1], unit, 0.0))[0]) != unit:  # it is lost all by itself
+        if float(reduction.sums(_rows(terms, places[:1], unit, 0.0))[0]) != unit:
+            if shift == least:
+                raise Unseen(f"a term of {unit:g} is lost all by itself, or not stored as it is")
+            limit = shift
             break
         alive &= reduction.sums(rows) == unit
         if not bool(alive.any()):
             break
         bits = torch.where(alive, shift + 1, bits)
-    return _known(places, bits, alive, limit)
-
-
-def _known(places: Sequence[int], bits: Tensor, alive: Tensor, limit: int) -> dict[int, int]:
-    """Bits by place; the limit where no unit was lost in a sum."""
-    return dict(zip(places, torch.where(alive, limit, bits).tolist(), strict=True))
+    return dict(zip(places, bits.tolist(), strict=True)), limit
 
 
 def _rows(terms: int, places: Sequence[int], unit: float, large: float = _BIG) -> Tensor:

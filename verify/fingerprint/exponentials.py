@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from assay.verify.fingerprint.subject import Subject, Unseen
+from assay.verify.fingerprint.subject import Subject, Unseen, in_bits
 
 _COLUMNS, _SECOND = 64, 37
 _ROWS = 16
@@ -28,8 +28,7 @@ class Exponentials:
     def width(self) -> str:
         """Bits that the sum keeps; raises `Unseen`."""
         bits, is_limit = self._width()
-        name = {8: " (bfloat16)", 11: " (float16)", 24: " (float32)"}.get(bits, "")
-        return f"at least {bits} bits" if is_limit else f"{bits} bits{name}"
+        return f"at least {bits} bits" if is_limit else in_bits(bits)
 
     def rounding(self) -> str:
         """What becomes of 3/4 of the last bit; raises `Unseen`."""
@@ -54,19 +53,23 @@ class Exponentials:
         return bits, bits == most
 
     def _sum(self, size: float) -> float:
-        """The sum less one, as the result shows it, for an exponential of that size."""
+        """The sum less one, as the result shows it, for an exponential of that size; raises `Unseen`."""
         format = self.subject.format_of("x")
         x = torch.full((_ROWS, _COLUMNS), -math.inf, dtype=torch.float64)
         x[:, 0], x[:, _SECOND] = 0.0, math.log(size)
         x = x.to(torch.float32).to(getattr(torch, format.name)).double()
         actual = math.exp(float(x[0, _SECOND]))
         y = self.subject.call({"R": _ROWS, "N": _COLUMNS}, {"x": x})[0]
-        if self.subject.op == "logsumexp":
-            seen = math.expm1(float(y[0]))
-        elif self.subject.op == "log_softmax":
-            seen = math.expm1(-float(y[0, 0]))
-        else:
-            seen = 1 / float(y[0, 0]) - 1
+        first = float(y.flatten()[0])
+        try:
+            seen = _sum_less_one(self.subject.op, first)
+        except (ZeroDivisionError, OverflowError):
+            seen = math.nan
         if not math.isfinite(seen):
-            raise Unseen("-inf among the inputs gives NaN")
+            raise Unseen(f"with -inf among the inputs the result is {first:g}, which shows no sum of exponentials")
         return seen * size / actual
+
+
+def _sum_less_one(op: str, y: float) -> float:
+    """The sum less one behind a row's first result; raises `ZeroDivisionError` or `OverflowError` where none is."""
+    return 1 / y - 1 if op == "softmax" else math.expm1(y if op == "logsumexp" else -y)

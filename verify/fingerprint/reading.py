@@ -17,9 +17,9 @@ from assay.verify.fingerprint.card import UNSEEN, Card, Trait
 from assay.verify.fingerprint.exponentials import Exponentials
 from assay.verify.fingerprint.probabilities import rounding_of_probabilities
 from assay.verify.fingerprint.reductions import Reduction, reduction_of
-from assay.verify.fingerprint.subject import Subject, Unseen
+from assay.verify.fingerprint.subject import Subject, Unseen, in_bits
 from assay.verify.question import ask
-from assay.verify.statistics.growth import Growth, growth
+from assay.verify.statistics.growth import Growth, growth, reduced
 from assay.verify.statistics.significance import significant_bits, summary
 
 
@@ -183,6 +183,10 @@ class _Reading:
     def errors(self) -> None:
         """Significant bits, and how the error grows."""
         self.add("significant bits", lambda: _significance(self.subject))
+        if reduced(self.subject.question.definition) is None:
+            why = f"no one dimension of {self.subject.op} is the length of the sum inside"
+            self.traits.append(Trait("error growth", UNSEEN, why))
+            return
         self.growth = growth(self.subject.question.bench, self.subject.question.sampler)
         if self.growth is None:
             self.traits.append(Trait("error growth", UNSEEN, "fewer than three lengths have errors to compare"))
@@ -210,8 +214,7 @@ def _operands(reduction: Reduction, found: Width) -> tuple[str, str]:
     format = reduction.operand
     if rest == "whole":
         return f"all {bits} bits of {format}", how
-    name = {11: "tf32", 8: "bfloat16"}.get(bits) if format.precision > bits else None
-    return f"{rest} to {bits} bits" + (f" ({name})" if name else ""), how
+    return f"{rest} to {in_bits(bits, is_operand=True)}", how
 
 
 def _significance(subject: Subject) -> tuple[str, str]:

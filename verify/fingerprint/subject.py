@@ -18,9 +18,17 @@ from assay.verify.question import Question
 
 Tensor = torch.Tensor
 
+_BY_PRECISION = {8: "bfloat16", 11: "float16", 24: "float32", 53: "float64"}
+
 
 class Unseen(Exception):
     """A probe that can't be made with this kernel; the message says why."""
+
+
+def in_bits(bits: int, *, is_operand: bool = False) -> str:
+    """A precision in words, with the format that has it; operands of 11 bits are tf32's."""
+    name = "tf32" if is_operand and bits == 11 else _BY_PRECISION.get(bits)
+    return f"{bits} bits" + (f" ({name})" if name else "")
 
 
 @dataclass(frozen=True)

@@ -38,18 +38,21 @@ _RELEASES = (MEMORY.MEM_SEMANTIC.RELEASE, MEMORY.MEM_SEMANTIC.ACQUIRE_RELEASE)
 class Sanitizer:
     """What is known across launches: the tensors that were made, and what was found.
 
-    Of ``tensors`` the extent is their own; of every other tensor it is its storage.
+    Of ``tensors`` the extent is their own; of every other tensor it is its storage, or, where some of ``tensors`` lie in
+    it, what these span.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
         self.finding: SanitizerError | None = None
         self.launches = 0
         self.allocations = Allocations()
-        self._extents: dict[int, tuple[int, int]] = {}
+        self._listed: set[tuple[int, int]] = set()
+        self._spanned: dict[int, tuple[int, int]] = {}
         for tensor in tensors:
             storage, (low, high) = tensor.untyped_storage().data_ptr(), span(tensor)
-            before = self._extents.get(storage, (low, high))
-            self._extents[storage] = min(low, before[0]), max(high, before[1])
+            before = self._spanned.get(storage, (low, high))
+            self._spanned[storage] = min(low, before[0]), max(high, before[1])
+            self._listed.add((low, high))
 
     @contextlib.contextmanager
     def launching(self, kernel: str, programs: int) -> Iterator[Launch]:
@@ -66,15 +69,20 @@ class Sanitizer:
         finally:
             plain._interpreter = before
 
-    def extent(self, tensor: torch.Tensor) -> tuple[int, int, Allocation | None]:
-        """The addresses that belong to a tensor, and the allocation that they lie in where it is known."""
+    def memory(self, tensor: torch.Tensor) -> tuple[int, int, Allocation | None]:
+        """The addresses that a tensor may share with others, and the allocation that they lie in where it is known."""
         storage = tensor.untyped_storage()
         allocation = self.allocations.find(storage)
         if allocation is not None:
             return allocation.low, allocation.high, allocation
         base = storage.data_ptr()
-        low, high = self._extents.get(base, (base, base + storage.nbytes()))
+        low, high = self._spanned.get(base, (base, base + storage.nbytes()))
         return low, high, None
+
+    def extent(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """The addresses that belong to a tensor."""
+        own = span(tensor)
+        return own if own in self._listed else self.memory(tensor)[:2]
 
 
 @dataclass(frozen=True)
@@ -110,13 +118,13 @@ class Launch:
         tensor = getattr(tensor, "base", tensor)  # of a tensor that is seen as another dtype
         if not isinstance(tensor, torch.Tensor) or len(self._regions) >= _MOST_TENSORS:
             return np.uint64(0)
-        low, high, allocation = self._sanitizer.extent(tensor)
+        low, high, allocation = self._sanitizer.memory(tensor)
         shadow = None
         if self._several and high - low <= _MOST_SHADOWED:
             shadow = self._shadows.get(low)
             if shadow is None:
                 shadow = self._shadows[low] = Shadow(low, high - low, tensor.element_size(), self._ordering)
-        self._regions.append(_Region(name, tensor.data_ptr(), low, high, allocation, shadow))
+        self._regions.append(_Region(name, tensor.data_ptr(), *self._sanitizer.extent(tensor), allocation, shadow))
         return np.uint64(len(self._regions) - 1) << _SHIFT
 
     def begin(self, program: tuple[int, ...]) -> None:
@@ -144,8 +152,8 @@ class Launch:
         for region, addresses, _ in self._parts(pointers, mask, width, "loads"):
             self._check_written(region, addresses, width)
             if region.shadow is not None:
-                for kind in ("store", "atomic"):
-                    self._check_order(region, kind, "loads", addresses, width)
+                self._check_order(region, "store", "loads", addresses, width, region.shadow.unseen(addresses, width))
+                self._check_order(region, "atomic", "loads", addresses, width)
                 region.shadow.note_load(addresses, width)
         return MEMORY.load(pointers & _ADDRESS, mask, other, dtype)
 
@@ -158,9 +166,11 @@ class Launch:
         for region, addresses, chosen in self._parts(pointers, mask, width, "stores to"):
             if region.shadow is not None:
                 self._check_order(region, "atomic", "stores to", addresses, width)
+                changed = _changed(addresses, values.reshape(-1)[chosen])
                 for kind in ("store", "load"):
-                    self._check_order(region, kind, "stores to", addresses, width, values.reshape(-1)[chosen])
-                region.shadow.enter_store(addresses, width)
+                    segments = np.where(changed, region.shadow.conflicts(kind, addresses, width), 0)
+                    self._check_order(region, kind, "stores to", addresses, width, segments)
+                region.shadow.enter_store(addresses, width, changed)
             if region.allocation is not None:
                 region.allocation.written(addresses, width)
         MEMORY.store(pointers & _ADDRESS, values, mask)
@@ -248,20 +258,14 @@ class Launch:
             raise self._fault("unwritten_output", region.name, index, what)
 
     def _check_order(
-        self, region: _Region, kind: str, verb: str, addresses: Array, width: int, values: Array | None = None
+        self, region: _Region, kind: str, verb: str, addresses: Array, width: int, segments: Array | None = None
     ) -> None:
-        """Raise for accesses of a kind by other programs that nothing orders; storing what is there is none."""
+        """Raise for accesses of a kind by other programs, in ``segments`` if given, that nothing orders."""
         assert region.shadow is not None
-        segments = region.shadow.conflicts(kind, addresses, width)
+        if segments is None:
+            segments = region.shadow.conflicts(kind, addresses, width)
         if not segments.any():
             return
-        if values is not None:
-            now = MEMORY.load(addresses, np.ones(len(addresses), bool), np.zeros_like(values), values.dtype)
-            now, values = np.ascontiguousarray(now), np.ascontiguousarray(values)
-            same = (now.view(np.uint8) == values.view(np.uint8)).reshape(len(addresses), -1).all(axis=1)
-            segments = np.where(same, 0, segments)
-            if not segments.any():
-                return
         at = int(np.flatnonzero(segments)[0])
         index = (int(addresses[at]) - region.first) // width
         other = self._ordering.program(int(segments[at]))
@@ -274,3 +278,10 @@ class Launch:
 
     def _fault(self, kind: str, tensor: str, index: int, what: str) -> SanitizerError:
         return SanitizerError(kind, tensor, index, self._program, what, self._kernel)
+
+
+def _changed(addresses: Array, values: Array) -> Array:
+    """Where other bits than these are in memory. [elements]"""
+    now = MEMORY.load(addresses, np.ones(len(addresses), bool), np.zeros_like(values), values.dtype)
+    bits = f"u{values.dtype.itemsize}"
+    return np.asarray(np.ascontiguousarray(now).view(bits) != np.ascontiguousarray(values).view(bits))

@@ -6,8 +6,11 @@ entered when another program stores to the same storage: most tensors are either
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from assay.verify.interpreter.histories import EMPTY, Histories
 from assay.verify.interpreter.narrow import Array
 from assay.verify.interpreter.ordering import Ordering
 
@@ -15,23 +18,26 @@ _MOST_NOTED = 2**21  # addresses of loads that are kept before they are entered
 
 
 class Shadow:
-    """The cells of the ``size`` bytes at address ``base``: the segment of the first or last access, 0 for none."""
+    """The cells of the ``size`` bytes at address ``base``: for each kind of access its history.
+
+    Of stores these are the last one that changed the cell and those of the same bits since.
+    """
 
     def __init__(self, base: int, size: int, width: int, ordering: Ordering) -> None:
         self.base = base
         self.size = size
         self.width = width
         self._ordering = ordering
+        self._histories = Histories(ordering)
         self._cells: dict[str, Array] = {}
-        self._programs: dict[str, dict[tuple[int, ...], int]] = {"load": {}, "atomic": {}}
         self._noted: list[tuple[int, Array, int]] = []
         self._count = 0
 
     def cells(self, addresses: Array, width: int) -> Array:
         """The cells of elements of ``width`` bytes, those of one element in a row: [elements, cells of each]."""
         if width < self.width:
-            for name, segments in self._cells.items():
-                self._cells[name] = np.repeat(segments, self.width // width)
+            for name, histories in self._cells.items():
+                self._cells[name] = np.repeat(histories, self.width // width)
             self.width = width
         first = (addresses - np.uint64(self.base)).astype(np.int64) // self.width
         return first[:, None] + np.arange(width // self.width) if width > self.width else first[:, None]
@@ -42,18 +48,22 @@ class Shadow:
             self._enter_loads()
         self._noted.append((self._ordering.segment, addresses, width))
         self._count += len(addresses)
-        self._programs["load"][self._present] = self._ordering.segment
 
-    def enter_store(self, addresses: Array, width: int) -> None:
-        """A store by the present program."""
+    def enter_store(self, addresses: Array, width: int, changed: Array) -> None:
+        """A store by the present program, ordered after all before it where it has ``changed`` elements. [elements]"""
         cells = self.cells(addresses, width)
-        self._segments("store")[cells] = self._ordering.segment
+        histories = self._of("store")
+        segment = self._ordering.segment
+        histories[cells[changed]] = self._histories.begin(segment)
+        if not changed.all():
+            cells_kept = cells[~changed]
+            histories[cells_kept] = self._histories.add(histories[cells_kept], segment)
+        if "load" in self._cells:  # what comes after this store comes after the loads before it
+            self._cells["load"][cells[changed]] = EMPTY
 
     def enter_atomic(self, addresses: Array, width: int) -> None:
         """An atomic operation by the present program."""
-        cells = self.cells(addresses, width)
-        self._enter_first("atomic", cells, self._ordering.segment)
-        self._programs["atomic"][self._present] = self._ordering.segment
+        self._enter("atomic", self.cells(addresses, width), self._ordering.segment)
 
     def conflicts(self, kind: str, addresses: Array, width: int) -> Array:
         """For each element the segment of an access by another program that nothing puts before the present moment.
@@ -62,38 +72,35 @@ class Shadow:
         """
         if kind == "load" and self._noted and self._noted[0][0] < self._ordering.first:
             self._enter_loads()
+        return self._look_up(kind, addresses, width, self._histories.unordered)
+
+    def unseen(self, addresses: Array, width: int) -> Array:
+        """For each element the segment of a store whose bits may not be there yet; 0 for none. [elements]"""
+        return self._look_up("store", addresses, width, self._histories.unseen)
+
+    def _look_up(self, kind: str, addresses: Array, width: int, find: Callable[[int], int]) -> Array:
+        none = np.zeros(len(addresses), np.int32)
         if kind not in self._cells:
-            return np.zeros(len(addresses), np.int32)
-        cells = self.cells(addresses, width)
-        segments = self._cells[kind][cells]
-        foreign = (segments > 0) & (segments < self._ordering.first)
-        if not foreign.any():
-            return np.zeros(len(addresses), np.int32)
-        unordered = [segment for segment in np.unique(segments[foreign]) if not self._is_before(kind, int(segment))]
-        return np.where(np.isin(segments, unordered), segments, 0).max(axis=1)
+            return none
+        histories = self._cells[kind][self.cells(addresses, width)]
+        first = int(histories.flat[0])
+        if (histories == first).all():
+            return none + find(first)
+        distinct, which = np.unique(histories, return_inverse=True)
+        segments = np.array([find(history) for history in distinct.tolist()], np.int32)
+        return segments[which].reshape(histories.shape).max(axis=1) if segments.any() else none
 
-    def _is_before(self, kind: str, segment: int) -> bool:
-        """Whether an access is ordered; of loads and atomics only the first is in the cell, so that all must be."""
-        if kind == "store":
-            return self._ordering.is_before(segment)
-        return all(self._ordering.is_before(last) for last in self._programs[kind].values())
-
-    @property
-    def _present(self) -> tuple[int, ...]:
-        return self._ordering.program(self._ordering.segment)
-
-    def _segments(self, kind: str) -> Array:
+    def _of(self, kind: str) -> Array:
         if kind not in self._cells:
-            self._cells[kind] = np.zeros(-(-self.size // self.width), np.int32)
+            self._cells[kind] = np.full(-(-self.size // self.width), EMPTY, np.int32)
         return self._cells[kind]
 
     def _enter_loads(self) -> None:
         for segment, addresses, width in self._noted:
-            self._enter_first("load", self.cells(addresses, width), segment)
+            self._enter("load", self.cells(addresses, width), segment)
         self._noted.clear()
         self._count = 0
 
-    def _enter_first(self, kind: str, cells: Array, segment: int) -> None:
-        segments = self._segments(kind)
-        before = segments[cells]
-        segments[cells] = np.where(before == 0, segment, before)
+    def _enter(self, kind: str, cells: Array, segment: int) -> None:
+        histories = self._of(kind)
+        histories[cells] = self._histories.add(histories[cells], segment)

@@ -22,7 +22,21 @@ from assay.verify.trial import Bench
 LENGTHS = (32, 64, 128, 256, 512, 1024)
 _STUDENT = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # by degrees of freedom
 _LEAST_POINTS = 3
-_REDUCED = {"attention": "Sk", "all_reduce": "R"}
+_PRODUCTS = ("gemm", "linear", "gemm_2to4", "gemm_fp8", "gemm_int4", "gemm_int8", "gemm_mxfp8", "gemm_nvfp4")
+_ROWS = (
+    "softmax", "log_softmax", "logsumexp", "softmax_backward", "layernorm", "layernorm_backward", "rmsnorm",
+    "rmsnorm_backward", "add_rmsnorm",
+)  # fmt: skip
+_REDUCED = {
+    **dict.fromkeys(_PRODUCTS, "K"),
+    **dict.fromkeys(_ROWS, "N"),
+    "cross_entropy": "V",
+    "cross_entropy_backward": "V",
+    "attention": "Sk",
+    "attention_backward": "Sk",
+    "all_reduce": "R",
+}
+"""The dimension that the sum behind an op's first result runs over, where a single one is that sum's length."""
 
 
 @dataclass(frozen=True)
@@ -47,20 +61,23 @@ class Growth:
         return math.exp(sum(logs) / len(logs))
 
 
-def reduced(definition: Spec) -> str:
-    """The symbol whose length an op sums over: one that no result has, else the first tensor's last."""
-    signature = definition.signature()
-    kept = {text for tensor in signature.returns for text in tensor.dims}
-    inner = [symbol for symbol in signature.symbols if symbol not in kept and symbol != "g"]
-    return _REDUCED.get(definition.name) or next(iter(inner), signature.tensors[0].dims[-1])
+def reduced(definition: Spec) -> str | None:
+    """The symbol whose length an op sums over; None where it sums nothing, or no one symbol is the sum's length.
+
+    Paged and ragged attention sum over each sequence's own length, a mixture of experts over two dimensions.
+    """
+    return _REDUCED.get(definition.name)
 
 
 def growth(bench: Bench, sampler: Sampler, *, lengths: Sequence[int] = LENGTHS, repeats: int = 3) -> Growth | None:
     """The growth of errors on positive numbers; None where the kernel can't be called with three lengths or errs never.
 
-    Beyond what rounding the exact result already costs, that is: where results are narrow, that hides the rest.
+    None also where the op has no `reduced` symbol. An error is that of the stored result, the store's own included:
+    where results are narrow, that hides the rest, and the `Growth`'s ``store`` tells.
     """
     symbol = reduced(sampler.definition)
+    if symbol is None:
+        return None
     points = []
     for length in sampler.shapes.get(symbol, lengths):
         errors = [_errors(bench, _case(sampler, symbol, length, seed)) for seed in range(repeats)]
@@ -97,7 +114,7 @@ def _case(sampler: Sampler, symbol: str, length: int, seed: int) -> Case:
 
 
 def _errors(bench: Bench, case: Case) -> tuple[float, float] | None:
-    """The kernel's own error, and that of the exact result once it is stored."""
+    """The error of the kernel's results as they are stored, and that of the exact result once it is stored."""
     try:
         result = bench.try_case(case)
     except ValueError:  # sizes that the op can't have

@@ -10,7 +10,7 @@ import torch
 from assay.precision.rounding import round_to
 from assay.verify.inputs.cases import Case
 from assay.verify.suspects.attention_masks import ALL, FORWARD
-from assay.verify.suspects.mechanisms import asked, changed, one, option
+from assay.verify.suspects.mechanisms import asked, changed, head_groups, one, option, values_beyond_head
 from assay.verify.suspects.suspect import Suspect, Tensors
 
 Tensor = torch.Tensor
@@ -121,13 +121,9 @@ def _probabilities_in(format: str) -> type:
     return Narrow
 
 
-def _heads(case: Case) -> tuple[int, int]:
-    return case.sizes["Hkv"], case.sizes["H"] // max(case.sizes["Hkv"], 1)
-
-
 def _interleaved(case: Case) -> list[int]:
     """The query heads in the order in which h modulo Hkv would take their keys."""
-    groups, shared = _heads(case)
+    groups, shared = head_groups(case)
     return [place * groups + group for group in range(groups) for place in range(shared)]
 
 
@@ -165,72 +161,55 @@ def _scale_of_64(options: dict[str, Any], case: Case) -> dict[str, Any]:
     return options | {"scale": 0.125} if options["scale"] is None else options
 
 
-def _wide_values(xp: Any, x: Any, width: int) -> Any:
-    columns = torch.arange(x.shape[-1])
-    return xp.where((columns >= width).expand(x.shape), x * 0.0, x)
-
-
-def _values_tile(place: int) -> Any:
-    def results(xp: Any, found: tuple[Any, ...], case: Case) -> tuple[Any, ...]:
-        width = case.sizes["D"]
-        return tuple(_wide_values(xp, x, width) if order == place else x for order, x in enumerate(found))
-
-    return results
-
-
-def _row(name: str, family: str, description: str, specs: tuple[str, ...], **more: Any) -> Suspect:
-    return Suspect(name, family, description, specs, **more)
-
-
 SUSPECTS = (
-    _row("scale_twice", "scale", "the scale is applied twice", ALL, arithmetic=_ScaleTwice),
-    _row("scale_dropped", "scale", "the scale of the scores is left out", ALL, arithmetic=_ScaleDropped),
-    _row("scale_option_ignored", "scale", "scale= is ignored: always 1 / sqrt(D)", ALL, applies=asked("scale"),
-         options=option(scale=None)),
-    _row("scale_of_head_size_64", "scale", "the scale is that of head size 64, whatever the head size", ALL,
-         origin="triton#621", needs="a head size other than 64", options=_scale_of_64,
-         applies=lambda case: case.options["scale"] is None),
-    _row("head_size_64", "tail", "only the first 64 elements of a head enter the scores", FORWARD,
-         origin="triton#621", needs="a head size above 64", inputs=_only_64),
-    _row("exp2_without_log2e", "formula", "exp2 is taken of scores that were not multiplied by log2 e", ALL,
-         arithmetic=_BaseTwo),
-    _row("softcap_dropped", "formula", "the softcap is left out", _ONE, origin="sgl-kernel-xpu#491",
-         applies=asked("softcap"), options=option(softcap=None), needs="scores that are not small beside the cap"),
-    _row("softcap_before_scale", "formula", "the softcap is applied before the scale", _ONE,
-         applies=asked("softcap"), arithmetic=_CapBeforeScale),
-    _row("softcap_not_divided", "formula", "the softcap's tanh is taken of the score itself, not of score / cap",
-         _ONE, applies=asked("softcap"), arithmetic=_CapNotDivided),
-    _row("softcap_not_multiplied", "formula", "the softcap's tanh is not multiplied by the cap", _ONE,
-         applies=asked("softcap"), arithmetic=_CapNotMultiplied),
-    _row("alibi_sign", "formula", "the ALiBi bias is added instead of subtracted", _ONE, applies=asked("alibi"),
-         inputs=changed("slopes", lambda x: -x)),
-    _row("alibi_slope_index", "heads", "ALiBi slopes are those of the head before", _ONE, origin="mlx#3071",
-         applies=asked("alibi"), inputs=changed("slopes", lambda x: x.roll(1)), needs="more than one head"),
-    _row("alibi_slopes_reversed", "heads", "ALiBi slopes are in reverse order of heads", _ONE, origin="mlx#3071",
-         applies=asked("alibi"), inputs=changed("slopes", lambda x: x.flip(0)), needs="more than one head"),
-    _row("alibi_dropped", "formula", "the ALiBi bias is left out", _ONE, applies=asked("alibi"),
-         inputs=changed("slopes", lambda x: x * 0)),
-    _row("sink_ignored", "formula", "the sink is left out of the denominator", _ONE, applies=asked("sinks"),
-         arithmetic=_SinkIgnored),
-    _row("sink_not_in_lse", "formula", "the log-sum-exp leaves out the sink", _ONE, arithmetic=_SinkNotInLse,
-         applies=lambda case: case.options["sinks"] and case.options["return_lse"]),
-    _row("sink_index", "heads", "sinks are those of the head before", _ONE, applies=asked("sinks"),
-         inputs=changed("sinks", lambda x: x.roll(1)), needs="more than one head"),
-    _row("lse_in_base_2", "formula", "the log-sum-exp is in base 2", _ONE, origin="vllm#47079, #52796",
-         applies=asked("return_lse"), results=one(1, lambda xp, x: x * (1 / math.log(2)))),
-    _row("wrong_head_group", "heads", "head h reads key/value head h modulo Hkv instead of h // (H / Hkv)", ALL,
-         origin="FlagGems#3759", needs="several key/value heads, each shared by several", inputs=_wrong_group,
-         results=_group_back),
-    _row("first_key_value_head", "heads", "every head reads the first key/value head", FORWARD,
-         origin="FlagGems#3759", needs="several key/value heads", inputs=_first_head),
-    _row("value_columns_beyond_D", "tail", "columns of v beyond the head size of q and k are never computed", _ONE,
-         origin="flash-attention#2552", needs="Dv larger than D", results=_values_tile(0)),
-    _row("attention_without_maximum", "rescale", "the maximum is not subtracted before the exponential", FORWARD,
-         needs="scores beyond 88", arithmetic=_NoMaximum, emulated=True),
-    _row("output_not_rescaled", "rescale", "the online softmax rescales neither sum nor output at a new maximum",
-         FORWARD, needs="more than 16 keys", arithmetic=_RescaleForgotten),
-    _row("sum_not_rescaled", "rescale", "the online softmax rescales its output, but not its sum, at a new maximum",
-         FORWARD, needs="more than 16 keys", arithmetic=_SumNotRescaled),
-    _row("probabilities_in_e4m3", "precision", "the probabilities are rounded to e4m3", FORWARD,
-         arithmetic=_probabilities_in("float8_e4m3fn"), contract={"stages": {"probabilities": "float8_e4m3fn"}}),
+    Suspect("scale_twice", "scale", "the scale is applied twice", ALL, arithmetic=_ScaleTwice),
+    Suspect("scale_dropped", "scale", "the scale of the scores is left out", ALL, arithmetic=_ScaleDropped),
+    Suspect("scale_option_ignored", "scale", "scale= is ignored: always 1 / sqrt(D)", ALL, applies=asked("scale"),
+            options=option(scale=None)),
+    Suspect("scale_of_head_size_64", "scale", "the scale is that of head size 64, whatever the head size", ALL,
+            origin="triton#621", needs="a head size other than 64", options=_scale_of_64,
+            applies=lambda case: case.options["scale"] is None),
+    Suspect("head_size_64", "tail", "only the first 64 elements of a head enter the scores", FORWARD,
+            origin="triton#621", needs="a head size above 64", inputs=_only_64),
+    Suspect("exp2_without_log2e", "formula", "exp2 is taken of scores that were not multiplied by log2 e", ALL,
+            arithmetic=_BaseTwo),
+    Suspect("softcap_dropped", "formula", "the softcap is left out", _ONE, origin="sgl-kernel-xpu#491",
+            applies=asked("softcap"), options=option(softcap=None), needs="scores that are not small beside the cap"),
+    Suspect("softcap_before_scale", "formula", "the softcap is applied before the scale", _ONE,
+            applies=asked("softcap"), arithmetic=_CapBeforeScale),
+    Suspect("softcap_not_divided", "formula", "the softcap's tanh is taken of the score itself, not of score / cap",
+            _ONE, applies=asked("softcap"), arithmetic=_CapNotDivided),
+    Suspect("softcap_not_multiplied", "formula", "the softcap's tanh is not multiplied by the cap", _ONE,
+            applies=asked("softcap"), arithmetic=_CapNotMultiplied),
+    Suspect("alibi_sign", "formula", "the ALiBi bias is added instead of subtracted", _ONE, applies=asked("alibi"),
+            inputs=changed("slopes", lambda x: -x)),
+    Suspect("alibi_slope_index", "heads", "ALiBi slopes are those of the head before", _ONE, origin="mlx#3071",
+            applies=asked("alibi"), inputs=changed("slopes", lambda x: x.roll(1)), needs="more than one head"),
+    Suspect("alibi_slopes_reversed", "heads", "ALiBi slopes are in reverse order of heads", _ONE, origin="mlx#3071",
+            applies=asked("alibi"), inputs=changed("slopes", lambda x: x.flip(0)), needs="more than one head"),
+    Suspect("alibi_dropped", "formula", "the ALiBi bias is left out", _ONE, applies=asked("alibi"),
+            inputs=changed("slopes", lambda x: x * 0)),
+    Suspect("sink_ignored", "formula", "the sink is left out of the denominator", _ONE, applies=asked("sinks"),
+            arithmetic=_SinkIgnored),
+    Suspect("sink_not_in_lse", "formula", "the log-sum-exp leaves out the sink", _ONE, arithmetic=_SinkNotInLse,
+            applies=lambda case: case.options["sinks"] and case.options["return_lse"]),
+    Suspect("sink_index", "heads", "sinks are those of the head before", _ONE, applies=asked("sinks"),
+            inputs=changed("sinks", lambda x: x.roll(1)), needs="more than one head"),
+    Suspect("lse_in_base_2", "formula", "the log-sum-exp is in base 2", _ONE, origin="vllm#47079, #52796",
+            applies=asked("return_lse"), results=one(1, lambda xp, x: x * (1 / math.log(2)))),
+    Suspect("wrong_head_group", "heads", "head h reads key/value head h modulo Hkv instead of h // (H / Hkv)", ALL,
+            origin="FlagGems#3759", needs="several key/value heads, each shared by several", inputs=_wrong_group,
+            results=_group_back),
+    Suspect("first_key_value_head", "heads", "every head reads the first key/value head", FORWARD,
+            origin="FlagGems#3759", needs="several key/value heads", inputs=_first_head),
+    Suspect("value_columns_beyond_D", "tail", "columns of v beyond the head size of q and k are never computed", _ONE,
+            origin="flash-attention#2552", needs="Dv larger than D", results=values_beyond_head(0)),
+    Suspect("attention_without_maximum", "rescale", "the maximum is not subtracted before the exponential", FORWARD,
+            needs="scores beyond 88", arithmetic=_NoMaximum, emulated=True),
+    Suspect("output_not_rescaled", "rescale", "the online softmax rescales neither sum nor output at a new maximum",
+            FORWARD, needs="more than 16 keys", arithmetic=_RescaleForgotten),
+    Suspect("sum_not_rescaled", "rescale", "the online softmax rescales its output, but not its sum, at a new maximum",
+            FORWARD, needs="more than 16 keys", arithmetic=_SumNotRescaled),
+    Suspect("probabilities_in_e4m3", "precision", "the probabilities are rounded to e4m3", FORWARD,
+            arithmetic=_probabilities_in("float8_e4m3fn"), contract={"stages": {"probabilities": "float8_e4m3fn"}}),
 )  # fmt: skip

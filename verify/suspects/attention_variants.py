@@ -8,30 +8,13 @@ from typing import Any
 import torch
 
 from assay.verify.inputs.cases import Case
-from assay.verify.suspects.mechanisms import asked, option, swapped
+from assay.verify.suspects.mechanisms import asked, head_groups, option, swapped, values_beyond_head
 from assay.verify.suspects.suspect import Suspect, Tensors
 
 Tensor = torch.Tensor
 _BACK = ("attention_backward",)
 _DECODE = ("attention_decode",)
 _VARLEN = ("attention_varlen",)
-
-
-def _heads(case: Case) -> tuple[int, int]:
-    return case.sizes["Hkv"], case.sizes["H"] // max(case.sizes["Hkv"], 1)
-
-
-def _wide_values(xp: Any, x: Any, width: int) -> Any:
-    columns = torch.arange(x.shape[-1])
-    return xp.where((columns >= width).expand(x.shape), x * 0.0, x)
-
-
-def _values_tile(place: int) -> Any:
-    def results(xp: Any, found: tuple[Any, ...], case: Case) -> tuple[Any, ...]:
-        width = case.sizes["D"]
-        return tuple(_wide_values(xp, x, width) if order == place else x for order, x in enumerate(found))
-
-    return results
 
 
 class _DeltaDropped:
@@ -63,7 +46,7 @@ class _OneHeadOfGroup:
 
     def attend_backward(self: Any, scores: Any, visible: Tensor, *rest: Any) -> Any:
         q, k, v, dout, scale, terms = rest
-        first = visible.shape[0] // max(_heads(self.case)[1], 1)
+        first = visible.shape[0] // max(head_groups(self.case)[1], 1)
         dq = super().attend_backward(scores, visible, *rest)[0]  # type: ignore[misc]
         part = (q[..., :first, :], k, v, dout[..., :first, :], scale, terms)
         _, dk, dv = super().attend_backward(scores[..., :first, :], visible[:first], *part)  # type: ignore[misc]
@@ -124,43 +107,39 @@ def _offsets_of_q(values: Tensors, case: Case) -> Tensors:
     return values | {"cu_seqlens_k": offsets.to(values["cu_seqlens_k"].dtype)}
 
 
-def _row(name: str, family: str, description: str, specs: tuple[str, ...], **more: Any) -> Suspect:
-    return Suspect(name, family, description, specs, **more)
-
-
 SUSPECTS = (
-    _row("dv_columns_beyond_D", "tail", "columns of dv beyond the head size of q and k are never computed", _BACK,
-         origin="flash-attention#2552", needs="Dv larger than D", results=_values_tile(2)),
-    _row("delta_dropped", "formula", "the score gradient leaves out the mean sum P dP", _BACK,
-         arithmetic=_DeltaDropped),
-    _row("gradient_scale_dropped", "scale", "dq and dk are not multiplied by the scale", _BACK,
-         arithmetic=_gradient_scale(lambda scale: 1.0)),
-    _row("gradient_scale_twice", "scale", "dq and dk are multiplied by the scale twice", _BACK,
-         arithmetic=_gradient_scale(lambda scale: scale * scale)),
-    _row("one_head_of_group", "heads", "dk and dv are those of one query head, not summed over the group", _BACK,
-         origin="FlagGems#3759", needs="key/value heads that are shared", arithmetic=_OneHeadOfGroup),
-    _row("k_scale_dropped", "scale", "k_scale is left out", _DECODE, origin="vllm#42580", applies=asked("k_scale"),
-         options=option(k_scale=1.0)),
-    _row("v_scale_dropped", "scale", "v_scale is left out", _DECODE, origin="vllm#42580", applies=asked("v_scale"),
-         options=option(v_scale=1.0)),
-    _row("v_scale_twice", "scale", "v_scale is applied twice", _DECODE, origin="sglang#18396",
-         applies=asked("v_scale"), options=lambda options, case: options | {"v_scale": options["v_scale"] ** 2}),
-    _row("cache_scales_swapped", "scale", "k_scale and v_scale are swapped", _DECODE,
-         applies=lambda case: case.options["k_scale"] != case.options["v_scale"],
-         options=lambda options, case: options | {"k_scale": options["v_scale"], "v_scale": options["k_scale"]}),
-    _row("partial_page_dropped", "tail", "the last page is read only if it is full", _DECODE,
-         needs="a length that is no multiple of the page", inputs=_only_whole_pages),
-    _row("one_token_too_many", "tail", "one slot behind the last token is read", _DECODE, inputs=_one_more_token,
-         origin="vllm#936"),
-    _row("block_table_ignored", "layout", "pages are read in the order of memory", _DECODE, inputs=_pages_in_order),
-    _row("block_table_of_first", "layout", "every sequence reads the pages of the first", _DECODE,
-         needs="more than one sequence", inputs=_pages_of_first),
-    _row("sequences_joined", "mask", "all tokens are taken for one sequence", _VARLEN,
-         needs="more than one sequence", inputs=_one_sequence),
-    _row("keys_one_early", "mask", "each sequence's keys begin and end one too early", _VARLEN,
-         needs="more than one sequence", inputs=_keys_one_early, origin="flash-attention#2842"),
-    _row("offsets_of_q_for_k", "mask", "the offsets of the queries are used for the keys", _VARLEN,
-         needs="sequences whose q and k differ in length", inputs=_offsets_of_q, origin="flash-attention#443"),
-    _row("key_and_value_swapped", "layout", "keys and values are swapped", _DECODE,
-         inputs=swapped("k_cache", "v_cache")),
+    Suspect("dv_columns_beyond_D", "tail", "columns of dv beyond the head size of q and k are never computed", _BACK,
+            origin="flash-attention#2552", needs="Dv larger than D", results=values_beyond_head(2)),
+    Suspect("delta_dropped", "formula", "the score gradient leaves out the mean sum P dP", _BACK,
+            arithmetic=_DeltaDropped),
+    Suspect("gradient_scale_dropped", "scale", "dq and dk are not multiplied by the scale", _BACK,
+            arithmetic=_gradient_scale(lambda scale: 1.0)),
+    Suspect("gradient_scale_twice", "scale", "dq and dk are multiplied by the scale twice", _BACK,
+            arithmetic=_gradient_scale(lambda scale: scale * scale)),
+    Suspect("one_head_of_group", "heads", "dk and dv are those of one query head, not summed over the group", _BACK,
+            origin="FlagGems#3759", needs="key/value heads that are shared", arithmetic=_OneHeadOfGroup),
+    Suspect("k_scale_dropped", "scale", "k_scale is left out", _DECODE, origin="vllm#42580", applies=asked("k_scale"),
+            options=option(k_scale=1.0)),
+    Suspect("v_scale_dropped", "scale", "v_scale is left out", _DECODE, origin="vllm#42580", applies=asked("v_scale"),
+            options=option(v_scale=1.0)),
+    Suspect("v_scale_twice", "scale", "v_scale is applied twice", _DECODE, origin="sglang#18396",
+            applies=asked("v_scale"), options=lambda options, case: options | {"v_scale": options["v_scale"] ** 2}),
+    Suspect("cache_scales_swapped", "scale", "k_scale and v_scale are swapped", _DECODE,
+            applies=lambda case: case.options["k_scale"] != case.options["v_scale"],
+            options=lambda options, case: options | {"k_scale": options["v_scale"], "v_scale": options["k_scale"]}),
+    Suspect("partial_page_dropped", "tail", "the last page is read only if it is full", _DECODE,
+            needs="a length that is no multiple of the page", inputs=_only_whole_pages),
+    Suspect("one_token_too_many", "tail", "one slot behind the last token is read", _DECODE, inputs=_one_more_token,
+            origin="vllm#936"),
+    Suspect("block_table_ignored", "layout", "pages are read in the order of memory", _DECODE, inputs=_pages_in_order),
+    Suspect("block_table_of_first", "layout", "every sequence reads the pages of the first", _DECODE,
+            needs="more than one sequence", inputs=_pages_of_first),
+    Suspect("sequences_joined", "mask", "all tokens are taken for one sequence", _VARLEN,
+            needs="more than one sequence", inputs=_one_sequence),
+    Suspect("keys_one_early", "mask", "each sequence's keys begin and end one too early", _VARLEN,
+            needs="more than one sequence", inputs=_keys_one_early, origin="flash-attention#2842"),
+    Suspect("offsets_of_q_for_k", "mask", "the offsets of the queries are used for the keys", _VARLEN,
+            needs="sequences whose q and k differ in length", inputs=_offsets_of_q, origin="flash-attention#443"),
+    Suspect("key_and_value_swapped", "layout", "keys and values are swapped", _DECODE,
+            inputs=swapped("k_cache", "v_cache")),
 )  # fmt: skip

@@ -128,6 +128,21 @@ def padded(xp: Arithmetic, x: Any, step: int) -> Any:
     return xp.concatenate([x, xp.exact(torch.zeros(*x.shape[:-1], missing))], -1) if missing else x
 
 
+def head_groups(case: Case) -> tuple[int, int]:
+    """How many key/value heads attention has, and how many query heads share one."""
+    return case.sizes["Hkv"], case.sizes["H"] // max(case.sizes["Hkv"], 1)
+
+
+def values_beyond_head(place: int) -> Results:
+    """Of one of attention's results the columns beyond the head size of q and k are zero."""
+
+    def results(xp: Any, found: tuple[Any, ...], case: Case) -> tuple[Any, ...]:
+        zero = zero_where(lambda shape: torch.arange(shape[-1]) >= case.sizes["D"])
+        return tuple(zero(xp, x) if order == place else x for order, x in enumerate(found))
+
+    return results
+
+
 def tail_dropped(step: int) -> type:
     """Sums and products without the terms beyond the last whole ``step``."""
 

@@ -107,10 +107,6 @@ def _of_log_softmax(xp: Any, y: Any, dy: Any) -> Any:
     return dy - y * xp.sum(dy)
 
 
-def _row(name: str, family: str, description: str, specs: tuple[str, ...], **more: Any) -> Suspect:
-    return Suspect(name, family, description, specs, **more)
-
-
 def _is_narrow(case: Case) -> bool:
     return first_dtype("bfloat16", "float16")(case)
 
@@ -118,32 +114,32 @@ def _is_narrow(case: Case) -> bool:
 _LOG2E = 1 / math.log(2)
 
 SUSPECTS = (
-    _row("softmax_without_maximum", "rescale", "the maximum is not subtracted before the exponential",
-         (*_SOFT, *_LOSS), needs="logits beyond 88", arithmetic=_NoMaximum, emulated=True),
-    _row("maximum_from_zero", "rescale", "the running maximum starts at zero instead of minus infinity",
-         ("softmax", "logsumexp", "log_softmax"), needs="rows whose logits all lie below -88",
-         arithmetic=_MaximumFromZero, emulated=True),
-    _row("maximum_in_input_dtype", "precision", "the maximum is subtracted in the input dtype", _SOFT,
-         origin="JAX's published GPU softmax", arithmetic=_MaximumInInputDtype, emulated=True, applies=_is_narrow),
-    _row("softmax_sum_not_rescaled", "rescale", "the online softmax does not rescale its sum at a new maximum", _SOFT,
-         needs="more than 16 columns", arithmetic=_SumNotRescaled),
-    _row("softmax_padding_not_masked", "mask", "columns are padded with zeros to whole tiles of 16, and counted",
-         (*_SOFT, "cross_entropy"), needs="a number of columns that is no multiple of 16", arithmetic=_Padded),
-    _row("softmax_base_2", "formula", "exp2 is taken of logits that were not multiplied by log2 e", _SOFT,
-         inputs=changed("x", lambda x: x.double() * math.log(2))),
-    _row("logarithm_in_base_2", "formula", "the logarithm is in base 2", ("log_softmax", "logsumexp"),
-         origin="vllm#47079, #52796", results=every(lambda xp, x: x * _LOG2E)),
-    _row("log_of_softmax", "rescale", "the logarithm is taken of the softmax, which underflows",
-         ("log_softmax", "cross_entropy"), needs="logits far below the maximum", arithmetic=_LogOfSoftmax,
-         emulated=True),
-    _row("softmax_mean_term_dropped", "formula", "the term sum y dy is left out", ("softmax_backward",),
-         definition=_without_mean_term),
-    _row("softmax_factor_dropped", "formula", "the term sum y dy is not multiplied by y", ("softmax_backward",),
-         definition=_without_factor),
-    _row("softmax_sum_of_dy", "formula", "the mean term is sum dy, not sum y dy", ("softmax_backward",),
-         definition=_sum_of_dy),
-    _row("gradient_of_log_softmax", "formula", "the gradient is that of log_softmax", ("softmax_backward",),
-         definition=_of_log_softmax),
-    _row("softmax_operands_swapped", "layout", "y and dy are swapped", ("softmax_backward",),
-         inputs=swapped("y", "dy")),
+    Suspect("softmax_without_maximum", "rescale", "the maximum is not subtracted before the exponential",
+            (*_SOFT, *_LOSS), needs="logits beyond 88", arithmetic=_NoMaximum, emulated=True),
+    Suspect("maximum_from_zero", "rescale", "the running maximum starts at zero instead of minus infinity",
+            ("softmax", "logsumexp", "log_softmax"), needs="rows whose logits all lie below -88",
+            arithmetic=_MaximumFromZero, emulated=True),
+    Suspect("maximum_in_input_dtype", "precision", "the maximum is subtracted in the input dtype", _SOFT,
+            origin="JAX's published GPU softmax", arithmetic=_MaximumInInputDtype, emulated=True, applies=_is_narrow),
+    Suspect("softmax_sum_not_rescaled", "rescale", "the online softmax does not rescale its sum at a new maximum",
+            _SOFT, needs="more than 16 columns", arithmetic=_SumNotRescaled),
+    Suspect("softmax_padding_not_masked", "mask", "columns are padded with zeros to whole tiles of 16, and counted",
+            (*_SOFT, "cross_entropy"), needs="a number of columns that is no multiple of 16", arithmetic=_Padded),
+    Suspect("softmax_base_2", "formula", "exp2 is taken of logits that were not multiplied by log2 e", _SOFT,
+            inputs=changed("x", lambda x: x.double() * math.log(2))),
+    Suspect("logarithm_in_base_2", "formula", "the logarithm is in base 2", ("log_softmax", "logsumexp"),
+            origin="vllm#47079, #52796", results=every(lambda xp, x: x * _LOG2E)),
+    Suspect("log_of_softmax", "rescale", "the logarithm is taken of the softmax, which underflows",
+            ("log_softmax", "cross_entropy"), needs="logits far below the maximum", arithmetic=_LogOfSoftmax,
+            emulated=True),
+    Suspect("softmax_mean_term_dropped", "formula", "the term sum y dy is left out", ("softmax_backward",),
+            definition=_without_mean_term),
+    Suspect("softmax_factor_dropped", "formula", "the term sum y dy is not multiplied by y", ("softmax_backward",),
+            definition=_without_factor),
+    Suspect("softmax_sum_of_dy", "formula", "the mean term is sum dy, not sum y dy", ("softmax_backward",),
+            definition=_sum_of_dy),
+    Suspect("gradient_of_log_softmax", "formula", "the gradient is that of log_softmax", ("softmax_backward",),
+            definition=_of_log_softmax),
+    Suspect("softmax_operands_swapped", "layout", "y and dy are swapped", ("softmax_backward",),
+            inputs=swapped("y", "dy")),
 )  # fmt: skip

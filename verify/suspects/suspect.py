@@ -58,7 +58,8 @@ class Suspect:
     "common slip"), ``needs`` the input that reveals it where not any does. ``applies`` tells by the options and dtypes
     of a call whether it can have the fault. ``contract`` are the fields of the looser contract that a kernel with the
     fault does keep, which then is what explains it. ``emulated``: the fault shows in what a float32 evaluation gives
-    (overflow, cancellation, a rounding on the way), so that explanations compare with that.
+    (overflow, cancellation, a rounding on the way), so that explanations compare with that. ``crashes``: on some inputs
+    a kernel with the fault raises; of any other suspect that is a mistake in the suspect itself, and catches nothing.
     """
 
     name: str
@@ -77,6 +78,11 @@ class Suspect:
     conduct: Callable[[Kernel], Kernel] | None = None
     contract: Mapping[str, Any] = field(default_factory=dict)
     emulated: bool = False
+    crashes: bool = False
+
+    def shows(self, kind: str) -> bool:
+        """Whether a failure of this kind is the fault's own."""
+        return self.crashes or kind != "crash"
 
     def concerns(self, case: Case) -> bool:
         """Whether a kernel called like this can have the fault."""

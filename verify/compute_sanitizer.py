@@ -15,6 +15,8 @@ _TOOL = "compute-sanitizer"
 _SECONDS = 600.0
 _MOST_LINES = 4
 _PREFIX = re.compile(r"^=+ ?")
+_COMPLETE = "ERROR SUMMARY:"
+_RAN = (0, 1)  # what `assay repro` exits with where the case was run
 _FINDING = re.compile(r"Invalid|Misaligned|Program hit|Race|Error:")
 
 
@@ -40,13 +42,21 @@ def sanitize(line: str) -> str:
         )
     except subprocess.TimeoutExpired:
         return f"{_TOOL}: no end within {_SECONDS:g} s"
-    return findings(done.stdout + "\n" + done.stderr)
+    return findings(done.stdout, done.stderr, done.returncode)
 
 
-def findings(output: str) -> str:
-    """The first finding of a compute-sanitizer report, and how many there are."""
-    lines = [_PREFIX.sub("", line).strip() for line in output.splitlines() if line.startswith("====")]
+def findings(output: str, errors: str = "", status: int = 0) -> str:
+    """The first finding of a compute-sanitizer report, and how many there are.
+
+    ``output`` and ``errors`` are what the run printed, ``status`` its exit status. Nothing is found only where the report
+    has its end and the case was run; else the last line of ``errors`` is shown.
+    """
+    printed = [*output.splitlines(), *errors.splitlines()]
+    lines = [_PREFIX.sub("", line).strip() for line in printed if line.startswith("====")]
     starts = [place for place, line in enumerate(lines) if _FINDING.match(line)]
+    if not starts and (status not in _RAN or not any(line.startswith(_COMPLETE) for line in lines)):
+        words = [line.strip() for line in errors.splitlines() if line.strip() and not line.startswith("====")]
+        return f"{_TOOL}: the case was not run to its end: {words[-1] if words else f'exit status {status}'}"
     if not starts:
         return f"{_TOOL} found nothing"
     first = [line for line in lines[starts[0] : starts[0] + _MOST_LINES] if line]
