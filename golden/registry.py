@@ -69,6 +69,7 @@ class Spec:
     ``columns`` is a second such symbol: of any rows, any columns may be evaluated apart.
     ``sizes`` and ``multiples`` say which sizes a symbol may take (``{"g": (32, 64, 128)}``) and which symbol or number
     it must be a multiple of (``{"K": "g"}``, ``{"K": "4"}``).
+    ``least`` names options that a symbol must not fall below (``{"E": "top_k"}``).
     ``work`` is an expression for the cost of a call (the product of all sizes where left out).
     ``empty`` are the symbols that fuzzing may set to zero.
     ``unused(*tensors)`` gives masks, by tensor's name, of the elements that no result depends on: they may hold NaN,
@@ -91,6 +92,7 @@ class Spec:
     columns: str | None = None
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     multiples: Mapping[str, str] = field(default_factory=dict)
+    least: Mapping[str, str] = field(default_factory=dict)
     empty: tuple[str, ...] = ()
     work: str | None = None
     unused: Callable[..., Mapping[str, Any]] | None = None

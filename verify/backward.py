@@ -141,8 +141,8 @@ def gradient_of(function: Callable[..., Any], op: str, *, framework: str = "torc
 
     Give it a name at a module's top to examine it by itself:
     ``rmsnorm_backward = gradient_of(rmsnorm, "rmsnorm")``, then
-    ``assay verify my.module:rmsnorm_backward --spec rmsnorm_backward``. It doesn't know that name: `examine` takes it for
-    a function without one, so its repro lines need ``--target`` and it isn't called in a plain process.
+    ``assay verify my.module:rmsnorm_backward --spec rmsnorm_backward``. It doesn't know that name: `examine` takes it
+    for a function without one, so its repro lines need ``--target`` and it isn't called in a plain process.
     """
     pair = _pair(op)
     if framework not in ("torch", "jax"):

@@ -48,8 +48,8 @@ def sanitize(line: str) -> str:
 def findings(output: str, errors: str = "", status: int = 0) -> str:
     """The first finding of a compute-sanitizer report, and how many there are.
 
-    ``output`` and ``errors`` are what the run printed, ``status`` its exit status. Nothing is found only where the report
-    has its end and the case was run; else the last line of ``errors`` is shown.
+    ``output`` and ``errors`` are what the run printed, ``status`` its exit status. Nothing is found only where the
+    report has its end and the case was run; else the last line of ``errors`` is shown.
     """
     printed = [*output.splitlines(), *errors.splitlines()]
     lines = [_PREFIX.sub("", line).strip() for line in printed if line.startswith("====")]

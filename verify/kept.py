@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from importlib.machinery import PathFinder
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 

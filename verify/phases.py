@@ -24,10 +24,13 @@ from assay.precision.formats import format_named
 from assay.verify.contract import Contract
 from assay.verify.inputs.cases import Case, work
 from assay.verify.inputs.layouts import LAYOUTS
-from assay.verify.inputs.sampler import Sampler, real_tensors, seeded, with_values
+from assay.verify.inputs.sampler import ROWS, Sampler, real_tensors, seeded, with_values
 
 _MOST_OPTION_SETS = 4
 _STYLES = {"after_many": ("small",), "alone": ("small", "tile", "tile", "tile", "any", "any")}
+_SQUARE = 16  # all sizes alike
+_LONG = (20481, 4097, 1025)  # one size beyond what fits a block
+_SHORT = 8  # a row that may be all -inf
 _SIDE = 256  # rows and columns that hold all numbers of 16 bits
 _MOST_STARTS = 64  # calls that all numbers may take
 _SPOILED = 4  # cases a base whose unused elements are NaN
@@ -46,6 +49,15 @@ def exact_cases(sampler: Sampler) -> Iterator[Case]:
         styles = ("any", "any") if distribution == "seesaw" else ("small", "tile")
         for base in _bases(sampler, distribution, styles):
             yield with_values(base, distribution, layouts={}, protocol="once", memory="plain")
+    for base in _bases(sampler, "square", ("small",), most=1):
+        plain = with_values(base, "integers", layouts={}, protocol="once", memory="plain")
+        yield replace(plain, sizes={**base.sizes, **dict.fromkeys(sampler.free_symbols(base), _SQUARE)})
+    for base in _bases(sampler, "long", ("small",), most=1):
+        plain = with_values(base, "integers", layouts={}, protocol="once", memory="plain")
+        for symbol in sampler.free_symbols(base):
+            longer = [sizes for size in _LONG if sampler.fits(sizes := {**base.sizes, symbol: size})]
+            if longer and symbol not in ROWS:
+                yield replace(plain, sizes=longer[0])
 
 
 def range_cases(sampler: Sampler) -> Iterator[Case]:
@@ -68,7 +80,8 @@ def special_cases(sampler: Sampler) -> Iterator[Case]:
             for other in range(_SPOILED):
                 yield replace(plain, unused="nan", seed=plain.seed + other)
         for tensor in plain.signature.tensors:
-            if plain.dtypes[tensor.name] == "float8_e8m0fnu" and all(shape := plain.shape(tensor)):
+            narrow = plain.dtypes[tensor.name].startswith("float8")
+            if tensor.role == "scale" and narrow and all(shape := plain.shape(tensor)):
                 yield replace(plain, edits=((tensor.name, tuple(size // 2 for size in shape), math.nan),))
         for tensor in real_tensors(plain.signature):
             shape = plain.shape(tensor)
@@ -86,6 +99,12 @@ def special_cases(sampler: Sampler) -> Iterator[Case]:
                     continue
                 index = tuple(round(fraction * (size - 1)) for size in shape)
                 yield replace(plain, edits=((tensor.name, index, value),))
+            if _has_infinity(plain.dtypes[tensor.name]):
+                middle = tuple((size - 1) // 2 for size in shape)
+                zeros = with_values(plain, "ties", seed=plain.seed + 1)  # zero times infinity
+                yield replace(zeros, edits=((tensor.name, middle, math.inf),))
+                if tensor.name == plain.signature.tensors[0].name and len(shape) == 2 and shape[1] <= _SHORT:
+                    yield replace(plain, edits=tuple((tensor.name, (0, place), -math.inf) for place in range(shape[1])))
 
 
 def every_cases(sampler: Sampler) -> Iterator[Case]:

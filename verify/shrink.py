@@ -80,9 +80,10 @@ class _Search:
         case, definition = self.failure.case, self.sampler.definition
         size, step = case.sizes[symbol], self.sampler.step(case.signature, symbol, case.sizes)
         given = self.sampler.shapes.get(symbol) or definition.sizes.get(symbol)
+        least = int(case.options[definition.least[symbol]]) if symbol in definition.least else 1
         if given is not None:
-            return sorted({s for s in given if 0 < s < size and s % step == 0})
-        return range(step, size, step)
+            return sorted({s for s in given if least <= s < size and s % step == 0})
+        return range(-(-least // step) * step, size, step)
 
     def _cut(self, symbol: str, smaller: int) -> bool:
         """Whether the case fails with the symbol cut to a smaller size, at the end or at the front."""

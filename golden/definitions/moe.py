@@ -27,6 +27,7 @@ def _scores(xp: Any, logits: Any, scoring: str) -> Any:
         "scoring": choice("softmax", "sigmoid"),
     },
     rows="T",
+    least={"E": "top_k"},
     chosen=("ids",),
     admissible=_admissible,
 )

@@ -17,7 +17,7 @@ from assay.golden.registry import choice, define, number
     stages={"probabilities": "input"},
     empty=("Tq", "Tk"),
     work="8*H*Tq*Tk*D",
-    sizes={"B": (1, 2, 3, 5, 8), "Hkv": (1, 2, 3), "D": (8, 16, 32, 40, 64, 80, 128, 256)},
+    sizes={"B": (1, 2, 3, 5, 8, 9, 17), "Hkv": (1, 2, 3), "D": (8, 16, 32, 40, 64, 80, 128, 256)},
     multiples={"H": "Hkv"},
 )
 def attention_varlen(

@@ -156,6 +156,7 @@ REAL: dict[str, Callable[[Draws], Array]] = {
     "steep": lambda d: d.normal() * 64.0,
     "above": lambda d: 89.0 + 8.0 * d.uniform() + d.row_choice(0.0, 100.0, 1000.0),
     "below": lambda d: -89.0 - 40.0 * d.uniform() - d.row_choice(0.0, 100.0, 1000.0),
+    "remote": lambda d: d.normal() + d.row_choice(-1.2e4, -6e4, -1e31),
     "near_overflow": lambda d: d.sign() * (0.5 + 0.5 * d.uniform()) * d.format.largest,
     "lowest": lambda d: -(0.5 + 0.5 * d.uniform()) * d.format.largest,
     "subnormal": _subnormal,
@@ -165,7 +166,7 @@ REAL: dict[str, Callable[[Draws], Array]] = {
 GENERAL = tuple(name for name in REAL if name not in {"zeros"})
 EXACT = ("integers", "powers", "one_hot", "ties", "seesaw")
 RELATIVE = ("patterns", "near_overflow", "lowest", "subnormal")  # made to the measure of the format
-RANGE = ("steep", "above", "below", "near_overflow", "lowest", "subnormal", "small", "patterns", "zeros")
+RANGE = ("steep", "above", "below", "remote", "near_overflow", "lowest", "subnormal", "small", "patterns", "zeros")
 
 ROLES: dict[str, dict[str, Callable[[Draws], Array]]] = {
     "real": REAL,

@@ -258,15 +258,15 @@ import numpy as np
 import pytest
 
 def failing(a, b):
-    if abs(a - b).max() > 1e-3:
+    if not abs(a - b).max() <= 1e-3:
         pytest.fail("different")
 
 def leaving(a, b):
-    if abs(a - b).max() > 1e-3:
+    if not abs(a - b).max() <= 1e-3:
         sys.exit("different")
 
 def skipping(a, b):
-    if abs(a - b).max() > 1e-3:
+    if not abs(a - b).max() <= 1e-3:
         pytest.skip("different")
 
 def test_failing(): failing(np.arange(4.0) + 1, np.arange(4.0) + 1)

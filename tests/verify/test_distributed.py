@@ -122,5 +122,5 @@ def test_questions_that_cannot_be_asked(group: Group) -> None:
         group.run(functions.rank_and_pid, [()])
     with pytest.raises(SettingError, match="world=0"):
         Group(0)
-    with pytest.raises(SettingError, match="timeout=0.0; expected seconds"):
+    with pytest.raises(SettingError, match=r"timeout=0\.0; expected seconds"):
         Group(timeout=0.0)

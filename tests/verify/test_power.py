@@ -13,6 +13,7 @@ from assay.verify import Contract
 from assay.verify.errors import SettingError
 from assay.verify.plugin import Assay
 from assay.verify.power import PowerReport, power
+from assay.verify.suspects import suspects_of
 from assay.verify.suspects.suspect import Suspect
 
 SMALL = {"R": [1, 2, 3, 17], "N": [1, 5, 17, 33]}
@@ -68,12 +69,15 @@ def test_survivors_say_what_they_would_need() -> None:
     assert survivors["strides_ignored"].needs in str(found)
 
 
-def test_what_a_contract_allows_is_no_fault() -> None:
-    """Under a contract of truncating stores a truncating store is not among the suspects."""
-    settings = {"dtype": "bfloat16", "shapes": {"R": [2], "N": [4]}, "examples": 0, "families": ["store"]}
-    strict, loose = (power("exp", contract=c, **settings) for c in (Contract(), Contract(rounding="toward_zero")))
-    assert "truncating_store" in {trial.name for trial in strict.trials}
-    assert "truncating_store" not in {trial.name for trial in loose.trials}
+def test_what_a_contract_allows_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a contract of sums in float16 a sum in float16 is not among the suspects."""
+    found = tuple(suspect for suspect in suspects_of("softmax") if suspect.name == "accumulated_in_float16")
+    monkeypatch.setattr("assay.verify.power.suspects_of", lambda op: found)
+    settings = {"dtype": "bfloat16", "shapes": {"R": [2], "N": [4]}, "examples": 0}
+    contracts = (Contract(), Contract(accumulate="float16"))
+    strict, loose = (power("softmax", contract=c, families=["accumulator"], **settings) for c in contracts)
+    assert "accumulated_in_float16" in {trial.name for trial in strict.trials}
+    assert "accumulated_in_float16" not in {trial.name for trial in loose.trials}
 
 
 TINY = {"shapes": {"R": [2], "N": [3]}, "examples": 0}
@@ -85,12 +89,15 @@ def test_a_check_that_the_right_kernel_fails_is_refused() -> None:
         SettingError, match="expected that the kernel without a fault, in float32 inside, passes; got FAIL"
     ):
         power("exp", dtype="float64", families=["formula"], **TINY)
+    with pytest.raises(SettingError, match="passes; got FAIL"):  # it stores to nearest
+        power("exp", dtype="bfloat16", families=["store"], contract=Contract(rounding="toward_zero"), **TINY)
 
 
 def test_a_plain_check_that_the_right_kernel_fails_is_refused() -> None:
     """Tolerances of zero fail every kernel, so that nothing is told by what they catch."""
+    shapes = {"R": [4], "N": [40]}
     with pytest.raises(SettingError, match=r"against='allclose\(0,0\)' fails the kernel without a fault"):
-        power("exp", dtype="float32", families=["formula"], against="allclose(0,0)", **TINY)
+        power("softmax", dtype="float32", shapes=shapes, examples=0, families=["formula"], against="allclose(0,0)")
 
 
 def test_a_crash_catches_only_a_suspect_that_declares_it(monkeypatch: pytest.MonkeyPatch) -> None:

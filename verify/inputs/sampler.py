@@ -28,6 +28,11 @@ SMALL = (1, 2, 3, 4, 5, 6, 7, 8)
 TILE = (15, 16, 17, 31, 32, 33, 37, 61, 63, 64, 65, 97, 127, 128, 129, 131)
 LARGE = (255, 256, 257, 300, 384, 511, 513, 767, 768, 1000, 1023, 1025)
 HUGE = (1279, 2049, 4095, 4096, 5003, 8193)
+ROWS = ("R", "T", "M", "B", "P")
+VAST = (
+    *HUGE,
+    32769,
+)  # of columns and what is summed over: each of so many rows may be a program of an interpreted kernel
 
 MOST_ELEMENTS = 2**17
 MOST_WORK = 2**24
@@ -66,6 +71,8 @@ class Sampler:
         complete = self.definition.complete(chosen)
         signature = self.definition.signature(complete)
         sizes = self.sizes(choose, signature, style)
+        for symbol, option in self.definition.least.items():
+            sizes[symbol] = self._at_least(symbol, sizes[symbol], int(complete[option]))
         theme = choose(GENERAL)
         follow = choose((True, True, False))
         values, layouts = {}, {}
@@ -87,6 +94,15 @@ class Sampler:
             unused=choose(("plain", "nan")) if self.definition.unused else "plain",
         )
 
+    def free_symbols(self, case: Case) -> list[str]:
+        """The symbols of a case that may take any size."""
+        bound = {*self.shapes, *self.definition.sizes, *self.definition.multiples, *self.definition.multiples.values()}
+        return [s for s in case.sizes if s not in bound and self.step(case.signature, s, case.sizes) == 1]
+
+    def fits(self, sizes: Mapping[str, int]) -> bool:
+        """Whether a call of these sizes is no more than an examination takes."""
+        return not self._too_much(self.definition.signature(self.option_sets()[0]), sizes)
+
     def sizes(self, choose: Chooser, signature: Signature, style: str) -> dict[str, int]:
         """A size for each symbol, within the limits on elements and work."""
         symbols = signature.symbols
@@ -104,6 +120,15 @@ class Sampler:
                 sizes[symbol] = smaller
         return sizes
 
+    def _at_least(self, symbol: str, size: int, least: int) -> int:
+        """A size that is no smaller than an option asks for."""
+        if size >= least or symbol not in self.shapes:
+            return max(size, least)
+        fitting = [given for given in self.shapes[symbol] if given >= least]
+        if not fitting:
+            raise SettingError(f"shapes: {symbol} at most {max(self.shapes[symbol])}; the options need {least} or more")
+        return min(fitting)
+
     def _size(
         self, choose: Chooser, signature: Signature, symbol: str, style: str, long: bool, sizes: Mapping[str, int]
     ) -> int:
@@ -119,7 +144,7 @@ class Sampler:
         elif style == "tile":
             pool = TILE
         elif long:
-            pool = LARGE if choose(range(4)) else HUGE
+            pool = LARGE if choose(range(4)) else HUGE if symbol in ROWS else VAST
         else:
             pool = choose((SMALL, SMALL, TILE, TILE, range(1, 150)))
             if symbol in self.definition.empty and choose(range(16)) == 0:

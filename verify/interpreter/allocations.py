@@ -37,9 +37,12 @@ class Allocation:
         first = (addresses - np.uint64(self.low)).astype(np.int64) // self.width
         return first if width <= self.width else first[:, None] + np.arange(width // self.width)
 
-    def written(self, addresses: Array, width: int) -> None:
-        """A store to these addresses."""
-        self.unwritten[self.elements(addresses, width)] = False
+    def written(self, addresses: Array, width: int) -> Array:
+        """A store to these addresses; which of them held what nobody had written. [addresses]"""
+        elements = self.elements(addresses, width)
+        first = self.unwritten[elements].reshape(len(addresses), -1).any(axis=1)
+        self.unwritten[elements] = False
+        return np.asarray(first)
 
     def still_unwritten(self, addresses: Array, width: int) -> Array:
         """Which loads of these addresses find what nobody has written. [addresses]"""

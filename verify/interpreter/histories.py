@@ -1,7 +1,7 @@
 """Which accesses a cell of memory has seen: lists of segments that share their tails, each known by a number.
 
-The cells of a block mostly have one history, so that adding an access to a block makes one new list. A number is a list's
-newest segment and the number of the rest.
+The cells of a block mostly have one history, so that adding an access to a block makes one new list: its newest segment
+and the number of the rest.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class Histories:
         self._ordering = ordering
         self._newest = [0]
         self._rest = [EMPTY]
+        self._original = [True]  # whether the cell holds what was there before the launch
         self._longer: dict[int, int] = {}  # by history, the one that has the segment ``_added`` too
         self._added = 0
 
@@ -51,12 +52,14 @@ class Histories:
 
     def unseen(self, history: int) -> int:
         """0 if what all these stores have left is there at the present moment in every order; else one of them."""
+        if self._original[history]:
+            return 0
         newest = self._newest[history]
-        while history > 0:
+        while history != _REPLACED:
             if self._ordering.is_before(self._newest[history]):
                 return 0
             history = self._rest[history]
-        return newest if history == _REPLACED else 0
+        return newest
 
     def _with(self, history: int, segment: int) -> int:
         if history > 0 and self._newest[history] == segment:
@@ -68,4 +71,5 @@ class Histories:
             self._longer[history] = len(self._newest)
             self._newest.append(segment)
             self._rest.append(history)
+            self._original.append(history != _REPLACED and self._original[history])
         return self._longer[history]

@@ -38,8 +38,8 @@ _RELEASES = (MEMORY.MEM_SEMANTIC.RELEASE, MEMORY.MEM_SEMANTIC.ACQUIRE_RELEASE)
 class Sanitizer:
     """What is known across launches: the tensors that were made, and what was found.
 
-    Of ``tensors`` the extent is their own; of every other tensor it is its storage, or, where some of ``tensors`` lie in
-    it, what these span.
+    Of ``tensors`` the extent is their own; of every other tensor it is its storage, or what those of ``tensors`` span
+    that lie in it.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
@@ -81,8 +81,9 @@ class Sanitizer:
 
     def extent(self, tensor: torch.Tensor) -> tuple[int, int]:
         """The addresses that belong to a tensor."""
+        low, high, allocation = self.memory(tensor)
         own = span(tensor)
-        return own if own in self._listed else self.memory(tensor)[:2]
+        return own if allocation is None and own in self._listed else (low, high)
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class Launch:
             if region.shadow is not None:
                 self._check_order(region, "store", "loads", addresses, width, region.shadow.unseen(addresses, width))
                 self._check_order(region, "atomic", "loads", addresses, width)
-                region.shadow.note_load(addresses, width)
+                region.shadow.note("load", addresses, width)
         return MEMORY.load(pointers & _ADDRESS, mask, other, dtype)
 
     def store(self, pointers: Array, values: Array, mask: Array) -> None:
@@ -164,15 +165,14 @@ class Launch:
             MEMORY.store(self.enter_atomic(pointers, mask, width, self._semantic, reads=False), values, mask)
             return
         for region, addresses, chosen in self._parts(pointers, mask, width, "stores to"):
+            unwritten = region.allocation.written(addresses, width) if region.allocation is not None else False
             if region.shadow is not None:
                 self._check_order(region, "atomic", "stores to", addresses, width)
-                changed = _changed(addresses, values.reshape(-1)[chosen])
-                for kind in ("store", "load"):
+                changed = _changed(addresses, values.reshape(-1)[chosen]) | unwritten
+                for kind in ("store", "load") if changed.any() else ():
                     segments = np.where(changed, region.shadow.conflicts(kind, addresses, width), 0)
                     self._check_order(region, kind, "stores to", addresses, width, segments)
                 region.shadow.enter_store(addresses, width, changed)
-            if region.allocation is not None:
-                region.allocation.written(addresses, width)
         MEMORY.store(pointers & _ADDRESS, values, mask)
 
     def atomic_rmw(self, operation: Any, pointers: Array, values: Array, mask: Array, semantic: Any) -> Array:
@@ -200,7 +200,7 @@ class Launch:
                 self._ordering.acquire(locks)
             for kind in ("store", "load"):
                 self._check_order(region, kind, "atomically stores to", addresses, width)
-            region.shadow.enter_atomic(addresses, width)
+            region.shadow.note("atomic", addresses, width)
             if semantic in _RELEASES:
                 self._ordering.release(locks)
         return pointers & _ADDRESS

@@ -1,7 +1,7 @@
 """Shadow memory: for each element of a tensor's storage who has written and read it in this launch.
 
-Cells are as wide as the narrowest element that has been accessed. Stores are entered at once. Loads are only noted, and
-entered when another program stores to the same storage: most tensors are either read or written.
+Cells are as wide as the narrowest element that has been accessed. Stores are entered at once. Loads and atomics are
+noted, and entered when another program accesses the same storage otherwise: most tensors are accessed in one way.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from assay.verify.interpreter.histories import EMPTY, Histories
 from assay.verify.interpreter.narrow import Array
 from assay.verify.interpreter.ordering import Ordering
 
-_MOST_NOTED = 2**21  # addresses of loads that are kept before they are entered
+_MOST_NOTED = 2**21  # addresses of a kind of access that are kept before they are entered
 
 
 class Shadow:
@@ -30,8 +30,8 @@ class Shadow:
         self._ordering = ordering
         self._histories = Histories(ordering)
         self._cells: dict[str, Array] = {}
-        self._noted: list[tuple[int, Array, int]] = []
-        self._count = 0
+        self._noted: dict[str, list[tuple[int, Array, int]]] = {"load": [], "atomic": []}
+        self._counts = {"load": 0, "atomic": 0}
 
     def cells(self, addresses: Array, width: int) -> Array:
         """The cells of elements of ``width`` bytes, those of one element in a row: [elements, cells of each]."""
@@ -42,12 +42,12 @@ class Shadow:
         first = (addresses - np.uint64(self.base)).astype(np.int64) // self.width
         return first[:, None] + np.arange(width // self.width) if width > self.width else first[:, None]
 
-    def note_load(self, addresses: Array, width: int) -> None:
-        """A load by the present program."""
-        if self._count > _MOST_NOTED:
-            self._enter_loads()
-        self._noted.append((self._ordering.segment, addresses, width))
-        self._count += len(addresses)
+    def note(self, kind: str, addresses: Array, width: int) -> None:
+        """A load or an atomic operation by the present program."""
+        if self._counts[kind] > _MOST_NOTED:
+            self._enter(kind)
+        self._noted[kind].append((self._ordering.segment, addresses, width))
+        self._counts[kind] += len(addresses)
 
     def enter_store(self, addresses: Array, width: int, changed: Array) -> None:
         """A store by the present program, ordered after all before it where it has ``changed`` elements. [elements]"""
@@ -61,17 +61,14 @@ class Shadow:
         if "load" in self._cells:  # what comes after this store comes after the loads before it
             self._cells["load"][cells[changed]] = EMPTY
 
-    def enter_atomic(self, addresses: Array, width: int) -> None:
-        """An atomic operation by the present program."""
-        self._enter("atomic", self.cells(addresses, width), self._ordering.segment)
-
     def conflicts(self, kind: str, addresses: Array, width: int) -> Array:
         """For each element the segment of an access by another program that nothing puts before the present moment.
 
         Kinds of access are "store", "load" and "atomic"; 0 stands for none. [elements]
         """
-        if kind == "load" and self._noted and self._noted[0][0] < self._ordering.first:
-            self._enter_loads()
+        noted = self._noted.get(kind)
+        if noted and noted[0][0] < self._ordering.first:
+            self._enter(kind)
         return self._look_up(kind, addresses, width, self._histories.unordered)
 
     def unseen(self, addresses: Array, width: int) -> Array:
@@ -82,7 +79,8 @@ class Shadow:
         none = np.zeros(len(addresses), np.int32)
         if kind not in self._cells:
             return none
-        histories = self._cells[kind][self.cells(addresses, width)]
+        cells = self.cells(addresses, width)  # first: it may make the cells narrower
+        histories = self._cells[kind][cells]
         first = int(histories.flat[0])
         if (histories == first).all():
             return none + find(first)
@@ -95,12 +93,10 @@ class Shadow:
             self._cells[kind] = np.full(-(-self.size // self.width), EMPTY, np.int32)
         return self._cells[kind]
 
-    def _enter_loads(self) -> None:
-        for segment, addresses, width in self._noted:
-            self._enter("load", self.cells(addresses, width), segment)
-        self._noted.clear()
-        self._count = 0
-
-    def _enter(self, kind: str, cells: Array, segment: int) -> None:
-        histories = self._of(kind)
-        histories[cells] = self._histories.add(histories[cells], segment)
+    def _enter(self, kind: str) -> None:
+        for segment, addresses, width in self._noted[kind]:
+            cells = self.cells(addresses, width)
+            histories = self._of(kind)
+            histories[cells] = self._histories.add(histories[cells], segment)
+        self._noted[kind].clear()
+        self._counts[kind] = 0

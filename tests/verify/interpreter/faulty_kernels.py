@@ -68,6 +68,53 @@ def locked(x_ptr, lock_ptr, y_ptr, LOCKS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def locked_rows(x_ptr, y_ptr, lock_ptr, count_ptr, LOCKS: tl.constexpr, GROUPS: tl.constexpr, N: tl.constexpr):
+    """Honest with LOCKS = GROUPS: rows add into their group's sum under its lock, the first one stores.
+
+    As in the backward pass of Triton's tutorial on layer norm.
+    """
+    row, i = tl.program_id(0), tl.arange(0, N)
+    group = row % GROUPS
+    total = tl.load(x_ptr + row * N + i)
+    while tl.atomic_cas(lock_ptr + row % LOCKS, 0, 1) == 1:
+        pass
+    if tl.load(count_ptr + group) == 0:
+        tl.atomic_xchg(count_ptr + group, 1)
+    else:
+        total += tl.load(y_ptr + group * N + i)
+    tl.store(y_ptr + group * N + i, total)
+    tl.debug_barrier()
+    tl.atomic_xchg(lock_ptr + row % LOCKS, 0)
+
+
+@triton.jit
+def locked_groups(x_ptr, lock_ptr, y_ptr, LOCKS: tl.constexpr, GROUPS: tl.constexpr, N: tl.constexpr):
+    """Honest with LOCKS = GROUPS: rows add into their group's sum under its lock."""
+    row, i = tl.program_id(0), tl.arange(0, N)
+    sums = y_ptr + row % GROUPS * N + i
+    x = tl.load(x_ptr + row * N + i)
+    while tl.atomic_cas(lock_ptr + row % LOCKS, 0, 1) == 1:
+        pass
+    tl.store(sums, tl.load(sums) + x)
+    tl.atomic_xchg(lock_ptr + row % LOCKS, 0)
+
+
+@triton.jit
+def passed_on(x_ptr, work_ptr, y_ptr, WRITER: tl.constexpr):
+    """A race where x holds other than what is in the workspace: one of two programs stores it, the other loads it."""
+    if tl.program_id(0) == WRITER:
+        tl.store(work_ptr, tl.load(x_ptr))
+    else:
+        tl.store(y_ptr, tl.load(work_ptr))
+
+
+@triton.jit
+def last_wins(x_ptr, y_ptr):
+    """A race where elements of x differ: each program stores its own to one place."""
+    tl.store(y_ptr, tl.load(x_ptr + tl.program_id(0)))
+
+
+@triton.jit
 def halves(x_ptr, work_ptr, y_ptr, FILLED: tl.constexpr, BLOCK: tl.constexpr):
     """Honest with FILLED = BLOCK: so many elements of a workspace are written before all are read."""
     i = tl.arange(0, BLOCK)
@@ -96,7 +143,7 @@ def bytes_and_words(x_ptr, y_ptr, FIRST: tl.constexpr):
     if tl.program_id(0) == 0:
         tl.store(y_ptr.to(tl.pointer_type(tl.int32)), 16909060)
     else:
-        tl.store(y_ptr + FIRST, tl.load(x_ptr))
+        tl.store(y_ptr.to(tl.pointer_type(tl.int8)) + FIRST, tl.load(x_ptr))
 
 
 @triton.jit

@@ -66,6 +66,18 @@ def test_of_a_view_the_storage_counts_unless_the_tensor_is_named():
         kernels.double[(4,)](X, memory[:100], 100, LOADED=0, STORED=28, BLOCK=32)
 
 
+def test_tensors_named_in_one_storage_are_told_apart():
+    """One overrunning into the other is found; a view that isn't named may reach what those in its storage span."""
+    memory = torch.arange(256, dtype=torch.float32)
+    named = [memory[:100], memory[100:228]]
+    with pytest.raises(SanitizerError, match="element 100 of x_ptr"), sanitized(named):
+        kernels.double[(4,)](named[0], named[1], 100, LOADED=1, STORED=0, BLOCK=32)
+    with sanitized(named):
+        kernels.double[(1,)](memory[5:100], named[1], 100, LOADED=0, STORED=0, BLOCK=128)
+    with pytest.raises(SanitizerError, match="of x_ptr, which program"), sanitized([memory[:64], memory[1:65]]):
+        kernels.double[(2,)](memory[:64], memory[1:65], 64, LOADED=0, STORED=0, BLOCK=32)
+
+
 def test_an_access_counts_for_the_tensor_its_pointer_comes_from():
     """Beyond one tensor and within another is out of bounds, and blocks of pointers may mix two tensors."""
     memory = torch.arange(128, dtype=torch.float32)
@@ -170,15 +182,57 @@ def test_a_lock_orders_programs():
     assert run(False).tensor == "y_ptr"
 
 
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_a_lock_orders_programs_that_share_it(groups: int):
+    """Locks in one tensor, each for its own rows, as in layer norm's backward pass; another's lock orders nothing."""
+    x = torch.arange(48, dtype=torch.float32).reshape(6, 8) + 1
+
+    def add(locks: int, y: torch.Tensor) -> SanitizerError | None:
+        lock = torch.zeros(6, dtype=torch.int32)
+        return found(lambda: kernels.locked_groups[(6,)](x, lock, y, LOCKS=locks, GROUPS=groups, N=8))
+
+    def add_or_store(locks: int, y: torch.Tensor) -> SanitizerError | None:
+        lock, count = torch.zeros(2, 6, dtype=torch.int32)
+        return found(lambda: kernels.locked_rows[(6,)](x, y, lock, count, LOCKS=locks, GROUPS=groups, N=8))
+
+    for run, fresh in ((add, torch.zeros), (add_or_store, torch.empty)):
+        y = fresh(groups, 8)
+        assert run(groups, y) is None
+        assert torch.equal(y, torch.stack([x[group::groups].sum(0) for group in range(groups)]))
+        assert run(6, fresh(groups, 8)).kind == "nondeterministic"
+
+
+def test_a_store_that_changes_nothing_races_with_no_load():
+    """Whichever comes first; with a store of other bits, a load after a change, or in fresh memory it does."""
+
+    def run(x: float, writer: int, work: torch.Tensor | None = None) -> SanitizerError | None:
+        work = torch.zeros(1) if work is None else work
+        return found(lambda: kernels.passed_on[(2,)](torch.full((1,), x), work, torch.zeros(1), WRITER=writer))
+
+    for writer in (0, 1):
+        assert run(0.0, writer) is None
+        assert run(1.0, writer).tensor == "work_ptr"
+    for values in ([0.0, 1.0], [1.0, 0.0], [1.0, 1.0, 0.0]):
+        race = found(lambda x=values: kernels.last_wins[(len(x),)](torch.tensor(x), torch.zeros(1)))
+        assert (race.tensor, race.program) == ("y_ptr", (len(values) - 1, 0, 0))
+
+    def into_fresh_memory() -> None:
+        work = torch.empty(1)
+        kernels.passed_on[(2,)](torch.full((1,), work.item()), work, torch.zeros(1), WRITER=0)
+
+    assert found(into_fresh_memory).tensor == "work_ptr"
+
+
 def test_bytes_of_one_word_race_and_neighbours_do_not():
     """Accesses of other widths meet in the bytes that they share."""
     x = torch.full((1,), 77, dtype=torch.int8)
 
-    def run(first: int) -> SanitizerError | None:
-        return found(lambda: kernels.bytes_and_words[(2,)](x, torch.zeros(8, dtype=torch.int8), FIRST=first))
+    def run(first: int, y: torch.Tensor) -> SanitizerError | None:
+        return found(lambda: kernels.bytes_and_words[(2,)](x, y, FIRST=first))
 
-    assert run(4) is None
-    assert run(3).index == 3
+    for dtype in (torch.int8, torch.int32):
+        assert run(4, torch.zeros(8, dtype=dtype)) is None
+        assert run(3, torch.zeros(8, dtype=dtype)).index == 3
 
 
 def test_memory_that_nobody_has_written_is_not_read():
