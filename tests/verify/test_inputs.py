@@ -125,7 +125,7 @@ LIMITS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("case", ROLE_CASES, ids=named)
 def test_a_role_keeps_its_range(case: tuple[str, dict[str, int], dict[str, Any], str]) -> None:
-    """Scales are other than zero, weights shares, angles within one, slopes within (0, 1], codes and indices in range."""
+    """Scales aren't zero, weights are shares, angles within one, slopes within (0, 1], codes and indices in range."""
     for kind in kinds_of(*case):
         assert bool(LIMITS[case[3]](tensors_of(*case, kind)).all()), kind
 

@@ -74,7 +74,7 @@ def test_a_layout_has_the_strides_that_it_promises(layout: str, strides: tuple[i
 
 
 def test_a_far_tensor_lies_beyond_32_bits() -> None:
-    """Row number and stride fit into 32 bits, their product from the third row on doesn't; a wrapped offset can be read.
+    """Row number and stride fit into 32 bits, their product from the third row on doesn't; a wrapped offset is read.
 
     What was written beside a row or into one is told apart, and the memory used is that of the rows.
     """

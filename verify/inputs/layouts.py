@@ -4,9 +4,9 @@ Whatever the layout, the tensor is a view into a larger buffer of its own. All b
 elements of the tensor (the zones before and after, the gaps between strided elements) hold a pattern; after a call
 they must hold it still.
 
-"far" is the layout of a tensor of more than 2^31 elements, without its memory: rows 2^30 elements apart in address space
-that is only reserved. Stride and row number fit into 32 bits and their product, from the third row on, does not; an
-offset that wraps lands in zeros within the same space.
+"far" is the layout of a tensor of more than 2^31 elements, without its memory: rows 2^30 elements apart in address
+space that is only reserved. Stride and row number fit into 32 bits and their product, from the third row on, does not;
+an offset that wraps lands in zeros within the same space.
 """
 
 from __future__ import annotations
