@@ -129,9 +129,10 @@ class GradientBalls(FunctionBalls):
         gap = products - delta
         off = product_error + delta_error + 3 * u * (sizes + delta.abs())
         slope_error = own * gap.abs() + (weights + own) * off + model.function_underflow("div")
-        gradient = self._stored_gradient(
-            weights * gap, slope_error, factor, (sizes > model.largest) | (mean > model.largest)
-        )
+        beyond = (visible & (sizes > model.largest)).any(
+            -1, keepdim=True
+        )  # of a vanishing weight too: 0 times infinity
+        gradient = self._stored_gradient(weights * gap, slope_error, factor, beyond | (mean > model.largest))
         gradient = Ball(torch.where(visible, gradient.mid, 0.0), torch.where(visible, gradient.radius, 0.0), model)
         gradient = self.unspecified(_touched(visible, v, dout), gradient)
 
@@ -140,9 +141,14 @@ class GradientBalls(FunctionBalls):
         dv = self._visible_product(self.swap(Ball(weights, error, model)), visible.T, dout, terms)
         unclear, strange = _unclear_rows(scores, visible, q, k), ~_rows_are_finite(q, dout)
         blind = ~visible.any(-1)[:, None]
-        reached = visible.double().T @ unclear.double() + (~visible).double().T @ strange.double() > 0
+        seen, hidden = visible.double().T @ unclear.double(), (~visible).double().T
         dq = self.unspecified(unclear | (blind & strange), dq)
-        dk, dv = self.unspecified(reached, dk), self.unspecified(reached, dv)
+        # A score that is NaN or overflows may make NaN of the weights of masked keys too, a gradient of their slopes.
+        is_open = scores.radius.isinf() | ~scores.mid.isfinite()
+        for_dv = strange | (visible & is_open).any(-1, keepdim=True)
+        for_dk = for_dv | (gradient.radius.isinf() | ~gradient.mid.isfinite()).any(-1, keepdim=True)
+        dk = self.unspecified(seen + hidden @ for_dk.double() > 0, dk)
+        dv = self.unspecified(seen + hidden @ for_dv.double() > 0, dv)
         if model.empty_row != 0.0:
             dq = Ball(dq.mid, torch.where(visible.any(-1)[:, None], dq.radius, math.inf), model)
         return dq, dk, dv
@@ -226,7 +232,8 @@ class GradientBalls(FunctionBalls):
         if b.rad is not None:
             rad = rad + size @ b.rad
         rad = torch.where(visible.any(-1)[:, None], rad, 0.0)
-        rad = torch.where(magnitude > self.model.largest, math.inf, rad)
+        anything = (visible & a.radius.isinf()).any(-1, keepdim=True)  # NaN too, which no factor of zero takes away
+        rad = torch.where((magnitude > self.model.largest) | anything, math.inf, rad)
         if self.model.certifies or bool(a.mid.isfinite().all() & b.mid.isfinite().all()):
             return Ball(mid, rad, self.model)
         touched = (visible.double() @ b.mid.isinf().double() > 0) | a.mid.isinf().any(-1, keepdim=True)

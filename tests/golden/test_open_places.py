@@ -92,7 +92,7 @@ def test_logits_that_open_a_row_of_cross_entropy_backward() -> None:
 
 
 def test_what_opens_the_gradients_of_attention() -> None:
-    """NaN in q or dout opens keys masked for it, infinities all that the row reaches, NaN in k or v nothing."""
+    """NaN opens keys masked for rows that it reaches (one in v no dv), infinities all that the row reaches."""
     shape = 1, 1, 4, 8
     q, k, v, dout = (some(*shape, seed=seed) for seed in range(4))
     place = 0, 0, 1, 3
@@ -106,8 +106,19 @@ def test_what_opens_the_gradients_of_attention() -> None:
     assert dq[0, 0].all(1).tolist() == [True, False, True, True]
     assert not dk.any()
     assert not dv.any()
-    for tensors in ((q, some(*shape, nan=place), v, dout), (q, k, some(*shape, nan=place), dout)):
-        assert everywhere(judged("attention_backward", *tensors, **causal))
+    for tensors, open_dv in (
+        ((q, some(*shape, nan=place), v, dout), True),
+        ((q, k, some(*shape, nan=place), dout), False),
+    ):
+        dq, dk, dv = judged("attention_backward", *tensors, **causal)
+        assert dq.all()
+        assert dk[0, 0].all(1).tolist() == [True, True, False, False]
+        assert dv[0, 0].all(1).tolist() == [True, True, not open_dv, not open_dv]
+    largest = torch.finfo(torch.float32).max
+    dq, dk, dv = judged("attention_backward", q, k, torch.full(shape, largest), torch.full(shape, largest), **causal)
+    assert not dq.any()
+    assert not dk.any()
+    assert dv.any()
     dq, dk, dv = judged("attention_backward", q, some(*shape, inf=(0, 0, 3, 2)), v, dout, **causal)
     assert dq[0, 0].all(1).tolist() == [True, True, True, False]
 
