@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import pytest
 
 from assay.verify.audit.words import PRECISION, SIZE, STRUCTURE
+from tests.verify.auditing import audited, by_test, never_noticed, run
 
-pytest_plugins = ["pytester"]
 
 PLANTED = """
 import math
@@ -77,33 +73,6 @@ class TestOld(unittest.TestCase):
     def test_places(self): self.assertAlmostEqual(3.14159, 3.14160, places=1)
     def test_true(self): self.assertTrue(np.allclose(ARRAY.copy(), ARRAY))
 """
-
-
-def run(folder: Path, tests: str, *options: str) -> tuple[list[str], str]:
-    """A run of pytest in a process of its own: the outcomes of the tests, sorted, and all that it printed."""
-    (folder / "test_planted.py").write_text(dedent(tests))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    command = [sys.executable, "-P", "-m", "pytest", "-rA", "--tb=short", "-p", "no:cacheprovider", *options]
-    printed = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False).stdout
-    outcomes = [line.split(" - ")[0] for line in printed.splitlines() if line.startswith(("PASS", "FAIL", "X", "ERR"))]
-    return sorted(outcomes), printed
-
-
-def audited(folder: Path, tests: str, *options: str) -> dict[str, Any]:
-    """The JSON of an audit."""
-    run(folder, tests, "--assay-audit-report=report", *options)
-    data: dict[str, Any] = json.loads((folder / "report" / "audit.json").read_text())
-    return data
-
-
-def by_test(data: dict[str, Any]) -> dict[str, Any]:
-    """The sites of an audit by the name of their only test."""
-    return {"".join(site["tests"]).split("::")[-1]: site for site in data["sites"]}
-
-
-def never_noticed(site: dict[str, Any]) -> set[str]:
-    """The corruptions that all replays of a site let through."""
-    return {name for name, tried in site["tried"].items() if tried == site["passed"].get(name)}
 
 
 @pytest.fixture(scope="module")
@@ -250,120 +219,3 @@ def test_no_outcome_changes_and_workers_send_home_what_they_found(planted: Any, 
     assert found["test_many"]["runs"] == 100
     assert data["tests"] == planted[0]["tests"]
     assert data["errors"] == []
-
-
-ENDING = """
-import sys
-import numpy as np
-import pytest
-
-def failing(a, b):
-    if not abs(a - b).max() <= 1e-3:
-        pytest.fail("different")
-
-def leaving(a, b):
-    if not abs(a - b).max() <= 1e-3:
-        sys.exit("different")
-
-def skipping(a, b):
-    if not abs(a - b).max() <= 1e-3:
-        pytest.skip("different")
-
-def test_failing(): failing(np.arange(4.0) + 1, np.arange(4.0) + 1)
-def test_leaving(): leaving(np.arange(4.0) + 1, np.arange(4.0) + 1)
-def test_skipping(): skipping(np.arange(4.0) + 1, np.arange(4.0) + 1)
-def test_after(): pass
-"""
-
-
-def test_a_comparison_may_end_a_test_by_pytest_itself(tmp_path: Path) -> None:
-    """`pytest.fail` and `sys.exit` notice what is wrong, `pytest.skip` lets it through; none of them ends the run."""
-    names = [f"--assay-audit-function=test_planted:{name}" for name in ("failing", "leaving", "skipping")]
-    outcomes, printed = run(tmp_path, ENDING, "--assay-audit-report=report", *names)
-    assert [line.split()[0] for line in outcomes] == ["PASSED"] * 4, printed
-    data = json.loads((tmp_path / "report" / "audit.json").read_text())
-    assert data["errors"] == []
-    sites = by_test(data)
-    for name in ("test_failing", "test_leaving"):
-        assert sites[name]["grade"] == "strict"
-        assert sites[name]["gains"][0] == pytest.approx(1e-3 / 4, rel=0.1)
-    assert sites["test_skipping"]["grade"] == "blind"
-
-
-FULL = """
-import numpy as np
-LARGE, SMALL = np.ones(1 << 19), np.ones(4)
-def test_container():
-    np.testing.assert_equal([LARGE.copy() for _ in range(70)], [LARGE] * 70)
-    np.testing.assert_equal(SMALL.copy(), SMALL)
-"""
-
-
-def test_what_a_container_holds_counts_as_room(tmp_path: Path) -> None:
-    """140 arrays of 4 MiB are not kept, though the largest one would be; what fits is replayed all the same."""
-    large, small = sorted(audited(tmp_path, FULL)["sites"], key=lambda site: site["line"])
-    assert large["flags"] == {"not kept: too much memory in one test": 1}
-    assert (large["replays"], small["replays"]) == (0, 1)
-
-
-NUMPY_ONLY = """
-import sys
-import pytest
-
-def own(a, b):
-    if abs(a - b).max() > 0.5:
-        raise AssertionError
-    return 3
-
-def test_lists():
-    from numpy.testing import assert_almost_equal, assert_array_almost_equal
-    assert_almost_equal([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
-    assert_array_almost_equal([[1, 2], [3, 4]], [[1, 2], [3, 4]])
-
-def test_own():
-    import numpy as np
-    own(np.ones(4), np.ones(4))
-
-def test_text():
-    import numpy as np
-    np.testing.assert_equal("a", "a")
-    np.testing.assert_equal(np.array([True]), np.array([True]))
-
-@pytest.fixture
-def late():
-    yield
-    import numpy as np
-    np.testing.assert_allclose(1.0, 1.0)
-def test_late(late): pass
-
-def test_no_torch():
-    assert not {"torch", "hypothesis", "assay.golden"} & set(sys.modules)
-"""
-
-
-def test_a_run_of_numpy_alone_never_imports_torch(tmp_path: Path) -> None:
-    """What is imported inside of the tests is audited too, fixtures included, and so is a function of one's own."""
-    outcomes, printed = run(
-        tmp_path,
-        NUMPY_ONLY,
-        "--assay-audit-report=report",
-        "--assay-audit-function=test_planted:own",
-        "--assay-audit-function=no.such:thing",
-    )
-    assert [line.split("::")[0] for line in outcomes] == ["PASSED test_planted.py"] * 5
-    data = json.loads((tmp_path / "report" / "audit.json").read_text())
-    calls = {site["text"].split("(")[0]: site for site in data["sites"]}
-    assert calls["own"]["gains"] == [pytest.approx(0.5, rel=0.1)] * 2
-    assert calls["assert_almost_equal"]["replays"] == 1
-    assert calls["assert_array_almost_equal"]["tried"]["one element off by 1"] == 1
-    assert calls["np.testing.assert_equal"]["flags"] == {"no numbers": 1}
-    assert calls["np.testing.assert_allclose"]["replays"] == 1
-    assert data["missing"] == ["no.such:thing"]
-    assert "no.such:thing, named by --assay-audit-function, was never imported" in printed
-
-
-def test_a_function_without_a_module_is_a_usage_error(pytester: pytest.Pytester) -> None:
-    """One line says what was expected."""
-    result = pytester.runpytest_subprocess("--assay-audit-function=own")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--assay-audit-function: expected MODULE:FUNCTION*got 'own'"])
