@@ -12,7 +12,6 @@ import pytest
 from assay.verify.audit.words import PRECISION, SIZE, STRUCTURE
 from tests.verify.auditing import audited, by_test, never_noticed, run
 
-
 PLANTED = """
 import math
 import unittest

@@ -7,7 +7,6 @@ whose cost is in fuzzing, with fewer (``./dev bench zoo`` runs them with all). A
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,10 +45,8 @@ def test_a_faulty_kernel_is_rejected(entry: Faulty) -> None:
     assert verdict.failure.kind in entry.kinds, str(verdict)
 
 
-def test_torch_softmax_is_accepted_in_time() -> None:
-    """200 examples of torch's softmax pass, in at most 20 s of processor time; `./dev bench examine` has the figure."""
-    started = time.process_time()
+def test_torch_softmax_is_accepted() -> None:
+    """200 examples of torch's softmax pass; how long that takes is for `./dev bench examine` to tell."""
     verdict = examine(lambda x: torch.softmax(x, -1), "softmax", dtype="bfloat16", examples=200)
     assert verdict.passed
     assert verdict.phases["fuzz"] == 200
-    assert time.process_time() - started < 20
