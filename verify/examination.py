@@ -17,7 +17,7 @@ from assay.verify.contract import Contract
 from assay.verify.errors import VerificationError
 from assay.verify.explain import explain
 from assay.verify.fuzz import fuzz
-from assay.verify.gate import passes_gate, smallest_gain
+from assay.verify.gate import loophole, outcomes, smallest_gain
 from assay.verify.inputs.cases import Case, build
 from assay.verify.inputs.layouts import LAYOUTS
 from assay.verify.inputs.sampler import Sampler
@@ -163,7 +163,7 @@ class _Examination:
     def _outcome(self, progress: Progress) -> tuple[str, str]:
         if self.question.refusal:
             return "REFUSED", self.question.refusal
-        loophole = self._gate()
+        open_way = self._gate()
         if self.goldens is not None:
             self._stored(self.goldens, progress)
         for name, cases in self._fixed_phases():
@@ -174,8 +174,8 @@ class _Examination:
             progress("shrinking", 0, 0)
             self._shrink()
             return "FAIL", ""
-        if loophole:
-            return "VACUOUS", f"under this contract the check lets through {loophole}"
+        if open_way:
+            return "VACUOUS", f"under this contract the check lets through {open_way}"
         if self.cases == 0 or self.judged == 0:
             return "VACUOUS", "nothing was decided: no element of any case was judged"
         if self.unresolved:
@@ -186,7 +186,7 @@ class _Examination:
 
     def _gate(self) -> str | None:
         """What the check would let through, if anything; no call of the kernel."""
-        loophole = None
+        seen: dict[str, list[dict[str, bool]]] = {}
         for style in ("tile", "small"):
             for case in phases.gate_cases(self.sampler, style):
                 values = {name: guarded.tensor for name, guarded in build(case).guarded.items()}
@@ -196,8 +196,8 @@ class _Examination:
                         continue
                     self.detectable = min(self.detectable, smallest_gain(allowed))
                     if style == "tile":  # at a size of two or so some results cancel altogether
-                        loophole = loophole or passes_gate(allowed, format_named(dtype))
-        return loophole
+                        seen.setdefault(tensor.name, []).append(outcomes(allowed, format_named(dtype)))
+        return next(filter(None, map(loophole, seen.values())), None)
 
     def _stored(self, address: str, progress: Progress) -> None:
         """The cases of a store, judged by its goldens."""

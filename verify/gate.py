@@ -7,7 +7,7 @@ reject every corruption that changes anything.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
@@ -52,8 +52,11 @@ def corruptions(right: Tensor, limits: Tolerance, out: Format) -> Iterator[tuple
         yield words, off.reshape(right.shape)
 
 
-def passes_gate(limits: Tolerance, out: Format) -> str | None:
-    """The first corruption that the check lets through, or None.
+NOTHING_JUDGED = "anything at all: no element is judged"
+
+
+def outcomes(limits: Tolerance, out: Format) -> dict[str, bool]:
+    """Of each corruption, whether the check rejects it.
 
     A corruption that leaves every judged element as it was (zeros of an output that is zero) says nothing and is
     passed over; so is one that turns a number into an equal one of the format.
@@ -61,16 +64,30 @@ def passes_gate(limits: Tolerance, out: Format) -> str | None:
     right = round_to(limits.golden, out)
     right = torch.where(torch.isfinite(right), right, limits.golden)
     if not right.numel():
-        return None
+        return {}
     if not bool(limits.judged.any()):
-        return "anything at all: no element is judged"
+        return {NOTHING_JUDGED: False}
     if not bool((limits.judged & torch.isfinite(limits.golden)).any()):  # a logarithm of numbers below zero
-        return None
+        return {}
+    found = {NOTHING_JUDGED: True}
     for words, wrong in corruptions(right, limits, out):
         changed = ((wrong != right) & ~(wrong.isnan() & right.isnan()) & limits.judged).any()
-        if bool(changed) and not bool(judge(wrong, limits).broken.any()):
-            return words
-    return None
+        if bool(changed):
+            found[words] = bool(judge(wrong, limits).broken.any())
+    return found
+
+
+def loophole(seen: Iterable[Mapping[str, bool]]) -> str | None:
+    """The first corruption that some case of `outcomes` lets through and none rejects, or None."""
+    together: dict[str, bool] = {}
+    for found in seen:
+        together |= {words: together.get(words, False) or rejected for words, rejected in found.items()}
+    return next((words for words, rejected in together.items() if not rejected), None)
+
+
+def passes_gate(limits: Tolerance, out: Format) -> str | None:
+    """The first corruption that the check of one case lets through, or None."""
+    return loophole([outcomes(limits, out)])
 
 
 def smallest_gain(limits: Tolerance) -> float:

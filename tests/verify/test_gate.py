@@ -13,7 +13,7 @@ from assay.golden.run import Golden
 from assay.precision.formats import format_named
 from assay.precision.rounding import round_to
 from assay.verify import Contract, examine
-from assay.verify.gate import corruptions, passes_gate, smallest_gain
+from assay.verify.gate import corruptions, loophole, outcomes, passes_gate, smallest_gain
 from assay.verify.judge import Tolerance, judge, tolerance
 
 OUTPUTS = ("float32", "bfloat16", "float16", "float8_e4m3fn")
@@ -213,3 +213,11 @@ def test_a_size_where_results_cancel_is_no_loophole() -> None:
 
     verdict = examine(layernorm_backward, "layernorm_backward", dtype="float32", examples=5)
     assert verdict.outcome != "VACUOUS", str(verdict)
+
+
+def test_what_one_case_rejects_is_no_loophole() -> None:
+    """A corruption counts as let through where some case lets it pass and none rejects it."""
+    blunt = outcomes(limits(ORDINARY, 0.06 * ORDINARY.abs()), format_named("bfloat16"))
+    sharp = outcomes(limits(ORDINARY, 1e-3 * ORDINARY.abs()), format_named("bfloat16"))
+    assert loophole([blunt]) == loophole([blunt, blunt]) == "everything times 1.05"
+    assert loophole([blunt, sharp]) is loophole([sharp]) is loophole([]) is None
