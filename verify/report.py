@@ -108,7 +108,10 @@ _PROTOCOLS = {
     "repeat": "the same call is made twice",
     "after_other": "a call with other data of the same shapes comes first",
     "after_refill": "a call with other data in the same memory comes first",
+    "after_many": "many equal calls with other data in the same memory come first",
     "alone": "each row is also given alone",
+    "bias": "a series of calls with fresh data",
+    "outside": "the call is made in a process of its own, where nothing tells of an examination",
 }
 
 

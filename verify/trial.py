@@ -3,8 +3,7 @@
 Protocols: "once"; "repeat", the same call twice must give the same bits; "after_other" and "after_refill", a call with
 other data of the same shape comes first, in other memory or in the same; "after_many", many such calls, as when it is
 timed; "outside", the call is made where nothing tells of an examination; "alone", each row by itself must give the
-bits that it gives among the others; "bias", calls with fresh data, whose errors may not
-all lean to one side.
+bits that it gives among the others; "bias", calls with fresh data, whose errors may not all lean to one side.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class DoubleDouble:
         return DoubleDouble(change(self.high), low, None if self.rad is None else change(self.radius))
 
     def __getitem__(self, key: object) -> DoubleDouble:
-        return self.map(lambda part: part[key])  # type: ignore[index]
+        return self.map(lambda part: part[key])  # type: ignore[index]  # whatever torch takes
 
     def reshape(self, *shape: int) -> DoubleDouble:
         return self.map(lambda part: part.reshape(*shape))

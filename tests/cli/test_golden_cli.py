@@ -208,7 +208,7 @@ def test_two_campaigns_of_one_name_are_both_kept(tmp_path: Path, capsys: pytest.
         assert main(arguments) == 0
     opened = Store(str(store))
     assert len(list(opened.manifests())) == 2
-    gone = [key for key in opened.keys() if opened.get(key).recipe.seed in (1, 7)]  # noqa: SIM118
+    gone = [key for key in opened.keys() if opened.get(key).recipe.seed in (1, 7)]  # noqa: SIM118 - a Store is no dict
     for key in gone:
         opened.discard(key)
     capsys.readouterr()

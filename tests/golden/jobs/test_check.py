@@ -60,7 +60,7 @@ def test_every_flipped_byte_is_named(store: Store) -> None:
 
 def signed(store: Store, change: Callable[[Record], Record]) -> str:
     """A record changed and stored with right checksums; its key."""
-    key = next(key for key in store.keys() if store.get(key).recipe.spec == "softmax")  # noqa: SIM118
+    key = next(key for key in store.keys() if store.get(key).recipe.spec == "softmax")  # noqa: SIM118 - a Store is no dict
     changed = change(store.get(key))
     store.discard(key)
     assert store.put(changed) == key
