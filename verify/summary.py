@@ -42,10 +42,10 @@ def line_of(verdict: Verdict) -> Line:
     """A verdict's line."""
     words, place = verdict.note, ""
     if verdict.failure is not None:
-        from assay.verify.survey import in_words
+        from assay.verify.survey import failure_in_words
         from assay.verify.verdict import where
 
-        words, place = in_words(verdict.failure), where(verdict.map) if verdict.map else ""
+        words, place = failure_in_words(verdict.failure), where(verdict.map) if verdict.map else ""
     return Line(
         verdict.kernel,
         verdict.spec,
@@ -87,7 +87,7 @@ def _row(line: Line) -> str:
 
 
 def _details(line: Line) -> list[str]:
-    title = html.escape(f"{line.kernel} as {line.spec} in {line.dtype}: {line.words}")
+    title = html.escape(" ".join(f"{line.kernel} as {line.spec} in {line.dtype}: {line.words}".split()))
     longest = max(map(len, re.findall(r"`+", line.repro)), default=0)
     fence = "`" * max(3, longest + 1)
     where = [_escaped(line.where), ""] if line.where else []

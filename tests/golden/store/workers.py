@@ -33,4 +33,5 @@ def hold(url: str, key: str, flag: str, lease: float) -> None:
     with Store(url, lease=lease).claim(key) as mine, open(flag, "w", encoding="utf-8") as file:
         file.write(str(mine))
         file.flush()
-        time.sleep(600)
+        while True:  # one long sleep would go on if the signal came to the thread that keeps the claim up
+            time.sleep(0.1)

@@ -1,0 +1,261 @@
+"""The audit of a model: its sites, what any assignment of formats to them will cost, and which one to take."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+import torch
+
+from assay.precision.calibration import Calibration, Measured
+from assay.precision.errors import BadAssignment, BadModel, NoData
+from assay.precision.metrics import Metric, Tally, metric_named
+from assay.precision.model.menu import Fits, menu_of
+from assay.precision.model.running import batch_size, call, prepared, settled
+from assay.precision.model.sensitivity import Sensitivity
+from assay.precision.model.simulation import Simulator
+from assay.precision.model.sites import Collector, Site
+from assay.precision.model.tap import opened
+from assay.precision.prediction import Key, Prediction, Products, QuadraticForm
+from assay.precision.schemes import SCHEMES, scheme_named
+from assay.precision.schemes.scheme import DEFAULTS
+
+__all__ = ["Audit", "Progress", "audit"]
+
+Progress = Callable[[str, int, int], None]
+"""Told the stage, how many of its steps are done, and how many there are."""
+
+_KEPT = 256 << 20
+"""Bytes of reference outputs that are kept rather than computed again for every measurement."""
+
+
+def audit(
+    model: torch.nn.Module | torch.export.ExportedProgram,
+    batches: Sequence[Any],
+    metric: str | Callable[[Any, Any], torch.Tensor] = "kl",
+    formats: Collection[str] | None = None,
+    target: str | None = None,
+    *,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Audit:
+    """Audit a model over calibration data: one forward pass that looks, one forward and backward pass that predicts.
+
+    model: a module or an exported program; it is left as it was. Weights of 16 bits are computed with in float32.
+    batches: dicts of keyword arguments, tuples, or tensors; the first dimension of a batch holds its sequences. An
+    ``attention_mask`` [B, T] takes padding out of the metric.
+    metric: "kl", nats per position at the logits; "relative", of last_hidden_state, logits or a tensor; or a loss,
+    called with outputs and batch, that gives a number for each sequence [B].
+    formats: names of schemes; None: those of the interface. target: a device of configs/devices.toml, whose formats
+    bound the menus.
+    Raises BadModel, NoData, UnknownScheme, UnknownOption, UnknownDevice.
+    """
+    return Audit(model, batches, metric_named(metric), _formats(formats, target), target, seed, progress or _silent)
+
+
+class Audit:
+    """What `audit` gives: sites, menus, predictions, measurements, recommendations."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module | torch.export.ExportedProgram,
+        batches: Sequence[Any],
+        metric: Metric,
+        formats: Sequence[str],
+        target: str | None,
+        seed: int,
+        progress: Progress,
+    ) -> None:
+        self.model = prepared(model)
+        self.batches = list(batches)
+        self.metric = metric
+        self.target = target
+        self.seconds: dict[str, float] = {}
+        """Wall time of each stage."""
+        self._seed = seed
+        self._progress = progress
+        self._references: list[torch.Tensor] | None = None
+        self._calibration: Calibration | None = None
+        self.measured: list[tuple[dict[str, str], Measured]] = []
+        """Assignments that were measured to calibrate the interval."""
+        if not self.batches:
+            raise NoData("expected calibration batches, got none: give a longer text or fewer tokens a sequence")
+        self._sizes = [batch_size(batch) for batch in self.batches]
+        self._collect(formats)
+        self._differentiate()
+
+    def menu(self, site: str) -> tuple[str, ...]:
+        """The names of the schemes that may stand at a site. Raises BadAssignment for a site that there is not."""
+        return self._menus[self._known(site)]
+
+    def predict(self, assignment: Mapping[str, str]) -> Prediction:
+        """The error of an assignment with its 95 % interval. No model is run, but in the first call, to calibrate."""
+        raw, effective = self._raw(self.checked(assignment))
+        if self._calibration is None:
+            self.calibrate()
+        assert self._calibration is not None
+        return Prediction(*self._calibration.interval(raw, effective))
+
+    def measure(self, assignment: Mapping[str, str]) -> float:
+        """The error with that assignment simulated, over all calibration data; not finite where the model breaks."""
+        chosen = self.checked(assignment)
+        simulator = Simulator({name: SCHEMES[scheme] for name, scheme in chosen.items()}, self.fits, self._tied)
+        tally = Tally()
+        for index, batch in enumerate(self.batches):
+            reference = self._reference(index)
+            with torch.no_grad(), settled(self.model), opened(self.model, simulator):
+                outputs = call(self.model, batch)
+            with torch.no_grad():
+                tally.add(self.metric.compare(reference, self.metric.output(outputs, _mapping(batch)), _mapping(batch)))
+        return self.metric.mean(tally)
+
+    def calibrate(self, count: int = 48) -> None:
+        """Measure ``count`` random assignments, from dense to sparse, and fit the interval to them."""
+        draw = random.Random(self._seed)
+        began = time.monotonic()
+        while len(self.measured) < count:
+            chosen = self.random_assignment(draw, (1.0, 1.0, 0.3, 0.1)[len(self.measured) % 4])
+            raw, effective = self._raw(chosen)
+            self.measured.append((chosen, Measured(raw, self.measure(chosen), effective)))
+            self._progress("measuring", len(self.measured), count)
+        self._calibration = Calibration.fitted([pair for _, pair in self.measured])
+        self.seconds["measuring"] = self.seconds.get("measuring", 0.0) + time.monotonic() - began
+
+    def random_assignment(self, draw: random.Random, share: float = 1.0) -> dict[str, str]:
+        """A random scheme at every site, or at a random share of them (one at least)."""
+        sites = [site for site in self.sites if self._menus[site] and not site.tied]
+        some = [site for site in sites if draw.random() < share] or [draw.choice(sites)]
+        return {str(site): draw.choice(self._menus[site]) for site in some}
+
+    def checked(self, assignment: Mapping[str, str]) -> dict[str, str]:
+        """The assignment, its names known and allowed, that of a tied weight put at the site that holds it.
+
+        Raises BadAssignment, UnknownScheme.
+        """
+        chosen: dict[str, str] = {}
+        for name, scheme in assignment.items():
+            site = self._known(name)
+            if scheme not in self._menus[site]:
+                scheme_named(scheme)
+                raise BadAssignment(
+                    f"expected a scheme for {site} of {', '.join(self._menus[site]) or 'none'}, got {scheme!r}"
+                )
+            owner = site.tied or str(site)
+            if chosen.get(owner, scheme) != scheme:
+                raise BadAssignment(f"expected one scheme for {site} and {owner}, which share a weight, got two")
+            chosen[owner] = scheme
+        return chosen
+
+    def _known(self, name: str) -> Site:
+        if name in self._by_name:
+            return self._by_name[name]
+        near = get_close_matches(name, self._by_name)
+        hint = f"did you mean {near[0]}?" if near else "see .sites"
+        raise BadAssignment(f"expected a site of this model, got {name!r}: {hint}")
+
+    def _raw(self, chosen: Mapping[str, str]) -> tuple[float, float]:
+        keys: list[Key] = list(chosen.items())
+        squares = self.form.of(keys)
+        error = math.inf if math.isinf(squares) else float(self.metric.error(squares, self._weight))
+        return error, self.form.effective(keys)
+
+    def _collect(self, formats: Sequence[str]) -> None:
+        """Look: sites, what passes them, and reference outputs."""
+        began = time.monotonic()
+        roles = {name: type(module).__name__ for name, module in self.model.named_modules()}
+        collector = Collector(lambda name: "router" if _is_router(name, roles.get(name, "")) else "linear")
+        kept: list[torch.Tensor] = []
+        size = 0
+        self._weight = 0.0
+        for index, batch in enumerate(self.batches):
+            with torch.no_grad(), settled(self.model), opened(self.model, collector):
+                outputs = call(self.model, batch)
+            reference = self.metric.output(outputs, _mapping(batch)).detach()
+            if not bool(reference.isfinite().all()):
+                raise BadModel(
+                    f"expected finite outputs, got NaN or infinities for batch {index}: check model and inputs"
+                )
+            self._weight += self.metric.weight(reference, _mapping(batch))
+            size += reference.numel() * reference.element_size()
+            if size <= _KEPT:
+                kept.append(reference)
+            self._progress("looking", index + 1, len(self.batches))
+        self._references = kept if size <= _KEPT else None
+        if not any(site.place == "linear" for site in collector.sites.values()):
+            raise BadModel("expected a model with linear layers, got one that runs none: is it the right module?")
+        self.fits = Fits(collector.seen)
+        self.sites = tuple(collector.sites.values())
+        self._by_name = {str(site): site for site in self.sites}
+        self._menus = {str(site): menu_of(site, formats) for site in self.sites}
+        self._tied = {str(site): site.tied for site in self.sites if site.tied}
+        self.seen = collector.seen
+        self.seconds["looking"] = time.monotonic() - began
+
+    def _differentiate(self) -> None:
+        """One forward and backward pass a batch: products of every scheme at every site."""
+        began = time.monotonic()
+        generator = torch.Generator().manual_seed(self._seed)
+        columns: list[dict[Key, torch.Tensor]] = []
+        known = True
+        for index, (batch, size) in enumerate(zip(self.batches, self._sizes, strict=True)):
+            visitor = Sensitivity(self._menus, self.fits, self._tied, size)
+            with torch.enable_grad(), settled(self.model):
+                with opened(self.model, visitor) as tap:
+                    visitor.tap = tap
+                    outputs = call(self.model, batch)
+                output = self.metric.output(outputs, _mapping(batch))
+                cotangent = self.metric.cotangent(output.detach(), _mapping(batch), generator)
+                torch.autograd.grad(output, visitor.anchor, cotangent, allow_unused=True)
+            columns.append(visitor.columns)
+            known = known and visitor.known
+            self._progress("predicting", index + 1, len(self.batches))
+        self.form = QuadraticForm(_gathered(columns, self._sizes, known))
+        self.seconds["predicting"] = time.monotonic() - began
+
+    def _reference(self, index: int) -> torch.Tensor:
+        if self._references is not None:
+            return self._references[index]
+        with torch.no_grad(), settled(self.model):
+            return self.metric.output(call(self.model, self.batches[index]), _mapping(self.batches[index]))
+
+
+def _gathered(columns: Sequence[Mapping[Key, torch.Tensor]], sizes: Sequence[int], known: bool) -> Products:
+    """The batches' products side by side; one sample a batch where sequences could not be told apart."""
+    keys = tuple(dict.fromkeys(key for batch in columns for key in batch))
+    sums, squares = [], np.zeros((len(keys), 2))
+    for index, (batch, size) in enumerate(zip(columns, sizes, strict=True)):
+        nothing = torch.zeros(size + 1)
+        both = torch.stack([batch.get(key, nothing) for key in keys]).double().numpy()
+        sums.append(both[:, :-1] if known else both[:, :-1].sum(1, keepdims=True))
+        squares[:, index % 2] += both[:, -1]
+    halves = np.concatenate([np.full(part.shape[1], index % 2) for index, part in enumerate(sums)])
+    return Products(keys, np.concatenate(sums, 1), squares, halves)
+
+
+def _formats(formats: Collection[str] | None, target: str | None) -> tuple[str, ...]:
+    names = tuple(DEFAULTS if formats is None else dict.fromkeys(formats))
+    for name in names:
+        scheme_named(name)
+    if target is not None:
+        from assay.precision.roofline import device_named, supports
+
+        device = device_named(target)
+        names = tuple(name for name in names if supports(device, SCHEMES[name]))
+    return names
+
+
+def _mapping(batch: Any) -> Mapping[str, Any]:
+    return batch if isinstance(batch, Mapping) else {}
+
+
+def _is_router(name: str, kind: str) -> bool:
+    return "Router" in kind or "router" in name.rpartition(".")[2] or (name.endswith(".gate") and "Linear" not in kind)
+
+
+def _silent(stage: str, done: int, count: int) -> None:
+    pass

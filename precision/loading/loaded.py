@@ -1,0 +1,56 @@
+"""What `load` gives: a model, its tokenizer, and what an audit must know of them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from assay.precision.errors import BadText
+from assay.precision.loading.text import batches_of
+
+__all__ = ["Kind", "Loaded"]
+
+Kind: TypeAlias = Literal["causal_lm", "encoder", "classifier", "module", "exported"]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in eval mode.
+
+    tokenizer: of transformers, or None where the model has none. kind: what the model gives, "causal_lm" and
+    "classifier" logits, "encoder" hidden states (or logits, with a masked-language-model head), "module" and "exported"
+    whatever it returns. path: the directory or file that it was read from, None for a factory or an object. stored: the
+    dtype that most of the weights are stored in. vocabulary: how many token ids the embedding has, positions: how many
+    tokens a sequence may have; None where the model doesn't say.
+    """
+
+    model: torch.nn.Module
+    tokenizer: Any
+    kind: Kind
+    name: str
+    path: Path | None
+    stored: torch.dtype
+    vocabulary: int | None = None
+    positions: int | None = None
+
+    def batches(self, text: str | Path, *, sequence: int = 256, **options: Any) -> list[dict[str, torch.Tensor]]:
+        """`batches_of` the text, with this model's tokenizer, checked against its vocabulary and its length.
+
+        Raises `BadText` as `batches_of` does, and where there is no tokenizer, where the tokenizer isn't the model's,
+        or where the model takes no sequence of that length.
+        """
+        if self.tokenizer is None:
+            remedy = "put its tokenizer.json beside config.json" if self.path else "give an audit of it batches"
+            raise BadText(f"{self.name} has no tokenizer, so a text can't be cut into tokens; {remedy}")
+        if self.positions is not None and sequence > self.positions:
+            raise BadText(f"{self.name} takes at most {self.positions} tokens, got sequence={sequence}; choose fewer")
+        batches = batches_of(text, self.tokenizer, sequence=sequence, **options)
+        last = max(int(batch["input_ids"].max()) for batch in batches)
+        if self.vocabulary is not None and last >= self.vocabulary:
+            token = self.tokenizer.convert_ids_to_tokens(last)
+            raise BadText(
+                f"the tokenizer isn't {self.name}'s: it gives token {token!r} the id {last}, but the model has "
+                f"{self.vocabulary} ids; put the model's own tokenizer beside config.json"
+            )
+        return batches

@@ -1,0 +1,34 @@
+"""Silence while other packages load: what matters of their warnings comes back as an error of one line."""
+
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["one_line", "quiet"]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without warnings, log records below CRITICAL and, once transformers is loaded, its progress bars."""
+    level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    bars = getattr(sys.modules.get("transformers.utils.logging"), "is_progress_bar_enabled", lambda: False)()
+    if bars:
+        sys.modules["transformers.utils.logging"].disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+        if bars:
+            sys.modules["transformers.utils.logging"].enable_progress_bar()
+
+
+def one_line(error: BaseException) -> str:
+    """The kind of an error and what it says, in one line of at most 200 characters."""
+    said = " ".join(str(error).split())
+    said = said if len(said) <= 200 else f"{said[:197]}..."
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -1,0 +1,105 @@
+"""Texts as token sequences: equal cuts spread evenly over a text, or its lines, padded."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from assay.precision.errors import BadText, UnknownOption
+
+__all__ = ["batches_of"]
+
+
+def batches_of(
+    text: str | Path,
+    tokenizer: Any,
+    *,
+    sequence: int = 256,
+    sequences: int = 64,
+    batch: int = 8,
+    lines: bool = False,
+) -> list[dict[str, torch.Tensor]]:
+    """The text as batches of token sequences: ``input_ids`` and ``attention_mask``, each int64 [<= batch, <= sequence].
+
+    text: the text itself, or the path of a UTF-8 file. tokenizer: of transformers; the special tokens that it puts
+    around a text stand around every sequence. The sequences don't overlap and spread evenly over the text; from a
+    shorter text there are fewer of them, from one shorter than a sequence there is one, as long as the text. With
+    ``lines`` every line that isn't blank is a sequence, cut off after ``sequence`` tokens and padded at its end, and
+    of more than ``sequences`` lines evenly spread ones are taken: for encoders.
+
+    Raises `BadText` if the text can't be read or gives fewer than two tokens, `UnknownOption` for a length below 2 or
+    a count below 1.
+    """
+    for name, value, least in (("sequence", sequence, 2), ("sequences", sequences, 1), ("batch", batch, 1)):
+        if value < least:
+            raise UnknownOption(f"{name}={value}; expected at least {least}")
+    source, content = _read(text)
+    before, after = _around(tokenizer)
+    room = sequence - len(before) - len(after)
+    if room < 1:
+        raise UnknownOption(f"sequence={sequence} leaves no room beside {len(before) + len(after)} special tokens")
+    if lines:
+        rows = _spread([_tokens(tokenizer, line)[:room] for line in content.splitlines() if line.strip()], sequences)
+    else:
+        rows = _cuts(_tokens(tokenizer, content), room, sequences)
+    count = sum(len(row) for row in rows)
+    if count < 2:
+        raise BadText(f"{source} gives {count} token{'s' * (count != 1)}; expected at least 2, so give a longer text")
+    whole = [[*before, *row, *after] for row in rows if row]
+    padding = tokenizer.pad_token_id or 0
+    return [_stacked(whole[start : start + batch], padding) for start in range(0, len(whole), batch)]
+
+
+def _read(text: str | Path) -> tuple[str, str]:
+    """What to call the text, and the text."""
+    source = "the text"
+    if isinstance(text, Path):
+        source = str(text)
+        try:
+            text = text.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise BadText(
+                f"{source} isn't UTF-8 text (byte {error.object[error.start]:#04x} at {error.start}); convert it first"
+            ) from None
+        except OSError as error:
+            raise BadText(f"{source} can't be read ({error.strerror}); give a file of UTF-8 text") from None
+    if not text.strip():
+        raise BadText(f"{source} is empty; give a text like those that the model will see")
+    return source, text
+
+
+def _tokens(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The special tokens that the tokenizer puts before and after a text."""
+    encoded = tokenizer("a", return_special_tokens_mask=True)
+    ids, special = list(encoded["input_ids"]), list(encoded["special_tokens_mask"])
+    first = special.index(0) if 0 in special else len(special)
+    last = len(special) - special[::-1].index(0) if 0 in special else len(special)
+    return ids[:first], ids[last:]
+
+
+def _cuts(tokens: list[int], length: int, most: int) -> list[list[int]]:
+    """At most so many sequences of that length, evenly spread and disjoint; one shorter where there is no whole one."""
+    count = min(most, len(tokens) // length)
+    if count < 2:
+        return [tokens[:length]]
+    free = len(tokens) - length
+    starts = [index * free // (count - 1) for index in range(count)]
+    return [tokens[start : start + length] for start in starts]
+
+
+def _spread(rows: list[list[int]], most: int) -> list[list[int]]:
+    if len(rows) <= most:
+        return rows
+    return [rows[index * len(rows) // most] for index in range(most)]
+
+
+def _stacked(rows: list[list[int]], padding: int) -> dict[str, torch.Tensor]:
+    longest = max(map(len, rows))
+    return {
+        "input_ids": torch.tensor([row + [padding] * (longest - len(row)) for row in rows]),
+        "attention_mask": torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows]),
+    }

@@ -1,0 +1,187 @@
+"""What an audit measures at a model's output, and the cotangents whose products with a change estimate it.
+
+Each metric is a quadratic form in the change dz of the output, E[(v . dz)^2] over random cotangents v: for the
+Kullback-Leibler divergence of next-token distributions, KL(p || p~) = 1/2 dz' (diag p - p p') dz + O(dz^3), so v has
+that covariance. It is made of random signs: drawing a token y from p and taking onehot(y) - p has the same covariance,
+but heavy tails where p is peaked, and needs several times the samples. For the relative error, v is random signs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from assay.precision.errors import UnknownOption, WrongShape
+
+__all__ = ["Batch", "Loss", "Metric", "Tally", "metric_named"]
+
+Batch = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Tally:
+    """A metric summed over batches: ``total`` over ``weight``."""
+
+    total: float = 0.0
+    weight: float = 0.0
+
+    def add(self, other: Tally) -> None:
+        self.total += other.total
+        self.weight += other.weight
+
+
+class Metric(ABC):
+    """A distance between two outputs of a model for one batch."""
+
+    name: str
+    unit: str
+
+    @abstractmethod
+    def output(self, outputs: Any, batch: Batch) -> torch.Tensor:
+        """The tensor that is compared, [B, ...]."""
+
+    @abstractmethod
+    def cotangent(self, output: torch.Tensor, batch: Batch, generator: torch.Generator) -> torch.Tensor:
+        """A random v of the output's shape, independent between positions, zero at padding."""
+
+    @abstractmethod
+    def compare(self, reference: torch.Tensor, output: torch.Tensor, batch: Batch) -> Tally:
+        """The distance of one batch, summed over its positions, and what to divide by."""
+
+    @abstractmethod
+    def weight(self, reference: torch.Tensor, batch: Batch) -> float:
+        """What the sum over a batch is divided by in the end."""
+
+    @abstractmethod
+    def error(self, squares: Any, weight: float) -> Any:
+        """The metric from a sum of squares of (v . dz), numbers or an array of them."""
+
+    @abstractmethod
+    def mean(self, tally: Tally) -> float:
+        """The metric from a tally."""
+
+
+def _tensor(outputs: Any, *names: str) -> torch.Tensor:
+    if isinstance(outputs, torch.Tensor):
+        return outputs
+    for name in names:
+        found = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
+        if isinstance(found, torch.Tensor):
+            return found
+    if isinstance(outputs, tuple | list) and outputs and isinstance(outputs[0], torch.Tensor):
+        return outputs[0]
+    raise WrongShape(f"expected an output with {' or '.join(names)}, or a tensor, got {type(outputs).__name__}")
+
+
+def _valid(output: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Which positions of [B, T, ...] count, as [B, T, 1, ...]; all where no attention mask has that shape."""
+    mask = batch.get("attention_mask")
+    if isinstance(mask, torch.Tensor) and output.dim() > 2 and mask.shape == output.shape[:2]:
+        return mask.to(output.dtype).reshape(*mask.shape, *(1,) * (output.dim() - 2))
+    return torch.ones(output.shape[:-1], dtype=output.dtype, device=output.device)[..., None]
+
+
+def _signs(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(0, 2, like.shape, generator=generator, dtype=like.dtype).mul_(2).sub_(1).to(like.device)
+
+
+class KL(Metric):
+    """Mean Kullback-Leibler divergence of the next-token (or class) distributions, in nats per position."""
+
+    name, unit = "kl", "nats per token"
+
+    def output(self, outputs: Any, batch: Batch) -> torch.Tensor:
+        return _tensor(outputs, "logits")
+
+    def cotangent(self, output: torch.Tensor, batch: Batch, generator: torch.Generator) -> torch.Tensor:
+        root = output.detach().softmax(-1).sqrt_()
+        sign = _signs(root, generator)
+        # With u = sqrt(p), of norm one, v = u * (s - u (u . s)) has covariance diag(u) (1 - uu') diag(u).
+        v = root * (sign - root * torch.linalg.vecdot(root, sign)[..., None])
+        return v * _valid(output, batch)
+
+    def compare(self, reference: torch.Tensor, output: torch.Tensor, batch: Batch) -> Tally:
+        p, q = reference.log_softmax(-1), output.log_softmax(-1)
+        each = (p.exp() * (p - q)).double().sum(-1, keepdim=True) * _valid(output, batch).double()
+        return Tally(float(each.sum()), self.weight(reference, batch))
+
+    def weight(self, reference: torch.Tensor, batch: Batch) -> float:
+        return float(_valid(reference, batch).sum())
+
+    def error(self, squares: Any, weight: float) -> Any:
+        return squares / (2 * weight)
+
+    def mean(self, tally: Tally) -> float:
+        return tally.total / tally.weight
+
+
+class Relative(Metric):
+    """Root of the squared error over the squared reference, of logits, hidden states or embeddings."""
+
+    name, unit = "relative", "relative error"
+
+    def output(self, outputs: Any, batch: Batch) -> torch.Tensor:
+        return _tensor(outputs, "last_hidden_state", "logits")
+
+    def cotangent(self, output: torch.Tensor, batch: Batch, generator: torch.Generator) -> torch.Tensor:
+        return _signs(output, generator) * _valid(output, batch)
+
+    def compare(self, reference: torch.Tensor, output: torch.Tensor, batch: Batch) -> Tally:
+        each = (output.double() - reference.double()).square() * _valid(output, batch).double()
+        return Tally(float(each.sum()), self.weight(reference, batch))
+
+    def weight(self, reference: torch.Tensor, batch: Batch) -> float:
+        return float((reference.double().square() * _valid(reference, batch).double()).sum())
+
+    def error(self, squares: Any, weight: float) -> Any:
+        return (squares / weight) ** 0.5
+
+    def mean(self, tally: Tally) -> float:
+        return (tally.total / tally.weight) ** 0.5
+
+
+class Loss(Metric):
+    """Root mean square, over sequences, of the change of a user's loss.
+
+    loss(outputs, batch) gives one number a sequence, [B], differentiable in the outputs.
+    """
+
+    name, unit = "loss", "change of the loss"
+
+    def __init__(self, loss: Callable[[Any, Batch], torch.Tensor]) -> None:
+        self._loss = loss
+
+    def output(self, outputs: Any, batch: Batch) -> torch.Tensor:
+        value = self._loss(outputs, batch)
+        if not isinstance(value, torch.Tensor) or value.dim() != 1:
+            raise WrongShape(f"expected a loss for each sequence, shape [B], got {getattr(value, 'shape', value)}")
+        return value
+
+    def cotangent(self, output: torch.Tensor, batch: Batch, generator: torch.Generator) -> torch.Tensor:
+        return torch.ones_like(output)
+
+    def compare(self, reference: torch.Tensor, output: torch.Tensor, batch: Batch) -> Tally:
+        return Tally(float((output.double() - reference.double()).square().sum()), self.weight(reference, batch))
+
+    def weight(self, reference: torch.Tensor, batch: Batch) -> float:
+        return float(reference.numel())
+
+    def error(self, squares: Any, weight: float) -> Any:
+        return (squares / weight) ** 0.5
+
+    def mean(self, tally: Tally) -> float:
+        return (tally.total / tally.weight) ** 0.5
+
+
+def metric_named(metric: str | Callable[[Any, Batch], torch.Tensor]) -> Metric:
+    """ "kl", "relative", or a loss of one's own. Raises UnknownOption."""
+    if callable(metric):
+        return Loss(metric)
+    known = {"kl": KL, "relative": Relative}
+    if metric not in known:
+        raise UnknownOption(f"expected metric 'kl', 'relative' or a function of outputs and batch, got {metric!r}")
+    return known[metric]()

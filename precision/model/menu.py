@@ -1,0 +1,79 @@
+"""Which schemes may stand at a site, and what each stores there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+
+from assay.precision.model.sites import Seen, Site
+from assay.precision.schemes import SCHEMES, Moments, Quantizer, Scheme, Stored
+from assay.precision.schemes.fitting import fit_smooth, fit_values, fit_weight
+
+__all__ = ["Fits", "menu_of"]
+
+
+def menu_of(site: Site, formats: Collection[str]) -> tuple[str, ...]:
+    """The schemes of ``formats`` that may stand at a site: made for its place, their groups dividing its rows."""
+    return tuple(name for name in formats if site.place in SCHEMES[name].places and _fits(SCHEMES[name], site))
+
+
+def _fits(scheme: Scheme, site: Site) -> bool:
+    columns = site.shape[-1] if site.shape else 0
+    used = [quantizer for quantizer in (scheme.weight, scheme.activation) if quantizer is not None]
+    return not any(quantizer.per == "group" and columns and columns % quantizer.size for quantizer in used)
+
+
+class Fits:
+    """What schemes store, fitted to each site when first asked for: scales and column factors, never whole weights."""
+
+    def __init__(self, seen: Mapping[tuple[str, str], Seen]) -> None:
+        self._seen = seen
+        self._fitted: dict[tuple[object, ...], Any] = {}
+
+    def weight(self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None = None) -> Stored | None:
+        """How a scheme stores the weight of a site; None: as it is. Schemes that store it alike give one object."""
+        if scheme.weight is None:
+            return None
+        if scheme.transform == "smooth":
+            return self._smooth(name, scheme, weight, expert)[0]
+        rotated = scheme.transform == "hadamard"
+        return self._once(
+            ("weight", name, expert, scheme.weight, rotated),
+            lambda: fit_weight(_needed(scheme.weight), weight, self._moments(name), rotated),
+        )
+
+    def values(self, name: str, scheme: Scheme, part: str = "") -> Stored | None:
+        """How a scheme stores the values of a site; None: as they are."""
+        if scheme.activation is None:
+            return None
+        return self._once(
+            ("values", name, part, scheme.activation, scheme.transform == "hadamard"),
+            lambda: fit_values(_needed(scheme.activation), self._moments(name, part), scheme.transform == "hadamard"),
+        )
+
+    def input(self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None = None) -> Stored | None:
+        """How a scheme stores the input of a linear, whose weight it may share factors with; None: as it is."""
+        if scheme.transform == "smooth":
+            return self._smooth(name, scheme, weight, expert)[1]
+        return self.values(name, scheme)
+
+    def _smooth(self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None) -> tuple[Stored, Stored]:
+        moments = self._moments(name)
+        assert moments is not None
+        return self._once(("smooth", name, expert, scheme.name), lambda: fit_smooth(scheme, weight, moments))
+
+    def _moments(self, name: str, part: str = "") -> Moments | None:
+        seen = self._seen.get((name, part))
+        return seen.moments() if seen is not None and seen.rows else None
+
+    def _once(self, key: tuple[object, ...], make: Callable[[], Any]) -> Any:
+        if key not in self._fitted:
+            self._fitted[key] = make()
+        return self._fitted[key]
+
+
+def _needed(quantizer: Quantizer | None) -> Quantizer:
+    assert quantizer is not None
+    return quantizer

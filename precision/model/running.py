@@ -1,0 +1,86 @@
+"""A model as the audit runs it: in float32, without gradients of its own, its attention and experts open to the tap."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from assay.precision.errors import BadModel, NoData
+
+__all__ = ["batch_size", "call", "prepared", "settled"]
+
+
+def prepared(model: torch.nn.Module | torch.export.ExportedProgram) -> torch.nn.Module:
+    """The module to audit: itself if its weights are float32, else a float32 copy of it.
+
+    Raises BadModel for what is no module, or has NaN or infinite weights (named).
+    """
+    if isinstance(model, torch.export.ExportedProgram):
+        model = model.module(check_guards=False)
+    if not isinstance(model, torch.nn.Module):
+        raise BadModel(f"expected a torch.nn.Module or an exported program, got {type(model).__name__}")
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
+            count = int((~parameter.isfinite()).sum())
+            raise BadModel(f"expected finite weights, got {count} NaN or infinities in {name}: load the model anew")
+    if any(p.is_floating_point() and p.dtype != torch.float32 for p in model.parameters()):
+        return copy.deepcopy(model).float()
+    return model
+
+
+@contextmanager
+def settled(model: torch.nn.Module) -> Iterator[None]:
+    """Within: evaluation mode, no gradients of weights, no cache, sdpa attention and a plain loop over experts."""
+    training = {name: module.training for name, module in model.named_modules()}
+    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    configs = {
+        id(c): c
+        for c in (getattr(m, "config", None) for m in model.modules())
+        if hasattr(c, "use_cache") or hasattr(c, "_attn_implementation")
+    }
+    settings = {"use_cache": False, "_attn_implementation": "sdpa", "_experts_implementation": "eager"}
+    before = [
+        (config, key, getattr(config, key)) for config in configs.values() for key in settings if hasattr(config, key)
+    ]
+    try:
+        if hasattr(torch, "export") and not _is_exported(model):
+            model.eval()
+        for parameter in wanted:
+            parameter.requires_grad_(False)
+        for config, key, _ in before:
+            setattr(config, key, settings[key])
+        yield
+    finally:
+        for config, key, value in before:
+            setattr(config, key, value)
+        for parameter in wanted:
+            parameter.requires_grad_(True)
+        if not _is_exported(model):
+            for name, module in model.named_modules():
+                module.training = training[name]
+
+
+def _is_exported(model: torch.nn.Module) -> bool:
+    return isinstance(model, torch.fx.GraphModule)  # whose mode is fixed, and says so if asked
+
+
+def call(model: torch.nn.Module, batch: Any) -> Any:
+    """The model's outputs for a batch: a dict of keyword arguments, a tuple of positional ones, or one tensor."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, Sequence):
+        return model(*batch)
+    return model(batch)
+
+
+def batch_size(batch: Any) -> int:
+    """Sequences in a batch: the first dimension of its first tensor. Raises NoData where there is none."""
+    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, Sequence) else [batch]
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.dim() and value.shape[0]:
+            return int(value.shape[0])
+    raise NoData("expected batches of tensors with a sequence or more in the first dimension, got one without")

@@ -1,0 +1,76 @@
+"""An assignment simulated: weights, inputs and values replaced by what their schemes store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from assay.precision.formats import format_named
+from assay.precision.model.menu import Fits
+from assay.precision.model.tap import LookUp, Product
+from assay.precision.schemes import Scheme, Split
+from assay.precision.schemes.rounding import round_element
+
+__all__ = ["Simulator", "split_product"]
+
+
+class Simulator:
+    """A visitor that runs a model as an assignment would have it: a dict of site names to schemes."""
+
+    def __init__(self, assignment: Mapping[str, Scheme], fits: Fits, tied: Mapping[str, str]) -> None:
+        self._assignment = assignment
+        self._fits = fits
+        self._tied = tied
+        self._weights: dict[tuple[str, int | None], torch.Tensor] = {}
+
+    def linear(
+        self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
+    ) -> torch.Tensor:
+        scheme = self._assignment.get(name)
+        stored = self._weight(name, weight, expert)
+        if scheme is not None:
+            of_input = self._fits.input(name, scheme, weight, expert)
+            x = x if of_input is None else of_input(x)
+        for suffix in (":accumulator", ":all_reduce"):
+            summed = self._assignment.get(name + suffix)
+            if summed is not None and summed.split is not None:
+                return split_product(x, stored, summed.split, product)
+        return product(x, stored)
+
+    def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
+        return look_up(self._weight(name, weight, None))
+
+    def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
+        scheme = self._assignment.get(name)
+        if scheme is None:
+            return x
+        stored = self._fits.values(name, scheme, part)
+        return x if stored is None else stored(x)
+
+    def _weight(self, name: str, weight: torch.Tensor, expert: int | None) -> torch.Tensor:
+        owner = name if name in self._assignment else self._tied.get(name, name)
+        scheme = self._assignment.get(owner)
+        if scheme is None:
+            return weight
+        if (owner, expert) not in self._weights:
+            of_weight = self._fits.weight(owner, scheme, weight, expert)
+            self._weights[owner, expert] = weight if of_weight is None else of_weight(weight)
+        return self._weights[owner, expert]
+
+
+def split_product(x: torch.Tensor, weight: torch.Tensor, split: Split, product: Product) -> torch.Tensor:
+    """x @ weight' with the sum over K in parts: each partial sum and each running sum rounded.
+
+    The bias comes last, in full precision, as epilogues have it.
+    """
+    columns = weight.shape[-1]
+    length = split.length or -(-columns // split.parts)
+    partial, total = format_named(split.partial), format_named(split.total)
+    running: torch.Tensor | None = None
+    for start in range(0, columns, length):
+        part = round_element(x[..., start : start + length] @ weight[..., start : start + length].mT, partial)
+        running = part if running is None else round_element(running + part, total)
+    assert running is not None
+    nothing = x.new_zeros(*x.shape[:-1], columns)
+    return running + product(nothing, weight)

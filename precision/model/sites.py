@@ -1,0 +1,156 @@
+"""Sites of a model: where a format can be chosen, found by watching one forward pass over the calibration data."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from assay.precision.model.tap import LookUp, Product
+from assay.precision.schemes import Moments
+from assay.precision.schemes.scheme import Place
+
+__all__ = ["Collector", "Seen", "Site"]
+
+_ROWS = 64
+"""Rows of a linear's input that are kept as a sample."""
+
+_FUSED = (
+    ("qkv", re.compile(r"(q_proj|k_proj|v_proj|query|key|value|q_lin|k_lin|v_lin)$")),
+    ("gate_up", re.compile(r"(gate_proj|up_proj|w1|w3)$")),
+    ("experts", re.compile(r"experts(\.\d+)?(\.\w+)?$")),
+)
+"""Linears that serving engines run as one product, by the last part of their names."""
+
+
+class Site(str):
+    """A place whose values may take another format: its name, as assignments have it, with what is known of it.
+
+    A linear is named by its module or parameter; other sites carry a suffix: `model.layers.0.self_attn:scores`.
+    """
+
+    def __new__(
+        cls,
+        name: str,
+        place: Place,
+        role: str,
+        shape: tuple[int, ...] = (),
+        unit: str = "",
+        tied: str = "",
+    ) -> Site:
+        site = super().__new__(cls, name)
+        site.place = place
+        site.role = role
+        site.shape = shape
+        site.unit = unit or name
+        site.tied = tied
+        return site
+
+    place: Place
+    """What kind of place it is: which schemes are made for it."""
+    role: str
+    """linear, router, experts, embedding, or the suffix."""
+    shape: tuple[int, ...]
+    """Of the weight: [N, K], [E, N, K] or [V, D]; empty without one."""
+    unit: str
+    """What takes one scheme together in a serving engine: q, k and v; gate and up; the experts of a layer."""
+    tied: str
+    """Name of the site that holds the same weight, whose scheme is this one's too; mostly empty."""
+
+    @property
+    def name(self) -> str:
+        """The name alone."""
+        return str(self)
+
+    @property
+    def parameters(self) -> int:
+        """Elements of the weight."""
+        return math.prod(self.shape) if self.shape else 0
+
+
+@dataclass(slots=True)
+class Seen:
+    """What passed a site: largest magnitude, non-finite count, and for an input its columns."""
+
+    tokens: int = 0
+    nonfinite: int = 0
+    largest: torch.Tensor | None = None
+    """Of each column, [K]."""
+    total: torch.Tensor | None = None
+    square: torch.Tensor | None = None
+    rows: list[torch.Tensor] = field(default_factory=list)
+
+    def add(self, x: torch.Tensor, columns: bool = True) -> None:
+        """Note one batch of values; ``columns``: their last dimension is the same in every batch."""
+        flat = x.detach().reshape(-1, x.shape[-1] if columns else 1)
+        magnitude = flat.abs()
+        largest, total, square = magnitude.amax(0), magnitude.sum(0), flat.square().sum(0)
+        if self.largest is None or self.total is None or self.square is None:
+            self.largest, self.total, self.square = largest, total, square
+        else:
+            self.largest = torch.maximum(self.largest, largest)
+            self.total, self.square = self.total + total, self.square + square
+        if not bool(square.sum().isfinite()):
+            self.nonfinite += int((~flat.isfinite()).sum())
+        self.tokens += flat.shape[0]
+        if len(self.rows) < _ROWS // 8:
+            self.rows.append(flat[:: max(flat.shape[0] // 8, 1)][:8].clone())
+
+    def moments(self) -> Moments:
+        assert self.largest is not None
+        assert self.total is not None
+        assert self.square is not None
+        tokens = max(self.tokens, 1)
+        return Moments(self.total / tokens, self.square / tokens, self.largest, torch.cat(self.rows))
+
+
+class Collector:
+    """A visitor that notes the sites and what passes them."""
+
+    def __init__(self, roles: Callable[[str], str]) -> None:
+        self.sites: dict[str, Site] = {}
+        self.seen: dict[tuple[str, str], Seen] = {}
+        self._weights: dict[int, str] = {}
+        self._role = roles
+
+    def linear(
+        self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
+    ) -> torch.Tensor:
+        if name not in self.sites:
+            self._note(name, "linear", weight, expert)
+        self.seen.setdefault((name, ""), Seen()).add(x)
+        return product(x, weight)
+
+    def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
+        if name not in self.sites:
+            self._note(name, "embedding", weight, None)
+        return look_up(weight)
+
+    def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
+        role = name.rpartition(":")[2]
+        if name not in self.sites:
+            place: Place = "kv_cache" if role == "kv_cache" else "activation"
+            self.sites[name] = Site(name, place, role)
+        # The length of a row of scores changes with the sequence.
+        self.seen.setdefault((name, part), Seen()).add(x, columns=role not in ("scores", "probabilities"))
+        return x
+
+    def _note(self, name: str, place: Place, weight: torch.Tensor, expert: int | None) -> None:
+        shape = tuple(weight.shape)
+        if expert is not None:
+            experts = weight.untyped_storage().nbytes() // weight.element_size() // weight.numel()
+            shape = (experts, *shape)
+        role = "experts" if expert is not None else self._role(name) if place == "linear" else place
+        tied = self._weights.setdefault(weight.data_ptr(), name) if expert is None else name
+        self.sites[name] = Site(name, place, role, shape, _unit(name), "" if tied == name else tied)
+
+
+def _unit(name: str) -> str:
+    for label, pattern in _FUSED:
+        found = pattern.search(name)
+        if found:
+            return name[: found.start()] + label
+    return name

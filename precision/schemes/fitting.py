@@ -1,0 +1,143 @@
+"""What a scheme needs to know about one site before it can be simulated: scales, column factors, zero-points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from assay.precision.schemes.hadamard import rotate
+from assay.precision.schemes.quantizer import Quantizer
+from assay.precision.schemes.scheme import Scheme
+from assay.precision.schemes.storage import Scales, divisor_of, grouped, scales_of, store
+
+__all__ = ["Moments", "Stored", "fit_smooth", "fit_values", "fit_weight"]
+
+_CLIPS = tuple(1.0 - 0.04 * step for step in range(11))
+"""Shares of the largest magnitude that a searched scale may cover."""
+_POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Exponents of the column factors that are searched for AWQ."""
+_BALANCES = (0.35, 0.5, 0.65, 0.8)
+"""SmoothQuant's alpha: how much of the input's spread moves into the weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """What the calibration data showed of an input: columns [K] of mean and largest magnitude and mean square, rows."""
+
+    mean: torch.Tensor
+    square: torch.Tensor
+    largest: torch.Tensor
+    rows: torch.Tensor
+    """A sample of inputs [R, K]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """How one tensor of one site is stored; called with its values, it gives those that are read back (float32)."""
+
+    quantizer: Quantizer
+    scales: Scales | None = None
+    """None: taken from the values at hand."""
+    columns: torch.Tensor | None = None
+    """Factors [K] on the columns before storing, taken off after."""
+    rotated: bool = False
+    divisor: torch.Tensor | None = None
+    """NVFP4's scale of the tensor, fixed for an input while those of its groups are not."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.rotated:
+            return rotate(self._stored(rotate(x)))
+        if self.columns is not None:
+            return self._stored(x * self.columns) / self.columns
+        return self._stored(x)
+
+    def _stored(self, x: torch.Tensor) -> torch.Tensor:
+        if self.divisor is not None:
+            return store(x, self.quantizer, scales_of(x, self.quantizer, divisor=self.divisor))
+        return store(x, self.quantizer, self.scales)
+
+
+def fit_smooth(scheme: Scheme, weight: torch.Tensor, seen: Moments) -> tuple[Stored, Stored]:
+    """Factors max|w|^(1-a) / max|x|^a on the input's columns, with the a that leaves the least error of the output.
+
+    weight: [N, K] or [E, N, K]; the pair for the weight and the input.
+    """
+    assert scheme.weight is not None
+    assert scheme.activation is not None
+    inputs = seen.largest.clamp(min=1e-5 * float(seen.largest.max().clamp(min=1e-30)))
+    weights = weight.abs().amax(tuple(range(weight.dim() - 1)))
+    weights = weights.clamp(min=1e-5 * float(weights.max().clamp(min=1e-30)))
+    exact = seen.rows @ weight.mT
+    pairs = []
+    for balance in _BALANCES:
+        factors = _centred(inputs.pow(balance) / weights.pow(1 - balance))
+        of_weight = Stored(scheme.weight, scales_of(weight * factors, scheme.weight), factors)
+        pairs.append((of_weight, Stored(scheme.activation, columns=1 / factors)))
+    return min(pairs, key=lambda pair: float((pair[1](seen.rows) @ pair[0](weight).mT - exact).square().sum()))
+
+
+def fit_values(quantizer: Quantizer, seen: Moments | None, rotated: bool = False) -> Stored:
+    """How an input or other values are stored: static scales from what calibration showed, others from the values."""
+    if quantizer.scale_format == "float8_e4m3fn" and seen is not None and not rotated:
+        return Stored(quantizer, divisor=divisor_of(seen.largest, quantizer))
+    if quantizer.dynamic or quantizer.per == "element" or seen is None:
+        return Stored(quantizer, rotated=rotated)
+    # One row that holds the largest magnitude: all that a static scale of the tensor depends on.
+    return Stored(quantizer, scales_of(seen.largest[None], quantizer))
+
+
+def fit_weight(quantizer: Quantizer, weight: torch.Tensor, seen: Moments | None, rotated: bool = False) -> Stored:
+    """How a weight [N, K] or [E, N, K] is stored: scales by the quantizer's rule, weighted by its input where known."""
+    if quantizer.per == "element":
+        return Stored(quantizer)
+    if rotated:
+        return Stored(quantizer, scales_of(rotate(weight), quantizer), rotated=True)
+    if quantizer.rule == "absmax" or (seen is None and quantizer.rule != "mse"):
+        return Stored(quantizer, scales_of(weight, quantizer))
+    if quantizer.rule == "awq":
+        assert seen is not None
+        return _awq(quantizer, weight, seen)
+    importance = seen.square if quantizer.rule == "output" and seen is not None else None
+    return Stored(quantizer, _clipped(quantizer, weight, importance))
+
+
+def _clipped(quantizer: Quantizer, weight: torch.Tensor, importance: torch.Tensor | None) -> Scales:
+    """Scales that leave the least squared error, each for itself, columns weighted by ``importance`` [K]."""
+    columns = torch.ones_like(weight) if importance is None else importance.expand_as(weight).contiguous()
+    weights, axes = grouped(columns, quantizer)
+    best: Scales | None = None
+    least = torch.empty(0)
+    for share in _CLIPS:
+        scales = scales_of(weight, quantizer, share)
+        error, _ = grouped((store(weight, quantizer, scales) - weight).square(), quantizer)
+        cost = (error * weights).sum(axes, keepdim=True)
+        if best is None:
+            best, least = scales, cost
+            continue
+        better = cost < least
+        least = torch.where(better, cost, least)
+        zero = None if best.zero is None or scales.zero is None else torch.where(better, scales.zero, best.zero)
+        best = Scales(torch.where(better, scales.scale, best.scale), zero)
+    assert best is not None
+    return best
+
+
+def _awq(quantizer: Quantizer, weight: torch.Tensor, seen: Moments) -> Stored:
+    """Column factors mean|x|^p with the p that leaves the least error of the output, inputs taken as uncorrelated."""
+
+    def candidate(power: float) -> Stored:
+        factors = _centred(seen.mean.clamp(min=1e-4 * float(seen.mean.max().clamp(min=1e-30))).pow(power))
+        return Stored(quantizer, scales_of(weight * factors, quantizer), factors)
+
+    return _least(map(candidate, _POWERS), lambda stored: (stored(weight) - weight).square().mul_(seen.square).sum())
+
+
+def _centred(factors: torch.Tensor) -> torch.Tensor:
+    """Factors of geometric middle one, so that no format's range is spent on their size."""
+    return factors / (factors.max() * factors.min()).sqrt()
+
+
+def _least(candidates: Iterable[Stored], cost: Callable[[Stored], torch.Tensor]) -> Stored:
+    return min(candidates, key=lambda candidate: float(cost(candidate)))

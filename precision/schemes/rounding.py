@@ -1,0 +1,51 @@
+"""Rounding of float32 values to the values of a narrow format, fast: what a model's simulation does most.
+
+The values are those of `precision.rounding.round_to` with overflow="saturate" (formats with infinities and no scale
+overflow to them), one rounding from float32, to nearest even.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from assay.precision.formats import Format
+
+__all__ = ["round_element"]
+
+_CASTS = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+}
+
+
+def round_element(x: torch.Tensor, target: Format) -> torch.Tensor:
+    """x (float32, any shape) rounded to the nearest value of ``target`` (ties to even), as float32.
+
+    16-bit formats overflow to infinity as their casts do; narrower ones and integers expect x within their range.
+    """
+    if target.kind == "integer":
+        return x.round()
+    if target.name in _CASTS:
+        return x.to(_CASTS[target.name]).to(torch.float32)
+    if target.name == "float32":
+        return x
+    if target.name == "tf32":
+        return _tf32(x)
+    return _by_binade(x, target)
+
+
+def _tf32(x: torch.Tensor) -> torch.Tensor:
+    """To 10 stored significand bits, in integers: half of the last place less one, plus that place's own bit."""
+    bits = x.contiguous().view(torch.int32)
+    rounded = (bits + 0x0FFF + ((bits >> 13) & 1)) & ~0x1FFF
+    return torch.where(x.isfinite(), rounded.view(torch.float32), x)
+
+
+def _by_binade(x: torch.Tensor, target: Format) -> torch.Tensor:
+    """One addition rounds where the format ends: see `precision.rounding`, here with float32's 24 digits."""
+    exponent = x.contiguous().view(torch.int32) & 0x7F800000
+    exponent = exponent.clamp((target.min_exponent + 127) << 23, (target.max_exponent + 127) << 23)
+    magic = exponent.view(torch.float32) * (1.5 * 2.0 ** (24 - target.precision))
+    return (x + magic).sub_(magic).copysign_(x)
