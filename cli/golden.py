@@ -221,7 +221,9 @@ def _store(address: str, option: str) -> Store:
 
 
 def _address(url: str) -> str:
-    """Workers may have another current folder."""
+    """The address, which workers with another current folder understand too."""
+    if not url:
+        raise StoreError("--store: empty; expected a path, s3://bucket/folder, ...")
     return url if "://" in url else os.path.abspath(url)
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from assay.golden.errors import CampaignError, DamagedRecord, MissingRecord, OtherFormat
+from assay.golden.errors import CampaignError, DamagedRecord, MissingRecord, OtherFormat, StoreError
 from assay.golden.registry import specs
 
 if TYPE_CHECKING:
@@ -20,11 +20,14 @@ _PIPED_WIDTH = 200
 
 
 def show_store(store: Store, spec: str, limit: int) -> None:
-    """A row for each of the first ``limit`` records, those of ``spec`` if it is named, and what there is in all."""
+    """A row for each of the first ``limit`` records, those of ``spec`` if it is named, and what there is in all.
+
+    Raises `StoreError` where the store has none of ``spec``.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in ("key", "spec", "sizes", "dtype", "distribution", "digits", "worst radius", "versions"):
         table.add_column(name, overflow="fold", justify="right" if name == "worst radius" else "left")
-    keys, shown, more, unread = store.keys(), 0, 0, 0
+    keys, shown, more, unread, others = store.keys(), 0, 0, 0, set[str]()
     for key in keys:
         if shown == limit and not spec:
             more += 1
@@ -37,12 +40,16 @@ def show_store(store: Store, spec: str, limit: int) -> None:
             unread += 1
             continue
         if spec and record.recipe.spec != spec:
+            others.add(record.recipe.spec)
             continue
         if shown == limit:
             more += 1
             continue
         shown += 1
         table.add_row(*map(Text, _row(record)))
+    if spec and not shown:
+        there = f"there are records of {', '.join(sorted(others))}" if others else "there are no records"
+        raise StoreError(f"--spec {spec}: no record of it in {store.url}; {there}")
     console = _console()
     console.print(table)
     rest = f", and {more} more (--limit)" if more else ""

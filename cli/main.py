@@ -12,6 +12,7 @@ from assay.cli import golden
 from assay.cli.doctor import doctor
 from assay.cli.fingerprint import fingerprint
 from assay.cli.power import power
+from assay.cli.progress import complain
 from assay.cli.repro import repro
 from assay.cli.survey import survey
 from assay.cli.verify import verify
@@ -56,12 +57,6 @@ def main(arguments: Sequence[str]) -> int:
         if not hasattr(error, "format_message"):
             raise
         return complain(f"{error.format_message()} (see: assay --help)")
-
-
-def complain(message: str, status: int = 2) -> int:
-    """One line on standard error; the exit status that goes with it."""
-    print(f"assay: {' '.join(message.split())}", file=sys.stderr)
-    return status
 
 
 def run() -> None:

@@ -11,7 +11,7 @@ import typer
 
 from assay.cli import settings
 from assay.cli.progress import Ticker
-from assay.cli.verify import _entries as entries_of
+from assay.cli.verify import entries_of
 from assay.verify.errors import SettingError, TargetError
 
 

@@ -1,4 +1,4 @@
-"""Progress of a long command, on standard error: a bar with the time left, or now and then a plain line."""
+"""What a command says on standard error: its progress, as a bar or now and then a plain line, and what went wrong."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 _QUIET = 2.0  # seconds before anything is shown
 _BETWEEN = 10.0  # seconds between two plain lines
+
+
+def complain(message: str, status: int = 2) -> int:
+    """One line on standard error; the exit status that goes with it."""
+    print(f"assay: {' '.join(message.split())}", file=sys.stderr)
+    return status
 
 
 class Ticker:

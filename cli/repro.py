@@ -14,8 +14,6 @@ from assay.verify.errors import ReproError
 if TYPE_CHECKING:
     from assay.verify.verdict import Verdict
 
-_PATIENCE = 180.0
-
 
 def repro(
     line: Annotated[str, typer.Argument(metavar="LINE", help="What a report prints after `assay repro`, in quotes.")],
@@ -25,7 +23,7 @@ def repro(
     ] = False,
 ) -> int:
     """Run one case of a report again: exits with 1 if it still fails, with 0 if it passes now."""
-    with Workers(1, preload="assay.verify.repro", patience=_PATIENCE, quiet=False) as workers:
+    with Workers(1, preload="assay.verify.repro", quiet=False) as workers:
         with Ticker("tried", 1, 1.0):
             ((_, answer),) = workers.each(repeat, [(line, target)])
         if isinstance(answer, Raised):
@@ -43,7 +41,7 @@ def repeat(item: tuple[str, str], remember: Remember) -> Verdict:
     """What the case of a line shows now, in a worker."""
     from assay.verify.repro import run_line
 
-    result = run_line(*item)
+    result = run_line(*item, lambda case, seconds: remember("", seconds))
     failure = result.failure
     if failure is not None:
         outcome, note = "FAIL", ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import platform
 import sys
@@ -19,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from assay.cli.progress import Ticker
+from assay.cli.progress import Ticker, complain
 from assay.golden.isolate import Workers, worker_count
 from assay.verify.errors import SettingError
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from assay.verify.survey_table import Entry
 
 _TIMEOUT = 30.0  # seconds for one call of a kernel
-_PATIENCE = 120.0  # seconds for one case, when a call can't be interrupted
 _PIPED_WIDTH = 160
 _COLOURS = {"PASS": "green", "FAIL": "red", "NOT HERE": "dim", "NOT RUN": "dim"}
 
@@ -53,30 +51,39 @@ def survey(
 ) -> int:
     """Every kernel of the survey table against its contract, in each of its dtypes.
 
-    Exits with 0 when it ran to its end, whatever it found: the kernels are mostly other people's.
+    Exits with 0 when it ran to its end, whatever it found: the kernels are mostly other people's. The reports are
+    written anew after each examination.
     """
     started = time.monotonic()
-    with Workers(worker_count(), preload="assay.verify.survey", patience=_PATIENCE) as workers:
+    with Workers(worker_count(), preload="assay.verify.survey") as workers:
         from assay.verify.question import check_device
-        from assay.verify.survey import plan, run
+        from assay.verify.survey import not_run, plan, run
         from assay.verify.survey_table import entries
 
         check_device(device)
         jobs = plan(
             _chosen(entries(table), only), examples=examples, seed=seed, device=device, timeout=_TIMEOUT, threads=1
         )
-        rows: dict[int, Row] = {}
+        rows = [not_run(job, "not yet") for job in jobs]
         until = float("inf") if seconds is None else started + seconds
-        ticker = Ticker("examined", len(jobs), sum(job.effort for job in jobs))
-        with ticker, contextlib.suppress(KeyboardInterrupt):  # what is known by then is written
-            for place, row in run(jobs, workers, until=until):
-                rows[place] = row
-                ticker.advance(jobs[place].effort)
-    ordered = [rows[place] for place in sorted(rows)]
+        about = {"examples": examples, "seed": seed, "device": device}
+        done, interrupted = 0, False
+        _write(out, rows, about, 0.0)  # where that can't be done, nobody waits to learn it
+        with Ticker("examined", len(jobs), sum(job.effort for job in jobs)) as ticker:
+            try:
+                for place, row in run(jobs, workers, until=until):
+                    rows[place] = row
+                    done += 1
+                    ticker.advance(jobs[place].effort)
+                    _write(out, rows, about, time.monotonic() - started)
+            except KeyboardInterrupt:
+                interrupted = True
     taken = time.monotonic() - started
-    page, data = _write(out, ordered, {"examples": examples, "seed": seed, "device": device}, taken)
-    _print(ordered, f"{taken:.0f} s, {page}, {data}")
-    return _status(ordered, strict)
+    page, data = _write(out, rows, about, taken)
+    _print(rows, f"{taken:.0f} s, {page}, {data}")
+    if interrupted:
+        return complain(f"interrupted; {done} of {len(jobs)} examinations are done, and stand in {data}", status=130)
+    return _status(rows, strict)
 
 
 def _chosen(table: Sequence[Entry], only: str) -> list[Entry]:

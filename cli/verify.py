@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import json
 import sys
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.cli import settings
-from assay.cli.progress import Ticker
+from assay.cli.progress import Ticker, complain
 from assay.golden.isolate import Workers, worker_count
 from assay.verify.errors import SettingError, TargetError
 
@@ -55,7 +54,9 @@ def verify(
     faithful: Annotated[
         str, typer.Option(metavar="DEVICE", help="h200, b200, ...: its tensor cores in Triton's dots, on a CPU.")
     ] = "",
-    timeout: Annotated[float, typer.Option(min=0.01, help="Seconds for one call.")] = 30.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.01, help="Seconds for one call; 10 more where no alarm is heard.")
+    ] = 30.0,
     isolate: Annotated[
         bool, typer.Option("--isolate", help="Each kernel in a process of its own: what it dies of is a finding.")
     ] = False,
@@ -80,18 +81,19 @@ def verify(
         raise SettingError(
             f"--summary {summary}: there is no folder {summary.parent}; expected a file that can be written"
         )
-    with Workers(1, preload="assay.verify.survey", patience=6 * timeout, quiet=False) as workers:
+    with Workers(1, preload="assay.verify.survey", quiet=False) as workers:
+        from assay.verify.interpreter import check_emulated
         from assay.verify.kept import keep, name_of
         from assay.verify.question import check_device
         from assay.verify.survey import plan, run
 
         check_device(device)
-        _check_emulated(faithful)
+        check_emulated(faithful)
         extra: dict[str, Any] = {"framework": framework} if framework else {}
         extra |= {"out_dtype": out_dtype} if out_dtype else {}
         extra |= {"layouts": layout} if layout else {}
         extra |= {"isolate": True, "memory": memory} if isolate else {}
-        chosen = [entry for target in targets for entry in _entries(target, spec)] if targets else _bundled(spec)
+        chosen = [entry for target in targets for entry in entries_of(target, spec)] if targets else _bundled(spec)
         entries = [_adapted(entry, dtype or [], option or [], shape or [], contract or [], extra) for entry in chosen]
         jobs = plan(entries, examples=examples, seed=seed, device=device, timeout=timeout, faithful=faithful)
         names = [name_of(job) for job in jobs] if out is not None else []  # of the sources as they are now
@@ -101,17 +103,23 @@ def verify(
         if count > 1:
             workers.grow(count)
             jobs = [replace(job, threads=1) for job in jobs]
+        interrupted = False
         with Ticker("examined", len(left), sum(jobs[place].effort for place in left)) as ticker:
-            for position, row in run([jobs[place] for place in left], workers):
-                place = left[position]
-                rows[place] = row
-                if out is not None and row.verdict is not None:
-                    print(f"assay: wrote {keep(out, jobs[place], row.verdict, names[place])}", file=sys.stderr)
-                ticker.advance(jobs[place].effort)
+            try:
+                for position, row in run([jobs[place] for place in left], workers):
+                    place = left[position]
+                    rows[place] = row
+                    if out is not None and row.verdict is not None:
+                        print(f"assay: wrote {keep(out, jobs[place], row.verdict, names[place])}", file=sys.stderr)
+                    ticker.advance(jobs[place].effort)
+            except KeyboardInterrupt:  # what is known is told
+                interrupted = True
     ordered = [rows[place] for place in sorted(rows)]
-    status = _report(ordered, as_json, named=bool(targets))
+    status = _report(ordered, as_json, named=bool(targets)) if ordered or not interrupted else 130
     if summary is not None:
         _summarize(summary, ordered)
+    if interrupted:
+        return complain(f"interrupted; {len(rows)} of {len(jobs)} examinations are done", status=130)
     return status
 
 
@@ -148,16 +156,6 @@ def _known(jobs: Sequence[Job], out: Path | None) -> dict[int, Row]:
     return rows
 
 
-def _check_emulated(device: str) -> None:
-    """Raise `SettingError` where the interpreter can't emulate ``device``."""
-    from assay.verify.interpreter.devices import device_named
-
-    if device:
-        device_named(device)
-        if importlib.util.find_spec("triton") is None:
-            raise SettingError("--faithful needs Triton, which is not installed: pip install triton")
-
-
 def _bundled(op: str) -> list[Entry]:
     """The kernels that come along."""
     from assay.verify.survey_table import entries
@@ -167,7 +165,7 @@ def _bundled(op: str) -> list[Entry]:
     return [entry for entry in entries() if entry.group in _BUNDLED]
 
 
-def _entries(target: str, op: str) -> list[Entry]:
+def entries_of(target: str, op: str) -> list[Entry]:
     """What a target means: a function, or kernels of the survey."""
     from assay.golden.registry import spec, specs
     from assay.verify.survey_table import Entry, entries

@@ -21,7 +21,7 @@ from typing import Any
 
 from assay.precision.errors import AssayError
 
-Remember = Callable[[str], None]
+Remember = Callable[..., None]
 Task = Callable[[Any, Remember], Any]
 
 _MOST_WORKERS = 8
@@ -63,10 +63,10 @@ class Workers:
     """Processes that do tasks; a context manager, which ends them.
 
     They start at once, and import ``preload`` while the caller goes on. ``quiet`` keeps what kernels print from the
-    terminal; else it goes to standard error. A worker whose note stays the same for ``patience`` seconds is ended.
+    terminal; else it goes to standard error. A worker that remembers nothing new for ``patience`` seconds is ended.
     """
 
-    def __init__(self, count: int, *, preload: str, patience: float = 180.0, quiet: bool = True) -> None:
+    def __init__(self, count: int, *, preload: str, patience: float = 300.0, quiet: bool = True) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="assay-")
         self._settings = (preload, quiet, Path(self._folder.name))
         self._patience = patience
@@ -91,8 +91,9 @@ class Workers:
     ) -> Iterator[tuple[int, Any | Lost | Raised]]:
         """``(place, task(item, remember))`` for each item, as they come; none is begun after the moment ``until``.
 
-        ``task`` is a function of a module. What it hands to ``remember`` is known after its process is lost. An item
-        is taken from ``items`` only when a worker is there to do it.
+        ``task`` is a function of a module. What it hands to ``remember`` is known after its process is lost;
+        ``remember(text, seconds)`` says also within how many seconds it comes back, where that isn't the patience.
+        An item is taken from ``items`` only when a worker is there to do it.
         """
         waiting = enumerate(items)
         while True:
@@ -120,17 +121,20 @@ class _Worker:
     def __init__(self, preload: str, quiet: bool, folder: Path) -> None:
         self._pipe, other = _spawn.Pipe()
         self._note = _spawn.RawArray("c", _NOTE_BYTES)
+        self._beat = _spawn.RawArray("d", 2)  # how often something was remembered, and the seconds it said
         self._ready = _spawn.RawValue("b", 0)
         descriptor, name = tempfile.mkstemp(dir=folder)
         os.close(descriptor)
         self._log = Path(name)
         self._process = _spawn.Process(
-            target=_serve, args=(other, self._note, self._ready, preload, name if quiet else ""), daemon=True
+            target=_serve,
+            args=(other, self._note, self._beat, self._ready, preload, name if quiet else ""),
+            daemon=True,
         )
         self._process.start()
         other.close()
         self._place: int | None = None
-        self._seen: tuple[tuple[bytes, int], float] = ((b"", 0), 0.0)
+        self._seen: tuple[tuple[float, int], float] = ((0.0, 0), 0.0)
 
     @property
     def idle(self) -> bool:
@@ -145,8 +149,8 @@ class _Worker:
         return self._pipe, self._process.sentinel
 
     def give(self, task: Task, place: int, item: Any) -> None:
-        self._place, self._seen = place, ((b"", self._ready.value), time.monotonic())
-        self._note.value = b""
+        self._place, self._seen = place, ((self._beat[0], self._ready.value), time.monotonic())
+        self._note.value, self._beat[1] = b"", 0.0
         os.truncate(self._log, 0)
         with suppress(BrokenPipeError):  # `answer` will find it gone
             self._pipe.send((task, item))
@@ -159,7 +163,7 @@ class _Worker:
                 answer = self._pipe.recv()
             elif self.gone:
                 answer = self._lost("crash", "")
-            elif self._silent() > (limit := patience if self._ready.value else max(patience, _START)):
+            elif self._silent() > (limit := self._limit(patience)):
                 answer = self._lost("timeout", f"nothing came back for {limit:g} s, and it could not be interrupted")
         except (EOFError, ConnectionResetError):
             answer = self._lost("crash", "")
@@ -173,9 +177,13 @@ class _Worker:
         self._process.join()
         self._pipe.close()
 
+    def _limit(self, patience: float) -> float:
+        """Seconds that the worker may say nothing."""
+        return self._beat[1] or (patience if self._ready.value else max(patience, _START))
+
     def _silent(self) -> float:
-        """Seconds since the note last changed, or the worker began."""
-        state = (self._note.value, self._ready.value)
+        """Seconds since something was last remembered, or the worker began."""
+        state = (self._beat[0], self._ready.value)
         if state != self._seen[0]:
             self._seen = (state, time.monotonic())
         return time.monotonic() - self._seen[1]
@@ -197,7 +205,7 @@ def ending(code: int | None) -> str:
     return f"the process ended itself with status {code}"
 
 
-def _serve(pipe: Any, note: Any, ready: Any, preload: str, log: str) -> None:
+def _serve(pipe: Any, note: Any, beat: Any, ready: Any, preload: str, log: str) -> None:
     """A worker's life: tasks in, answers out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     _divert(log)
@@ -206,8 +214,9 @@ def _serve(pipe: Any, note: Any, ready: Any, preload: str, log: str) -> None:
     importlib.import_module(preload)
     ready.value = 1
 
-    def remember(text: str) -> None:
+    def remember(text: str, seconds: float = 0.0) -> None:
         note.value = text.encode()[: _NOTE_BYTES - 1]
+        beat[0], beat[1] = beat[0] + 1, seconds
 
     while True:
         try:

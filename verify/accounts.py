@@ -15,7 +15,7 @@ from assay.verify.suspects.suspect import Kernel, Suspect
 from assay.verify.trial import Bench
 from assay.verify.verdict import Explanation
 
-_ALIKE = 0.5  # of the series
+_ALIKE = 0.9  # of the calls of the series
 _SERIES = ("once", "once", "repeat", "after_other", "after_refill")  # what tells one kind of conduct from another
 MOST = 5  # explanations
 NUMBERS = ("contract", "exact", "nonfinite", "layout", "unwritten_output")  # kinds of failures
@@ -33,19 +33,11 @@ class Deadline:
         return spent > self._seconds
 
 
-def loosened(contract: Contract, suspect: Suspect) -> Contract:
-    """The contract with the fields that a kernel with this fault keeps instead."""
-    changed = dict(suspect.contract)
-    if "stages" in changed:
-        changed["stages"] = {**(contract.stages or {}), **changed["stages"]}
-    return replace(contract, **changed)
-
-
 def described(suspect: Suspect, contract: Contract) -> str:
     """What is wrong, where it was seen, and the contract that is kept."""
     words = suspect.description
     if suspect.contract:
-        kept = ", ".join(f"{name}={value!r}" for name, value in loosened(contract, suspect).changed().items())
+        kept = ", ".join(f"{name}={value!r}" for name, value in suspect.loosened(contract).changed().items())
         words += f"; it keeps Contract({kept})"
     return words if suspect.origin == "common slip" else f"{words} ({suspect.origin})"
 

@@ -39,10 +39,9 @@ class Appraiser:
         named = {tensor.name: output for tensor, output in zip(signature.returns, outputs, strict=True)}
         chosen = {name: named[name].detach().cpu() for name in definition.chosen}
         result = Result(case, outputs=outputs)
-        if definition.admissible is not None:
-            wrong = self._wrong_choice(case, values, chosen)
-            if wrong is not None:
-                return replace(result, failure=wrong[0], ratio=wrong[1])
+        wrong = self._wrong_choice(case, values, chosen)
+        if wrong is not None:
+            return replace(result, failure=wrong[0], ratio=wrong[1])
         allowed = self.tolerances(case, values, chosen)
         finite = _is_finite(definition, values)
         for place, (tensor, got, limits) in enumerate(zip(signature.returns, outputs, allowed, strict=True)):
@@ -118,16 +117,23 @@ class Appraiser:
         convert: Callable[[Any], Golden] = golden_of_enclosure if isinstance(xp, Arb) else golden_of_ball
         return [_one_number(convert(part)) for part in (result if isinstance(result, tuple) else (result,))]
 
-    def _wrong_choice(self, case: Case, values: Values, chosen: Values) -> tuple[Failure, torch.Tensor] | None:
-        """A choice that no kernel under the contract may make, and the ratio of each: 0 or infinite."""
+    def admitted(self, case: Case, values: Values, chosen: Values) -> torch.Tensor | None:
+        """Which of a kernel's own choices the contract admits, element by element; None: intervals judge them all."""
         definition = case.definition
-        assert definition.admissible is not None
-        name = definition.chosen[0]
+        if definition.admissible is None:
+            return None
         xp = BallArithmetic(self.contract.model(definition, self.input_format(case)))
         tensors = [xp.exact(value) for value in values.values()]
-        right = definition.admissible(xp, *tensors, chosen[name].to(torch.int64), **case.options)
-        if bool(right.all()):
+        ids = chosen[definition.chosen[0]].to(torch.int64)
+        right: torch.Tensor = definition.admissible(xp, *tensors, ids, **case.options)
+        return right
+
+    def _wrong_choice(self, case: Case, values: Values, chosen: Values) -> tuple[Failure, torch.Tensor] | None:
+        """A choice that no kernel under the contract may make, and the ratio of each: 0 or infinite."""
+        right = self.admitted(case, values, chosen)
+        if right is None or bool(right.all()):
             return None
+        name = case.definition.chosen[0]
         index = tuple(int(place) for place in (~right).nonzero()[0])
         place = [tensor.name for tensor in case.signature.returns].index(name)
         best = self._evaluate(case, values, None, BallArithmetic())[place]

@@ -30,7 +30,7 @@ from assay.verify.verdict import Verdict, write_whole
 
 
 @dataclass(frozen=True)
-class _Pair:
+class Pair:
     """A forward op, the spec of its gradients, and the inputs that have one (the others are labels)."""
 
     forward: str
@@ -38,15 +38,15 @@ class _Pair:
     differentiable: tuple[str, ...]
 
 
-_PAIRS = {
+PAIRS = {  # by the forward op
     pair.forward: pair
     for pair in (
-        _Pair("softmax", "softmax_gradient", ("x",)),
-        _Pair("layernorm", "layernorm_backward", ("x", "weight", "bias")),
-        _Pair("rmsnorm", "rmsnorm_backward", ("x", "weight")),
-        _Pair("swiglu", "swiglu_backward", ("gate", "up")),
-        _Pair("attention", "attention_backward", ("q", "k", "v")),
-        _Pair("cross_entropy", "cross_entropy_gradient", ("logits",)),
+        Pair("softmax", "softmax_gradient", ("x",)),
+        Pair("layernorm", "layernorm_backward", ("x", "weight", "bias")),
+        Pair("rmsnorm", "rmsnorm_backward", ("x", "weight")),
+        Pair("swiglu", "swiglu_backward", ("gate", "up")),
+        Pair("attention", "attention_backward", ("q", "k", "v")),
+        Pair("cross_entropy", "cross_entropy_gradient", ("logits",)),
     )
 }
 
@@ -123,7 +123,7 @@ def examine_backward(
 
     Raises as `examine` does, and `SettingError` for an op without a backward spec or a framework without gradients.
     """
-    pair = _pair(op)
+    pair = pair_of(op)
     if not isinstance(dtype, str):
         raise SettingError(f"dtype={dtype!r}; expected one name: a gradient has its input's dtype, results have one")
     common: dict[str, Any] = {"dtype": dtype, "options": options, "framework": framework, **settings}
@@ -144,7 +144,7 @@ def gradient_of(function: Callable[..., Any], op: str, *, framework: str = "torc
     ``assay verify my.module:rmsnorm_backward --spec rmsnorm_backward``. It doesn't know that name: `examine` takes it
     for a function without one, so its repro lines need ``--target`` and it isn't called in a plain process.
     """
-    pair = _pair(op)
+    pair = pair_of(op)
     if framework not in ("torch", "jax"):
         raise SettingError(f"framework={framework!r} has no gradients; expected 'torch' or 'jax'")
     differentiate = _torch_gradients if framework == "torch" else _jax_gradients
@@ -160,18 +160,19 @@ def gradient_of(function: Callable[..., Any], op: str, *, framework: str = "torc
     return gradient
 
 
-def _pair(op: str) -> _Pair:
+def pair_of(op: str) -> Pair:
+    """The pair of an op, by the name of either; `SettingError` where there is none."""
     name = op.removesuffix("_backward").removesuffix("_gradient")
-    if name not in _PAIRS:
-        raise SettingError(f"op={op!r} has no backward spec; those that have: {', '.join(_PAIRS)}")
-    return _PAIRS[name]
+    if name not in PAIRS:
+        raise SettingError(f"op={op!r} has no backward spec; those that have: {', '.join(PAIRS)}")
+    return PAIRS[name]
 
 
 def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", None) or type(function).__name__
 
 
-def _forward_of(function: Callable[..., Any], pair: _Pair, framework: str) -> Callable[..., Any]:
+def _forward_of(function: Callable[..., Any], pair: Pair, framework: str) -> Callable[..., Any]:
     """The function as it is called where gradients are wanted."""
     called = _as_function(function, pair)
     if framework != "torch":
@@ -185,7 +186,7 @@ def _forward_of(function: Callable[..., Any], pair: _Pair, framework: str) -> Ca
     return forward
 
 
-def _as_function(function: Callable[..., Any], pair: _Pair) -> Callable[..., Any]:
+def _as_function(function: Callable[..., Any], pair: Pair) -> Callable[..., Any]:
     """A module's parameters as arguments; any other function as it is."""
     if not isinstance(function, torch.nn.Module):
         return function
@@ -207,7 +208,7 @@ def _as_function(function: Callable[..., Any], pair: _Pair) -> Callable[..., Any
     return call
 
 
-def _leaves(pair: _Pair, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _leaves(pair: Pair, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The inputs in their own memory, those that have a gradient as leaves of a new graph."""
     names = [tensor.name for tensor in spec(pair.forward).tensors]
     return [
@@ -216,7 +217,7 @@ def _leaves(pair: _Pair, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _torch_gradients(
-    function: Callable[..., Any], pair: _Pair, inputs: Sequence[torch.Tensor], upstream: torch.Tensor, options: Any
+    function: Callable[..., Any], pair: Pair, inputs: Sequence[torch.Tensor], upstream: torch.Tensor, options: Any
 ) -> tuple[torch.Tensor, ...]:
     leaves = _leaves(pair, inputs)
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
@@ -241,7 +242,7 @@ def _torch_gradients(
 
 
 def _jax_gradients(
-    function: Callable[..., Any], pair: _Pair, inputs: Sequence[Any], upstream: Any, options: Any
+    function: Callable[..., Any], pair: Pair, inputs: Sequence[Any], upstream: Any, options: Any
 ) -> tuple[Any, ...]:
     jax = importlib.import_module("jax")
     names = [tensor.name for tensor in spec(pair.forward).tensors]

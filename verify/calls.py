@@ -20,6 +20,9 @@ from assay.verify.inputs.cases import Case, Inputs
 from assay.verify.interpreter import Watch, triton_is_loaded
 from assay.verify.memory import PoisonedMemory, litter
 
+GRACE = 10.0
+"""Seconds beyond its own limit that a call which can't be interrupted has, before its process is ended."""
+
 
 class KernelTimeout(BaseException):
     """Raised inside a kernel that has run out of time; a BaseException, so that kernels don't swallow it."""
@@ -82,13 +85,23 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Call:
-    """How a kernel is called."""
+    """How a kernel is called.
+
+    ``before(case, seconds)`` is told of each case that is tried, before and after each call: a call comes back within
+    so many seconds, or not at all; 0 where no call is under way.
+    """
 
     kernel: Callable[..., Any]
     listed: Mapping[str, Sequence[Any]]
     framework: str = "torch"
     timeout: float = 30.0
+    before: Callable[[Case, float], None] | None = None
     watch: Watch = field(default_factory=Watch, compare=False, repr=False)
+
+    def tell(self, case: Case, seconds: float = 0.0) -> None:
+        """Tell whoever must know what a process died of, or hangs in."""
+        if self.before is not None:
+            self.before(case, seconds)
 
     def __call__(self, case: Case, inputs: Inputs) -> tuple[torch.Tensor, ...] | Finding:
         """The kernel's results as torch tensors, or what was wrong with the call."""
@@ -109,6 +122,7 @@ class Call:
         interpreted = on_cpu and triton_is_loaded()
         given = [guarded.tensor for guarded in inputs.guarded.values()]
         sanitizer = None
+        self.tell(case, self.timeout + GRACE)
         try:
             with (  # the interpreter outside of what a time-out interrupts
                 self.watch.interpreting(given) if interpreted else contextlib.nullcontext() as sanitizer,
@@ -132,6 +146,8 @@ class Call:
                 self.watch.give_up_allocations()
                 return self._run(case, inputs, arguments, keywords, poison)
             return Finding("crash", f"{type(error).__name__}: {_first_line(error)}{_place(error)}")
+        finally:
+            self.tell(case)
         if sanitizer is not None and sanitizer.finding is not None:  # and the kernel has caught it
             return Finding(sanitizer.finding.kind, str(sanitizer.finding))
         if poison is not None and poison.overrun():

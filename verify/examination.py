@@ -33,6 +33,7 @@ from assay.verify.trial import Bench
 from assay.verify.verdict import Explanation, Verdict
 
 _TRUSTED_SHARE = 0.1  # of the judged elements must be nonzero
+_PATIENCE = 4.0  # seconds that a case of growing size may take at most, as the one before it tells
 Progress = Callable[[str, int, int], None]
 
 
@@ -56,7 +57,7 @@ def examine(
     goldens: str | None = None,
     shrinking: bool = True,
     progress: Progress | None = None,
-    watch: Callable[[str], None] | None = None,
+    watch: Callable[[str, float], None] | None = None,
 ) -> Verdict:
     """Examine ``kernel`` as an implementation of spec ``op``.
 
@@ -68,8 +69,9 @@ def examine(
     what it starts with, and once in one where nothing tells of the examination. ``goldens`` is the address of a store
     of goldens (`assay.golden.store`): those of its records that answer the question are cases too.
     Without ``shrinking`` a failure is reported as it was met, unexplained.
-    ``progress(phase, done, of)`` is called as the examination goes on, ``watch(line)`` with the repro line of each
-    case before it is tried.
+    ``progress(phase, done, of)`` is called as the examination goes on, ``watch(line, seconds)`` with the repro line
+    of each case before it is tried, and before and after each call of the kernel, which comes back within so many
+    seconds unless it hangs beyond interruption; 0 where no call is under way.
 
     Raises `UnknownSpec`, `OptionError`, `ContractError` or `SettingError` on a question that can't be asked; whatever
     the kernel does becomes part of the verdict.
@@ -91,11 +93,15 @@ def examine(
     )
     bench = question.bench
     if watch is not None:
-        bench = replace(bench, before=lambda case: watch(repro_line(question.bench, case)))
+        plain = question.bench
+        bench = replace(
+            plain,
+            call=replace(plain.call, before=lambda case, seconds: watch(repro_line(plain, case), seconds)),
+        )
     report = progress or (lambda phase, done, of: None)
     if not isolate:
         return _Examination(question, bench, question.sampler, goldens, shrinking).run(report)
-    with Isolation(question.bench, int(memory * GIB)) as isolation:
+    with Isolation(bench, int(memory * GIB)) as isolation:
         bench = replace(bench, isolation=isolation)
         return _Examination(question, bench, question.sampler, goldens, shrinking).run(report)
 
@@ -170,6 +176,7 @@ class _Examination:
             self._run_phase(name, list(cases), progress)
         if self.failure is None and self.question.examples:
             self._fuzz(progress)
+        self._grow(progress)
         if self.failure is not None:
             progress("shrinking", 0, 0)
             self._shrink()
@@ -214,6 +221,8 @@ class _Examination:
         yield "exact", phases.exact_cases(self.sampler)
         yield "invariants", phases.invariant_cases(self.sampler, self.bench.contract)
         yield "range", phases.range_cases(self.sampler)
+        yield "lone", phases.lone_cases(self.sampler)
+        yield "seams", phases.seam_cases(self.sampler)
         yield "special", phases.special_cases(self.sampler)
         yield "every", phases.every_cases(self.sampler)
         yield "bias", phases.bias_cases(self.sampler)
@@ -244,6 +253,24 @@ class _Examination:
             return self.attempt("fuzz", case).worst
 
         fuzz(self.sampler, self.question.examples, one)
+
+    def _grow(self, progress: Progress) -> None:
+        """Cases of growing size, each series as far as the next case won't take long."""
+        longest = min(_PATIENCE, self.bench.call.timeout / 4) / phases.GROWTH
+        for series in phases.beyond_cases(self.sampler):
+            for done, case in enumerate(series, 1):
+                tries = 2 if done == 1 else 1  # the first call may compile
+                slow = all(self._seconds(case) > longest for _ in range(tries))
+                progress("beyond", done, len(series))
+                if slow or self.failure is not None:
+                    break
+
+    def _seconds(self, case: Case) -> float:
+        """How long it takes to try a case of growing size; nothing once there is a failure."""
+        started = time.perf_counter()
+        if self.failure is None:
+            self.attempt("beyond", case)
+        return time.perf_counter() - started
 
     def attempt(self, phase: str, case: Case, goldens: tuple[Golden, ...] | None = None) -> Result:
         """Try a case, by goldens known already or evaluated now, and add what it showed."""

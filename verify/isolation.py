@@ -16,14 +16,16 @@ import multiprocessing
 import os
 import pickle
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from assay.golden.isolate import ending
+from assay.verify.calls import GRACE
 from assay.verify.inputs.cases import Case
 from assay.verify.result import Failure
 from assay.verify.worker import forked, started
@@ -32,12 +34,7 @@ if TYPE_CHECKING:
     from assay.verify.trial import Bench
 
 GIB = 2**30
-MANY = 40
-"""Equal calls of the protocol "after_many"."""
-
-_CALLS = {"repeat": 2, "after_other": 2, "after_refill": 2, "alone": 6, "after_many": MANY + 1}  # of a trial, at most
 _TICK = 0.05  # seconds between two looks at a worker's memory
-_GRACE = 5.0  # seconds beyond its own limit that a call may take to come back
 _START = 300.0  # seconds that a new process may take to import torch and the kernel
 _DEVICE_LOST = ("device-side assert", "CUDA error", "HIP error", "illegal memory access")
 
@@ -71,7 +68,7 @@ class Isolation:
     def observe(self, case: Case) -> Answer:
         """What `Bench.observe` gives, from the worker; a lost worker is a failure of the case."""
         worker = self._worker = self._worker or _Worker(self.bench)
-        answer = worker.ask(case, self.memory)
+        answer = worker.ask(case, self.memory, self.bench.call.tell)
         if not worker.alive or (isinstance(answer, Failure) and any(s in answer.message for s in _DEVICE_LOST)):
             self.end()
         return answer
@@ -97,39 +94,52 @@ class _Worker:
         self.process.kill()
         self.pipe.close()
 
-    def ask(self, case: Case, memory: int) -> Answer:
-        """The worker's answer, or how it was lost."""
-        patience = _CALLS.get(case.protocol, 1) * self.timeout + _GRACE
-        patience += _START if self.is_new or case.protocol == "outside" else 0
+    def ask(self, case: Case, memory: int, tell: Callable[[Case, float], None]) -> Answer:
+        """The worker's answer, or how it was lost; ``tell`` is told as `Call.before` is."""
         self.resident = self.resident or resident(self.process.pid)
-        until = time.monotonic() + patience
+        patience = self.timeout + GRACE
+        within = patience + (_START if self.is_new else 0.0)
         try:
             self.pipe.send_bytes(pickle.dumps(case))
-            while not self.pipe.poll(_TICK):
-                held = resident(self.process.pid) - self.resident
-                if held > memory:
-                    return self._lost("crash", case, f"the kernel held more than {memory / GIB:.3g} GiB of memory")
-                if time.monotonic() > until:
-                    return self._lost(
-                        "timeout", case, f"no result within {self.timeout:g} s, and it could not be interrupted"
-                    )
-            answer = received(self.pipe, case)
+            while True:
+                tell(case, within + GRACE)
+                lost = self._lost_within(within, case, memory)
+                if lost is not None:
+                    return lost
+                head = json.loads(self.pipe.recv_bytes())
+                if "within" not in head:
+                    break
+                within = head["within"] or patience
+            answer = received(self.pipe, head, case)
         except (EOFError, OSError):
-            return Failure("crash", case, ending(self.process.ended(_GRACE)))
+            return Failure("crash", case, ending(self.process.ended(GRACE)))
         self.is_new = False
         return answer
+
+    def _lost_within(self, seconds: float, case: Case, memory: int) -> Failure | None:
+        """How the worker was lost while it said nothing, if it was."""
+        until = time.monotonic() + seconds
+        while True:
+            said = self.pipe.poll(_TICK)
+            if resident(self.process.pid) - self.resident > memory:
+                return self._lost("crash", case, f"the kernel held more than {memory / GIB:.3g} GiB of memory")
+            if said:
+                return None
+            if time.monotonic() > until:
+                return self._lost(
+                    "timeout", case, f"no result within {self.timeout:g} s, and it could not be interrupted"
+                )
 
     def _lost(self, kind: str, case: Case, message: str) -> Failure:
         self.process.kill()
         return Failure(kind, case, message)
 
 
-def received(pipe: Connection, case: Case) -> Answer:
-    """An answer as `assay.verify.worker` sends it: a line of JSON, then the bytes of each output.
+def received(pipe: Connection, head: dict[str, Any], case: Case) -> Answer:
+    """An answer as `assay.verify.worker` sends it: a line of JSON, the ``head``, then the bytes of each output.
 
     No object that a kernel made is unpickled where it is judged.
     """
-    head = json.loads(pipe.recv_bytes())
     if "error" in head:
         raise RuntimeError(f"isolation: the worker failed before or after the kernel's call:\n{head['error']}")
     if "kind" in head:

@@ -8,6 +8,7 @@ in memory that the allocator is about to hand out again, and so costs nothing an
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -49,14 +50,15 @@ class PoisonedMemory(TorchDispatchMode):
 
     def __init__(self, memory: str) -> None:
         super().__init__()
+        warm_up()
         self.memory = memory
         self._guarded: list[torch.Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kernel = kernel_of(func, args)
-        if kernel is not None:  # torch turns the mode off while an operator runs, whose allocations are the point
+        keys = operator_keys(func, args)
+        if keys is not None:  # torch turns the mode off while an operator runs, whose allocations are the point
             with self:
-                return func.redispatch(kernel, *args, **(kwargs or {}))
+                return func.redispatch(keys, *args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         if func not in ALLOCATIONS or result.layout != torch.strided or result.device.type == "meta":
             return result
@@ -78,7 +80,19 @@ class PoisonedMemory(TorchDispatchMode):
         return any(bool((zone.view(torch.uint8) != _MARK).any()) for zone in zones)
 
 
-def kernel_of(func: Any, args: Any) -> Any:
+@cache
+def warm_up() -> None:
+    """Have torch import what its first dispatch mode needs, some seconds' worth, outside of a kernel's time limit."""
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        torch.empty(0)
+
+
+def operator_keys(func: Any, args: Any) -> Any:
     """The dispatch keys of an operator's kernel for the device of its tensors; None for torch's own operators."""
     if not isinstance(func, torch._ops.OpOverload) or func.namespace in _TORCHS_OWN:
         return None

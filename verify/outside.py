@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 _TELLTALE = ("PYTEST", "ASSAY", "HYPOTHESIS", "COV_")
-_START = 120.0  # seconds to import torch and the kernel's module
+START = 120.0
+"""Seconds to import torch and the kernel's module."""
 
 _BODY = """
 import importlib, pickle, sys
@@ -66,7 +67,7 @@ def call_outside(
                 env=environment,
                 capture_output=True,
                 text=True,
-                timeout=timeout + _START,
+                timeout=timeout + START,
                 check=False,
             )
         except subprocess.TimeoutExpired:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from assay.verify.places import in_words
+from assay.verify.regions import region_in_words
 from assay.verify.result import Result
 
 STEPS = 20
@@ -87,7 +87,7 @@ def error_map(output: str, ratio: torch.Tensor, dims: Sequence[str]) -> ErrorMap
     padded = torch.nn.functional.pad(matrix, padding, value=-1.0)
     blocks = padded.reshape(padded.shape[0] // tall, tall, padded.shape[1] // wide, wide).amax(dim=(1, 3))
     cells = tuple(tuple(_three_digits(value) for value in row) for row in blocks.tolist())
-    return ErrorMap(output, shape, (tall, wide), cells, in_words(ratio > 1, dims))
+    return ErrorMap(output, shape, (tall, wide), cells, region_in_words(ratio > 1, dims))
 
 
 def _extent(shape: Sequence[int]) -> tuple[int, int]:

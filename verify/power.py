@@ -20,11 +20,9 @@ from assay.golden.arithmetic import Real
 from assay.golden.errors import unknown
 from assay.golden.inputs.values import torch_dtype
 from assay.verify.calls import Finding
-from assay.verify.contract import Contract
 from assay.verify.errors import SettingError
 from assay.verify.examination import examine
 from assay.verify.inputs.cases import Case, build
-from assay.verify.inputs.layouts import LAYOUTS
 from assay.verify.inputs.sampler import seeded, with_values
 from assay.verify.question import Question, ask
 from assay.verify.suspects import suspects_of
@@ -41,7 +39,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Trial:
+class Tried:
     """One suspect under one examination.
 
     ``kind`` is its failure's, ``cases`` how many it took; ``against`` says whether the plain check caught it too.
@@ -66,7 +64,7 @@ class PowerReport:
     dtype: str
     contract: str
     examples: int
-    trials: tuple[Trial, ...]
+    trials: tuple[Tried, ...]
     against: str = ""
     seconds: float = 0.0
 
@@ -86,7 +84,7 @@ class PowerReport:
         return _by_family(self.trials, lambda trial: bool(trial.against)) if self.against else {}
 
     @property
-    def survivors(self) -> tuple[Trial, ...]:
+    def survivors(self) -> tuple[Tried, ...]:
         """The suspects that were not caught."""
         return tuple(trial for trial in self.trials if not trial.caught)
 
@@ -119,33 +117,25 @@ class PowerReport:
 def power(
     op: str,
     *,
-    dtype: str | Mapping[str, str] | None = None,
-    out_dtype: str | None = None,
-    options: Mapping[str, Sequence[Any]] | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
-    contract: Contract | None = None,
     examples: int = 50,
-    seed: int = 0,
-    layouts: Sequence[str] | None = None,
     families: Sequence[str] | None = None,
     against: str = "",
     progress: Progress | None = None,
+    **settings: Any,
 ) -> PowerReport:
-    """Examine every suspect of spec ``op`` that these settings admit; they are those of `assay.verify.examine`.
+    """Examine every suspect of spec ``op`` that these settings admit.
 
-    ``families`` are the fault families to try, all where left out.
+    ``settings`` are dtype, out_dtype, options, shapes, contract, seed and layouts, as `assay.verify.examine` takes
+    them. ``families`` are the fault families to try, all where left out.
     ``against`` is a plain check to compare with: "allclose(rtol, atol)" or "assert_close(rtol, atol)" of a float64
     reference on normal numbers of one size, with torch's own tolerances where they are left out. ``progress(name, done,
     of)`` is called before each suspect. Raises as `examine` does, and `SettingError` on an ``against`` that can't be
     read, and where the kernel without a fault does not pass the examination, or fails the plain check.
     """
     started = time.perf_counter()
-    settings: dict[str, Any] = {
-        "dtype": dtype, "out_dtype": out_dtype, "options": options, "shapes": shapes, "contract": contract,
-        "examples": examples, "seed": seed,
-    }  # fmt: skip
-    settings |= {} if layouts is None else {"layouts": layouts}
-    question = _question(op, settings)
+    settings["examples"] = examples
+    question = ask(kernel_of(None, op), op, **settings)
+    out_dtype = question.sampler.out_dtype
     tolerances = _tolerances(against) if against else None
     for family in families or ():
         if family not in FAMILIES:
@@ -158,7 +148,7 @@ def power(
             progress(suspect.name, place, len(suspects))
         verdict = examine(kernel_of(suspect, op, out_dtype), op, shrinking=False, **settings)
         trials.append(
-            Trial(
+            Tried(
                 suspect.name,
                 suspect.family,
                 suspect.description,
@@ -179,12 +169,6 @@ def power(
         against,
         time.perf_counter() - started,
     )
-
-
-def _question(op: str, settings: Mapping[str, Any]) -> Question:
-    """The question that every suspect is asked."""
-    asked = {"layouts": LAYOUTS, "device": "cpu", "framework": "torch", "timeout": 30.0, **settings}
-    return ask(kernel_of(None, op), op, **asked)
 
 
 def _require_a_pass(
@@ -270,7 +254,7 @@ def _differ(case: Case, guarded: Any, outputs: tuple[Any, ...], check: tuple[str
     return False
 
 
-def _by_family(trials: Sequence[Trial], hit: Callable[[Trial], bool]) -> dict[str, tuple[int, int]]:
+def _by_family(trials: Sequence[Tried], hit: Callable[[Tried], bool]) -> dict[str, tuple[int, int]]:
     found = {}
     for family in FAMILIES:
         here = [trial for trial in trials if trial.family == family]

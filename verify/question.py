@@ -16,6 +16,7 @@ from assay.verify.contract import Contract, accumulator
 from assay.verify.errors import SettingError
 from assay.verify.frameworks import check_dtypes, check_framework, layouts_of
 from assay.verify.inputs.cases import Case
+from assay.verify.inputs.layouts import LAYOUTS
 from assay.verify.inputs.sampler import Sampler
 from assay.verify.trial import Bench
 
@@ -40,19 +41,19 @@ def ask(
     kernel: Callable[..., Any],
     op: str,
     *,
-    dtype: str | Mapping[str, str] | None,
-    out_dtype: str | None,
-    options: Mapping[str, Sequence[Any]] | None,
-    shapes: Mapping[str, Any] | None,
-    contract: Contract | None,
-    examples: int,
-    seed: int,
-    device: str,
-    framework: str,
-    layouts: Sequence[str],
-    timeout: float,
+    dtype: str | Mapping[str, str] | None = None,
+    out_dtype: str | None = None,
+    options: Mapping[str, Sequence[Any]] | None = None,
+    shapes: Mapping[str, Any] | None = None,
+    contract: Contract | None = None,
+    examples: int = 0,
+    seed: int = 0,
+    device: str = "cpu",
+    framework: str = "torch",
+    layouts: Sequence[str] = LAYOUTS,
+    timeout: float = 30.0,
 ) -> Question:
-    """The question, or the error of `assay.verify.examine` that says why it can't be asked."""
+    """The question of `assay.verify.examine`, whose settings these are, or its error: why it can't be asked."""
     definition = spec(op)
     if not callable(kernel):
         raise SettingError(f"kernel: expected a callable, got {type(kernel).__name__}")

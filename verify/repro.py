@@ -13,7 +13,10 @@ from assay.golden.errors import unknown
 from assay.verify.calls import Call, target_of
 from assay.verify.contract import Contract, contract_from_table
 from assay.verify.errors import ReproError, TargetError
+from assay.verify.frameworks import check_framework
 from assay.verify.inputs.cases import Case, case_from_line
+from assay.verify.interpreter import emulated_device, emulating
+from assay.verify.question import check_device
 from assay.verify.result import Result
 from assay.verify.trial import Bench
 
@@ -28,9 +31,11 @@ def load_target(target: str) -> Callable[..., Any]:
     try:
         found: Any = importlib.import_module(module_name)
     except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) and error.name else module_name
+        is_own = missing.partition(".")[0] == module_name.partition(".")[0]
+        hint = "modules of the current folder and of PYTHONPATH count" if is_own else f"it needs {missing}"
         raise TargetError(
-            f"target {target!r}: {module_name} can't be imported ({type(error).__name__}: {error}); "
-            "modules of the current folder and of PYTHONPATH count"
+            f"target {target!r}: {module_name} can't be imported ({type(error).__name__}: {error}); {hint}"
         ) from None
     for part in name.split("."):
         if not hasattr(found, part):
@@ -50,6 +55,7 @@ def repro_line(bench: Bench, case: Case) -> str:
     if bench.contract.changed():
         content["contract"] = bench.contract.changed()
     for name, value, default in (
+        ("faithful", emulated_device(), ""),
         ("framework", bench.call.framework, "torch"),
         ("device", str(bench.device), "cpu"),
         ("timeout", bench.call.timeout, 30.0),
@@ -73,8 +79,11 @@ def parse_line(line: str) -> tuple[dict[str, Any], Case]:
         raise ReproError(f"repro line: expected what a report prints after 'assay repro', got {text[:60]!r}") from None
 
 
-def run_line(line: str, target: str = "") -> Result:
-    """Run the case of a repro line; ``target`` names the kernel where the line doesn't. Raises `ReproError`."""
+def run_line(line: str, target: str = "", before: Callable[[Case, float], None] | None = None) -> Result:
+    """Run the case of a repro line; ``target`` names the kernel where the line doesn't, ``before`` is that of `Call`.
+
+    Raises `ReproError`, and `SettingError` or `TargetError` where this machine lacks what the line needs.
+    """
     content, case = parse_line(line)
     try:
         kernel_name = target or content["target"]
@@ -84,8 +93,10 @@ def run_line(line: str, target: str = "") -> Result:
     contract_fields = content.get("contract", {})
     if not kernel_name:
         raise ReproError("repro line: the kernel has no importable name; add --target package.module:function")
-    call = Call(
-        load_target(kernel_name), listed, content.get("framework", "torch"), float(content.get("timeout", 30.0))
-    )
+    framework, device = content.get("framework", "torch"), content.get("device", "cpu")
+    check_framework(framework, device)
+    check_device(device)
     contract = contract_from_table(contract_fields) if contract_fields else Contract()
-    return Bench(call, contract, content.get("device", "cpu")).try_case(case)
+    with emulating(str(content.get("faithful", ""))):
+        call = Call(load_target(kernel_name), listed, framework, float(content.get("timeout", 30.0)), before)
+        return Bench(call, contract, device).try_case(case)

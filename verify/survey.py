@@ -5,7 +5,6 @@ Results are data; nothing is printed.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from assay.golden.isolate import Lost, Raised, Remember, Workers
 from assay.golden.registry import spec
 from assay.verify.contract import contract_from_table
 from assay.verify.examination import examine
-from assay.verify.interpreter import faithful
+from assay.verify.interpreter import emulating
 from assay.verify.repro import load_target, parse_line
 from assay.verify.result import Failure
 from assay.verify.survey_table import Entry
@@ -60,8 +59,8 @@ class Job:
 class Row:
     """What became of a job: a verdict, or the reason why there is none.
 
-    ``outcome`` is the verdict's, or "NOT HERE" (this build or machine hasn't got the kernel), "NOT RUN" (time was up),
-    "ERROR" (the entry can't be examined as it stands; ``reason`` says how to mend it).
+    ``outcome`` is the verdict's, or "NOT HERE" (this build or machine hasn't got the kernel), "NOT RUN" (it wasn't its
+    turn yet), "ERROR" (the entry can't be examined as it stands; ``reason`` says how to mend it).
     """
 
     entry: Entry
@@ -76,7 +75,7 @@ class Row:
         """The first violation, or whatever else there is to say, in one short line."""
         if self.verdict is None:
             return self.reason
-        return in_words(self.verdict.failure) if self.verdict.failure else self.verdict.note
+        return failure_in_words(self.verdict.failure) if self.verdict.failure else self.verdict.note
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for a report as JSON."""
@@ -111,21 +110,22 @@ def run(jobs: Sequence[Job], workers: Workers, *, until: float = math.inf) -> It
         left.discard(place)
         yield place, _answered(jobs[place], answer)
     for place in sorted(left):
-        yield place, _row(jobs[place], "NOT RUN", reason="the time was up")
+        yield place, not_run(jobs[place], "the time was up")
 
 
 def examine_job(job: Job, remember: Remember) -> Verdict:
     """A job's verdict, in a worker; the repro line of the case under way is what a lost worker leaves behind."""
     if job.threads:
         torch.set_num_threads(job.threads)
-    done = 0
+    done, known = 0, ""
 
-    def watch(line: str) -> None:
-        nonlocal done
-        done += 1
-        remember(f"{done} {_named(line, job.entry.target)}")
+    def watch(line: str, seconds: float) -> None:
+        nonlocal done, known
+        if line != known:
+            done, known = done + 1, line
+        remember(f"{done} {_named(line, job.entry.target)}", seconds)
 
-    with faithful(job.faithful) if job.faithful else contextlib.nullcontext():
+    with emulating(job.faithful):
         verdict = examine(
             load_target(job.entry.target),
             job.entry.spec,
@@ -147,7 +147,7 @@ def _named(line: str, target: str) -> str:
     return line.replace('{"target":""', f'{{"target":{json.dumps(target)}', 1)
 
 
-def in_words(failure: Failure) -> str:
+def failure_in_words(failure: Failure) -> str:
     """A failure in one short line: the sizes other than 1, what came, what is right, and how far off it may be."""
     case = failure.case
     setting = [f"{symbol}={size}" for symbol, size in case.sizes.items() if size != 1]
@@ -167,6 +167,11 @@ def _what_came(failure: Failure) -> str:
 
 def _row(job: Job, outcome: str, *, reason: str, trace: str = "") -> Row:
     return Row(job.entry, job.dtype_name, outcome, reason=reason, trace=trace)
+
+
+def not_run(job: Job, reason: str) -> Row:
+    """The row of a job that was not begun, or not ended."""
+    return _row(job, "NOT RUN", reason=reason)
 
 
 def _answered(job: Job, answer: Verdict | Lost | Raised) -> Row:

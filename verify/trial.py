@@ -8,22 +8,22 @@ bits that it gives among the others; "bias", calls with fresh data, whose errors
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
 from assay.golden.run import Golden
 from assay.verify.appraisal import Appraiser
-from assay.verify.calls import Call, Finding, options_for, target_of
+from assay.verify.calls import GRACE, Call, Finding, options_for, target_of
 from assay.verify.contract import Contract
 from assay.verify.inputs.cases import Case, Inputs, all_contents, build
-from assay.verify.isolation import MANY, Isolation
-from assay.verify.outside import call_outside
+from assay.verify.isolation import Isolation
+from assay.verify.outside import START, call_outside
 from assay.verify.result import Failure, Result
 from assay.verify.statistics.bias import try_series
 from assay.verify.tampering import Namespaces
 
+_MANY = 40  # equal calls of the protocol "after_many"
 _NO_GPU = "0 active drivers"  # what Triton says without a GPU, where nobody interprets its kernels
 
 
@@ -31,14 +31,13 @@ _NO_GPU = "0 active drivers"  # what Triton says without a GPU, where nobody int
 class Bench:
     """A kernel on the bench: how it is called, and the contract that it is judged by.
 
-    ``before`` is told of each case before it is tried, for whoever must know what a process died of. ``goldens`` are
-    those of the case at hand, where they are known already. ``isolation`` makes the calls in another process.
+    ``goldens`` are those of the case at hand, where they are known already. ``isolation`` makes the calls in another
+    process.
     """
 
     call: Call
     contract: Contract
     device: torch.device | str = "cpu"
-    before: Callable[[Case], None] | None = None
     goldens: tuple[Golden, ...] | None = None
     isolation: Isolation | None = None
 
@@ -46,8 +45,7 @@ class Bench:
         """Build, call, judge."""
         if case.protocol == "bias":
             return try_series(case, self.try_case, self.contract, self.appraiser.under)
-        if self.before is not None:
-            self.before(case)
+        self.call.tell(case)
         if self.isolation is not None:
             values, seen = all_contents(case), self.isolation.observe(case)
         else:
@@ -122,21 +120,21 @@ class Bench:
         if isinstance(first, Finding):
             return first
         held, last = tuple(output.clone() for output in first), first
-        for _ in range(MANY - 1):
-            if self.before is not None:  # many calls may take long
-                self.before(case)
+        for _ in range(_MANY - 1):
             answer = self.call(case, inputs)
             if isinstance(answer, Finding):
                 return answer
             last = answer
         if not self.contract.deterministic or all(map(same_bits, last, held)):
             return last
-        return Finding("nondeterministic", f"the last of {MANY} equal calls gave other bits than the first")
+        return Finding("nondeterministic", f"the last of {_MANY} equal calls gave other bits than the first")
 
     def _outside(self, case: Case, inputs: Inputs) -> tuple[torch.Tensor, ...] | Failure:
         """What the kernel gives where nothing tells of an examination."""
         keywords = options_for(case, inputs, self.call.listed)
+        self.call.tell(case, self.call.timeout + START + GRACE)
         found = call_outside(target_of(self.call.kernel), inputs.positional, keywords, self.call.timeout)
+        self.call.tell(case)
         if isinstance(found, str) and _NO_GPU not in found:
             return self._found(case, Finding("crash", f"in a process of its own: {found}"))
         outputs = self.call(case, inputs) if isinstance(found, str) else self.call.form(case, inputs, found)

@@ -27,7 +27,7 @@ import torch
 
 from assay.verify.calls import Call, target_of
 from assay.verify.errors import SettingError
-from assay.verify.inputs.cases import build
+from assay.verify.inputs.cases import Case, build
 from assay.verify.result import Failure
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ def forked(bench: Bench, pipe: Connection, parents: Connection) -> Process:
         os.setsid()
         parents.close()
         torch.set_num_threads(1)
-        status = _serve(pipe, lambda: replace(bench, isolation=None, before=None, goldens=None))
+        call = replace(bench.call, before=_teller(pipe))
+        status = _serve(pipe, lambda: replace(bench, call=call, isolation=None, goldens=None))
     finally:
         os._exit(status)
 
@@ -117,9 +118,21 @@ def serve_new(pipe: int, settings: int) -> None:
     with os.fdopen(settings, "rb") as file:
         path, (target, listed, framework, timeout, contract, device) = pickle.loads(file.read())
     sys.path[:] = path
-    sys.exit(
-        _serve(Connection(pipe), lambda: Bench(Call(load_target(target), listed, framework, timeout), contract, device))
-    )
+    end = Connection(pipe)
+
+    def bench() -> Bench:
+        return Bench(Call(load_target(target), listed, framework, timeout, _teller(end)), contract, device)
+
+    sys.exit(_serve(end, bench))
+
+
+def _teller(pipe: Connection) -> Callable[[Case, float], None]:
+    """What tells the process that judges of each call, and within how many seconds it comes back."""
+
+    def tell(case: Case, seconds: float) -> None:
+        pipe.send_bytes(json.dumps({"within": seconds}).encode())
+
+    return tell
 
 
 def _serve(pipe: Connection, bench_of: Callable[[], Bench]) -> int:

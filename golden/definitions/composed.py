@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from assay.golden.definitions.backward import softmax_backward
-from assay.golden.definitions.loss import _OPTIONS, cross_entropy_backward
+from assay.golden.definitions.loss import OPTIONS, cross_entropy_backward
 from assay.golden.registry import define
 
 
@@ -30,7 +30,7 @@ def _signature(options: Mapping[str, Any]) -> str:
 @define(
     "cross_entropy_gradient",
     _signature,
-    options=_OPTIONS,
+    options=OPTIONS,
     stages={"gradient": None},
     rows=lambda options: None if options["reduction"] == "mean" else "T",
     empty=("T",),

@@ -12,7 +12,7 @@ import numpy as np
 from assay.golden.errors import ShapeError
 from assay.golden.registry import Option, choice, define
 
-_OPTIONS = {
+OPTIONS = {
     "ignore_index": Option(-100, lambda value: type(value) is int, "a whole number"),
     "label_smoothing": Option(
         0.0,
@@ -43,7 +43,7 @@ def _labels(xp: Any, op: str, logits: Any, target: Any, ignore_index: int) -> tu
 @define(
     "cross_entropy",
     _signature,
-    options=_OPTIONS,
+    options=OPTIONS,
     rows=lambda options: "T" if options["reduction"] == "none" else None,
     empty=("T",),
 )
@@ -77,7 +77,7 @@ def _rest(xp: Any, label_smoothing: float) -> Any:
 @define(
     "cross_entropy_backward",
     _backward_signature,
-    options=_OPTIONS,
+    options=OPTIONS,
     rows=lambda options: None if options["reduction"] == "mean" else "T",
     empty=("T",),
 )

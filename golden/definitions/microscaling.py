@@ -11,7 +11,7 @@ from assay.golden.registry import define
 from assay.precision.formats import decode
 
 _MX_BLOCK, _NV_BLOCK = 32, 16
-_E2M1 = decode(torch.arange(16), "float4_e2m1fn").tolist()
+E2M1 = decode(torch.arange(16), "float4_e2m1fn").tolist()
 
 
 @define(
@@ -45,5 +45,5 @@ def gemm_nvfp4(xp: Any, a: Any, b: Any, scale_a: Any, scale_b: Any, global_a: An
 def _represented(xp: Any, packed: Any, scale: Any) -> Any:
     """The numbers [rows, K] of packed codes [rows, K/2], times their block's scale."""
     codes = nibbles(xp, packed, (0, 1), axis=1)
-    numbers = xp.exact(xp.native.asarray(_E2M1)[codes])
+    numbers = xp.exact(xp.native.asarray(E2M1)[codes])
     return numbers * repeat(xp, scale, codes.shape[1], axis=1, group=_NV_BLOCK)

@@ -11,10 +11,11 @@ from assay.golden.registry import Option, choice, define, flag
 
 def _admissible(xp: Any, logits: Any, chosen: Any, *, top_k: int, renormalize: bool, scoring: str) -> Any:
     """Which chosen experts no unchosen one certainly beats: a mask [T, k]; repeated or foreign ids are wrong."""
-    return xp.top_admissible(_scores(xp, logits, scoring), chosen)
+    return xp.top_admissible(routing_scores(xp, logits, scoring), chosen)
 
 
-def _scores(xp: Any, logits: Any, scoring: str) -> Any:
+def routing_scores(xp: Any, logits: Any, scoring: str) -> Any:
+    """The scores of experts, of logits [T,E]."""
     return xp.sigmoid(logits) if scoring == "sigmoid" else xp.softmax(logits)
 
 
@@ -35,7 +36,7 @@ def moe_route(xp: Any, logits: Any, *, top_k: int, renormalize: bool, scoring: s
     """The scores of the top k experts, normalised to one where asked; ``ids`` given: of those experts."""
     if logits.shape[-1] < top_k:
         raise ShapeError(f"moe_route: top_k={top_k} of only {logits.shape[-1]} experts")
-    scores = _scores(xp, logits, scoring)
+    scores = routing_scores(xp, logits, scoring)
     if ids is None:
         ids = xp.top(logits, top_k)  # scores grow with logits, but round to ties
     weights = xp.take(scores, ids)

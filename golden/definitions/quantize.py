@@ -15,7 +15,7 @@ _GROUP = 128
 _SCALES = {"row": "[R,1]", "tensor": "[]", "group128": f"[R,ceil(N/{_GROUP})]"}
 
 
-def _groups(xp: Any, x: Any, size: int) -> list[Any]:
+def row_groups(xp: Any, x: Any, size: int) -> list[Any]:
     """x[R,N] in groups of neighbours [R,G,size]; the rest of each row, where there is one, apart."""
     rows, columns = x.shape
     whole = columns // size
@@ -27,16 +27,16 @@ def _parts(xp: Any, x: Any, granularity: str) -> list[Any]:
     """x[R,N] as [.., G, n], each n with a scale of its own."""
     rows, columns = x.shape
     if granularity == "group128":
-        return _groups(xp, x, _GROUP)
+        return row_groups(xp, x, _GROUP)
     return [x.reshape(1, 1, rows * columns) if granularity == "tensor" else x.reshape(rows, 1, columns)]
 
 
-def _most(xp: Any, x: Any) -> Any:
+def row_maximum(xp: Any, x: Any) -> Any:
     """The largest along the last axis, and not below zero."""
     return xp.maximum(xp.max(x), xp.exact(xp.integers(0)))
 
 
-def _together(xp: Any, parts: list[Any], like: Any, shape: tuple[int, ...]) -> Any:
+def rejoined(xp: Any, parts: list[Any], like: Any, shape: tuple[int, ...]) -> Any:
     """Groups [R,G,n] side by side; of no group at all what ``like`` has none of."""
     flat = [part.reshape(part.shape[0], part.shape[1] * part.shape[2]) for part in parts]
     return (xp.concatenate(flat, 1) if flat else like[:, :0]).reshape(shape)
@@ -53,15 +53,15 @@ def _symmetric(xp: Any, x: Any, granularity: str, largest: int, format: str, sto
         stored = stored.reshape(1, 1)
     codes, scales, done = [], [], 0
     for part in _parts(xp, x, granularity):
-        scale = xp.quantization_scale(_most(xp, xp.abs(part)), largest)
-        given = None if stored is None else _slice(stored, done, scale.shape)
+        scale = xp.quantization_scale(row_maximum(xp, xp.abs(part)), largest)
+        given = None if stored is None else stored_part(stored, done, scale.shape)
         codes.append(xp.quantize(part, scale, format, stored=given))
         scales.append(scale)
         done += scale.shape[1]
-    return _together(xp, codes, x, x.shape), _together(xp, scales, x, _scale_shape(x.shape, granularity))
+    return rejoined(xp, codes, x, x.shape), rejoined(xp, scales, x, _scale_shape(x.shape, granularity))
 
 
-def _slice(stored: Any, first: int, shape: tuple[int, ...]) -> Any:
+def stored_part(stored: Any, first: int, shape: tuple[int, ...]) -> Any:
     """The scales or zero-points [R,groups] of the groups from ``first`` on, as [R,G,1]."""
     return stored[:, first : first + shape[1], None]
 
@@ -122,18 +122,18 @@ def quantize_int4(
     amax / 7, zero 8, codes 1 to 15. ``zero``: a kernel's own zero-points, which its codes must agree with.
     """
     codes, scales, zeros, done = [], [], [], 0
-    for part in _groups(xp, x, group):
-        below = _most(xp, -part)
-        span = _most(xp, xp.abs(part)) if symmetric else _most(xp, part) + below
+    for part in row_groups(xp, x, group):
+        below = row_maximum(xp, -part)
+        span = row_maximum(xp, xp.abs(part)) if symmetric else row_maximum(xp, part) + below
         step = xp.quantization_scale(span, 7 if symmetric else 15)
-        stored = None if scale is None else _slice(scale, done, step.shape)
+        stored = None if scale is None else stored_part(scale, done, step.shape)
         point = (
             xp.exact(xp.native.full(step.shape, 8)) if symmetric else xp.quantize(below, step, "uint4", stored=stored)
         )
-        own = point if zero is None or symmetric else _slice(zero, done, step.shape)
+        own = point if zero is None or symmetric else stored_part(zero, done, step.shape)
         codes.append(xp.quantize(part, step, "uint4", zero=own, stored=stored))
         scales.append(step)
         zeros.append(point)
         done += step.shape[1]
     shape = (x.shape[0], -(-x.shape[1] // group))
-    return _together(xp, codes, x, x.shape), _together(xp, scales, x, shape), _together(xp, zeros, x, shape)
+    return rejoined(xp, codes, x, x.shape), rejoined(xp, scales, x, shape), rejoined(xp, zeros, x, shape)

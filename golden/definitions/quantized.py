@@ -52,7 +52,7 @@ _INT4 = {
     "awq": "qweight:int32[K,N/8]=bits, scales[K/g,N]=scale, zeros:int32[K/g,N/8]=bits",
     "gptq": "qweight:int32[K/8,N]=bits, scales[K/g,N]=scale, zeros:int32[K/g,N/8]=bits",
 }
-_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble i of a word holds column AWQ_ORDER[i]
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble i of a word holds column AWQ_ORDER[i]
 
 
 def _int4_signature(options: Mapping[str, Any]) -> str:
@@ -83,7 +83,7 @@ def unpack_int4(xp: Any, qweight: Any, zeros: Any, packing: str) -> tuple[Any, A
     if packing == "plain":
         return nibbles(xp, qweight, (0, 1), axis=0), zeros
     if packing == "awq":
-        order = tuple(_AWQ_ORDER.index(column) for column in range(8))
+        order = tuple(AWQ_ORDER.index(column) for column in range(8))
         return nibbles(xp, qweight, order, axis=1), nibbles(xp, zeros, order, axis=1)
     return nibbles(xp, qweight, range(8), axis=0), nibbles(xp, zeros, range(8), axis=1) + 1
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from assay.cli.main import main
 from assay.verify import examine
 from assay.verify.kept import digest, keep, kept
-from assay.verify.survey import Job, plan
+from assay.verify.survey import Job, Row, plan
 from assay.verify.survey_table import Entry, TableError, entries
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +52,23 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "mine.toml"
     path.write_text(CAMPAIGN.format(examples=1), encoding="utf-8")
     return path
+
+
+def test_an_interrupted_run_tells_what_it_found(
+    campaign: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Without a folder for reports too: the verdicts so far are printed; status 130."""
+    verdict = examine(torch.nn.Identity(), "softmax", dtype="float32", examples=0, shapes={"N": [2]}, shrinking=False)
+
+    def run(jobs: Sequence[Job], workers: object) -> Iterator[tuple[int, Row]]:
+        yield 1, Row(jobs[1].entry, "float32", verdict.outcome, verdict)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("assay.verify.survey.run", run)
+    assert main(("verify", str(campaign), "--jobs", "1")) == 130
+    out, err = capfd.readouterr()
+    assert out.startswith("FAIL  ")
+    assert err == "assay: interrupted; 1 of 3 examinations are done\n"
 
 
 def test_a_campaign_goes_on_where_it_was(campaign: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -168,6 +168,8 @@ def test_parts_are_built_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixtur
         (("check", "empty"), "there is nothing; build a campaign first"),
         (("show", "empty"), "there is nothing; build a campaign first"),
         (("show", "good", "zz"), "key 'zz': no record"),
+        (("show", "good", "--spec", "nope"), "--spec nope: no record of it in {folder}/good; there are records of "),
+        (("build", "small", "--store", ""), "--store: empty; expected a path"),
         (("show", "empty", "zz"), "store " + "{folder}/empty: there is nothing; build a campaign first"),
         (("discard", "empty", "zz"), "there is nothing; build a campaign first"),
         (("discard", "good", ""), "key '': 7 records, "),

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from assay.cli.main import main
 from assay.precision.errors import AssayError
 from assay.verify.errors import TableError
+from assay.verify.survey import Job, Row
 from assay.verify.survey_table import Entry, contract_named, entries, entry_from_table
 
 HERE = Path(__file__).parent
@@ -160,6 +161,28 @@ def test_what_was_not_examined_has_not_passed(own_table: Path, capfd: pytest.Cap
     """When the time is up, kernels are listed as not run; with `--strict` the exit status tells."""
     assert main(("survey", "--table", own_table.name, "--only", "honest", "--time", "0", "--strict")) == 1
     assert "1 NOT RUN" in capfd.readouterr().out
+
+
+def test_what_is_done_is_never_lost(
+    own_table: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The reports are there from the beginning, whole after each row; Ctrl-C ends with them, and status 130."""
+    seen = []
+
+    def run(jobs: Sequence[Job], workers: Any, until: float) -> Iterator[tuple[int, Row]]:
+        for place, job in enumerate(jobs[:2]):
+            seen.append(json.loads(Path("report/survey.json").read_text(encoding="utf-8"))["counts"])
+            yield place, Row(job.entry, "float32", "NOT HERE", reason="elsewhere")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("assay.verify.survey.run", run)
+    assert main(("survey", "--table", own_table.name)) == 130
+    assert seen == [{"NOT RUN": 5}, {"NOT HERE": 1, "NOT RUN": 4}]
+    out, err = capfd.readouterr()
+    assert "2 NOT HERE, 3 NOT RUN" in out
+    assert err == "assay: interrupted; 2 of 5 examinations are done, and stand in report/survey.json\n"
+    assert json.loads(Path("report/survey.json").read_text(encoding="utf-8"))["counts"] == {"NOT HERE": 2, "NOT RUN": 3}
+    assert not list(Path("report").glob(".*"))
 
 
 def test_an_entry_that_is_wrong_is_no_verdict(own_table: Path, capfd: pytest.CaptureFixture[str]) -> None:

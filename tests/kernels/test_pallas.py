@@ -82,7 +82,7 @@ def test_a_bundled_kernel_keeps_its_contract(op: str, dtype: str) -> None:
 )
 def test_bundled_kernels_at_length(entry: Entry, dtype: str) -> None:
     """At all sizes of the table and in each dtype."""
-    verdict = examine_job(Job(entry, dtype, examples=100, threads=1), lambda line: None)
+    verdict = examine_job(Job(entry, dtype, examples=100, threads=1), lambda *told: None)
     assert verdict.outcome == "PASS", str(verdict)
 
 

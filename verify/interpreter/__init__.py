@@ -5,9 +5,23 @@ from assay.verify.interpreter.session import (
     KNOWN_VERSIONS,
     UnknownTriton,
     Watch,
+    check_emulated,
+    emulated_device,
+    emulating,
     faithful,
     sanitized,
     triton_is_loaded,
 )
 
-__all__ = ["KNOWN_VERSIONS", "SanitizerError", "UnknownTriton", "Watch", "faithful", "sanitized", "triton_is_loaded"]
+__all__ = [
+    "KNOWN_VERSIONS",
+    "SanitizerError",
+    "UnknownTriton",
+    "Watch",
+    "check_emulated",
+    "emulated_device",
+    "emulating",
+    "faithful",
+    "sanitized",
+    "triton_is_loaded",
+]

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from assay.verify.interpreter.narrow import Array
-from assay.verify.memory import ALLOCATIONS, kernel_of
+from assay.verify.memory import ALLOCATIONS, operator_keys, warm_up
 
 _MOST_WATCHED = 2**28  # bytes of an allocation; larger ones count as written
 
@@ -58,13 +58,14 @@ class Allocations(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
+        warm_up()
         self._known: dict[int, Allocation] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kernel = kernel_of(func, args)
-        if kernel is not None:  # torch turns the mode off while an operator runs, whose allocations are the point
+        keys = operator_keys(func, args)
+        if keys is not None:  # torch turns the mode off while an operator runs, whose allocations are the point
             with self:
-                return func.redispatch(kernel, *args, **(kwargs or {}))
+                return func.redispatch(keys, *args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         if func in ALLOCATIONS:
             self._remember(result)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
+
+from assay.verify.errors import SettingError
 
 if TYPE_CHECKING:
     import torch
@@ -123,6 +126,33 @@ def _interpreting(device: str | None, sanitizer: Sanitizer | None) -> Iterator[N
     with interpreted(runs), builder.settings(emulated, sanitizer):
         _vouch()
         yield
+
+
+@contextlib.contextmanager
+def emulating(device: str) -> Iterator[None]:
+    """`faithful(device)`; nothing where ``device`` is empty. Raises as `check_emulated` does."""
+    check_emulated(device)
+    with faithful(device) if device else contextlib.nullcontext():
+        yield
+
+
+def check_emulated(device: str) -> None:
+    """Raise `SettingError` where the interpreter can't emulate ``device``, or can't run at all."""
+    from assay.verify.interpreter.devices import device_named
+
+    if device:
+        device_named(device)
+        if importlib.util.find_spec("triton") is None:
+            raise SettingError(f"faithful={device!r} needs Triton, which is not installed: pip install triton")
+
+
+def emulated_device() -> str:
+    """The device whose tensor cores are emulated here and now; empty where none is."""
+    kernels = sys.modules.get(
+        "assay.verify.interpreter.kernels"
+    )  # unless Triton kernels were interpreted, there is none
+    device = kernels.builder.device if kernels else None
+    return device.name if device else ""
 
 
 def triton_is_loaded() -> bool:

@@ -10,7 +10,7 @@ import torch
 _FEW = 4  # so many places are listed one by one
 
 
-def in_words(broken: torch.Tensor, dims: Sequence[str]) -> str:
+def region_in_words(broken: torch.Tensor, dims: Sequence[str]) -> str:
     """Where the elements of ``broken`` (bool, not all False) are True; ``dims`` name its dimensions.
 
     One dimension has elements, two have rows and columns; of more each goes by its name. Places count from 0.
@@ -60,7 +60,7 @@ def _phrase(hit: list[bool], name: tuple[str, str]) -> str:
     if last - first + 1 == count:
         end = f" (the last {count})" if last == size - 1 else f" (the first {count})" if first == 0 else ""
         return f"{many} {first} to {last}{end}"
-    period = _period(hit)
+    period = period_of(hit)
     if period <= size // 2:
         within = [place for place in places if place < period]
         if len(within) == 1:
@@ -72,7 +72,7 @@ def _phrase(hit: list[bool], name: tuple[str, str]) -> str:
     return f"{count} of {size} {many}, between {first} and {last}"
 
 
-def _period(hit: list[bool]) -> int:
+def period_of(hit: list[bool]) -> int:
     """The smallest step after which all places repeat, their number at most: Knuth, Morris, Pratt's prefix function."""
     borders, length = [0], 0
     for found in hit[1:]:
