@@ -17,7 +17,7 @@ from assay.precision.errors import BadAssignment, BadModel, NoData
 from assay.precision.metrics import Metric, Tally, metric_named
 from assay.precision.model.menu import Fits, menu_of
 from assay.precision.model.running import batch_size, call, prepared, settled
-from assay.precision.model.sensitivity import Sensitivity
+from assay.precision.model.sensitivity import Part, Sensitivity, Term, parts_of
 from assay.precision.model.simulation import Simulator
 from assay.precision.model.sites import Collector, Site
 from assay.precision.model.tap import opened
@@ -159,7 +159,7 @@ class Audit:
         raise BadAssignment(f"expected a site of this model, got {name!r}: {hint}")
 
     def _raw(self, chosen: Mapping[str, str]) -> tuple[float, float]:
-        keys: list[Key] = list(chosen.items())
+        keys: list[Key] = [(site, part) for site, scheme in chosen.items() for part in parts_of(SCHEMES[scheme])]
         squares = self.form.of(keys)
         error = math.inf if math.isinf(squares) else float(self.metric.error(squares, self._weight))
         return error, self.form.effective(keys)
@@ -200,10 +200,10 @@ class Audit:
         """One forward and backward pass a batch: products of every scheme at every site."""
         began = time.monotonic()
         generator = torch.Generator().manual_seed(self._seed)
-        columns: list[dict[Key, torch.Tensor]] = []
+        terms: list[dict[tuple[str, Part], Term]] = []
         known = True
         for index, (batch, size) in enumerate(zip(self.batches, self._sizes, strict=True)):
-            visitor = Sensitivity(self._menus, self.fits, self._tied, size)
+            visitor = Sensitivity(self._menus, self.fits, self._tied, size, self._seed + index)
             with torch.enable_grad(), settled(self.model):
                 with opened(self.model, visitor) as tap:
                     visitor.tap = tap
@@ -211,10 +211,10 @@ class Audit:
                 output = self.metric.output(outputs, _mapping(batch))
                 cotangent = self.metric.cotangent(output.detach(), _mapping(batch), generator)
                 torch.autograd.grad(output, visitor.anchor, cotangent, allow_unused=True)
-            columns.append(visitor.columns)
+            terms.append(visitor.terms)
             known = known and visitor.known
             self._progress("predicting", index + 1, len(self.batches))
-        self.form = QuadraticForm(_gathered(columns, self._sizes, known))
+        self.form = QuadraticForm(_gathered(terms, self._sizes, known))
         self.seconds["predicting"] = time.monotonic() - began
 
     def _reference(self, index: int) -> torch.Tensor:
@@ -224,17 +224,19 @@ class Audit:
             return self.metric.output(call(self.model, self.batches[index]), _mapping(self.batches[index]))
 
 
-def _gathered(columns: Sequence[Mapping[Key, torch.Tensor]], sizes: Sequence[int], known: bool) -> Products:
+def _gathered(batches: Sequence[Mapping[tuple[str, Part], Term]], sizes: Sequence[int], known: bool) -> Products:
     """The batches' products side by side; one sample a batch where sequences could not be told apart."""
-    keys = tuple(dict.fromkeys(key for batch in columns for key in batch))
-    sums, squares = [], np.zeros((len(keys), 2))
-    for index, (batch, size) in enumerate(zip(columns, sizes, strict=True)):
-        nothing = torch.zeros(size + 1)
-        both = torch.stack([batch.get(key, nothing) for key in keys]).double().numpy()
-        sums.append(both[:, :-1] if known else both[:, :-1].sum(1, keepdims=True))
-        squares[:, index % 2] += both[:, -1]
+    keys = tuple(dict.fromkeys(key for batch in batches for key in batch))
+    sums, squares, thinning = [], np.zeros((len(keys), 2)), np.ones(len(keys))
+    for index, (batch, size) in enumerate(zip(batches, sizes, strict=True)):
+        nothing = Term(torch.zeros(size), 0.0, 1)
+        found = [batch.get(key, nothing) for key in keys]
+        both = torch.stack([term.sums for term in found]).double().numpy()
+        sums.append(both if known else both.sum(1, keepdims=True))
+        squares[:, index % 2] += [term.squares for term in found]
+        thinning = np.maximum(thinning, [term.thinning for term in found])
     halves = np.concatenate([np.full(part.shape[1], index % 2) for index, part in enumerate(sums)])
-    return Products(keys, np.concatenate(sums, 1), squares, halves)
+    return Products(tuple(keys), np.concatenate(sums, 1), squares, halves, thinning)
 
 
 def _formats(formats: Collection[str] | None, target: str | None) -> tuple[str, ...]:

@@ -67,3 +67,7 @@ class BadAssignment(AssayError, ValueError):
 
 class UnknownDevice(AssayError, ValueError):
     """No device of `configs/devices.toml` has this name: pick one of those that the message names."""
+
+
+class CannotExport(AssayError, ValueError):
+    """What was asked for has no place in an export format, or a file is in the way: the message says which and why."""

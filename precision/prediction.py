@@ -20,8 +20,8 @@ import numpy as np
 
 __all__ = ["Key", "Prediction", "Products", "QuadraticForm"]
 
-Key = tuple[str, str]
-"""A site and a scheme."""
+Key = tuple[str, object]
+"""A site and a part of what a scheme does there."""
 
 _DIFFERS = 3.5
 """Standard errors beyond which the direct estimate is believed: one of 2,000 by chance."""
@@ -44,11 +44,13 @@ class Products:
 
     keys: tuple[Key, ...]
     sums: np.ndarray
-    """[keys, N]: t of every sequence."""
+    """[keys, N]: t of every sequence, over the rows that were looked at."""
     squares: np.ndarray
     """[keys, 2]: sums of squares of all terms, of even and of odd batches."""
     halves: np.ndarray
     """[N]: 0 or 1, whether a sequence stood in an even or an odd batch."""
+    thinning: np.ndarray
+    """[keys]: one row of this many was looked at."""
 
 
 class QuadraticForm:
@@ -109,17 +111,22 @@ def _diagonal(products: Products) -> np.ndarray:
         )
     expected = np.zeros_like(ratio)
     for place in (0, 1):  # a factor for each site, then one for each scheme of what remains
-        groups: dict[str, list[int]] = {}
+        groups: dict[object, list[int]] = {}
         for row in np.flatnonzero(known):
             groups.setdefault(products.keys[row][place], []).append(int(row))
         factors = _reliable(groups, ratio - expected, [half - expected for half in halves])
         for name, rows in groups.items():
             expected[rows] += factors[name]
     believed = known & (np.abs(ratio - expected) > _DIFFERS * error) & (count >= 8)
-    return np.where(believed, direct, np.where(known, spread * np.exp(expected), found))
+    # Independent errors grow with the number of rows, those of a common bias with its square.
+    thin = products.thinning
+    biased = thin * np.minimum(direct, spread) + np.square(thin) * np.maximum(direct - spread, 0.0)
+    return np.where(believed, biased, np.where(known, thin * spread * np.exp(expected), found))
 
 
-def _reliable(groups: Mapping[str, Sequence[int]], whole: np.ndarray, halves: Sequence[np.ndarray]) -> dict[str, float]:
+def _reliable(
+    groups: Mapping[object, Sequence[int]], whole: np.ndarray, halves: Sequence[np.ndarray]
+) -> dict[object, float]:
     """Each group's median log ratio, shrunk by how far those of the two halves of the data vary together."""
     medians = {name: float(np.median(whole[rows])) for name, rows in groups.items()}
     pairs = np.array(

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 MAY_IMPORT = {
     "configs": set(),
-    "precision": set(),
+    "precision": {"configs"},
     "kernels": set(),
     "golden": {"precision"},
     "verify": {"golden", "precision", "configs"},

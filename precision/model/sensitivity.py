@@ -8,7 +8,8 @@ each sequence only, which is formed for one product at a time and never kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,18 +18,46 @@ import torch
 from assay.precision.model.menu import Fits
 from assay.precision.model.simulation import split_product
 from assay.precision.model.tap import LookUp, Product, Tap
-from assay.precision.schemes import SCHEMES, Stored
+from assay.precision.schemes import SCHEMES, Scheme, Stored
 
-__all__ = ["Sensitivity"]
+__all__ = ["Part", "Sensitivity", "Term", "parts_of"]
 
 _AT_ONCE = 1 << 24
 """Elements of weight changes that are held at once."""
+_ENOUGH = 1 << 17
+"""Elements of values that tell their error's size; larger tensors are thinned to this, but to no fewer than _ROWS rows."""
+_ROWS = 256
 
-Columns = dict[tuple[str, str], torch.Tensor]
-"""Products [B] of each (site, scheme)."""
+Part = tuple[str, object, str]
+"""What one scheme does to one tensor of a site: "weight", "values" or "sum", how it is stored, how it is transformed."""
+
+
+def parts_of(scheme: Scheme) -> tuple[Part, ...]:
+    """The parts that a scheme's change is made of. Schemes that store a weight alike share that part."""
+    transform = scheme.name if scheme.transform == "smooth" else scheme.transform
+    found: list[Part] = []
+    if scheme.weight is not None:
+        found.append(("weight", scheme.weight, transform))
+    if scheme.activation is not None:
+        found.append(("values", scheme.activation, transform))
+    if scheme.split is not None:
+        found.append(("sum", scheme.split, transform))
+    return tuple(found)
 
 
 @dataclass(slots=True)
+class Term:
+    """One part of one site in one batch."""
+
+    sums: torch.Tensor
+    """[B], float32: the products of every sequence."""
+    squares: float
+    """The sum of squares of all terms of the products."""
+    thinning: int
+    """One row of this many was looked at."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Rows:
     """Which sequence each row of a flattened tensor is of: ``each`` rows in order, or an index [n]; else unknown."""
 
@@ -45,24 +74,35 @@ class _Rows:
             return found
         return found.index_add_(0, self.index, products)
 
+    def thinned(self, count: int, start: int, step: int) -> _Rows:
+        """Of every ``step``-th of ``count`` rows from ``start``."""
+        if step == 1:
+            return self
+        if self.each:
+            return _Rows(index=torch.arange(start, count, step) // self.each)
+        return _Rows(index=None if self.index is None else self.index[start::step])
+
 
 class Sensitivity:
     """A visitor that leaves the forward pass as it is and, in the backward pass, forms products for every menu.
 
-    ``columns`` of the batch stand in `columns` once `torch.autograd.grad` has run; `known` is False where some rows
-    could not be given to sequences: then only the batch's sum over sequences means anything.
+    The batch's `terms` are there once `torch.autograd.grad` has run with respect to `anchor`; `known` is False where
+    some rows could not be given to sequences: then only the batch's sum over sequences means anything.
     """
 
-    def __init__(self, menus: Mapping[str, Sequence[str]], fits: Fits, tied: Mapping[str, str], batch: int) -> None:
-        self.columns: Columns = {}
+    def __init__(
+        self, menus: Mapping[str, Sequence[str]], fits: Fits, tied: Mapping[str, str], batch: int, seed: int = 0
+    ) -> None:
+        self.terms: dict[tuple[str, Part], Term] = {}
         self.known = True
+        self.anchor = torch.zeros((), requires_grad=True)
         self.tap: Tap | None = None
         self._menus = menus
         self._fits = fits
         self._tied = tied
         self._batch = batch
-        self.anchor = torch.zeros((), requires_grad=True)
-        self._changes: tuple[torch.Tensor | None, dict[object, torch.Tensor]] = (None, {})
+        self._draw = random.Random(seed)
+        self._changes: tuple[torch.Tensor | None, _Thin, dict[object, torch.Tensor]] = (None, _Thin(0, 1), {})
 
     def linear(
         self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
@@ -71,9 +111,9 @@ class Sensitivity:
 
     def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
         if ids.dim() == 2 and ids.shape[0] == 1 and self._batch > 1:  # positions, which all sequences share
-            ids, shared = ids.expand(self._batch, -1), look_up
+            shared = look_up
             look_up = lambda w: shared(w).expand(self._batch, -1, -1)  # noqa: E731
-        return _LookUp.apply(self.anchor, ids, weight.detach(), self, name, look_up)  # type: ignore[no-untyped-call]
+        return _LookUp.apply(self.anchor, weight.detach(), self, name, look_up)  # type: ignore[no-untyped-call]
 
     def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
         return _Values.apply(self.anchor, x, self, name, part, self._rows(x))  # type: ignore[no-untyped-call]
@@ -101,86 +141,89 @@ class Sensitivity:
         gx: torch.Tensor,
     ) -> None:
         """Products of a linear: x [..., K], weight [N, K], cotangents g [..., N] of its output and gx of its input."""
-        menu = self._menus.get(name, ())
-        weights = {scheme: self._fits.weight(name, SCHEMES[scheme], weight, expert) for scheme in menu}
-        of_weights = self._weight_products(weights.values(), x, weight, g, rows)
-        of_inputs: dict[object, torch.Tensor] = {}
-        for scheme in menu:
-            total = of_weights[id(weights[scheme])]
-            stored = self._fits.input(name, SCHEMES[scheme], weight, expert)
-            if stored is not None:
-                key = _identity(stored)
-                if key not in of_inputs:
-                    of_inputs[key] = self._sums(gx, self._change(x, stored), rows)
-                total = total + of_inputs[key]
-            self._add(name, scheme, total)
+        schemes = [SCHEMES[scheme] for scheme in self._menus.get(name, ())]
+        weights = {parts_of(s)[0]: self._fits.weight(name, s, weight, expert) for s in schemes if s.weight}
+        self._on_weight(name, weights, x, weight, g, rows)
+        inputs = {parts_of(s)[-1]: self._fits.input(name, s, weight, expert) for s in schemes if s.activation}
+        self._on_values(name, inputs, x, gx, rows)
         for suffix in (":accumulator", ":all_reduce"):
             for scheme in self._menus.get(name + suffix, ()):
                 split = SCHEMES[scheme].split
                 assert split is not None
                 change = split_product(x, weight, split, product) - product(x, weight)
-                self._add(name + suffix, scheme, self._sums(g, change, rows))
+                self._add(name + suffix, parts_of(SCHEMES[scheme])[0], self._term(g * change, rows))
 
-    def on_embedding(
-        self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp, g: torch.Tensor
-    ) -> None:
+    def on_embedding(self, name: str, weight: torch.Tensor, look_up: LookUp, g: torch.Tensor) -> None:
         """Products of a table [V, D]: cotangents g [B, ..., D] of the rows that were looked up."""
         owner = self._tied.get(name, name)
-        for scheme in self._menus.get(owner, ()):
-            stored = self._fits.weight(owner, SCHEMES[scheme], weight)
-            if stored is not None:
-                self._add(owner, scheme, self._sums(g, look_up(stored(weight) - weight), self._rows(g)))
+        for scheme in (SCHEMES[scheme] for scheme in self._menus.get(owner, ())):
+            stored = self._fits.weight(owner, scheme, weight)
+            part = parts_of(scheme)[0]
+            if stored is not None and (owner, part) not in self.terms:
+                self._add(owner, part, self._term(g * look_up(stored(weight) - weight), self._rows(g)))
 
     def on_values(self, name: str, x: torch.Tensor, part: str, rows: _Rows, g: torch.Tensor) -> None:
         """Products of values x and their cotangents g, of one shape."""
-        for scheme in self._menus.get(name, ()):
-            stored = self._fits.values(name, SCHEMES[scheme], part)
-            if stored is not None:
-                self._add(name, scheme, self._sums(g, self._change(x, stored), rows))
+        schemes = [SCHEMES[scheme] for scheme in self._menus.get(name, ())]
+        self._on_values(name, {parts_of(s)[-1]: self._fits.values(name, s, part) for s in schemes}, x, g, rows)
 
-    def _add(self, name: str, scheme: str, products: torch.Tensor) -> None:
-        key = (name, scheme)
-        self.columns[key] = self.columns[key] + products if key in self.columns else products
-
-    def _sums(self, g: torch.Tensor, change: torch.Tensor, rows: _Rows) -> torch.Tensor:
-        """[B + 1]: the products of every sequence, and behind them the sum of squares of all their terms."""
-        terms = g * change
-        squares = torch.linalg.vecdot(terms.flatten(), terms.flatten())
-        sums = (
-            terms.reshape(self._batch, -1).sum(1) if rows.each else rows.sums(terms.flatten(0, -2).sum(-1), self._batch)
-        )
-        return torch.cat([sums, squares[None]])
-
-    def _change(self, x: torch.Tensor, stored: Stored) -> torch.Tensor:
-        """What storing an input changes. Linears that share an input, as q, k and v do, share its changes."""
-        kept, changes = self._changes
+    def _on_values(
+        self, name: str, menu: Mapping[Part, Stored | None], x: torch.Tensor, g: torch.Tensor, rows: _Rows
+    ) -> None:
+        """Linears that share an input, as q, k and v do, share its changes, and so does the norm that it comes from."""
+        kept, thin, changes = self._changes
         if kept is None or kept.data_ptr() != x.data_ptr() or kept.shape != x.shape:
-            changes = {}
-            self._changes = (x, changes)
-        key = _identity(stored)
-        if key not in changes:
-            changes[key] = stored(x) - x
-        return changes[key]
+            thin, changes = self._thin(x), {}
+            self._changes = (x, thin, changes)
+        some = thin.of(x)
+        cotangents = thin.of(g)
+        few = rows.thinned(x.numel() // x.shape[-1], thin.start, thin.step)
+        for part, stored in menu.items():
+            if stored is None:
+                continue
+            key = _identity(stored)
+            if key not in changes:
+                changes[key] = stored(some) - some
+            self._add(name, part, self._term(cotangents * changes[key], few, thin.step))
 
-    def _weight_products(
-        self, menu: Iterable[Stored | None], x: torch.Tensor, weight: torch.Tensor, g: torch.Tensor, rows: _Rows
-    ) -> dict[int, torch.Tensor]:
-        """<g_b' x_b, change of the weight> for every sequence b, [B], by the stored form's id."""
-        wanted = {id(stored): stored for stored in menu}
-        found = {id(None): torch.zeros(self._batch + 1)}
-        wanted.pop(id(None), None)
+    def _thin(self, x: torch.Tensor) -> _Thin:
+        step = max(min(x.numel() // _ENOUGH, x.numel() // x.shape[-1] // _ROWS, 16), 1)
+        return _Thin(self._draw.randrange(step), step)
+
+    def _term(self, terms: torch.Tensor, rows: _Rows, thinning: int = 1) -> Term:
+        flat = terms.flatten()
+        sums = rows.sums(terms.flatten(0, -2).sum(-1), self._batch)
+        return Term(sums, float(torch.linalg.vecdot(flat, flat)), thinning)
+
+    def _add(self, name: str, part: Part, term: Term) -> None:
+        before = self.terms.get((name, part))
+        if before is not None:
+            term = Term(before.sums + term.sums, before.squares + term.squares, term.thinning)
+        self.terms[name, part] = term
+
+    def _on_weight(
+        self,
+        name: str,
+        menu: Mapping[Part, Stored | None],
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        g: torch.Tensor,
+        rows: _Rows,
+    ) -> None:
+        """<g_b' x_b, change of the weight> for every sequence b."""
+        wanted = [(part, stored) for part, stored in menu.items() if stored is not None]
         if not wanted:
-            return found
+            return
         gradients = self._gradients(x, g, rows).flatten(1)
+        energy = gradients.square().sum(0)
         step = max(_AT_ONCE // max(weight.numel(), 1), 1)
-        keys = list(wanted)
-        for start in range(0, len(keys), step):
-            some = keys[start : start + step]
-            changes = torch.stack([(wanted[key](weight) - weight).flatten() for key in some])  # type: ignore[misc]
+        for start in range(0, len(wanted), step):
+            some = wanted[start : start + step]
+            changes = torch.stack([(stored(weight) - weight).flatten() for _, stored in some])
             sums = changes @ gradients.T
-            squares = changes.square_() @ gradients.square().sum(0)
-            found |= dict(zip(some, torch.cat([sums, squares[:, None]], 1), strict=True))
-        return found
+            squares = (changes.square_() @ energy).tolist()
+            for (part, _), each, square in zip(some, sums, squares, strict=True):
+                self._add(name, part, Term(each, square, 1))
 
     def _gradients(self, x: torch.Tensor, g: torch.Tensor, rows: _Rows) -> torch.Tensor:
         """The weight's gradient of every sequence, [B, N, K]."""
@@ -195,6 +238,17 @@ class Sensitivity:
             chosen = rows.index == sequence
             found[sequence] = g[chosen].mT @ x[chosen]
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Thin:
+    """Every ``step``-th row from ``start``."""
+
+    start: int
+    step: int
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(0, -2)[self.start :: self.step].contiguous()
 
 
 def _identity(stored: Stored) -> object:
@@ -224,15 +278,15 @@ class _Product(torch.autograd.Function):
 
 class _LookUp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Any, ids: Any, weight: Any, visitor: Any, name: Any, look_up: Any) -> Any:
-        ctx.rest = ids, weight, visitor, name, look_up
+    def forward(ctx: Any, anchor: Any, weight: Any, visitor: Any, name: Any, look_up: Any) -> Any:
+        ctx.rest = weight, visitor, name, look_up
         return look_up(weight)
 
     @staticmethod
     def backward(ctx: Any, g: Any) -> Any:
-        ids, weight, visitor, name, look_up = ctx.rest
-        visitor.on_embedding(name, ids, weight, look_up, g)
-        return (None,) * 6
+        weight, visitor, name, look_up = ctx.rest
+        visitor.on_embedding(name, weight, look_up, g)
+        return (None,) * 5
 
 
 class _Values(torch.autograd.Function):

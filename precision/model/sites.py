@@ -17,6 +17,8 @@ __all__ = ["Collector", "Seen", "Site"]
 
 _ROWS = 64
 """Rows of a linear's input that are kept as a sample."""
+_ENOUGH = 1 << 16
+"""Elements of a batch that means are taken over."""
 
 _FUSED = (
     ("qkv", re.compile(r"(q_proj|k_proj|v_proj|query|key|value|q_lin|k_lin|v_lin)$")),
@@ -75,7 +77,8 @@ class Site(str):
 class Seen:
     """What passed a site: largest magnitude, non-finite count, and for an input its columns."""
 
-    tokens: int = 0
+    looked_at: int = 0
+    """Rows that ``total`` and ``square`` are sums over; the largest magnitude is of all."""
     nonfinite: int = 0
     largest: torch.Tensor | None = None
     """Of each column, [K]."""
@@ -85,26 +88,29 @@ class Seen:
 
     def add(self, x: torch.Tensor, columns: bool = True) -> None:
         """Note one batch of values; ``columns``: their last dimension is the same in every batch."""
-        flat = x.detach().reshape(-1, x.shape[-1] if columns else 1)
-        magnitude = flat.abs()
-        largest, total, square = magnitude.amax(0), magnitude.sum(0), flat.square().sum(0)
+        flat = x.detach().reshape(-1, x.shape[-1])
+        least, most = flat.aminmax(dim=0) if columns else flat.aminmax()
+        if not columns:
+            flat, least, most = flat.reshape(-1, 1), least[None], most[None]
+        some = flat[:: max(min(flat.numel() // _ENOUGH, flat.shape[0] // _ROWS), 1)]
+        largest, total, square = torch.maximum(-least, most), some.abs().sum(0), some.square().sum(0)
         if self.largest is None or self.total is None or self.square is None:
             self.largest, self.total, self.square = largest, total, square
         else:
             self.largest = torch.maximum(self.largest, largest)
             self.total, self.square = self.total + total, self.square + square
-        if not bool(square.sum().isfinite()):
+        if not bool(largest.isfinite().all()):
             self.nonfinite += int((~flat.isfinite()).sum())
-        self.tokens += flat.shape[0]
+        self.looked_at += some.shape[0]
         if len(self.rows) < _ROWS // 8:
-            self.rows.append(flat[:: max(flat.shape[0] // 8, 1)][:8].clone())
+            self.rows.append(some[:: max(some.shape[0] // 8, 1)][:8].clone())
 
     def moments(self) -> Moments:
         assert self.largest is not None
         assert self.total is not None
         assert self.square is not None
-        tokens = max(self.tokens, 1)
-        return Moments(self.total / tokens, self.square / tokens, self.largest, torch.cat(self.rows))
+        count = max(self.looked_at, 1)
+        return Moments(self.total / count, self.square / count, self.largest, torch.cat(self.rows))
 
 
 class Collector:

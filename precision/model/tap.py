@@ -236,20 +236,34 @@ def _opened_attention(
     if q.dim() > 2 and k.shape[-3] != q.shape[-3]:
         repeats = q.shape[-3] // k.shape[-3]
         k, v = k.repeat_interleave(repeats, -3), v.repeat_interleave(repeats, -3)
-    scores = q @ k.mT * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    scores = (q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)) @ k.mT
     scores = values(tap.site("scores"), scores)
     if is_causal:
-        visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-        scores = scores.masked_fill(~visible, -math.inf)
-    if attn_mask is not None and attn_mask.dtype != torch.bool:
-        scores = scores + attn_mask
-    elif attn_mask is not None:
-        scores = scores.masked_fill(~attn_mask, -math.inf)
-    probabilities = scores.softmax(-1)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        probabilities = probabilities.masked_fill(~attn_mask.any(-1, keepdim=True), 0.0)  # rows that see nothing
-    probabilities = values(tap.site("probabilities"), probabilities)
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    probabilities = values(tap.site("probabilities"), _MaskedSoftmax.apply(scores, attn_mask))
     return values(tap.site("output"), probabilities @ v)
+
+
+class _MaskedSoftmax(torch.autograd.Function):
+    """Softmax along the last dimension under a boolean mask (True: visible) or one that is added; none where nothing is
+    visible. One function, for behind a mask the gradient of a softmax is zero by itself."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        if mask is not None and mask.dtype == torch.bool:
+            scores = scores.masked_fill(~mask, -math.inf)
+        elif mask is not None:
+            scores = scores + mask
+        probabilities = scores.softmax(-1)
+        if mask is not None and mask.dtype == torch.bool and not bool(mask.any(-1).all()):
+            probabilities.masked_fill_(~mask.any(-1, keepdim=True), 0.0)
+        ctx.save_for_backward(probabilities)
+        return probabilities
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        (p,) = ctx.saved_tensors
+        return torch._softmax_backward_data(g, p, -1, p.dtype), None  # type: ignore[attr-defined]
 
 
 def _softmax(tap: Tap, func: Any, args: Any, kwargs: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +17,8 @@ _CLIPS = tuple(1.0 - 0.04 * step for step in range(11))
 """Shares of the largest magnitude that a searched scale may cover."""
 _POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Exponents of the column factors that are searched for AWQ."""
+_SAMPLE = 128
+"""Rows of a weight that such searches look at."""
 _BALANCES = (0.35, 0.5, 0.65, 0.8)
 """SmoothQuant's alpha: how much of the input's spread moves into the weight."""
 
@@ -127,17 +128,17 @@ def _clipped(quantizer: Quantizer, weight: torch.Tensor, importance: torch.Tenso
 def _awq(quantizer: Quantizer, weight: torch.Tensor, seen: Moments) -> Stored:
     """Column factors mean|x|^p with the p that leaves the least error of the output, inputs taken as uncorrelated."""
 
-    def candidate(power: float) -> Stored:
-        factors = _centred(seen.mean.clamp(min=1e-4 * float(seen.mean.max().clamp(min=1e-30))).pow(power))
-        return Stored(quantizer, scales_of(weight * factors, quantizer), factors)
+    sample = weight[:: max(weight.shape[0] // _SAMPLE, 1)]  # factors belong to columns: some rows will do
+    means = seen.mean.clamp(min=1e-4 * float(seen.mean.max().clamp(min=1e-30)))
 
-    return _least(map(candidate, _POWERS), lambda stored: (stored(weight) - weight).square().mul_(seen.square).sum())
+    def error(factors: torch.Tensor) -> float:
+        stored = Stored(quantizer, columns=factors)(sample)
+        return float((stored - sample).square_().mul_(seen.square).sum())
+
+    factors = min((_centred(means.pow(power)) for power in _POWERS), key=error)
+    return Stored(quantizer, scales_of(weight * factors, quantizer), factors)
 
 
 def _centred(factors: torch.Tensor) -> torch.Tensor:
     """Factors of geometric middle one, so that no format's range is spent on their size."""
     return factors / (factors.max() * factors.min()).sqrt()
-
-
-def _least(candidates: Iterable[Stored], cost: Callable[[Stored], torch.Tensor]) -> Stored:
-    return min(candidates, key=lambda candidate: float(cost(candidate)))

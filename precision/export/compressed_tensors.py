@@ -1,0 +1,143 @@
+"""compressed-tensors: the ``quantization_config`` that vLLM, SGLang and transformers read from config.json.
+
+Fields and rules are those of compressed-tensors 0.20 (`QuantizationConfig`, `QuantizationArgs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from assay.precision.export.plan import Notes, Plan, Recipe, plan_of
+from assay.precision.export.targets import targets_of
+from assay.precision.model.sites import Site
+from assay.precision.schemes import SCHEMES, Quantizer, Scheme
+
+__all__ = ["VERSION", "config_of", "format_of", "groups_of", "quantization_config", "why_not"]
+
+VERSION = "0.20.0"
+"""Of compressed-tensors, whose fields these are."""
+
+_ELEMENTS = {
+    "int3": (3, "int"),
+    "int4": (4, "int"),
+    "int8": (8, "int"),
+    "float4_e2m1fn": (4, "float"),
+    "float6_e2m3fn": (6, "float"),
+    "float8_e4m3fn": (8, "float"),
+}
+"""Bits and type of the element formats that it has."""
+_SCALES = {"float8_e8m0fnu": "torch.uint8", "float8_e4m3fn": "torch.float8_e4m3fn"}
+_KV = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
+
+
+def quantization_config(
+    assignment: Mapping[str, str], sites: Mapping[str, Site], dtype: torch.dtype = torch.bfloat16
+) -> Recipe:
+    """The ``quantization_config`` of an assignment. Raises CannotExport and UnknownScheme as `plan_of` does."""
+    return config_of(plan_of(assignment, sites, dtype))
+
+
+def config_of(plan: Plan) -> Recipe:
+    """The same of a plan: a group for each scheme, numbered with zeros in front, since groups are sorted by name."""
+    notes = plan.notes
+    groups = groups_of(plan)
+    left = list(plan.left)
+    for name, scheme in plan.linears.items():
+        if scheme.name not in groups:
+            notes.add(name, scheme.name, str(why_not(scheme)))
+            left.append(name)
+    formats = {group["format"] for group in groups.values()}
+    content = {
+        "quant_method": "compressed-tensors",
+        "version": VERSION,
+        "format": "mixed-precision" if len(formats) > 1 else next(iter(formats), "dense"),
+        "quantization_status": "compressed",
+        "global_compression_ratio": None,
+        "ignore": targets_of(left),
+        "kv_cache_scheme": _cache(plan, notes),
+        "config_groups": {f"group_{number:03d}": group for number, group in enumerate(groups.values())},
+    }
+    return Recipe(content, notes.lines())
+
+
+def groups_of(plan: Plan) -> dict[str, dict[str, Any]]:
+    """The config group of each scheme that there are words for, by the scheme's name."""
+    members: dict[str, list[str]] = {}
+    for name, scheme in plan.linears.items():
+        if why_not(scheme) is None:
+            members.setdefault(scheme.name, []).append(name)
+    return {name: _group(SCHEMES[name], names) for name, names in members.items()}
+
+
+def why_not(scheme: Scheme) -> str | None:
+    """Why compressed-tensors has no words for a linear's scheme; None: it has."""
+    if scheme.transform == "hadamard":
+        return "a rotated input needs a transform that loaders of compressed-tensors don't apply"
+    for quantizer in (scheme.weight, scheme.activation):
+        if quantizer is not None and quantizer.format not in _ELEMENTS:
+            return f"compressed-tensors has no {quantizer.format}; its 8-bit float is e4m3"
+    return None
+
+
+def format_of(scheme: Scheme) -> str:
+    """The format that a linear's tensors are stored in."""
+    assert scheme.weight is not None
+    bits, kind = _ELEMENTS[scheme.weight.format]
+    if kind == "int":
+        # Engines read 4-bit weights packed, also below FP8 inputs; below 8-bit integer inputs one code a byte.
+        inputs = scheme.activation
+        return "int-quantized" if inputs is not None and inputs.format == "int8" else "pack-quantized"
+    if scheme.weight.scale_format == "float8_e8m0fnu":
+        return {4: "mxfp4-pack-quantized", 6: "mxfp6-pack-quantized", 8: "mxfp8-quantized"}[bits]
+    return "nvfp4-pack-quantized" if bits == 4 else "float-quantized"
+
+
+def _group(scheme: Scheme, names: list[str]) -> dict[str, Any]:
+    assert scheme.weight is not None
+    group: dict[str, Any] = {
+        "format": format_of(scheme),
+        "targets": targets_of(names),
+        "weights": _arguments(scheme.weight, "channel", dynamic=False),
+    }
+    if scheme.activation is not None:
+        local = scheme.activation.scale_format == "float8_e4m3fn"  # the tensor's scale is fixed, those of groups not
+        dynamic: bool | str = "local" if local else scheme.activation.dynamic
+        group["input_activations"] = _arguments(scheme.activation, "token", dynamic=dynamic)
+    return group
+
+
+def _arguments(quantizer: Quantizer, row: str, *, dynamic: bool | str) -> dict[str, Any]:
+    bits, kind = _ELEMENTS[quantizer.format]
+    strategy = {"tensor": "tensor", "row": row, "group": "group", "block": "block"}[quantizer.per]
+    if quantizer.scale_format == "float8_e4m3fn":
+        strategy = "tensor_group"
+    arguments = {
+        "num_bits": bits,
+        "type": kind,
+        "symmetric": quantizer.symmetric,
+        "strategy": strategy,
+        "dynamic": dynamic,
+    }
+    if quantizer.per == "group":
+        arguments["group_size"] = quantizer.size
+    if quantizer.per == "block":
+        arguments["block_structure"] = [quantizer.size, quantizer.size]
+    if quantizer.scale_format in _SCALES:
+        arguments["scale_dtype"] = _SCALES[quantizer.scale_format]
+    return arguments
+
+
+def _cache(plan: Plan, notes: Notes) -> dict[str, Any] | None:
+    if plan.whole_cache is not None and plan.whole_cache.name == "kv-fp8":
+        return dict(_KV)
+    for name, scheme in plan.caches.items():
+        one = (
+            "one scheme holds for the caches of all layers"
+            if scheme.name == "kv-fp8"
+            else "a cache is e4m3 or as it is"
+        )
+        notes.add(name, scheme.name, one)
+    return None

@@ -1,0 +1,118 @@
+"""What would go wrong, mostly in silence, when a serving stack loads an assignment: one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from assay.precision.export.plan import units_of
+from assay.precision.export.targets import matches
+from assay.precision.model.sites import Site
+from assay.precision.schemes import SCHEMES
+
+__all__ = ["lint", "lint_config"]
+
+
+def lint(
+    assignment: Mapping[str, str], sites: Mapping[str, Site], supported: Collection[str] | None = None
+) -> list[str]:
+    """Warnings about an assignment itself.
+
+    Linears that are fused and disagree, or share less than their kernel assumes; weights that are tied; formats that
+    the device lacks (``supported``: what it computes in, as `Scheme.compute` names it; None: not known).
+    """
+    found = []
+    for unit, members in units_of(sites).items():
+        names = {assignment.get(member) for member in members}
+        if len(names) > 1:
+            choices = ", ".join(f"{_last(member)} {assignment.get(member, 'as it is')}" for member in members)
+            found.append(f"{unit}: serving engines run its linears as one product, which takes one scheme: {choices}")
+        elif names != {None}:
+            found += _shared_scales(unit, members, str(names.pop()))
+    found += _tied(assignment, sites)
+    if supported is not None:
+        missing: dict[str, list[str]] = {}
+        for name, scheme in assignment.items():
+            if scheme in SCHEMES and SCHEMES[scheme].compute not in supported:
+                missing.setdefault(scheme, []).append(name)
+        found += [
+            f"{scheme}: the device has no {SCHEMES[scheme].compute} products (it has {', '.join(sorted(supported))}), "
+            f"so {_listed(names)} would run in another arithmetic"
+            for scheme, names in missing.items()
+        ]
+    return found
+
+
+def lint_config(config: Mapping[str, Any], assignment: Mapping[str, str], sites: Mapping[str, Site]) -> list[str]:
+    """Warnings about a compressed-tensors ``quantization_config`` that is to mean ``assignment``.
+
+    Patterns that match what they should not (layers.1 and layers.11), linears that no pattern matches, that stand in
+    two groups, or that are targeted and ignored.
+    """
+    groups: Mapping[str, Any] = config.get("config_groups") or {}
+    ignored = config.get("ignore") or []
+    found = []
+    if list(groups) != sorted(groups):
+        found.append(f"{', '.join(groups)}: groups are sorted by name when stored; number them with zeros in front")
+    for name, group in groups.items():
+        for target in group["targets"]:
+            if target.startswith("re:") and not target.endswith("$"):
+                found.append(f"{name}: {target!r} matches every name that begins so; end it with $")
+            if not any(matches(target, site, _classes(sites[site])) for site in sites):
+                found.append(f"{name}: {target!r} matches no linear of the model")
+    for site, place in sites.items():
+        if place.shape:
+            found += _of_site(site, place, assignment, groups, ignored)
+    return found
+
+
+def _of_site(
+    site: str, place: Site, assignment: Mapping[str, str], groups: Mapping[str, Any], ignored: list[str]
+) -> list[str]:
+    classes = _classes(place)
+    hits = [
+        (group, target) for group in groups for target in groups[group]["targets"] if matches(target, site, classes)
+    ]
+    skipped = any(matches(target, site, classes) for target in ignored)
+    scheme = SCHEMES.get(assignment.get(site, assignment.get(place.tied, "")))
+    quantised = scheme is not None and scheme.weight is not None and scheme.weight.per != "element"
+    if quantised and scheme is not None and (skipped or not hits):
+        why = "it is ignored" if skipped else "no group has it as a target"
+        return [f"{site}: would silently stay as it is instead of {scheme.name}, since {why}"]
+    if hits and not quantised and not skipped:
+        return [f"{site}: {hits[0][1]!r} of {hits[0][0]} matches it, but it is to stay as it is"]
+    if len({group for group, _ in hits}) > 1:
+        return [f"{site}: stands in {' and '.join(dict(hits))}; engines take one of them"]
+    return []
+
+
+def _shared_scales(unit: str, members: list[str], name: str) -> list[str]:
+    """What engines take to be one value for all linears of a unit."""
+    weight = SCHEMES[name].weight if name in SCHEMES else None
+    if weight is None:
+        return []
+    if weight.scale_format == "float8_e4m3fn":
+        return [f"{unit}: {name} has a scale for each of its {len(members)} weights; vLLM takes the largest for all"]
+    if weight.per == "tensor":
+        return [f"{unit}: {name} has a scale for each of its {len(members)} weights; vLLM rounds again to the largest"]
+    return []
+
+
+def _tied(assignment: Mapping[str, str], sites: Mapping[str, Site]) -> list[str]:
+    return [
+        f"{name}: shares its weight with {site.tied}, so {assignment.get(name) or assignment.get(site.tied)} is both's or nobody's"
+        for name, site in sites.items()
+        if site.tied and (name in assignment or site.tied in assignment)
+    ]
+
+
+def _classes(site: Site) -> tuple[str, ...]:
+    return ("Embedding",) if site.place == "embedding" else ("Linear",)
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
