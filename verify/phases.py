@@ -4,29 +4,33 @@
 |------------|----------------------------------------------------------------------------------------------------|
 | exact      | small integers, powers of two, one-hot rows, ties, sizes all alike, one long size: nothing is rounded |
 | range      | logits of +-88 and beyond, values near the format's ends, subnormals, rows of zeros                 |
+| lone       | one tensor of several is zero or subnormal                                                          |
+| seams      | many rows of one element more than a block                                                          |
 | special    | NaN and infinities, one at a time, compared by class and place; NaN wherever nothing is read        |
 | every      | of an op that works element by element, every number of a format of 16 bits or fewer                |
 | invariants | the same call twice; other data first, in other and in the same memory; each row alone; poisoned memory |
 | bias       | series of calls with fresh data, whose errors may not all lean to one side                          |
+| beyond     | more rows than 16 bits count, or classes, where smaller cases were quick enough                     |
 | outside    | of an isolated kernel: one call in a process where nothing tells of an examination                  |
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from assay.golden.inputs.distributions import EVERY, EXACT, MIDPOINTS, RANGE
+from assay.golden.inputs.distributions import EVERY, EXACT, MIDPOINTS, RANGE, names_of
 from assay.golden.signature import TensorSpec
 from assay.precision.formats import format_named
 from assay.verify.contract import Contract
 from assay.verify.inputs.cases import Case, work
 from assay.verify.inputs.layouts import LAYOUTS
-from assay.verify.inputs.sampler import ROWS, Sampler, real_tensors, seeded, with_values
+from assay.verify.inputs.sampler import ROWS, SMALL, Sampler, real_tensors, seeded, with_values
 
 _MOST_OPTION_SETS = 4
+_DRAWS = 4  # bases, of which the least work is taken where it is done many times
 _STYLES = {"after_many": ("small",), "alone": ("small", "tile", "tile", "tile", "any", "any")}
 _SQUARE = 16  # all sizes alike
 _LONG = (20481, 4097, 1025)  # one size beyond what fits a block
@@ -34,6 +38,14 @@ _SHORT = 8  # a row that may be all -inf
 _SIDE = 256  # rows and columns that hold all numbers of 16 bits
 _MOST_STARTS = 64  # calls that all numbers may take
 _SPOILED = 4  # cases a base whose unused elements are NaN
+_SEAMS = ((513, 31), (1025, 127))  # one more than blocks that kernels have, and how many rows
+
+GROWTH = 16
+"""How many times larger at most each case of a series of `beyond_cases` is than the one before."""
+
+_GROWING = (257, 4097, 2**16 + 65)
+_FEW = 10 * 2**16  # elements of a tensor of so many rows
+_MANY = 2**21 + 2**17  # where it can't be less
 
 
 def gate_cases(sampler: Sampler, style: str) -> Iterator[Case]:
@@ -48,7 +60,13 @@ def exact_cases(sampler: Sampler) -> Iterator[Case]:
     for distribution in (*EXACT, MIDPOINTS) if rounds else EXACT:
         styles = ("any", "any") if distribution == "seesaw" else ("small", "tile")
         for base in _bases(sampler, distribution, styles):
-            yield with_values(base, distribution, layouts={}, protocol="once", memory="plain")
+            case = with_values(base, distribution, layouts={}, protocol="once", memory="plain")
+            yield _with_plain_factors(case, distribution)
+    for base in _bases(sampler, "least", ("small", "tile"), most=1):  # bfloat16 holds an integer times 2^-127
+        plain = with_values(base, "integers", layouts={}, protocol="once", memory="plain")
+        least = {tensor.name: "least" for tensor in base.signature.tensors if tensor.role == "scale"}
+        if least:
+            yield replace(plain, values={**plain.values, **least})
     for base in _bases(sampler, "square", ("small",), most=1):
         plain = with_values(base, "integers", layouts={}, protocol="once", memory="plain")
         yield replace(plain, sizes={**base.sizes, **dict.fromkeys(sampler.free_symbols(base), _SQUARE)})
@@ -72,9 +90,72 @@ def range_cases(sampler: Sampler) -> Iterator[Case]:
             yield with_values(base, distribution, layouts={}, protocol="once", memory="plain")
 
 
+def lone_cases(sampler: Sampler) -> Iterator[Case]:
+    """One tensor of several is zero, or subnormal: what it lets through of the others is seen by itself."""
+    for kind, others in (("zeros", "near_overflow"), ("subnormal", "normal")):
+        for base in _bases(sampler, kind + " alone", ("small",) * (2 if len(sampler.option_sets()) == 1 else 1)):
+            case = with_values(base, others, layouts={}, protocol="once", memory="plain")
+            far = {t.name: "far" for t in case.signature.tensors if t.role == "lse"}
+            tensors = real_tensors(case.signature)
+            for tensor in tensors if len(tensors) > 1 else ():
+                yield replace(case, values={**case.values, **far, tensor.name: kind})
+
+
+def seam_cases(sampler: Sampler) -> Iterator[Case]:
+    """Many rows of one element more than a block: what one block hands to the next shows most where few follow."""
+    choose = seeded(hash_of("seams", sampler.seed))
+    base = sampler.case(_slim, style="small", options=choose(sampler.option_sets()))
+    free, rows = sampler.free_symbols(base), _rows(base)
+    for symbol in free:
+        for size, count in _SEAMS if symbol not in (*ROWS, rows) else ():
+            sizes = {**base.sizes, **({rows: count} if rows in free else {}), symbol: size}
+            for distribution in ("normal", "wide") if sampler.fits(sizes) else ():
+                case = with_values(base, distribution, layouts={}, protocol="once", memory="plain")
+                yield replace(case, sizes=sizes, seed=choose(range(1 << 24)))
+
+
+def beyond_cases(sampler: Sampler) -> Iterator[Sequence[Case]]:
+    """Series that end with more rows than 16 bits count, or more classes: all other sizes are small.
+
+    The smaller cases before tell how long the last will take.
+    """
+    choose = seeded(hash_of("beyond", sampler.seed))
+    base = sampler.case(_slim, style="small", options=choose(sampler.option_sets()))
+    base = with_values(base, "normal", layouts={}, protocol="once", memory="plain", seed=choose(range(1 << 24)))
+    labels = [tensor for tensor in base.signature.tensors if tensor.role == "label"]
+    for symbol in (_rows(base), *(tensor.bound for tensor in labels)):
+        if symbol in sampler.shapes or symbol not in (*ROWS, *sampler.free_symbols(base)):
+            continue
+        last = {tensor.name: "last" for tensor in labels if tensor.bound == symbol}
+        sizes = [_slimmed(sampler, base, symbol, size) for size in _GROWING]
+        if all(sizes):
+            yield [replace(base, sizes=some, values={**base.values, **last}) for some in sizes if some]
+
+
+def _rows(case: Case) -> str:
+    """The symbol along which a kernel's programs lie, if any: rows that are independent, or the first dimension."""
+    return case.definition.independent(case.options) or case.signature.tensors[0].dims[0]
+
+
+def _slim(values: Sequence[Any]) -> Any:
+    """The least of the sizes that a symbol may have; 3 where any will do, so that sums have something to add."""
+    if isinstance(values, range):  # ascending, and perhaps of all seeds
+        return values[0]
+    return 3 if tuple(values) == SMALL else min(values)
+
+
+def _slimmed(sampler: Sampler, base: Case, symbol: str, size: int) -> dict[str, int] | None:
+    """Sizes with ``symbol`` at ``size``, free ones cut to one as long as a tensor has too many elements."""
+    sizes, tensors = {**base.sizes, symbol: size}, (*base.signature.tensors, *base.signature.returns)
+    for other in sampler.free_symbols(base):
+        if other != symbol and max(math.prod(tensor.shape(sizes)) for tensor in tensors) > _FEW:
+            sizes[other] = 1
+    return sizes if max(math.prod(tensor.shape(sizes)) for tensor in tensors) <= _MANY else None
+
+
 def special_cases(sampler: Sampler) -> Iterator[Case]:
     """One NaN or infinity at a time, at both ends and in the middle of each tensor."""
-    for base in _bases(sampler, "special", ("small", "tile"), most=2):
+    for base in _bases(sampler, "special", ("small", "tile"), most=2, draws=_DRAWS):
         plain = with_values(base, "normal", layouts={}, protocol="once", memory="plain", unused="plain")
         if plain.definition.unused is not None:
             for other in range(_SPOILED):
@@ -133,7 +214,7 @@ def invariant_cases(sampler: Sampler, contract: Contract) -> Iterator[Case]:
     protocols = ["repeat", "after_other", "after_refill", "after_many", *alone]
     for protocol in protocols:
         styles = _STYLES.get(protocol, ("small", "tile", "any"))
-        for base in _bases(sampler, protocol, styles, most=2):
+        for base in _bases(sampler, protocol, styles, most=2, draws=_DRAWS if protocol == "after_many" else 1):
             case = with_values(base, "normal", layouts={}, protocol=protocol, memory="plain")
             yield case
             rows = case.definition.independent(case.options)
@@ -175,14 +256,24 @@ def _reals(sampler: Sampler, options: Mapping[str, Any]) -> list[TensorSpec]:
     return real_tensors(sampler.definition.signature(options))
 
 
-def _bases(sampler: Sampler, purpose: str, styles: tuple[str, ...], *, most: int = _MOST_OPTION_SETS) -> Iterator[Case]:
-    """A case per style and option set, the option sets in turn where there are many."""
+def _bases(
+    sampler: Sampler, purpose: str, styles: tuple[str, ...], *, most: int = _MOST_OPTION_SETS, draws: int = 1
+) -> Iterator[Case]:
+    """A case per style and option set, the sets in turn where there are many; of so many draws the least work."""
     choose = seeded(hash_of(purpose, sampler.seed))
     sets = sampler.option_sets()
     for style in styles:
         picked = sets if len(sets) <= most else [choose(sets) for _ in range(most)]
         for options in picked:
-            yield sampler.case(choose, style=style, options={name: options[name] for name in options})
+            drawn = [sampler.case(choose, style=style, options=dict(options)) for _ in range(draws)]
+            yield min(drawn, key=lambda case: work(case.definition, case.sizes))
+
+
+def _with_plain_factors(case: Case, distribution: str) -> Case:
+    """The case with powers of two for the scales and shares that don't have ``distribution``: products stay exact."""
+    kinds = {tensor.name: names_of(tensor) for tensor in case.signature.tensors if tensor.role in ("scale", "weight")}
+    plain = {name: "powers" for name, known in kinds.items() if distribution not in known}
+    return replace(case, values={**case.values, **plain})
 
 
 def hash_of(purpose: str, seed: int) -> int:

@@ -14,6 +14,7 @@ import torch
 from assay.golden.arithmetic.ball import Ball, lowest_bit
 from assay.golden.arithmetic.base import Arithmetic
 from assay.golden.arithmetic.model import EVALUATION, RoundingModel
+from assay.precision.rounding import round_to
 
 Tensor = torch.Tensor
 
@@ -243,6 +244,8 @@ class ElementaryBalls(Arithmetic):
             return x
         size = x.magnitude
         lost = format.unit_roundoff * size + self.model.underflow(format)
+        if x.rad is None and not self.model.flush:  # what the format holds already isn't rounded
+            lost = torch.where(round_to(x.mid, format) == x.mid, 0.0, lost)
         rad = torch.where(size > format.largest, math.inf, x.radius + lost)
         return Ball(x.mid, rad, self.model)
 

@@ -114,6 +114,12 @@ def _end_scales(draws: Draws) -> Array:
     return power_of_two(np.asarray(ends)[integers(draws.bits(), len(ends))])
 
 
+def _least_scales(draws: Draws) -> Array:
+    """The least scales that a format of 8 bits holds, of wider ones 2^-24, beside large ones and one."""
+    ends = {"float8_e8m0fnu": (-127, 112, 0), "float8_e4m3fn": (-9, 8, 0)}.get(draws.format.name, (-24, 8, 0))
+    return power_of_two(np.asarray(ends)[integers(draws.bits(), len(ends))])
+
+
 def _signed_scales(draws: Draws) -> Array:
     """Scales of either sign; e8m0 has none."""
     sign = 1.0 if draws.format.name == "float8_e8m0fnu" else draws.sign()
@@ -157,6 +163,7 @@ REAL: dict[str, Callable[[Draws], Array]] = {
     "above": lambda d: 89.0 + 8.0 * d.uniform() + d.row_choice(0.0, 100.0, 1000.0),
     "below": lambda d: -89.0 - 40.0 * d.uniform() - d.row_choice(0.0, 100.0, 1000.0),
     "remote": lambda d: d.normal() + d.row_choice(-1.2e4, -6e4, -1e31),
+    "loud": lambda d: d.normal() * d.row_choice(2.0**14, 2.0**17, 2.0**20),  # float16 ends at 65504
     "near_overflow": lambda d: d.sign() * (0.5 + 0.5 * d.uniform()) * d.format.largest,
     "lowest": lambda d: -(0.5 + 0.5 * d.uniform()) * d.format.largest,
     "subnormal": _subnormal,
@@ -166,7 +173,19 @@ REAL: dict[str, Callable[[Draws], Array]] = {
 GENERAL = tuple(name for name in REAL if name not in {"zeros"})
 EXACT = ("integers", "powers", "one_hot", "ties", "seesaw")
 RELATIVE = ("patterns", "near_overflow", "lowest", "subnormal")  # made to the measure of the format
-RANGE = ("steep", "above", "below", "remote", "near_overflow", "lowest", "subnormal", "small", "patterns", "zeros")
+RANGE = (
+    "steep",
+    "above",
+    "below",
+    "remote",
+    "loud",
+    "near_overflow",
+    "lowest",
+    "subnormal",
+    "small",
+    "patterns",
+    "zeros",
+)
 
 ROLES: dict[str, dict[str, Callable[[Draws], Array]]] = {
     "real": REAL,
@@ -177,6 +196,7 @@ ROLES: dict[str, dict[str, Callable[[Draws], Array]]] = {
         "uneven": lambda d: power_of_two(integers(d.bits("exponent"), 13) - 8) * (1 + d.uniform()),
         "far": _far_scales,
         "ends": _end_scales,
+        "least": _least_scales,
         "signed": _signed_scales,
     },
     "weight": {

@@ -16,7 +16,7 @@ from .zoo import reference as references
 from .zoo.probes import Probe, probes_of, same_bytes
 
 TWINS = {entry.name: entry for entry in HONEST}
-ORDINARY = [entry for entry in FAULTY if not re.search("_kept_by_|_wrap-", entry.name)]
+RARE = "_kept_by_|_wrap-|_of_1[56]_bits"
 LOOSE = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 WRONG = {"contract", "exact", "nonfinite"}
 
@@ -105,9 +105,7 @@ def test_an_honest_kernel_agrees_with_float64(entry: Entry) -> None:
 
 
 @pytest.mark.usefixtures("uninitialised_is_nan")
-@pytest.mark.parametrize(
-    "entry", [e for e in FAULTY if not re.search("_kept_by_|_wrap-", e.name)], ids=lambda entry: entry.name
-)
+@pytest.mark.parametrize("entry", [e for e in FAULTY if not re.search(RARE, e.name)], ids=lambda entry: entry.name)
 def test_a_fault_shows(entry: Faulty) -> None:
     """Some probe sets the faulty kernel apart from its twin, in one of the ways that its entry names."""
     assert any(symptoms(entry, probe) & set(entry.kinds) for probe in probes_of(entry, 20))
@@ -130,6 +128,34 @@ def test_wrapped_offsets_show_in_far_rows(entry: Faulty) -> None:
     right = TWINS[entry.twin].kernel(*inputs)
     assert torch.equal(entry.kernel(*inputs), right)
     assert not torch.equal(entry.kernel(*[place(x, "far", "cpu").tensor for x in inputs]), right)
+
+
+LARGE = {
+    "softmax": lambda rows: (torch.randn(rows, 3),),
+    "gelu": lambda rows: (torch.randn(rows, 3),),
+    "moe_route": lambda rows: (torch.randn(rows, 4),),
+    "rmsnorm": lambda rows: (torch.randn(rows, 3), torch.ones(3)),
+    "gemm": lambda rows: (torch.randn(rows, 2), torch.randn(2, 3)),
+    "merge_states": lambda rows: tuple(torch.randn(rows, 1, 1) for _ in range(4)),
+    "cross_entropy": lambda rows: (torch.randn(2, rows), torch.tensor([0, rows - 1])),
+}
+
+
+@pytest.mark.parametrize("entry", [e for e in FAULTY if re.search("_of_1[56]_bits", e.name)], ids=lambda e: e.name)
+def test_what_16_bits_do_not_count_is_wrong(entry: Faulty) -> None:
+    """Right up to 32,767 rows or classes, and wrong beyond 65,536."""
+
+    def is_right(rows: int) -> bool:
+        torch.manual_seed(3)
+        inputs = LARGE[entry.spec](rows)
+        if entry.spec == "merge_states":
+            inputs = tuple(x.squeeze(-1) if place % 2 else x for place, x in enumerate(inputs))
+        results = [kernel(*inputs) for kernel in (entry.kernel, TWINS[entry.twin].kernel)]
+        pairs = zip(*(out if isinstance(out, tuple) else (out,) for out in results), strict=True)
+        return all(torch.equal(one, other) for one, other in pairs)
+
+    assert is_right(32_767)
+    assert not is_right(65_600)
 
 
 def test_the_tables_are_sound() -> None:

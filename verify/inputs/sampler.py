@@ -77,7 +77,7 @@ class Sampler:
         follow = choose((True, True, False))
         values, layouts = {}, {}
         for tensor in signature.tensors:
-            names = tuple(name for name in names_of(tensor) if name != "zeros")
+            names = tuple(name for name in names_of(tensor) if name not in ("zeros", "least"))
             values[tensor.name] = theme if follow and tensor.role == "real" else choose(names)
             layouts[tensor.name] = choose(self.layouts) if choose((True, False)) else self.layouts[0]
         return Case(

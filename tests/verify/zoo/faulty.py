@@ -10,6 +10,7 @@ from .faulty_conduct import FAULTY_CONDUCT, HANGING
 from .faulty_decode import FAULTY_DECODE
 from .faulty_elementwise import FAULTY_ELEMENTWISE
 from .faulty_gemm import FAULTY_GEMM
+from .faulty_limits import FAULTY_LIMITS
 from .faulty_loss import FAULTY_LOSS
 from .faulty_merge import FAULTY_MERGE
 from .faulty_microscaling import FAULTY_MICROSCALING
@@ -41,4 +42,5 @@ FAULTY: tuple[Faulty, ...] = (
     *FAULTY_VARLEN,
     *FAULTY_MERGE,
     *FAULTY_CONDUCT,
+    *FAULTY_LIMITS,
 )

@@ -75,6 +75,8 @@ def rows(make: Make) -> Iterator[tuple[Tensor, ...]]:
     yield (make(9, 300, scale=40.0),)
     yield (make(9, 300, scale=40.0) - 2e4,)
     yield (make(64, 300),)
+    yield (make(16, 700, scale=3.0),)
+    yield (make(4, 50, scale=1e5),)
     yield (make(4, 50, scale=1e-38),)
     for value in (math.nan, math.inf, -math.inf):
         yield (special(make(3, 70), value),)
@@ -92,9 +94,11 @@ def norms(make: Make, others: int, residual: bool = False) -> Iterator[tuple[Ten
         ((2, 40), 0.0, 3.0),
         ((4, 0), 1.0, 0.0),
         ((3, 1), 1.0, 0.0),
+        ((3, 40), 1e-39, 0.0),
     ):
         x = tuple(make(*shape, scale=scale) + mean for _ in range(1 + residual))
         yield (*x, *(make(shape[1]) for _ in range(others)))
+    yield (*(make(3, 40) for _ in range(1 + residual)), *(make(40, scale=1e-39) for _ in range(others)))
     for value in (math.nan, math.inf):
         x = (special(make(3, 70), value), *(make(3, 70) for _ in range(residual)))
         yield (*x, *(make(70) for _ in range(others)))

@@ -42,10 +42,12 @@ def scales(*shape: int, most: int = 6) -> Tensor:
 
 
 def mx_products(make: Make) -> Inputs:
-    """e4m3 operands and e8m0 scales, in the last case far from one."""
+    """e4m3 operands and e8m0 scales, then scales far from one, and those of a's blocks 2^-127."""
     for m, k, n, most in ((17, 320, 33, 6), (3, 64, 5, 6), (1, 32, 2, 6), (5, 64, 3, 30)):
         a, b = (torch.randn(shape).mul(8).to(torch.float8_e4m3fn) for shape in ((m, k), (k, n)))
         yield a, b, *(scales(*shape, most=most).to(torch.float8_e8m0fnu) for shape in ((m, k // 32), (k // 32, n)))
+    least, large = torch.full((5, 2), 2.0**-127), torch.full((2, 3), 2.0**112)
+    yield a, b, least.to(torch.float8_e8m0fnu), large.to(torch.float8_e8m0fnu)
 
 
 def nv_products(make: Make) -> Inputs:
@@ -79,6 +81,7 @@ def ragged(make: Make) -> Inputs:
         cu = [torch.tensor([0, *lengths]).cumsum(0).int() for lengths in (lengths_q, lengths_k)]
         tq, tk = int(cu[0][-1]), int(cu[1][-1])
         yield make(tq, heads, d, scale=scale), make(tk, groups, d, scale=scale), make(tk, groups, d) + 1, *cu
+    yield make(2, 1, 8), make(700, 1, 8), make(700, 1, 8) + 1, torch.tensor([0, 2]).int(), torch.tensor([0, 700]).int()
     cu = torch.tensor([0, 6, 12]).int()
     yield make(12, 2, 64).sign() + 30, make(12, 2, 64).sign() - 30, make(12, 2, 64), cu, cu
 
@@ -96,6 +99,8 @@ def states(make: Make) -> Inputs:
             lse[-1] = -math.inf
             out[lse == -math.inf] = math.nan
         yield outs[0], lses[0], outs[1], lses[1]
+    for difference in (-20.0, -60.0):
+        yield torch.zeros_like(make(2, 1, 8)), torch.ones(2, 1), make(2, 1, 8) + 100, torch.full((2, 1), 1 + difference)
 
 
 def shards(make: Make) -> Inputs:
