@@ -15,7 +15,7 @@ from assay.golden.inputs.distributions import names_of
 from assay.golden.inputs.values import dtype_of
 from assay.golden.registry import spec
 from assay.verify import BackwardVerdict, Contract, examine, examine_backward, gradient_of
-from assay.verify.backward import _PAIRS, _pair
+from assay.verify.backward import PAIRS, pair_of
 from assay.verify.calls import Call
 from assay.verify.errors import SettingError
 from assay.verify.inputs.cases import Case
@@ -54,7 +54,7 @@ def failures(
     function: Any, op: str, sizes: dict[str, int], dtype: str, framework: str = "torch", **options: Any
 ) -> set[str]:
     """The kinds of failure of the gradients in single cases: numbers of two kinds, and a transposed upstream."""
-    pair = _pair(op)
+    pair = pair_of(op)
     definition = spec(pair.backward)
     complete = definition.complete(options)
     contract = Contract(subnormals="flush") if framework == "jax" else Contract()
@@ -76,7 +76,7 @@ def failures(
 
 def test_every_gradient_of_the_table_can_be_examined() -> None:
     """Each op with a backward spec is known, and the compositions that are asked are no ops of the table."""
-    assert {f"{op}_backward" for op in _PAIRS} == {op for op in specs() if op.endswith("_backward")}
+    assert {f"{op}_backward" for op in PAIRS} == {op for op in specs() if op.endswith("_backward")}
     assert not {"softmax_gradient", "cross_entropy_gradient"} & set(specs())
 
 

@@ -101,7 +101,8 @@ def test_jax_shares_the_memory_of_dense_inputs(dtype: str, layout: str) -> None:
 def test_layouts_that_arrays_cannot_have_are_not_drawn() -> None:
     """A jax array has no gaps: no verdict says that it saw a strided one; where only those are asked for, an error."""
     lines: list[str] = []
-    examine(softmax, "softmax", dtype="float32", watch=lines.append, **{**SETTINGS, "examples": 10})
+    settings = {**SETTINGS, "examples": 10}
+    examine(softmax, "softmax", dtype="float32", watch=lambda line, seconds: lines.append(line), **settings)
     assert any("transposed" in line for line in lines)
     assert not any("strided" in line or "expanded" in line for line in lines)
     with pytest.raises(SettingError, match=r"arrays of jax can be 'contiguous' or 'transposed'"):

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from assay.verify import examine
-from assay.verify.calls import Call
+from assay.verify.calls import GRACE, Call
 from assay.verify.contract import Contract
 from assay.verify.errors import SettingError
 from assay.verify.inputs.cases import Case
@@ -95,6 +96,22 @@ def test_a_call_that_never_comes_back_is_a_time_out() -> None:
         answer = isolation.observe(CASE)
     assert isinstance(answer, Failure)
     assert answer.kind == "timeout"
+
+
+def hangs_when_timed(x: Tensor) -> Tensor:
+    """Comes back nine times."""
+    _hoard.append(x)
+    return softmax(x) if len(_hoard) < 10 else cannot_be_interrupted(x)
+
+
+def test_the_limit_is_that_of_one_call() -> None:
+    """In a case of many calls too, one that doesn't come back is waited for no longer than a call may take."""
+    begun = time.monotonic()
+    with Isolation(Bench(Call(hangs_when_timed, {}, timeout=1.0), Contract())) as isolation:
+        answer = isolation.observe(replace(CASE, protocol="after_many"))
+    assert isinstance(answer, Failure)
+    assert answer.kind == "timeout"
+    assert time.monotonic() - begun < 1.0 + GRACE + 10.0
 
 
 def test_an_honest_kernel_passes_and_is_not_called_here() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -33,6 +35,21 @@ ALLOCATIONS: dict[str, Callable[[], Tensor]] = {
     "new": lambda: X.new(3, 4),
     "scalar": lambda: torch.empty(()),
 }
+
+
+def test_what_torch_imports_for_poisoned_memory_is_not_in_a_kernels_time() -> None:
+    """Hundreds of modules, for the first dispatch mode of a process: they are there before the kernel is called."""
+    script = """
+import sys, torch
+from assay.verify.memory import PoisonedMemory
+memory = PoisonedMemory("nan")
+before = len(sys.modules)
+with memory:
+    torch.softmax(torch.ones(3, 4), -1)
+print(len(sys.modules) - before)
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True, timeout=100)
+    assert int(done.stdout) < 10
 
 
 @pytest.mark.parametrize("name", ALLOCATIONS)

@@ -10,7 +10,7 @@ import pytest
 
 from assay.verify.inputs.cases import Case
 from assay.verify.picture import ErrorMap
-from assay.verify.power import PowerReport, Trial
+from assay.verify.power import PowerReport, Tried
 from assay.verify.report import number, ratio, survey_page, tally, verdict_page
 from assay.verify.result import Failure
 from assay.verify.sample import Comparison, Numbers, Sample
@@ -62,8 +62,8 @@ POWER = PowerReport(
     "float32 inside",
     10,
     (
-        Trial("no_maximum", "overflow", "the maximum is not subtracted", "", "large logits", caught=True),
-        Trial("flushed", "rounding", f"subnormals are lost {HOSTILE}", "", "tiny probabilities", caught=False),
+        Tried("no_maximum", "overflow", "the maximum is not subtracted", "", "large logits", caught=True),
+        Tried("flushed", "rounding", f"subnormals are lost {HOSTILE}", "", "tiny probabilities", caught=False),
     ),
 )
 ENTRY = Entry(name=f"my.softmax {HOSTILE}", target="my:softmax", spec="softmax")

@@ -18,7 +18,7 @@ from assay.verify import examine
 from assay.verify.drawing import LEVELS, bars, drawn, told
 from assay.verify.kept import verdict_of
 from assay.verify.picture import EDGES, MAP_SHAPE, STEPS, ErrorMap, error_map, histogram, summed
-from assay.verify.places import _period, in_words
+from assay.verify.regions import period_of, region_in_words
 from assay.verify.verdict import Verdict
 
 RATIOS = st.one_of(st.floats(0, 1), st.floats(1 + 2.0**-40, 300), st.just(math.inf), st.just(math.nan))
@@ -131,19 +131,19 @@ EVERYWHERE = "spread over every row and every column"
 def test_words_say_where(mask: torch.Tensor, words: str) -> None:
     """Ranges, periods, single rows, tiles on the diagonal, and names where there are more than rows and columns."""
     dims = {0: [], 1: ["R"], 2: ["R", "N"], 4: ["B", "H", "Sq", "D"]}[mask.ndim]
-    assert in_words(mask, dims).replace(" elements", "") == words
+    assert region_in_words(mask, dims).replace(" elements", "") == words
 
 
 def test_a_single_element_is_called_so() -> None:
     """A result without dimensions has one element."""
-    assert in_words(torch.tensor(True), []) == "the only element"
+    assert region_in_words(torch.tensor(True), []) == "the only element"
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.integers(1, 40))
 def test_a_period_is_the_smallest_step_that_repeats_all(part: list[bool], size: int) -> None:
     """By its definition, for parts repeated and cut off anywhere."""
     hit = (part * size)[:size]
-    assert _period(hit) == next(step for step in range(1, size + 1) if hit[step:] == hit[: size - step])
+    assert period_of(hit) == next(step for step in range(1, size + 1) if hit[step:] == hit[: size - step])
 
 
 def test_many_rows_are_put_into_words_in_time() -> None:
@@ -151,7 +151,7 @@ def test_many_rows_are_put_into_words_in_time() -> None:
     mask = torch.zeros(60000, 3, dtype=torch.bool)
     mask[torch.randint(30000, 60000, (9000,), generator=torch.Generator().manual_seed(0)), 0] = True
     start = time.process_time()
-    assert "of 60000 rows, between 300" in in_words(mask, ["R", "N"])
+    assert "of 60000 rows, between 300" in region_in_words(mask, ["R", "N"])
     assert time.process_time() - start < 5
 
 
@@ -162,12 +162,12 @@ def test_all_of_is_said_of_nothing_with_a_hole(data: st.DataObject) -> None:
     top, left = data.draw(st.integers(0, rows - 3)), data.draw(st.integers(1, columns - 3))
     bottom, right = data.draw(st.integers(top + 2, rows - 1)), data.draw(st.integers(left + 2, columns - 1))
     mask = broken(rows, columns, at=(slice(top, bottom + 1), slice(left, right + 1)))
-    words = in_words(mask, ["R", "N"])
+    words = region_in_words(mask, ["R", "N"])
     assert f"columns {left} to {right}" in words
     assert (f"rows {top} to {bottom}" in words) == (bottom - top + 1 < rows)
     assert "all of" in words
     mask[top + 1, left + 1] = False
-    holed = in_words(mask, ["R", "N"])
+    holed = region_in_words(mask, ["R", "N"])
     assert "all of" not in holed
     assert f"columns {left} to {right}" in holed
     assert f"{int(mask.sum())} of {rows * columns} elements" in holed
