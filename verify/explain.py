@@ -2,37 +2,35 @@
 
 The kernel is called on the failing case, on the case as it was before shrinking, and on a few ordinary ones. A suspect
 explains it if every output lies within the suspect's own radius under the contract, on all of these cases, and some
-element that breaks the contract of the right definition does so no longer. Several may: the one that leaves an output
-the least room comes first (the fewest numbers of the output's format lie within its radius, on the average element),
-which is the likeliest where an output is as likely to lie anywhere within. So a looser contract, which explains much,
-stands behind an altered definition that predicts the output to its last bits.
+element that breaks the contract of the right definition does so no longer. Several may: then cases follow on which the
+likeliest two would give different outputs. The one that leaves an output the least room comes first (the fewest numbers
+of the output's format lie within its radius, on the average element that breaks the contract), which is the likeliest
+where an output is as likely to lie anywhere within. So a looser contract, which explains much, stands behind an altered
+definition that predicts the output to its last bits; and it is named only if the kernel's errors are spread over
+ordinary outputs as the suspect's own are (`assay.verify.suspects.spread`).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 
-from assay.golden.arithmetic import BallArithmetic
-from assay.golden.run import Golden, golden_of_ball
-from assay.precision.formats import Format, format_named
 from assay.precision.rounding import next_down, next_up
-from assay.verify.accounts import MOST, NUMBERS, Deadline, described, explained_by_bias, explained_by_conduct, loosened
-from assay.verify.appraisal import Appraiser, one_thread
-from assay.verify.contract import Contract
+from assay.verify.accounts import MOST, NUMBERS, Deadline, described, explained_by_bias, explained_by_conduct
+from assay.verify.appraisal import one_thread
 from assay.verify.inputs.cases import Case, build, work
 from assay.verify.inputs.sampler import Sampler, seeded, with_values
-from assay.verify.judge import Judgement, Tolerance, judge, tolerance
+from assay.verify.judge import Judgement, judge
 from assay.verify.result import Failure
 from assay.verify.suspects import suspects_of
-from assay.verify.suspects.evaluation import evaluate
-from assay.verify.suspects.single import Single
+from assay.verify.suspects.allowance import Scene, given_by, limits_of, scene_of, spreads_of
+from assay.verify.suspects.spread import Spread
 from assay.verify.suspects.suspect import Suspect
-from assay.verify.trial import Bench
+from assay.verify.trial import Bench, same_bits
 from assay.verify.verdict import Explanation
 
 Tensor = torch.Tensor
@@ -42,6 +40,9 @@ _MOST_WORK = 2**21  # of a case that is evaluated for every suspect
 _UNSAID = 24.0  # bits of room of an element of which an explanation says nothing
 _ENOUGH = 2  # cases, after which one suspect that is left needs no more
 _NEAR = (("tile", "normal"), ("tile", "steep"), ("tile", "normal"), ("small", "small"))  # sizes and distributions
+_TELLING = (None, "small", "wide", "powers")  # distributions that tell suspects apart; None: that of the failure
+_MORE = 24  # such cases, at most
+_LIKE = 0.125  # by which an arithmetic that is not a suspect's own is further away
 _OTHER_OPTIONS = 7  # sets of them
 
 
@@ -70,68 +71,65 @@ def _explained_by_numbers(
 ) -> tuple[Explanation, ...]:
     """Suspects whose altered mathematics accounts for the outputs, case by case fewer."""
     alive = [_Fit(suspect, order) for order, suspect in enumerate(_candidates(failure))]
+    scenes: list[Scene] = []
     for place, case in enumerate(_cases(failure, first, sampler)):
         if deadline.is_over():
-            return _ranked(alive, bench.contract) if place else ()
+            return _ranked(alive, scenes, deadline) if place else ()
         scene = scene_of(bench, case)
-        if scene is None or (place == 0 and not scene.breaks):
-            if place == 0:
-                return ()
+        if place == 0 and (scene is None or not scene.breaks):
+            return ()
+        if scene is None:
             continue
-        seen = []
-        for fit in alive:
-            if deadline.is_over():
-                break
-            fit = fit.on(scene)
-            if place or fit.explained:
-                seen.append(fit)
-        whole = [fit for fit in seen if fit.left == 0]
-        if not whole:
-            alive = [fit for fit in seen if fit.explained > fit.left]
-            alive = sorted(alive, key=lambda fit: fit.left)[:1] if place == 0 else []
+        scenes.append(scene)
+        seen = _after(scene, alive, deadline)
+        alive = [fit for fit in seen if fit.left == 0]
+        if not alive:
+            most = [fit for fit in seen if fit.explained > fit.left and place == 0]
+            return _ranked(sorted(most, key=lambda fit: fit.left)[:1], scenes, deadline)
+        if place >= _ENOUGH and len(alive) == 1 and alive[0].explained:
+            return _ranked(alive, scenes, deadline)
+    told_apart, more = _told_apart(bench, alive, first, sampler, deadline)
+    return _ranked(told_apart, scenes + more, deadline)
+
+
+def _after(scene: Scene, fits: list[_Fit], deadline: Deadline) -> list[_Fit]:
+    """The suspects after one more call; those that time does not suffice for as they were."""
+    seen = []
+    for fit in fits:
+        if deadline.is_over():
             break
-        alive = whole
-        if deadline.is_over() or (place >= _ENOUGH and len(alive) == 1):
+        seen.append(fit.on(scene))
+    return seen + fits[len(seen) :]
+
+
+def _told_apart(
+    bench: Bench, alive: list[_Fit], first: Case, sampler: Sampler, deadline: Deadline
+) -> tuple[list[_Fit], list[Scene]]:
+    """What is left of the suspects after calls for which the likeliest two would give different outputs; the calls."""
+    scenes: list[Scene] = []
+    choose = seeded(first.seed + 3)
+    for place in range(_MORE):
+        likeliest = [fit.suspect for fit in sorted(alive, key=lambda fit: fit.rank) if fit.explained][:2]
+        if len(likeliest) < 2 or deadline.is_over():
             break
-    return _ranked(alive, bench.contract)
+        case = sampler.case(choose, style=("tile", "small", "any")[place % 3], options=first.options)
+        kinds = _TELLING[place // 3 % len(_TELLING)]
+        case = with_values(case, kinds) if kinds else replace(case, values=first.values)
+        case = replace(case, layouts=first.layouts, unused="plain", protocol="once", memory=first.memory)
+        if work(first.definition, case.sizes) > _MOST_WORK or not _differ(likeliest, case):
+            continue
+        scene = scene_of(bench, case)
+        if scene is not None:
+            scenes.append(scene)
+            alive = [fit for fit in _after(scene, alive, deadline) if fit.left == 0]
+    return alive, scenes
 
 
-@dataclass(frozen=True)
-class Scene:
-    """One call of the kernel: its tensors, what it gave, and how that breaks the contract."""
-
-    case: Case
-    contract: Contract
-    values: Mapping[str, Tensor]
-    outputs: tuple[Tensor, ...]
-    limits: tuple[Tolerance, ...]
-
-    @cached_property
-    def broken(self) -> tuple[Tensor, ...]:
-        """Where the outputs break the contract of the right definition."""
-        return tuple(judgement.broken for judgement in map(judge, self.outputs, self.limits))
-
-    @cached_property
-    def breaks(self) -> int:
-        """How many elements do."""
-        return sum(int(part.sum()) for part in self.broken) + int(self.chooses_wrongly)
-
-    @cached_property
-    def chooses_wrongly(self) -> bool:
-        """Whether the kernel's own choices are none that the exact values allow."""
-        definition = self.case.definition
-        if definition.admissible is None:
-            return False
-        xp = BallArithmetic(self.contract.model(definition, _input_format(self.case)))
-        chosen = self.chosen[definition.chosen[0]].to(torch.int64)
-        tensors = [xp.exact(value) for value in self.values.values()]
-        return not bool(definition.admissible(xp, *tensors, chosen, **self.case.options).all())
-
-    @cached_property
-    def chosen(self) -> dict[str, Tensor]:
-        """The kernel's own choices, by name."""
-        names = [tensor.name for tensor in self.case.signature.returns]
-        return {name: self.outputs[names.index(name)].cpu() for name in self.case.definition.chosen}
+def _differ(suspects: Sequence[Suspect], case: Case) -> bool:
+    """Whether the kernels of two suspects give different bits."""
+    values = {name: guarded.tensor for name, guarded in build(case).guarded.items()}
+    given = (given_by(suspect, case, values) for suspect in suspects)
+    return not all(same_bits(a, b) for a, b in zip(*given, strict=True))
 
 
 @dataclass(frozen=True)
@@ -142,14 +140,15 @@ class _Fit:
     order: int
     left: int = 0
     explained: int = 0
-    room: float = 0.0
-    elements: int = 0
+    room: tuple[float, float] = (0.0, 0.0)  # of elements that break the contract, of all
+    elements: tuple[int, int] = (0, 0)
     ratio: float = 0.0
 
     @property
-    def rank(self) -> tuple[float, int]:
-        """The less room, the likelier; among equals the earlier."""
-        return round(4 * self.room / max(self.elements, 1)), self.order
+    def rank(self) -> tuple[int, ...]:
+        """The less room for the mean element that breaks the contract, then for any, the likelier; or the earlier."""
+        means = (room / max(count, 1) for room, count in zip(self.room, self.elements, strict=True))
+        return (*(round(4 * mean) for mean in means), self.order)
 
     def on(self, scene: Scene) -> _Fit:
         """The same with one more call; a suspect that can't be evaluated on it doesn't account for it."""
@@ -166,12 +165,14 @@ class _Fit:
             int((was & ~now.broken & (now.tolerance.judged | silent)).sum())
             for was, now in zip(scene.broken, judgements, strict=True)
         )
+        rooms = [_room(now) for now in judgements]
+        broken = sum(float(room[was].sum()) for room, was in zip(rooms, scene.broken, strict=True))
         return replace(
             self,
             left=self.left + sum(int(now.broken.sum()) for now in judgements),
             explained=self.explained + here + scene.chooses_wrongly,
-            room=self.room + sum(map(_room, judgements)),
-            elements=self.elements + sum(now.broken.numel() for now in judgements),
+            room=(self.room[0] + broken, self.room[1] + sum(float(room.sum()) for room in rooms)),
+            elements=(self.elements[0] + scene.breaks, self.elements[1] + sum(room.numel() for room in rooms)),
             ratio=max(self.ratio, *(now.worst for now in judgements)),
         )
 
@@ -195,17 +196,6 @@ def _cases(failure: Failure, first: Case, sampler: Sampler) -> Iterator[Case]:
             yield with_values(drawn, kind, layouts={}, unused="plain", protocol="once", memory=memory)
 
 
-def scene_of(bench: Bench, case: Case) -> Scene | None:
-    """A call of the kernel, unless it doesn't end in results."""
-    outputs = bench.outputs(case)
-    if outputs is None:
-        return None
-    values = {name: guarded.tensor for name, guarded in build(case).guarded.items()}
-    scene = Scene(case, bench.contract, values, tuple(output.detach().cpu() for output in outputs), ())
-    chosen = None if scene.chooses_wrongly else scene.chosen
-    return replace(scene, limits=tuple(Appraiser(bench.contract).tolerances(case, values, chosen)))
-
-
 def _candidates(failure: Failure) -> Iterator[Suspect]:
     """The suspects that may account for a failure of this kind."""
     for suspect in suspects_of(failure.case.spec):
@@ -213,75 +203,36 @@ def _candidates(failure: Failure) -> Iterator[Suspect]:
             yield suspect
 
 
-def limits_of(suspect: Suspect, scene: Scene) -> tuple[Tolerance, ...] | None:
-    """What a kernel with this fault may give; None where it chooses otherwise than the kernel did."""
-    case, contract = scene.case, scene.contract
-    if suspect.contract:
-        looser = loosened(contract, suspect)
-        if scene.chooses_wrongly:
-            return None
-        return tuple(Appraiser(looser).tolerances(case, scene.values, scene.chosen))
-    chosen: Mapping[str, Tensor] | None = scene.chosen
-    if case.definition.admissible is not None:
-        own = evaluate(suspect, case, scene.values, Single)
-        names = [tensor.name for tensor in case.signature.returns]
-        for name, ids in scene.chosen.items():
-            if scene.chooses_wrongly and not bool((own[names.index(name)] == ids).all()):
-                return None
-        chosen = None if scene.chooses_wrongly else chosen
-    formats = _formats(case)
-    roles = [tensor.role == "rounded" for tensor in case.signature.returns]
-    if suspect.emulated:
-        given = evaluate(suspect, case, scene.values, Single)
-        stores = suspect.store or (lambda result, dtype: result)
-        exact = [
-            Golden(stores(result, dtype).double(), torch.zeros(result.shape, dtype=torch.float64))
-            for result, dtype in zip(given, case.result_dtypes, strict=True)
-        ]
-        allowed = [
-            Golden(golden.value, torch.where(limit.inner.isfinite(), limit.inner, 0.0))
-            for golden, limit in zip(exact, scene.limits, strict=True)
-        ]
-    else:
-        model = contract.model(case.definition, _input_format(case))
-        results = evaluate(suspect, case, scene.values, BallArithmetic, model, chosen=chosen)
-        allowed = [_flat(golden_of_ball(result)) for result in results]
-        exact = [Golden(golden.value, torch.zeros_like(golden.radius)) for golden in allowed]
-    return tuple(
-        tolerance(golden, permitted, out, contract, rounded=rounded)
-        for golden, permitted, out, rounded in zip(exact, allowed, formats, roles, strict=True)
-    )
-
-
-def _flat(golden: Golden) -> Golden:
-    return Golden(golden.value.double(), golden.radius)
-
-
-def _formats(case: Case) -> list[Format]:
-    """The format of each result; integers are judged as numbers."""
-    results = zip(case.signature.returns, case.result_dtypes, strict=True)
-    return [format_named("float64" if tensor.is_integer else dtype) for tensor, dtype in results]
-
-
-def _input_format(case: Case) -> Format:
-    return format_named(next(iter(case.dtypes.values())))
-
-
-def _room(judgement: Judgement) -> float:
-    """Bits of room: the logarithm of how many numbers of the output's format lie within, over all elements."""
+def _room(judgement: Judgement) -> Tensor:
+    """Bits of room of each element: the logarithm of how many numbers of the output's format lie within."""
     allowed = judgement.tolerance
     golden = torch.where(allowed.golden.isfinite(), allowed.golden, 0.0)
     gap = torch.maximum(next_up(golden, allowed.out) - golden, golden - next_down(golden, allowed.out))
     span = (allowed.high - allowed.low) / gap.clamp(min=5e-324)
     bits = torch.log2(1 + span.nan_to_num(nan=0.0, posinf=2.0**_UNSAID)).clamp(max=_UNSAID)
-    return float(torch.where(allowed.judged, bits, _UNSAID).sum())
+    return torch.where(allowed.judged, bits, _UNSAID)
 
 
-def _ranked(fits: list[_Fit], contract: Contract) -> tuple[Explanation, ...]:
-    """The sharpest first; of looser contracts the tightest only."""
-    found, contracts = [], 0
-    for fit in sorted(fits, key=lambda fit: fit.rank):
-        contracts += bool(fit.suspect.contract)
-        if not fit.suspect.contract or contracts == 1:
-            found.append(Explanation(fit.suspect.name, described(fit.suspect, contract), fit.ratio))
-    return tuple(found[:MOST])
+def _ranked(fits: list[_Fit], scenes: list[Scene], deadline: Deadline) -> tuple[Explanation, ...]:
+    """The sharpest first; a looser contract before an altered definition, or none, and only if errors spread alike.
+
+    How they spread is told by ordinary calls, not by those that were looked for because they fail.
+    """
+    told = sorted((fit for fit in fits if fit.explained and not fit.suspect.contract), key=lambda fit: fit.rank)
+    looser = [fit for fit in fits if fit.explained and fit.suspect.contract and (not told or fit.rank < told[0].rank)]
+    ordinary = [scene for scene in scenes if scene.case.seed != scenes[0].case.seed]
+    unlike = [(_unlike(fit.suspect, ordinary, deadline), fit) for fit in looser]
+    alike = sorted((pair for pair in unlike if pair[0] <= 1), key=lambda pair: (round(16 * pair[0]), *pair[1].rank))
+    found = [fit for _, fit in alike[:1]] + told
+    contract = scenes[0].contract
+    return tuple(Explanation(fit.suspect.name, described(fit.suspect, contract), fit.ratio) for fit in found[:MOST])
+
+
+def _unlike(suspect: Suspect, scenes: list[Scene], deadline: Deadline) -> float:
+    """How unlike the kernel's errors spread in these calls; above 1 they are others than the suspect's."""
+    spreads: tuple[Spread, ...] = ()
+    for scene in scenes:
+        if suspect.concerns(scene.case) and not scene.chooses_wrongly and not (spreads and deadline.is_over()):
+            spreads = spreads_of(suspect, scene, spreads)
+    kernel, own, *like = spreads or (Spread(), Spread())
+    return min(kernel.distance(own), *(kernel.distance(spread) + _LIKE for spread in like), math.inf)

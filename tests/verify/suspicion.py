@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from assay.golden import spec, specs
+from assay.verify.calls import Call
+from assay.verify.contract import Contract
 from assay.verify.inputs.cases import Case
 from assay.verify.inputs.sampler import Sampler, seeded
 from assay.verify.suspects import suspects_of
+from assay.verify.suspects.evaluation import kernel_of
 from assay.verify.suspects.suspect import Suspect
 from assay.verify.suspects.usual import usual
+from assay.verify.trial import Bench, same_bits
 
 Tensor = torch.Tensor
 DTYPES = ("bfloat16", "float16", "float32")
@@ -55,3 +60,16 @@ def drawn(op: str, suspect: Suspect, count: int) -> Iterator[Case]:
         case = sampler.case(choose, style=("tile", "small", "any")[place % 3])
         if suspect.concerns(case):
             yield case
+
+
+def give_the_same(op: str, first: Suspect, second: Suspect, cases: Iterator[Case]) -> bool:
+    """Whether the kernels of two suspects give the same bits in all these calls, and so can't be told apart."""
+    settings = settings_for(op, first)
+    assert settings is not None
+    listed = {name: [] for name in settings["options"]}
+    benches = [Bench(Call(kernel_of(suspect, op), listed), Contract()) for suspect in (first, second)]
+    for case in cases:
+        a, b = (bench.outputs(replace(case, memory="nan")) for bench in benches)
+        if a is None or b is None or not all(map(same_bits, a, b)):
+            return False
+    return True

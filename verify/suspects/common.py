@@ -32,7 +32,8 @@ ELEMENTWISE = (*FUNCTIONS, "gelu", "silu", "swiglu", "swiglu_backward")
 MATRICES = ("gemm", "linear", "gemm_2to4", "gemm_fp8", "gemm_int8", "gemm_mxfp8", "gemm_nvfp4", "gemm_int4", "moe")
 SUMS = tuple(name for name in PLAIN if name not in (*ELEMENTWISE, "rope", "moe_route", "merge_states"))
 WIDE = ("gemm", "linear", "gemm_2to4", "all_reduce", "swiglu", "rope", "add_rmsnorm", "exp", "exp2", "expm1")
-ROUNDED_ONCE = ("gemm", "all_reduce", "gemm_2to4", "gemm_int4", *FUNCTIONS)  # whatever the elements are kept in
+PRODUCTS = ("gemm", "linear", "gemm_2to4", "gemm_int4")
+ROUNDED_ONCE = (*PRODUCTS, "all_reduce", *FUNCTIONS)  # whatever the elements are kept in
 NEVER_SUBNORMAL = (
     "cos", "sigmoid", "softplus", "log", "log2", "rsqrt", "sqrt", "log_softmax", "logsumexp", "cross_entropy",
 )  # fmt: skip

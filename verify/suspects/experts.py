@@ -7,15 +7,13 @@ from typing import Any
 import torch
 
 from assay.golden.definitions.activation import swiglu
-from assay.golden.definitions.moe import _scores
+from assay.golden.definitions.moe import routing_scores
 from assay.verify.inputs.cases import Case
 from assay.verify.suspects.mechanisms import asked, changed, option, whole
 from assay.verify.suspects.suspect import Suspect, Tensors
 
 Tensor = torch.Tensor
-_ROUTE, _MOE, _LOSS, _LOSS_BACK, _MERGE, _REDUCE = (
-    ("moe_route",), ("moe",), ("cross_entropy",), ("cross_entropy_backward",), ("merge_states",), ("all_reduce",),
-)  # fmt: skip
+_ROUTE, _MOE = ("moe_route",), ("moe",)
 
 
 def _ids(pick: Any) -> type:
@@ -55,7 +53,7 @@ def _route(kind: str) -> Any:
     def definition(
         xp: Any, logits: Any, *, top_k: int, renormalize: bool, scoring: str, ids: Any = None
     ) -> tuple[Any, Any]:
-        scores = logits if kind == "logits" else _scores(xp, logits, scoring)
+        scores = logits if kind == "logits" else routing_scores(xp, logits, scoring)
         ids = xp.top(logits, top_k) if ids is None else ids
         weights = xp.take(scores, ids)
         if kind == "sum of all":

@@ -41,6 +41,10 @@ def first_dtype(*names: str) -> Callable[[Case], bool]:
     return lambda case: next(iter(case.dtypes.values())) in names
 
 
+is_narrow = first_dtype("bfloat16", "float16")  # of the first tensor
+is_wide = first_dtype("float32", "float16")
+
+
 def out_dtype(*names: str) -> Callable[[Case], bool]:
     """Whether the first result has one of these dtypes."""
     return lambda case: case.result_dtypes[0] in names

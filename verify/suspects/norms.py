@@ -7,11 +7,10 @@ from typing import Any
 import torch
 
 from assay.precision.rounding import round_to
-from assay.verify.inputs.cases import Case
 from assay.verify.suspects.mechanisms import (
     changed,
     cut,
-    first_dtype,
+    is_narrow,
     option,
     whole,
 )
@@ -189,10 +188,6 @@ class _RowsInBlocks:
         return super().sum(kept, axis, **settings)  # type: ignore[misc]
 
 
-def _is_narrow(case: Case) -> bool:
-    return first_dtype("bfloat16", "float16")(case)
-
-
 _drop_bias = changed("bias", lambda x: x * 0)
 _drop_weight = changed("weight", lambda x: torch.ones_like(x))
 
@@ -229,12 +224,12 @@ SUSPECTS = (
             (*_LAYER, *_RMS, *_ADD), origin="onnxruntime#29034", needs="numbers beyond 256",
             arithmetic=_squares_in("float16"), emulated=True),
     Suspect("mean_in_input_dtype", "precision", "mean and deviations are rounded to the input dtype", _LAYER,
-            arithmetic=_MeanInInputDtype, emulated=True, applies=_is_narrow),
+            arithmetic=_MeanInInputDtype, emulated=True, applies=is_narrow),
     Suspect("rounded_before_weight", "precision", "the normalised row is rounded to the input dtype before the weight",
             (*_RMS, *_ADD), arithmetic=_NormalisedFirst, contract={"stages": {"normalized": "input"}},
-            applies=_is_narrow),
+            applies=is_narrow),
     Suspect("rounded_before_norm", "precision", "x + residual is rounded to the input dtype before it is normalised",
-            _ADD, arithmetic=_SumFirst, contract={"stages": {"sum": "input"}}, applies=_is_narrow),
+            _ADD, arithmetic=_SumFirst, contract={"stages": {"sum": "input"}}, applies=is_narrow),
     Suspect("bias_dropped", "formula", "the bias is left out", (*_LAYER, "linear"), inputs=_drop_bias),
     Suspect("weight_dropped", "formula", "the weight is left out", (*_LAYER, *_RMS, *_ADD), inputs=_drop_weight),
     Suspect("weight_offset_dropped", "formula", "the offset of the weight is left out", _RMS,

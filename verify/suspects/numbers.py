@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from assay.golden.inputs.values import torch_dtype
-from assay.verify.inputs.cases import Case
 from assay.verify.suspects.common import CODES_IN, LIMITLESS, NEVER_SUBNORMAL, PLAIN, ROUNDED_ONCE, SUMS
 from assay.verify.suspects.mechanisms import (
     first_dtype,
+    is_wide,
     narrow_accumulator,
     real_inputs,
     rounded,
@@ -23,8 +23,7 @@ def _flushed(result: Tensor, dtype: str) -> Tensor:
     return torch.where(stored.abs() < torch.finfo(stored.dtype).tiny, 0.0, stored)
 
 
-def _is_wide(case: Case) -> bool:
-    return first_dtype("float32", "float16")(case)
+_BLOCKS = (1, 4, 128)  # of terms between two roundings of a sum, beside the usual 16
 
 
 class _InBfloat16:
@@ -61,7 +60,7 @@ SUSPECTS = (
         "inputs are rounded to bfloat16 before anything is computed",
         PLAIN,
         "common slip",
-        applies=_is_wide,
+        applies=is_wide,
         inputs=real_inputs(rounded("bfloat16")),
     ),
     Suspect(
@@ -101,6 +100,7 @@ SUSPECTS = (
         "llama.cpp#17746, #13991, jax#26134",
         "sums of many terms, or beyond 65504",
         arithmetic=narrow_accumulator("float16"),
+        like=tuple(narrow_accumulator("float16", block) for block in _BLOCKS),
         contract={"accumulate": "float16"},
     ),
     Suspect(
@@ -111,6 +111,7 @@ SUSPECTS = (
         "Liger#950, TRT-LLM#16753",
         "sums of many terms",
         arithmetic=narrow_accumulator("bfloat16"),
+        like=tuple(narrow_accumulator("bfloat16", block) for block in _BLOCKS),
         contract={"accumulate": "bfloat16"},
     ),
     Suspect(

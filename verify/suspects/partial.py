@@ -9,12 +9,12 @@ import torch
 
 from assay.precision.rounding import round_to
 from assay.verify.inputs.cases import Case
-from assay.verify.suspects.mechanisms import asked, cut, first_dtype, one, option, swapped
+from assay.verify.suspects.mechanisms import asked, cut, is_narrow, one, option, swapped
 from assay.verify.suspects.suspect import Suspect, Tensors
 
 Tensor = torch.Tensor
-_ROUTE, _MOE, _LOSS, _LOSS_BACK, _MERGE, _REDUCE = (
-    ("moe_route",), ("moe",), ("cross_entropy",), ("cross_entropy_backward",), ("merge_states",), ("all_reduce",),
+_LOSS, _LOSS_BACK, _MERGE, _REDUCE = (
+    ("cross_entropy",), ("cross_entropy_backward",), ("merge_states",), ("all_reduce",),
 )  # fmt: skip
 _LOSSES = (*_LOSS, *_LOSS_BACK)
 
@@ -200,5 +200,5 @@ SUSPECTS = (
             origin="rocm-libraries#9055", definition=_total("rank 0 twice")),
     Suspect("ranks_summed_in_input_dtype", "precision", "sums of two ranks are rounded to the input dtype on the way",
             _REDUCE, origin="TRT-LLM#16753", arithmetic=_TwoHops, emulated=True, needs="more than two ranks",
-            applies=lambda case: first_dtype("bfloat16", "float16")(case)),
+            applies=is_narrow),
 )  # fmt: skip

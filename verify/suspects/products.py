@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
-from assay.golden.definitions.microscaling import _E2M1
-from assay.golden.definitions.quantized import _AWQ_ORDER, nibbles, repeat
+from assay.golden.definitions.microscaling import E2M1
+from assay.golden.definitions.quantized import AWQ_ORDER, nibbles, repeat
+from assay.precision.rounding import round_to
 from assay.verify.inputs.cases import Case
 from assay.verify.suspects.common import MATRICES
-from assay.verify.suspects.mechanisms import asked, changed, one, tail_dropped, zero_where
+from assay.verify.suspects.mechanisms import asked, changed, is_narrow, one, tail_dropped, zero_where
 from assay.verify.suspects.suspect import Suspect, Tensors
 
 Tensor = torch.Tensor
@@ -36,6 +37,16 @@ class _BiasTwice:
     def matmul(self: Any, a: Any, b: Any, plus: Any = None) -> Any:
         found = super().matmul(a, b, plus)  # type: ignore[misc]
         return found if plus is None else found + plus
+
+
+class _RoundedBeforeBias:
+    """The product is rounded to the input dtype before the bias is added: for float32 evaluations."""
+
+    def matmul(self: Any, a: Tensor, b: Tensor, plus: Tensor | None = None) -> Tensor:
+        found = super().matmul(a, b)  # type: ignore[misc]
+        if plus is None:
+            return found
+        return round_to(found.double(), next(iter(self.case.dtypes.values()))).to(found.dtype) + plus
 
 
 class _LastSplitLost:
@@ -132,7 +143,7 @@ def _in_groups_of(size: int) -> Any:
 
 def _high_first(values: Tensors, case: Case) -> Tensors:
     """The high nibble taken first."""
-    names = ("a", "b") if case.spec == "gemm_nvfp4" else ("qweight",)
+    names = ("a",) if case.spec == "gemm_nvfp4" else ("qweight",)  # both swapped is the same product
     return values | {name: ((values[name] & 15) << 4) | (values[name] >> 4) for name in names}
 
 
@@ -171,7 +182,7 @@ def _unpacked(xp: Any, qweight: Any, zeros: Any, packing: str, order: Any) -> tu
     if packing == "plain":
         return nibbles(xp, qweight, (0, 1), axis=0), zeros
     if packing == "awq":
-        right = tuple(_AWQ_ORDER.index(column) for column in range(8))
+        right = tuple(AWQ_ORDER.index(column) for column in range(8))
         used = order or right
         return nibbles(xp, qweight, used, axis=1), nibbles(xp, zeros, used, axis=1)
     return nibbles(xp, qweight, order or range(8), axis=0), nibbles(xp, zeros, range(8), axis=1) + 1
@@ -209,6 +220,8 @@ SUSPECTS = (
     Suspect("weight_transposed", "layout", "a square weight is read as its transpose", ("linear",),
             needs="a square weight", inputs=_square_transposed("weight")),
     Suspect("bias_twice", "formula", "the bias is added by each part of a split K", ("linear",), arithmetic=_BiasTwice),
+    Suspect("rounded_before_bias", "precision", "the product is rounded to the input dtype before the bias is added",
+            ("linear",), arithmetic=_RoundedBeforeBias, emulated=True, applies=is_narrow),
     Suspect("split_lost", "tail", "of two halves along K one is lost", _SPLIT, origin="rocm-libraries#9055",
             needs="K of at least 64", arithmetic=_LastSplitLost),
     Suspect("last_of_odd_k_dropped", "tail", "the last of an odd number of terms is dropped", _DENSE,
@@ -261,11 +274,11 @@ SUSPECTS = (
     Suspect("nibbles_swapped", "packing", "the high nibble of a byte is taken first", (*_NV, *_INT4), origin="Quark#30",
             inputs=_high_first, applies=lambda case: case.spec == "gemm_nvfp4" or case.options["packing"] == "plain"),
     Suspect("e2m1_sign_dropped", "packing", "the sign of an e2m1 code is dropped", _NV, origin="sparkinfer#761",
-            definition=_nvfp4(lambda code: abs(_E2M1[code]))),
+            definition=_nvfp4(lambda code: abs(E2M1[code]))),
     Suspect("e2m1_read_as_int4", "packing", "e2m1 codes are read as four-bit integers", _NV,
             definition=_nvfp4(lambda code: float(code - 16 if code >= 8 else code))),
     Suspect("e2m1_halves_dropped", "packing", "the e2m1 codes 0.5 and 1.5 are read as whole numbers", _NV,
-            definition=_nvfp4(lambda code: float(int(_E2M1[code])))),
+            definition=_nvfp4(lambda code: float(int(E2M1[code])))),
     Suspect("global_scale_dropped", "scale", "global_a is left out", _NV, inputs=_ones("global_a")),
     Suspect("global_scale_b_dropped", "scale", "global_b is left out", _NV, inputs=_ones("global_b")),
     Suspect("global_scale_twice", "scale", "global_a is applied twice", _NV, inputs=_squared("global_a")),
@@ -293,7 +306,7 @@ SUSPECTS = (
     Suspect("awq_order_ignored", "packing", "AWQ's nibbles are taken in order 0 to 7", _INT4, origin="Quark#30",
             applies=asked("packing", "awq"), definition=_int4(order=tuple(range(8)))),
     Suspect("gptq_order_of_awq", "packing", "GPTQ's nibbles are taken in AWQ's order", _INT4, origin="Quark#30",
-            applies=asked("packing", "gptq"), definition=_int4(order=_AWQ_ORDER)),
+            applies=asked("packing", "gptq"), definition=_int4(order=AWQ_ORDER)),
     Suspect("group_of_first", "scale", "every group along K takes the scale and zero-point of the first", _INT4,
             needs="more than one group along K", definition=_int4(group=lambda k, size: 0)),
     Suspect("group_size_128", "scale", "groups are counted as 128 long, whatever their length", _INT4,

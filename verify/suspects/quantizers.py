@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from assay.golden.arithmetic.real import codes_of
-from assay.golden.definitions.quantize import _groups, _most, _slice, _together
+from assay.golden.definitions.quantize import rejoined, row_groups, row_maximum, stored_part
 from assay.precision.formats import format_named
 from assay.precision.rounding import round_to
 from assay.verify.inputs.cases import Case
 from assay.verify.suspects.common import QUANTIZERS
-from assay.verify.suspects.mechanisms import asked, changed, columns_beyond, first_dtype, option, whole, zero_where
+from assay.verify.suspects.mechanisms import asked, changed, columns_beyond, is_wide, option, whole, zero_where
 from assay.verify.suspects.suspect import Suspect
 
 Tensor = torch.Tensor
@@ -98,35 +98,52 @@ class _TailOfMaximum:
         return super().max(x[..., : whole(x.shape[-1], 16)])  # type: ignore[misc]
 
 
-def _int4(span: str = "", truncate: bool = False) -> Any:
-    """`quantize_int4` with another range."""
+def _int4(
+    *, with_zero: bool = True, shifted: float = 0.0, point: Any = None, made_with: Any = None, returned: Any = None
+) -> Any:
+    """`quantize_int4` with another range or zero-point.
+
+    ``shifted``: so many steps are added before a zero-point is rounded. ``point`` alters it then for all that follows,
+    ``made_with`` for the codes, ``returned`` for the caller.
+    """
 
     def definition(
         xp: Any, x: Any, *, group: int, symmetric: bool, scale: Any = None, zero: Any = None
     ) -> tuple[Any, Any, Any]:
         codes, scales, zeros, done = [], [], [], 0
-        for part in _groups(xp, x, group):
-            below = _most(xp, -part)
-            whole_span = _most(xp, xp.abs(part)) if symmetric else _most(xp, part) + below
-            if span == "without zero":
-                below, whole_span = xp.max(-part), xp.max(part) + xp.max(-part)
-            step = xp.quantization_scale(whole_span, 7 if symmetric else 15)
-            stored = None if scale is None else _slice(scale, done, step.shape)
-            eight = xp.exact(xp.native.full(step.shape, 8))
-            point = eight if symmetric else xp.quantize(below, step, "uint4", stored=stored)
-            point = point * 0.0 if span == "zero-point dropped" and not symmetric else point
-            own = point if zero is None or symmetric else _slice(zero, done, step.shape)
-            if span == "sign of zero-point":
-                codes.append(xp.quantize(part, step, "uint4", zero=-own, stored=stored))
-            else:
-                codes.append(xp.quantize(part, step, "uint4", zero=own, stored=stored))
+        for part in row_groups(xp, x, group):
+            most = row_maximum if with_zero else lambda xp, part: xp.max(part)
+            below = most(xp, -part)
+            step = xp.quantization_scale(row_maximum(xp, xp.abs(part)), 7)
+            if not symmetric:
+                step = xp.quantization_scale(most(xp, part) + below, 15)
+            stored = None if scale is None else stored_part(scale, done, step.shape)
+            points = xp.exact(xp.native.full(step.shape, 8))
+            if not symmetric:
+                points = xp.quantize(below + step * shifted if shifted else below, step, "uint4", stored=stored)
+                points = point(xp, points) if point else points
+            own = points
+            if zero is not None and not symmetric and returned is None:
+                own = xp.exact(stored_part(zero, done, step.shape))
+            own = made_with(xp, own) if made_with else own
+            codes.append(xp.quantize(part, step, "uint4", zero=own, stored=stored))
             scales.append(step)
-            zeros.append(point)
+            zeros.append(returned(xp, points) if returned else points)
             done += step.shape[1]
         shape = (x.shape[0], -(-x.shape[1] // group))
-        return _together(xp, codes, x, x.shape), _together(xp, scales, x, shape), _together(xp, zeros, x, shape)
+        return rejoined(xp, codes, x, x.shape), rejoined(xp, scales, x, shape), rejoined(xp, zeros, x, shape)
 
     return definition
+
+
+def _more(xp: Any, points: Any) -> Any:
+    """One more, of 15 at most."""
+    return -xp.maximum(-points - 1.0, xp.exact(torch.full(tuple(points.shape), -15.0)))
+
+
+def _less(xp: Any, points: Any) -> Any:
+    """One less, of 0 at least."""
+    return xp.maximum(points - 1.0, xp.exact(torch.zeros(tuple(points.shape))))
 
 
 def _asymmetric(case: Case) -> bool:
@@ -200,16 +217,30 @@ SUSPECTS = (
             origin="tilelang#3024", needs="a NaN in the input",
             inputs=changed("x", lambda x: torch.where(x.isnan(), 0.0, x))),
     Suspect("quantised_from_bfloat16", "precision", "the input is rounded to bfloat16 first", QUANTIZERS,
-            applies=lambda case: first_dtype("float32", "float16")(case),
+            applies=is_wide,
             inputs=changed("x", lambda x: round_to(x.double(), "bfloat16"))),
     Suspect("symmetric_ignored", "formula", "symmetric=True is ignored", _INT4, applies=asked("symmetric", True),
             options=option(symmetric=False)),
     Suspect("range_without_zero", "formula", "the range does not include zero: groups of one sign are clipped", _INT4,
-            origin="unsloth#10841", applies=_asymmetric, definition=_int4("without zero")),
+            origin="unsloth#10841", applies=_asymmetric, definition=_int4(with_zero=False)),
     Suspect("zero_point_left_out", "formula", "the zero-point is left out", _INT4, applies=_asymmetric,
-            definition=_int4("zero-point dropped")),
+            definition=_int4(point=lambda xp, points: points * 0.0)),
     Suspect("zero_point_subtracted", "formula", "the zero-point is subtracted from the codes, not added", _INT4,
-            definition=_int4("sign of zero-point")),
+            definition=_int4(made_with=lambda xp, points: -points)),
+    Suspect("zero_point_rounded_down", "formula", "quotients are rounded down to zero-points, not to nearest", _INT4,
+            applies=_asymmetric, definition=_int4(shifted=-0.5)),
+    Suspect("zero_point_rounded_up", "formula", "quotients are rounded up to zero-points, not to nearest", _INT4,
+            applies=_asymmetric, definition=_int4(shifted=0.5)),
+    Suspect("zero_point_too_large", "formula", "zero-points are one too large, and codes with them", _INT4,
+            applies=_asymmetric, definition=_int4(point=_more)),
+    Suspect("zero_point_too_small", "formula", "zero-points are one too small, and codes with them", _INT4,
+            applies=_asymmetric, definition=_int4(point=_less)),
+    Suspect("zero_point_stored_less_one", "packing", "zero-points are returned less one, as GPTQ stores them", _INT4,
+            applies=_asymmetric, definition=_int4(returned=_less)),
+    Suspect("zero_point_larger_in_codes", "packing", "codes are made with zero-points one larger than those returned",
+            _INT4, applies=_asymmetric, definition=_int4(made_with=_more)),
+    Suspect("zero_point_smaller_in_codes", "packing", "codes are made with zero-points one smaller than those returned",
+            _INT4, applies=_asymmetric, definition=_int4(made_with=_less)),
     Suspect("int4_codes_wrap", "store", "codes beyond 15 wrap around", _INT4, arithmetic=_NotSaturated,
             emulated=True, needs="a group whose codes go beyond the largest"),
 )  # fmt: skip
@@ -219,7 +250,7 @@ def _by_row(xp: Any, x: Any, scale: Any) -> tuple[Any, Any]:
     """Codes by one scale a row, returned for each of its groups."""
     rows, columns = x.shape
     part = x.reshape(rows, 1, columns)
-    step = xp.quantization_scale(_most(xp, xp.abs(part)), 448)
+    step = xp.quantization_scale(row_maximum(xp, xp.abs(part)), 448)
     given = None if scale is None or not scale.shape[-1] else scale[:, :1, None]
     codes = xp.quantize(part, step, "float8_e4m3fn", stored=given).reshape(rows, columns)
     index = torch.zeros(-(-columns // 128), dtype=torch.int64)

@@ -9,12 +9,11 @@ import torch
 
 from assay.golden.arithmetic import Arithmetic
 from assay.precision.rounding import round_to
-from assay.verify.inputs.cases import Case
 from assay.verify.suspects.mechanisms import (
     changed,
     cut,
     every,
-    first_dtype,
+    is_narrow,
     padded,
     swapped,
 )
@@ -107,10 +106,6 @@ def _of_log_softmax(xp: Any, y: Any, dy: Any) -> Any:
     return dy - y * xp.sum(dy)
 
 
-def _is_narrow(case: Case) -> bool:
-    return first_dtype("bfloat16", "float16")(case)
-
-
 _LOG2E = 1 / math.log(2)
 
 SUSPECTS = (
@@ -120,7 +115,7 @@ SUSPECTS = (
             ("softmax", "logsumexp", "log_softmax"), needs="rows whose logits all lie below -88",
             arithmetic=_MaximumFromZero, emulated=True),
     Suspect("maximum_in_input_dtype", "precision", "the maximum is subtracted in the input dtype", _SOFT,
-            origin="JAX's published GPU softmax", arithmetic=_MaximumInInputDtype, emulated=True, applies=_is_narrow),
+            origin="JAX's published GPU softmax", arithmetic=_MaximumInInputDtype, emulated=True, applies=is_narrow),
     Suspect("softmax_sum_not_rescaled", "rescale", "the online softmax does not rescale its sum at a new maximum",
             _SOFT, needs="more than 16 columns", arithmetic=_SumNotRescaled),
     Suspect("softmax_padding_not_masked", "mask", "columns are padded with zeros to whole tiles of 16, and counted",

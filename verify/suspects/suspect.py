@@ -19,11 +19,12 @@ contract as the right definition has.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from assay.verify.contract import Contract
 from assay.verify.inputs.cases import Case
 
 Tensor = torch.Tensor
@@ -57,8 +58,9 @@ class Suspect:
     ``description`` says what is wrong in the words of who writes kernels, ``origin`` where it was seen (an issue, or
     "common slip"), ``needs`` the input that reveals it where not any does. ``applies`` tells by the options and dtypes
     of a call whether it can have the fault. ``contract`` are the fields of the looser contract that a kernel with the
-    fault does keep, which then is what explains it. ``emulated``: the fault shows in what a float32 evaluation gives
-    (overflow, cancellation, a rounding on the way), so that explanations compare with that. ``crashes``: on some inputs
+    fault does keep, which then is what explains it; ``like`` are other arithmetics with the same fault, whose errors
+    may be spread otherwise. ``emulated``: the fault shows in what a float32 evaluation gives (overflow, cancellation, a
+    rounding on the way), so that explanations compare with that. ``crashes``: on some inputs
     a kernel with the fault raises; of any other suspect that is a mistake in the suspect itself, and catches nothing.
     """
 
@@ -77,12 +79,20 @@ class Suspect:
     store: Callable[[Tensor, str], Tensor] | None = None
     conduct: Callable[[Kernel], Kernel] | None = None
     contract: Mapping[str, Any] = field(default_factory=dict)
+    like: tuple[type, ...] = ()
     emulated: bool = False
     crashes: bool = False
 
     def shows(self, kind: str) -> bool:
         """Whether a failure of this kind is the fault's own."""
         return self.crashes or kind != "crash"
+
+    def loosened(self, contract: Contract) -> Contract:
+        """The contract with the fields that a kernel with this fault keeps instead."""
+        changed = dict(self.contract)
+        if "stages" in changed:
+            changed["stages"] = {**(contract.stages or {}), **changed["stages"]}
+        return replace(contract, **changed)
 
     def concerns(self, case: Case) -> bool:
         """Whether a kernel called like this can have the fault."""
