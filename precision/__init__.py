@@ -10,11 +10,21 @@ from assay.precision.errors import AssayError
 
 if TYPE_CHECKING:
     from assay.precision import formats
+    from assay.precision.auditing import Audit, audit
+    from assay.precision.prediction import Prediction
+    from assay.precision.recommendation import Assignment
     from assay.precision.rounding import round_to
 
-__all__ = ["AssayError", "formats", "round_to"]
+__all__ = ["AssayError", "Assignment", "Audit", "Prediction", "audit", "formats", "round_to"]
 
-_HOMES = {"formats": "assay.precision.formats", "round_to": "assay.precision.rounding"}
+_HOMES = {
+    "Assignment": "assay.precision.recommendation",
+    "Audit": "assay.precision.auditing",
+    "Prediction": "assay.precision.prediction",
+    "audit": "assay.precision.auditing",
+    "formats": "assay.precision.formats",
+    "round_to": "assay.precision.rounding",
+}
 
 
 def __getattr__(name: str) -> object:

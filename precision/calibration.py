@@ -74,6 +74,14 @@ class Calibration:
         half = self.quantile * math.sqrt(self.floor**2 + self.single**2 / effective)
         return math.exp(centre), math.exp(centre - half), math.exp(centre + half)
 
+    def raw(self, error: float) -> float:
+        """The error before calibration that is calibrated to ``error``: bisection, for the line may be held."""
+        low, high = error / 100, error * 100
+        for _ in range(60):
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if self.interval(middle, 1.0)[0] < error else (low, middle)
+        return low
+
 
 def _slope(x: np.ndarray, y: np.ndarray) -> float:
     """Theil and Sen's slope, drawn to zero: as if one more decade-wide pair had none."""

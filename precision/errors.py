@@ -38,7 +38,7 @@ class WrongShape(AssayError, ValueError):
 
 
 class UnknownModel(AssayError, ValueError):
-    """Nothing to audit has this name: give one of the bundled models, a directory, `package.module:factory` or a file."""
+    """Nothing to audit has this name: give a bundled model, a directory, `package.module:factory` or a file."""
 
 
 class BadModel(AssayError, ValueError):

@@ -61,6 +61,10 @@ class Metric(ABC):
         """The metric from a sum of squares of (v . dz), numbers or an array of them."""
 
     @abstractmethod
+    def squares(self, error: float, weight: float) -> float:
+        """The sum of squares at which `error` is ``error``."""
+
+    @abstractmethod
     def mean(self, tally: Tally) -> float:
         """The metric from a tally."""
 
@@ -115,6 +119,9 @@ class KL(Metric):
     def error(self, squares: Any, weight: float) -> Any:
         return squares / (2 * weight)
 
+    def squares(self, error: float, weight: float) -> float:
+        return 2 * weight * error
+
     def mean(self, tally: Tally) -> float:
         return tally.total / tally.weight
 
@@ -139,6 +146,9 @@ class Relative(Metric):
 
     def error(self, squares: Any, weight: float) -> Any:
         return (squares / weight) ** 0.5
+
+    def squares(self, error: float, weight: float) -> float:
+        return weight * error**2
 
     def mean(self, tally: Tally) -> float:
         return (tally.total / tally.weight) ** 0.5
@@ -172,6 +182,9 @@ class Loss(Metric):
 
     def error(self, squares: Any, weight: float) -> Any:
         return (squares / weight) ** 0.5
+
+    def squares(self, error: float, weight: float) -> float:
+        return weight * error**2
 
     def mean(self, tally: Tally) -> float:
         return (tally.total / tally.weight) ** 0.5

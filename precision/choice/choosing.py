@@ -1,4 +1,4 @@
-"""Choices that meet all budgets: the integer program's best and its diverse neighbours, refined under the true error."""
+"""Choices that meet all budgets: the integer program's best and diverse others, refined under the true error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from assay.precision.choice.problem import Budgets, Choice, ErrorOf, Picks, Problem, Quantity, Unit
 from assay.precision.choice.program import Clock, Cut, Mask, narrowed, nearest, solve
-from assay.precision.choice.refinement import Judge, refine
+from assay.precision.choice.refinement import Judge, greedy, linearised, refine
 
 __all__ = ["choose", "least"]
 
@@ -38,9 +38,13 @@ def choose(
     kept = problem.undominated(tuple(dict.fromkeys((minimise, "error", *limits))))
     starts = _starts(judge, kept, candidates, distance or max(1, len(units) // 20), seconds)
     if not judge.exact:
-        starts = [refine(judge, start, calls // len(starts)) for start in starts]
+        eager = greedy(judge, calls // 4) if minimise == "error" else None
+        starts = list(dict.fromkeys([*starts, *([eager] if eager is not None else [])]))
+        starts = [refine(judge, start, calls // 2 // len(starts)) for start in starts]
+        starts += [_relinearised(judge, start, calls, Clock(seconds)) for start in sorted(starts, key=judge.key)[:1]]
     fit = [picks for picks in dict.fromkeys(starts) if judge.key(picks)[0] == 0]
-    return [judge.choice(picks) for picks in sorted(fit, key=lambda picks: (judge.key(picks)[1:], picks))]
+    ordered = sorted(fit, key=lambda picks: (judge.key(picks)[1:], picks))
+    return [judge.choice(picks) for picks in ordered[:candidates]]
 
 
 def _starts(judge: Judge, kept: Mask, candidates: int, distance: int, seconds: float) -> list[Picks]:
@@ -69,15 +73,34 @@ def _starts(judge: Judge, kept: Mask, candidates: int, distance: int, seconds: f
     return starts
 
 
+def _relinearised(judge: Judge, picks: Picks, calls: int, clock: Clock) -> Picks:
+    """Integer programs with the true change of each single exchange, within fewer and fewer units of the best so far."""
+    size = len(judge.problem.units)
+    picks = refine(judge, picks, calls - judge.calls)
+    reach = size // 2
+    while reach > 2 and clock.left and judge.calls + len(judge.problem.values) < calls:
+        problem = linearised(judge, picks)
+        kept = problem.undominated(tuple(dict.fromkeys((judge.minimise, "error", *judge.limits))))
+        kept[problem.rows(picks)] = True
+        found = least(judge, kept, judge.limits, clock, [Cut(picks, 1, reach)], problem)
+        better = refine(judge, found, calls - judge.calls) if found is not None else picks
+        if judge.key(better) < judge.key(picks):
+            picks = better
+        else:
+            reach //= 2
+    return picks
+
+
 def least(
     judge: Judge,
     kept: Mask,
     limits: Mapping[Quantity, float],
     clock: Clock,
     cuts: Sequence[Cut] = (),
+    problem: Problem | None = None,
 ) -> Picks | None:
     """The least of what is minimised within the limits, and of these the least error; errors added up."""
-    problem = judge.problem
+    problem = problem or judge.problem
     picks = solve(problem, kept, problem.column(judge.minimise), limits, clock, cuts)
     if picks is None or judge.minimise == "error":
         return picks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
@@ -122,6 +123,13 @@ class Problem:
             if not self.finite[first:last].any():
                 raise ValueError(f"expected an option with finite figures in every unit, got none in {unit.name!r}")
 
+    def with_errors(self, errors: Floats) -> Problem:
+        """The same problem with other errors of the options, [options]; what isn't finite stays so."""
+        other = copy(self)
+        other.values = self.values.copy()
+        other.values[self.finite, 0] = errors[self.finite]
+        return other
+
     def column(self, quantity: Quantity) -> Floats:
         """What each option adds to a total."""
         column: Floats = self.values[:, QUANTITIES.index(quantity)]
@@ -142,7 +150,7 @@ class Problem:
         return Choice(self.schemes(picks), totals[0] if error is None else error, *totals[1:])
 
     def undominated(self, quantities: Sequence[Quantity]) -> NDArray[np.bool_]:
-        """Options that no other of their unit matches or beats in every one of ``quantities`` (of equals, the first)."""
+        """Options that no other of their unit matches or beats in all of ``quantities`` (of equals, the first)."""
         kept = self.finite.copy()
         columns = [QUANTITIES.index(quantity) for quantity in quantities]
         for first, last in zip(self.starts, self.starts[1:], strict=False):

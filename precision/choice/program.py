@@ -39,10 +39,11 @@ _GAP = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Solutions must differ from ``picks`` in at least ``distance`` units."""
+    """Solutions must differ from ``picks`` in at least ``distance`` units, and in ``most`` units at most."""
 
     picks: Picks
     distance: int
+    most: float = math.inf
 
 
 class Clock:
@@ -127,8 +128,8 @@ def _once(
         constraints.append(LinearConstraint(sparse.csr_array(rows), -np.inf, 1.0))
     if cuts:
         matrix = np.stack([np.isin(places, problem.rows(cut.picks)) for cut in cuts]).astype(np.float64)
-        most = np.array([len(problem.units) - cut.distance for cut in cuts], dtype=np.float64)
-        constraints.append(LinearConstraint(sparse.csr_array(matrix), -np.inf, most))
+        shared = len(problem.units) - np.array([(cut.most, cut.distance) for cut in cuts])
+        constraints.append(LinearConstraint(sparse.csr_array(matrix), shared[:, 0], shared[:, 1]))
     x = _milp(
         costs[places] * _COST,
         10 * _GAP if cuts else _GAP,

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,9 @@ from assay.precision.export.folding import Folded, folded
 from assay.precision.export.lint import lint, lint_config
 from assay.precision.export.plan import Plan, plan_of
 from assay.precision.export.tensors import compressed, input_tensors
-from assay.precision.formats import format_named
 from assay.precision.model.menu import Fits
 from assay.precision.model.sites import Site
-from assay.precision.schemes import Scales, Stored
-from assay.precision.schemes.rounding import round_element
+from assay.precision.schemes import Stored
 
 __all__ = ["Written", "write_checkpoint"]
 
@@ -47,10 +45,13 @@ _SHARD = "5GB"
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Where something was written, and what it doesn't express, a line each."""
+    """A checkpoint on disk."""
 
     path: Path
-    notes: tuple[str, ...] = ()
+    held: dict[str, str]
+    """What of the assignment it holds: simulated, this gives what the loaded model computes."""
+    notes: tuple[str, ...]
+    """What it doesn't hold, and what loaders would do in silence, a line each."""
 
 
 def write_checkpoint(
@@ -66,9 +67,9 @@ def write_checkpoint(
 ) -> Written:
     """Write ``model`` (of transformers, weights in float32) as ``assignment`` has it to the folder ``out``.
 
-    fits: how the schemes store what, with the scales that the simulation used. source: the directory that the model was
-    loaded from; its tokenizer, generation settings and config are taken over. dtype: of what isn't quantised; by default
-    that which ``source`` says, else the model's.
+    fits: how the schemes store what, with the scales that the simulation used. source: the directory that the model
+    was loaded from; its tokenizer, generation settings and config are taken over. dtype: of what isn't quantised; by
+    default that which ``source`` says, else the model's.
 
     The folder appears whole or not at all; one that exists is replaced only with ``overwrite``, and that is noted.
     Notes tell which sites a checkpoint can't express. Raises CannotExport for a linear that can't be stored as
@@ -92,13 +93,15 @@ def write_checkpoint(
     content = recipe.content
     if content["config_groups"] or content["kv_cache_scheme"]:
         config["quantization_config"] = content
-    notes = [*recipe.notes, *lint(assignment, sites), *lint_config(content, assignment, sites)]
+    cached = plan.caches if content["kv_cache_scheme"] is not None else {}
+    held = {name: scheme for name, scheme in assignment.items() if name in plan.linears or name in cached}
+    notes = [*recipe.notes, *lint(assignment, sites), *lint_config(content, held, sites)]
     notes += _warnings(plan, into, dtype)
     with _whole(folder, overwrite) as (place, replaced):
         _save(place, tensors, config, model, origin)
     if replaced:
         notes.append(f"{folder}: replaced the folder that was there")
-    return Written(folder, tuple(notes))
+    return Written(folder, held, tuple(notes))
 
 
 def _refuse(model: torch.nn.Module, plan: Plan) -> None:
@@ -137,22 +140,21 @@ def _quantised(model: torch.nn.Module, plan: Plan, fits: Fits, into: Folded) -> 
         weight = model.get_submodule(name).get_parameter("weight").detach().float()
         if stored.columns is not None:
             weight = weight * stored.columns
-        if name in into.rows:
-            weight = weight / into.rows[name][:, None]
-            stored = _divided(name, stored, into.rows[name])
         local = compressed(name, weight, stored, groups[plan.linears[name].name])
+        if name in into.rows:
+            local["weight_scale"] = _divided(name, stored, local["weight_scale"], into.rows[name])
         tensors |= {f"{name}.{key}": values for key, values in {**local, **input_tensors(name, of_input)}.items()}
     return tensors
 
 
-def _divided(name: str, stored: Stored, rows: torch.Tensor) -> Stored:
-    """The stored form of a weight whose rows are divided: its scales are, too, and rounded to their format again."""
-    quantizer, scales = stored.quantizer, stored.scales
-    if scales is None or quantizer.per not in ("row", "group") or quantizer.scale_format not in ("float32", "bfloat16"):
-        raise CannotExport(f"{name}: its scales can't take column factors of the linear behind; take another scheme there")
-    by = rows.view(-1, *(1,) * (scales.scale.dim() - 1))
-    scale = round_element(scales.scale / by, format_named(quantizer.scale_format))
-    return replace(stored, scales=Scales(scale, scales.zero))
+def _divided(name: str, stored: Stored, scale: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Scales [N, ...] of a weight whose rows are divided, rounded to their format again; its codes stay as they are."""
+    quantizer = stored.quantizer
+    if quantizer.per not in ("row", "group") or quantizer.scale_format not in ("float32", "bfloat16"):
+        raise CannotExport(
+            f"{name}: its scales can't take column factors of the linear behind; take another scheme there"
+        )
+    return (scale.float() / rows[:, None]).to(scale.dtype)
 
 
 def _caches(plan: Plan, fits: Fits, content: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -170,15 +172,15 @@ def _caches(plan: Plan, fits: Fits, content: Mapping[str, Any]) -> dict[str, tor
     return tensors
 
 
-def _others(
-    model: torch.nn.Module, plan: Plan, into: Folded, dtype: torch.dtype
-) -> dict[str, torch.Tensor]:
+def _others(model: torch.nn.Module, plan: Plan, into: Folded, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Everything that isn't quantised, each tensor once, by the names that checkpoints of the architecture use."""
     conversion = import_module("transformers.core_model_loading")
     state = conversion.revert_weight_conversion(model, dict(model.state_dict()))
     renamed = [name for name in plan.linears if f"{name}.weight" not in state]
     if renamed:
-        raise CannotExport(f"{renamed[0]} has another name in checkpoints of this architecture, which isn't supported yet")
+        raise CannotExport(
+            f"{renamed[0]} has another name in checkpoints of this architecture, which isn't supported yet"
+        )
     kept: dict[str, torch.Tensor] = {}
     seen: set[tuple[int, int]] = set()
     for key, values in state.items():
@@ -215,12 +217,16 @@ def _warnings(plan: Plan, into: Folded, dtype: torch.dtype) -> list[str]:
             "dtype=torch.float32; serving engines keep them"
         )
     if into.vectors or into.rows:
-        found.append(f"column factors are folded into norms and linears before, whose weights are rounded to {dtype} again")
-    packed = [name for name, scheme in plan.linears.items() if scheme.weight is not None and not scheme.weight.symmetric]
+        found.append(
+            f"column factors are folded into norms and linears before, whose weights are rounded to {dtype} again"
+        )
+    packed = [
+        name for name, scheme in plan.linears.items() if scheme.weight is not None and not scheme.weight.symmetric
+    ]
     if packed:
         found.append(
-            f"{packed[0]}: its zero-points are packed, as vLLM reads them; transformers 5.23 with compressed-tensors 0.20 "
-            "loads them with dequantize=True only"
+            f"{packed[0]}: its zero-points are packed, as vLLM reads them; transformers 5.23 with compressed-tensors "
+            "0.20 loads them with dequantize=True only"
         )
     return found
 
@@ -248,7 +254,9 @@ def _config(model: torch.nn.Module, origin: Path | None) -> dict[str, Any]:
         return found
     config: Any = getattr(model, "config", None)
     if config is None or not hasattr(config, "to_json_string"):
-        raise CannotExport("expected a model of transformers, which has a config, got none: export its configuration only")
+        raise CannotExport(
+            "expected a model of transformers, which has a config, got none: export its configuration only"
+        )
     written: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
     return {**written, "architectures": [type(model).__name__]}
 
@@ -281,6 +289,11 @@ def _whole(folder: Path, overwrite: bool) -> Iterator[tuple[Path, bool]]:
         yield place, replaced
         if replaced:
             os.rename(folder, room / "old")
-        os.rename(place, folder)
+        try:
+            os.rename(place, folder)
+        except OSError:
+            if replaced:
+                os.rename(room / "old", folder)
+            raise
     finally:
         shutil.rmtree(room, ignore_errors=True)

@@ -37,7 +37,7 @@ class Folded:
 
 
 def folded(model: torch.nn.Module, columns: Mapping[str, torch.Tensor]) -> Folded:
-    """Fold the factors [K] of linears, by name. Raises CannotExport, in one line, where the model has no place for them."""
+    """Fold the factors [K] of linears, by name. Raises CannotExport where the model has no place for them."""
     found = Folded()
     done: set[str] = set()
     for name, factors in columns.items():
@@ -58,7 +58,9 @@ def _into_norm(model: torch.nn.Module, block: str, columns: Mapping[str, torch.T
     above, _, last = block.rpartition(".")
     norm = next((f"{above}.{name}" for name in _NORMS.get(last, ()) if _has(model, f"{above}.{name}.weight")), None)
     if norm is None:
-        raise CannotExport(f"{block}: column factors need a norm before it, and none is known; take a scheme without them")
+        raise CannotExport(
+            f"{block}: column factors need a norm before it, and none is known; take a scheme without them"
+        )
     takers = [
         f"{block}.{name}"
         for name, module in model.get_submodule(block).named_modules()
@@ -68,7 +70,9 @@ def _into_norm(model: torch.nn.Module, block: str, columns: Mapping[str, torch.T
     first = next(factors for factors in given if factors is not None)
     if any(factors is None or not torch.equal(factors, first) for factors in given):
         names = ", ".join(taker.rpartition(".")[2] for taker in takers)
-        raise CannotExport(f"{block}: {names} take one input, so its column factors must be one and the same; these differ")
+        raise CannotExport(
+            f"{block}: {names} take one input, so its column factors must be one and the same; these differ"
+        )
     for parameter, values in model.get_submodule(norm).named_parameters(recurse=False):
         found.vectors[f"{norm}.{parameter}"] = values.detach() / first
     return set(takers)
@@ -113,8 +117,8 @@ def _check(model: torch.nn.Module, columns: Mapping[str, torch.Tensor], found: F
     difference = float((after - before).norm() / before.norm())
     if not difference <= _AGREES:
         raise CannotExport(
-            f"{next(iter(columns))}: folding column factors changes the model's output by {difference:.1e} of its norm, "
-            "so the model isn't built as its names say; take a scheme without column factors"
+            f"{next(iter(columns))}: folding column factors changes the model's output by {difference:.1e} of its "
+            "norm, so the model isn't built as its names say; take a scheme without column factors"
         )
 
 

@@ -100,7 +100,7 @@ def _shared_scales(unit: str, members: list[str], name: str) -> list[str]:
 
 def _tied(assignment: Mapping[str, str], sites: Mapping[str, Site]) -> list[str]:
     return [
-        f"{name}: shares its weight with {site.tied}, so {assignment.get(name) or assignment.get(site.tied)} is both's or nobody's"
+        f"{name}: shares its weight with {site.tied}; {assignment.get(name) or assignment.get(site.tied)} is both's"
         for name, site in sites.items()
         if site.tied and (name in assignment or site.tied in assignment)
     ]

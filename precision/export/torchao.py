@@ -1,6 +1,6 @@
 """torchao: the JSON of an ``FqnToConfig``, which `torchao.quantization.quantize_`, transformers and vLLM read.
 
-Written as torchao 0.18's `config_to_dict` writes it, without loading torchao: a config is its class, version and fields.
+Written as torchao 0.18's `config_to_dict` writes it, without loading torchao: a config's class, version and fields.
 """
 
 from __future__ import annotations

@@ -25,11 +25,11 @@ __all__ = ["Part", "Sensitivity", "Term", "parts_of"]
 _AT_ONCE = 1 << 24
 """Elements of weight changes that are held at once."""
 _ENOUGH = 1 << 17
-"""Elements of values that tell their error's size; larger tensors are thinned to this, but to no fewer than _ROWS rows."""
+"""Elements of values that tell the size of an error: more are thinned to these, but not below _ROWS rows."""
 _ROWS = 256
 
 Part = tuple[str, object, str]
-"""What one scheme does to one tensor of a site: "weight", "values" or "sum", how it is stored, how it is transformed."""
+"""What a scheme does to one tensor of a site: "weight", "values" or "sum", how it is stored, how transformed."""
 
 
 def parts_of(scheme: Scheme) -> tuple[Part, ...]:

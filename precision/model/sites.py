@@ -19,6 +19,8 @@ _ROWS = 64
 """Rows of a linear's input that are kept as a sample."""
 _ENOUGH = 1 << 16
 """Elements of a batch that means are taken over."""
+_ROUTED = 256
+"""Rows of a batch of which a router's logits are kept."""
 
 _FUSED = (
     ("qkv", re.compile(r"(q_proj|k_proj|v_proj|query|key|value|q_lin|k_lin|v_lin)$")),
@@ -85,6 +87,16 @@ class Seen:
     total: torch.Tensor | None = None
     square: torch.Tensor | None = None
     rows: list[torch.Tensor] = field(default_factory=list)
+    count: int = 0
+    """Rows that passed."""
+    experts: dict[int, int] = field(default_factory=dict)
+    """How many of them each expert of a parameter [E, N, K] got; an expert that got none is missing."""
+    tops: list[torch.Tensor] = field(default_factory=list)
+    """Largest magnitude of each batch, scalars."""
+    peaks: list[torch.Tensor] = field(default_factory=list)
+    """Of a residual stream: largest magnitude of each row, [B, T] a batch."""
+    logits: list[torch.Tensor] = field(default_factory=list)
+    """Of a router: a sample of what it gave, [R, E] a batch."""
 
     def add(self, x: torch.Tensor, columns: bool = True) -> None:
         """Note one batch of values; ``columns``: their last dimension is the same in every batch."""
@@ -99,6 +111,8 @@ class Seen:
         else:
             self.largest = torch.maximum(self.largest, largest)
             self.total, self.square = self.total + total, self.square + square
+        self.count += flat.shape[0]
+        self.tops.append(largest.amax())
         if not bool(largest.isfinite().all()):
             self.nonfinite += int((~flat.isfinite()).sum())
         self.looked_at += some.shape[0]
@@ -119,6 +133,8 @@ class Collector:
     def __init__(self, roles: Callable[[str], str]) -> None:
         self.sites: dict[str, Site] = {}
         self.seen: dict[tuple[str, str], Seen] = {}
+        self.weights: dict[str, dict[int | None, torch.Tensor]] = {}
+        """Of each site, and of each expert that got tokens: the weight itself, [N, K] or [V, D]."""
         self._weights: dict[int, str] = {}
         self._role = roles
 
@@ -127,12 +143,21 @@ class Collector:
     ) -> torch.Tensor:
         if name not in self.sites:
             self._note(name, "linear", weight, expert)
-        self.seen.setdefault((name, ""), Seen()).add(x)
-        return product(x, weight)
+        self.weights.setdefault(name, {})[expert] = weight.detach()
+        seen = self.seen.setdefault((name, ""), Seen())
+        seen.add(x)
+        if expert is not None:
+            seen.experts[expert] = seen.experts.get(expert, 0) + x.numel() // max(x.shape[-1], 1)
+        output = product(x, weight)
+        if self.sites[name].role == "router":
+            logits = output.detach().flatten(0, -2)
+            seen.logits.append(logits[:: -(-logits.shape[0] // _ROUTED)].clone())
+        return output
 
     def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
         if name not in self.sites:
             self._note(name, "embedding", weight, None)
+        self.weights.setdefault(name, {})[None] = weight.detach()
         return look_up(weight)
 
     def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
@@ -141,7 +166,10 @@ class Collector:
             place: Place = "kv_cache" if role == "kv_cache" else "activation"
             self.sites[name] = Site(name, place, role)
         # The length of a row of scores changes with the sequence.
-        self.seen.setdefault((name, part), Seen()).add(x, columns=role not in ("scores", "probabilities"))
+        seen = self.seen.setdefault((name, part), Seen())
+        seen.add(x, columns=role not in ("scores", "probabilities"))
+        if role == "residual" and x.dim() == 3:
+            seen.peaks.append(torch.linalg.vector_norm(x.detach(), torch.inf, dim=-1))
         return x
 
     def _note(self, name: str, place: Place, weight: torch.Tensor, expert: int | None) -> None:

@@ -240,7 +240,7 @@ def _opened_attention(
     scores = values(tap.site("scores"), scores)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    probabilities = values(tap.site("probabilities"), _MaskedSoftmax.apply(scores, attn_mask))
+    probabilities = values(tap.site("probabilities"), _MaskedSoftmax.apply(scores, attn_mask))  # type: ignore[no-untyped-call]
     return values(tap.site("output"), probabilities @ v)
 
 
@@ -263,7 +263,7 @@ class _MaskedSoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> Any:
         (p,) = ctx.saved_tensors
-        return torch._softmax_backward_data(g, p, -1, p.dtype), None  # type: ignore[attr-defined]
+        return torch._softmax_backward_data(g, p, -1, p.dtype), None
 
 
 def _softmax(tap: Tap, func: Any, args: Any, kwargs: Any) -> Any:

@@ -45,9 +45,20 @@ class Subject:
                 layer.input_layernorm.weight[::13] = 6.0
                 layer.post_attention_layernorm.weight[::7] = 4.0
                 layer.mlp.up_proj.weight[::31] *= 8.0
+        self._look(IDS)
+
+    @classmethod
+    def of(cls, model: Any, ids: torch.Tensor) -> Subject:
+        """Another model, and what these tokens show of it."""
+        made = cls.__new__(cls)
+        made.model = model
+        made._look(ids)
+        return made
+
+    def _look(self, ids: torch.Tensor) -> None:
         collector = Collector(lambda _: "linear")
         with torch.no_grad(), opened(self.model, collector):
-            self.model(IDS)
+            self.model(ids)
         self.sites: dict[str, Site] = collector.sites
         self.fits = Fits(collector.seen)
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from assay.precision.calibration import Calibration, Measured
+from assay.precision.choice import Budgets
 from assay.precision.errors import BadAssignment, BadModel, NoData
 from assay.precision.metrics import Metric, Tally, metric_named
 from assay.precision.model.menu import Fits, menu_of
@@ -22,6 +23,8 @@ from assay.precision.model.simulation import Simulator
 from assay.precision.model.sites import Collector, Site
 from assay.precision.model.tap import opened
 from assay.precision.prediction import Key, Prediction, Products, QuadraticForm
+from assay.precision.recommendation import Assignment, Planner
+from assay.precision.roofline import Cost, Shape, device_named, supports
 from assay.precision.schemes import SCHEMES, scheme_named
 from assay.precision.schemes.scheme import DEFAULTS
 
@@ -42,6 +45,8 @@ def audit(
     target: str | None = None,
     *,
     seed: int = 0,
+    bits: int | None = None,
+    shape: Shape | None = None,
     progress: Progress | None = None,
 ) -> Audit:
     """Audit a model over calibration data: one forward pass that looks, one forward and backward pass that predicts.
@@ -52,10 +57,13 @@ def audit(
     metric: "kl", nats per position at the logits; "relative", of last_hidden_state, logits or a tensor; or a loss,
     called with outputs and batch, that gives a number for each sequence [B].
     formats: names of schemes; None: those of the interface. target: a device of configs/devices.toml, whose formats
-    bound the menus.
+    bound the menus. bits: of the model's own weights, where they are not those it is given with. shape: what is served,
+    for times and the bytes of the KV cache.
     Raises BadModel, NoData, UnknownScheme, UnknownOption, UnknownDevice.
     """
-    return Audit(model, batches, metric_named(metric), _formats(formats, target), target, seed, progress or _silent)
+    found = Audit(model, batches, metric_named(metric), _formats(formats, target), target, seed, progress or _silent)
+    found.bits, found.shape = bits or found.bits, shape
+    return found
 
 
 class Audit:
@@ -72,6 +80,9 @@ class Audit:
         progress: Progress,
     ) -> None:
         self.model = prepared(model)
+        self.bits = min((p.element_size() * 8 for p in _parameters(model)), default=32)
+        """Of the model's own weights: what a site costs that is left as it is."""
+        self.shape: Shape | None = None
         self.batches = list(batches)
         self.metric = metric
         self.target = target
@@ -81,6 +92,7 @@ class Audit:
         self._progress = progress
         self._references: list[torch.Tensor] | None = None
         self._calibration: Calibration | None = None
+        self._floor: float | None = None
         self.measured: list[tuple[dict[str, str], Measured]] = []
         """Assignments that were measured to calibrate the interval."""
         if not self.batches:
@@ -103,7 +115,57 @@ class Audit:
 
     def measure(self, assignment: Mapping[str, str]) -> float:
         """The error with that assignment simulated, over all calibration data; not finite where the model breaks."""
-        chosen = self.checked(assignment)
+        return self._simulated(self.checked(assignment))
+
+    def recommend(
+        self,
+        max_error: float | None = None,
+        max_bytes: float | None = None,
+        max_time: float | None = None,
+        *,
+        max_kv_bytes: float | None = None,
+        max_prefill: float | None = None,
+    ) -> Assignment:
+        """The assignment to take under budgets, measured: of least error, or of fewest bytes if only the error has one.
+
+        max_error: in the metric's unit. max_bytes: of all weights. max_kv_bytes: of the cache at the context length of
+        ``shape``. max_time: seconds of a decode step on the target, max_prefill of a prefill. Where no assignment meets
+        them, the closest, with ``met`` False and the budgets that bind in ``why``.
+        """
+        budgets = Budgets(max_error, max_bytes, max_kv_bytes, max_prefill, max_time)
+        return Planner(self, self.shape, self.bits).recommend(budgets)
+
+    def pareto(self, points: int = 16) -> list[tuple[float, float, Prediction, Assignment]]:
+        """(bytes, seconds of a decode step, prediction, assignment) of which none is beaten in bytes and error."""
+        return Planner(self, self.shape, self.bits).pareto(points)
+
+    def cost(self, assignment: Mapping[str, str]) -> Cost:
+        """Bytes and times of an assignment on the target."""
+        return Planner(self, self.shape, self.bits).cost(self.checked(assignment))
+
+    @property
+    def noise_floor(self) -> float:
+        """The error with every site rounded to bfloat16: below it, what runs in 16 bits can't be told apart."""
+        if self._floor is None:
+            self._floor = self._simulated({str(site): "bf16" for site in self.sites if not site.tied})
+        return self._floor
+
+    def contribution(self, site: str, scheme: str) -> float:
+        """The predicted error of one site alone, before calibration."""
+        return self._raw(self.checked({site: scheme}))[0]
+
+    def squares(self, assignment: Mapping[str, str]) -> float:
+        """The quadratic form of an assignment: errors of choices add up in it, apart from cross terms."""
+        return self.form.of(self._keys(assignment))
+
+    def squares_for(self, error: float) -> float:
+        """The quadratic form at which the calibrated prediction is ``error``."""
+        if self._calibration is None:
+            self.calibrate()
+        assert self._calibration is not None
+        return self.metric.squares(self._calibration.raw(error), self._weight)
+
+    def _simulated(self, chosen: Mapping[str, str]) -> float:
         simulator = Simulator({name: SCHEMES[scheme] for name, scheme in chosen.items()}, self.fits, self._tied)
         tally = Tally()
         for index, batch in enumerate(self.batches):
@@ -158,8 +220,12 @@ class Audit:
         hint = f"did you mean {near[0]}?" if near else "see .sites"
         raise BadAssignment(f"expected a site of this model, got {name!r}: {hint}")
 
+    def _keys(self, chosen: Mapping[str, str]) -> list[Key]:
+        return [(site, part) for site, scheme in chosen.items() for part in parts_of(SCHEMES[scheme])]
+
     def _raw(self, chosen: Mapping[str, str]) -> tuple[float, float]:
-        keys: list[Key] = [(site, part) for site, scheme in chosen.items() for part in parts_of(SCHEMES[scheme])]
+        """The error before calibration, and how many sites it comes from."""
+        keys = self._keys(chosen)
         squares = self.form.of(keys)
         error = math.inf if math.isinf(squares) else float(self.metric.error(squares, self._weight))
         return error, self.form.effective(keys)
@@ -244,11 +310,13 @@ def _formats(formats: Collection[str] | None, target: str | None) -> tuple[str, 
     for name in names:
         scheme_named(name)
     if target is not None:
-        from assay.precision.roofline import device_named, supports
-
         device = device_named(target)
         names = tuple(name for name in names if supports(device, SCHEMES[name]))
     return names
+
+
+def _parameters(model: torch.nn.Module | torch.export.ExportedProgram) -> list[torch.Tensor]:
+    return [p for p in model.parameters() if p.is_floating_point()]
 
 
 def _mapping(batch: Any) -> Mapping[str, Any]:

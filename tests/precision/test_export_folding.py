@@ -1,0 +1,117 @@
+"""Column factors of AWQ and SmoothQuant, folded into what comes before."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from assay.precision.errors import CannotExport
+from assay.precision.export import write_checkpoint
+from assay.precision.export.folding import folded
+from assay.precision.model.menu import Fits
+from assay.precision.schemes import SCHEMES
+from tests.precision.exported import Subject, loaded, logits, subject
+
+DOWN = "model.layers.0.mlp.down_proj"
+
+
+@pytest.fixture(scope="module")
+def many_heads() -> Subject:
+    """A model whose query heads have value heads of their own, so that o_proj's factors have a place."""
+    return Subject(num_key_value_heads=2, num_hidden_layers=1)
+
+
+def written(made: Subject, assignment: dict[str, str], folder: Path, **options: Any) -> Any:
+    """What is loaded of a checkpoint whose unquantised weights are float32, so that folding rounds nothing else."""
+    write_checkpoint(made.model, assignment, folder, sites=made.sites, fits=made.fits, dtype=torch.float32)
+    return loaded(folder, **options)
+
+
+def distance(model: Any, made: Subject, assignment: dict[str, str]) -> tuple[float, float]:
+    """How far the loaded logits are from those simulated, and how far these are from the unquantised ones."""
+    with torch.no_grad():
+        found, aim = logits(model, {}, Fits({}), {}), made.simulated(assignment)
+        plain = made.simulated({})
+    return float((found - aim).norm() / aim.norm()), float((plain - aim).norm() / aim.norm())
+
+
+@pytest.mark.parametrize("name", [DOWN, "model.layers.0.self_attn.o_proj"])
+def test_smoothing_is_folded_into_the_linear_before(name: str, many_heads: Subject, tmp_path: Path) -> None:
+    """down_proj's factors go into up_proj's rows, o_proj's into v_proj's; loaded, they compute what was simulated."""
+    off, moved = distance(
+        written(many_heads, {name: "w8a8-smooth"}, tmp_path / "out"), many_heads, {name: "w8a8-smooth"}
+    )
+    assert off < 0.1 * moved  # a division more may tip an int8 code of the input
+
+
+def test_factors_divide_the_scales_of_a_quantised_linear_before(many_heads: Subject, tmp_path: Path) -> None:
+    """up_proj in int8 below down_proj in AWQ keeps its codes; its rows' scales are divided by the factors."""
+    stored = many_heads.fits.weight(
+        DOWN, SCHEMES["w4a16-g64-awq"], many_heads.model.get_parameter(f"{DOWN}.weight").data
+    )
+    assert stored is not None
+    assert stored.columns is not None
+    assert len(stored.columns.unique()) > 100
+    up = "model.layers.0.mlp.up_proj"
+    tensors = []
+    for number, below in enumerate(({}, {DOWN: "w4a16-g64-awq"})):
+        out = tmp_path / str(number)
+        write_checkpoint(many_heads.model, {up: "w8a16", **below}, out, sites=many_heads.sites, fits=many_heads.fits)
+        tensors.append(load_file(out / "model.safetensors"))
+    plain, divided = tensors
+    assert torch.equal(plain[f"{up}.weight_scale"] / stored.columns[:, None], divided[f"{up}.weight_scale"])
+    assert torch.equal(plain[f"{up}.weight_packed"], divided[f"{up}.weight_packed"])
+
+
+def test_awq_alone_is_loaded_as_simulated(many_heads: Subject, tmp_path: Path) -> None:
+    """down_proj in AWQ with an unquantised up_proj before it: logits agree to the bfloat16 of the scales."""
+    assignment = {DOWN: "w4a16-g64-awq"}
+    model = written(
+        many_heads,
+        assignment,
+        tmp_path / "out",
+        quantization_config=transformers.CompressedTensorsConfig(dequantize=True),
+    )
+    off, moved = distance(model, many_heads, assignment)
+    assert off < 2.0**-8
+    assert off < 0.2 * moved
+
+
+def test_one_factor_of_all_goes_into_the_norm(many_heads: Subject) -> None:
+    """q, k and v with the same factors divide the norm before them, which leaves the model's function as it was."""
+    factors = torch.linspace(0.5, 2.0, 128)
+    names = [f"model.layers.0.self_attn.{part}" for part in ("q_proj", "k_proj", "v_proj")]
+    found = folded(many_heads.model, dict.fromkeys(names, factors))
+    norm = "model.layers.0.input_layernorm.weight"
+    assert list(found.vectors) == [norm]
+    assert torch.equal(found.vectors[norm], many_heads.model.get_parameter(norm) / factors)
+    assert found.rows == {}
+
+
+def test_a_fold_that_changes_the_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that is not built as its names say is found out by running it."""
+    made = Subject(num_hidden_layers=1)
+    block = made.model.model.layers[0].mlp
+    monkeypatch.setattr(
+        block, "forward", lambda x: block.down_proj(block.act_fn(block.up_proj(x)) * block.gate_proj(x))
+    )
+    before = {name: values.clone() for name, values in made.model.named_parameters()}
+    with pytest.raises(CannotExport, match="changes the model's output by"):
+        folded(made.model, {DOWN: torch.linspace(0.5, 2.0, 256)})
+    assert all(torch.equal(values, before[name]) for name, values in made.model.named_parameters())
+
+
+def test_scales_that_rows_can_not_divide_are_refused(tmp_path: Path) -> None:
+    """A linear before whose scales are the tensor's or powers of two has no room for factors."""
+    for scheme in ("fp8-tensor", "mxfp8"):
+        with pytest.raises(CannotExport, match=r"up_proj: its scales can't take column factors"):
+            write_checkpoint(
+                subject().model,
+                {DOWN: "w8a8-smooth", "model.layers.0.mlp.up_proj": scheme},
+                tmp_path / "out",
+                sites=subject().sites,
+                fits=subject().fits,
+            )

@@ -1,0 +1,340 @@
+"""Configurations for serving stacks: each is read by the library's own classes and says what it leaves out."""
+
+import json
+import shlex
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from assay.precision.errors import CannotExport, UnknownScheme
+from assay.precision.export import (
+    FORMATS,
+    command_line,
+    export,
+    fqn_to_config,
+    hf_quant_config,
+    online_config,
+    quantization_config,
+)
+from assay.precision.export.targets import matches, targets_of
+from assay.precision.model.sites import Site
+from assay.precision.schemes import SCHEMES
+from tests.precision.exported import subject
+
+LINEARS = [name for name, scheme in SCHEMES.items() if "linear" in scheme.places and scheme.weight is not None]
+QUANTISED = [name for name in LINEARS if SCHEMES[name].weight.per != "element"]  # type: ignore[union-attr]
+UNNAMED = {"e5m2", "w8a8-hadamard", "nvfp4-hadamard"}
+"""Schemes that compressed-tensors has no words for."""
+
+
+def many_layers(count: int = 12) -> dict[str, Site]:
+    """Sites of a model of more than ten layers, so that layers.1 begins the name of layers.11."""
+    sites = {"model.embed_tokens": Site("model.embed_tokens", "embedding", "embedding", (64, 128))}
+    for layer in range(count):
+        base = f"model.layers.{layer}"
+        for unit, parts in (("self_attn.qkv", ("q", "k", "v")), ("mlp.gate_up", ("gate", "up"))):
+            for part in parts:
+                name = f"{base}.{unit.partition('.')[0]}.{part}_proj"
+                sites[name] = Site(name, "linear", "linear", (128, 128), f"{base}.{unit}")
+        for last in ("self_attn.o_proj", "mlp.down_proj"):
+            sites[f"{base}.{last}"] = Site(f"{base}.{last}", "linear", "linear", (128, 128))
+        cache = f"{base}.self_attn:kv_cache"
+        sites[cache] = Site(cache, "kv_cache", "kv_cache")
+        norm = f"{base}.input_layernorm:input"
+        sites[norm] = Site(norm, "activation", "input")
+    sites["lm_head"] = Site("lm_head", "linear", "linear", (64, 128))
+    return sites
+
+
+def chosen(sites: dict[str, Site], part: str, scheme: str, layers: range) -> dict[str, str]:
+    """A scheme at the linears whose name holds ``part``, in these layers."""
+    return {name: scheme for name, site in sites.items() if site.shape and part in name and number(name) in layers}
+
+
+def number(name: str) -> int:
+    """The layer of a name; -1 without one."""
+    found = [word for word in name.split(".") if word.isdigit()]
+    return int(found[0]) if found else -1
+
+
+@pytest.mark.parametrize("scheme", QUANTISED)
+def test_compressed_tensors_accepts_every_scheme_it_has_words_for(scheme: str) -> None:
+    """The library's classes validate each group and choose the format that the group names, or a note says why not."""
+    from compressed_tensors.compressors.format import infer_module_format
+    from compressed_tensors.quantization import QuantizationConfig
+
+    recipe = quantization_config({"lm_head": scheme}, subject().sites)
+    config = QuantizationConfig.model_validate(json.loads(json.dumps(recipe.content)))
+    if scheme in UNNAMED:
+        assert config.config_groups == {}
+        assert any(note.startswith(f"{scheme} at lm_head: ") for note in recipe.notes)
+        return
+    group = config.config_groups["group_000"]
+    assert not isinstance(group, list)
+    assert recipe.notes == ()
+    assert group.targets == ["lm_head"]
+    # The library would store 4-bit codes below FP8 inputs a byte each; engines read them packed.
+    expected = "pack-quantized" if scheme == "w4a8-fp8-g128" else infer_module_format(torch.nn.Linear, group).value
+    assert group.format == expected == config.format
+
+
+def test_arguments_are_those_of_the_library_s_presets() -> None:
+    """Where the library has a preset for a scheme, the group's arguments are the preset's."""
+    from compressed_tensors.quantization import QuantizationScheme, preset_name_to_scheme
+
+    presets = {
+        "fp8": "FP8_DYNAMIC",
+        "fp8-tensor": "FP8",
+        "fp8-block": "FP8_BLOCK",
+        "w8a8": "W8A8",
+        "w4a16-g128": "W4A16",
+        "w4a16-g128-asym": "W4A16_ASYM",
+        "w4a8-fp8-g128": "W4AFP8",
+        "w3a16-g128": "W3A16",
+        "mxfp8": "MXFP8",
+        "mxfp4": "MXFP4",
+        "w-mxfp4": "MXFP4A16",
+        "nvfp4": "NVFP4",
+        "w-nvfp4": "NVFP4A16",
+    }
+    fields = ("num_bits", "type", "symmetric", "strategy", "group_size", "block_structure", "dynamic", "scale_dtype")
+    for scheme, preset in presets.items():
+        group = quantization_config({"lm_head": scheme}, subject().sites).content["config_groups"]["group_000"]
+        ours, theirs = QuantizationScheme.model_validate(group), preset_name_to_scheme(preset, ["lm_head"])
+        for mine, other in ((ours.weights, theirs.weights), (ours.input_activations, theirs.input_activations)):
+            assert (mine is None) == (other is None), scheme
+            if mine is not None and other is not None:
+                assert [getattr(mine, f) for f in fields] == [getattr(other, f) for f in fields], scheme
+
+
+def test_groups_are_disjoint_numbered_and_cover_the_assignment() -> None:
+    """Every linear is matched by the one group of its scheme or ignored, layers.1 and layers.11 apart."""
+    sites = many_layers()
+    assignment = {
+        **chosen(sites, "self_attn", "fp8", range(2)),
+        **chosen(sites, "mlp", "w4a16-g128", range(1, 11)),
+        **chosen(sites, "self_attn", "w8a8", range(10, 12)),
+    }
+    content = quantization_config(assignment, sites).content
+    assert list(content["config_groups"]) == ["group_000", "group_001", "group_002"]
+    assert content["format"] == "mixed-precision"
+    found = {
+        name: [
+            group
+            for group, entry in content["config_groups"].items()
+            if any(matches(t, name) for t in entry["targets"])
+        ]
+        for name, site in sites.items()
+        if site.shape
+    }
+    assert all(len(groups) == (name in assignment) for name, groups in found.items())
+    assert all(any(matches(target, name) for target in content["ignore"]) == (name not in assignment) for name in found)
+    by_group: dict[str, set[str]] = {}
+    for name, groups in found.items():
+        by_group.setdefault("".join(groups), set()).add(assignment.get(name, ""))
+    assert all(len(schemes) == 1 for schemes in by_group.values())
+
+
+def test_transformers_reads_the_groups_as_meant() -> None:
+    """`apply_quantization_config` gives each module of a model the scheme that the assignment has for it."""
+    from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
+
+    from tests.precision.exported import Subject
+
+    made = Subject()
+    assignment = {"lm_head": "fp8", **{name: "w4a16-g64" for name in made.weights("w4a16-g64") if "layers.1" in name}}
+    config = QuantizationConfig.model_validate(quantization_config(assignment, made.sites).content)
+    apply_quantization_config(made.model, config, show_progress=False)
+    for name, module in made.model.named_modules():
+        scheme = getattr(module, "quantization_scheme", None)
+        bits = None if scheme is None else scheme.weights.num_bits
+        assert bits == {"fp8": 8, "w4a16-g64": 4, None: None}[assignment.get(name)], name
+
+
+@pytest.mark.parametrize(
+    ("names", "targets"),
+    [
+        (["lm_head"], ["lm_head"]),
+        (["a.layers.1.x", "a.layers.11.x"], [r"re:a\.layers\.(1|11)\.x$"]),
+        (["a.layers.1.x", "b.layers.2.x"], ["a.layers.1.x", "b.layers.2.x"]),
+        (["a.0.e.1.x", "a.0.e.2.x"], [r"a.0.e.1.x", "a.0.e.2.x"]),
+    ],
+)
+def test_targets_match_their_names_only(names: list[str], targets: list[str]) -> None:
+    """Names that differ in the layer share a pattern with an end; no pattern matches longer or other names."""
+    found = targets_of(names)
+    others = [
+        *(f"{name}_more" for name in names),
+        *(f"{name}.more" for name in names),
+        "a.layers.111.x",
+        "a.layers.12.x",
+    ]
+    assert sorted(name for name in names if any(matches(target, name) for target in found)) == sorted(names)
+    assert not any(matches(target, name) for target in found for name in others)
+    if len(names) < 2 or "e" not in names[0].split("."):
+        assert found == targets
+
+
+def test_modelopt_writes_one_algorithm_or_many() -> None:
+    """One algorithm stands with what it excludes; several stand with a layer each; the rest is noted."""
+    sites = many_layers(2)
+    one = hf_quant_config({**chosen(sites, "mlp", "nvfp4", range(2)), **caches(sites)}, sites).content["quantization"]
+    assert (one["quant_algo"], one["group_size"], one["kv_cache_quant_algo"]) == ("NVFP4", 16, "FP8")
+    assert set(one["exclude_modules"]) == {name for name, site in sites.items() if site.shape and "mlp" not in name}
+    two = hf_quant_config(
+        {**chosen(sites, "mlp", "nvfp4", range(2)), **chosen(sites, "self_attn", "fp8", range(2)), "lm_head": "w8a8"},
+        sites,
+    )
+    body = two.content["quantization"]
+    assert body["quant_algo"] == "MIXED_PRECISION"
+    assert body["quantized_layers"]["model.layers.1.mlp.up_proj"] == {"quant_algo": "NVFP4", "group_size": 16}
+    assert body["quantized_layers"]["model.layers.0.self_attn.q_proj"] == {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}
+    assert "lm_head" not in body["quantized_layers"]
+    assert any(note.startswith("w8a8 at lm_head: ") for note in two.notes)
+
+
+def caches(sites: dict[str, Site], scheme: str = "kv-fp8") -> dict[str, str]:
+    """A scheme at every KV cache."""
+    return {name: scheme for name, site in sites.items() if site.place == "kv_cache"}
+
+
+@pytest.mark.parametrize("scheme", QUANTISED)
+def test_torchao_reads_its_configuration_again(scheme: str) -> None:
+    """What is written is what torchao reads and, with all defaults, writes; or a note says why not."""
+    from torchao.core.config import config_from_dict, config_to_dict
+    from torchao.quantization import FqnToConfig
+
+    recipe = fqn_to_config({"lm_head": scheme}, subject().sites)
+    read = config_from_dict(json.loads(json.dumps(recipe.content)))
+    assert isinstance(read, FqnToConfig)
+    assert read.fqn_to_config == read.module_fqn_to_config
+    assert (read.fqn_to_config["lm_head"] is None) == any(
+        note.startswith(f"{scheme} at lm_head") for note in recipe.notes
+    )
+    assert read.fqn_to_config["model.layers.0.self_attn.qkv_proj"] is None
+    again = config_to_dict(read)
+    assert contained(recipe.content, again)
+    assert isinstance(config_from_dict(again), FqnToConfig)
+
+
+def contained(small: Any, large: Any) -> bool:
+    """Whether a JSON value is another one with fields left out."""
+    if isinstance(small, dict) and isinstance(large, dict):
+        return all(key in large and contained(value, large[key]) for key, value in small.items())
+    return bool(small == large)
+
+
+def test_torchao_quantises_as_configured() -> None:
+    """`quantize_` with what is written changes the linears that the assignment names and no others."""
+    from torchao.core.config import config_from_dict
+    from torchao.quantization import quantize_
+
+    from tests.precision.exported import Subject
+
+    made = Subject()
+    assignment = {
+        "lm_head": "w8a16",
+        "model.layers.0.mlp.down_proj": "w4a16-g64",
+        "model.layers.1.mlp.down_proj": "w8a8",
+    }
+    recipe = fqn_to_config(assignment, made.sites)
+    config = config_from_dict(recipe.content)
+    quantize_(made.model, config, filter_fn=None)
+    changed = {
+        name
+        for name, module in made.model.named_modules()
+        if isinstance(module, torch.nn.Linear) and type(module.weight.data) is not torch.Tensor
+    }
+    assert changed == set(assignment)
+
+
+def test_fused_names_are_written_where_their_linears_agree() -> None:
+    """vLLM looks its fused linears up: q, k and v alike have an entry as qkv_proj, gate and up that differ a note."""
+    sites = many_layers(1)
+    assignment = {**chosen(sites, "self_attn", "fp8", range(1)), "model.layers.0.mlp.gate_proj": "w8a8"}
+    recipe = fqn_to_config(assignment, sites)
+    table = recipe.content["_data"]["fqn_to_config"]
+    assert table["model.layers.0.self_attn.qkv_proj"] == table["model.layers.0.self_attn.q_proj"] is not None
+    assert "model.layers.0.mlp.gate_up_proj" not in table
+    assert any("gate_up_proj" in note for note in recipe.notes)
+    online = online_config(assignment, sites)
+    assert online.content["targets"]["model.layers.0.self_attn.qkv_proj"] == "fp8_per_channel"
+
+
+def test_the_command_line_holds_the_online_recipe() -> None:
+    """The words of the command are vLLM's options with the recipe as JSON, and the layers whose cache stays."""
+    sites = many_layers(3)
+    assignment = {
+        **chosen(sites, "self_attn", "fp8", range(3)),
+        **chosen(sites, "mlp", "mxfp4", range(1, 3)),
+        **caches(sites),
+    }
+    del assignment["model.layers.1.self_attn:kv_cache"]
+    words = shlex.split(command_line("some/model", assignment, sites))
+    assert words[:3] == ["vllm", "serve", "some/model"]
+    config = json.loads(words[words.index("--quantization-config") + 1])
+    assert config == online_config(assignment, sites).content
+    assert set(config["targets"].values()) == {"fp8_per_channel", "mxfp4"}
+    found = {
+        name: [short for target, short in config["targets"].items() if matches(target, name)]
+        for name, site in sites.items()
+        if site.shape
+    }
+    words_of = {"fp8": ["fp8_per_channel"], "mxfp4": ["mxfp4"], "": []}
+    assert all(shorts == words_of[assignment.get(name, "")] for name, shorts in found.items())
+    assert words[-4:] == ["--kv-cache-dtype", "fp8_e4m3", "--kv-cache-dtype-skip-layers", "1"]
+
+
+@pytest.mark.parametrize("recipe_of", [quantization_config, hf_quant_config, fqn_to_config, online_config])
+def test_what_no_format_has_a_place_for_is_noted(recipe_of: Any) -> None:
+    """Norms, embeddings, caches of some layers, other dtypes: a line each, however many sites, and none that fits."""
+    sites = many_layers(4)
+    norms = {name: "fp16" for name, site in sites.items() if site.place == "activation"}
+    odd = {"model.embed_tokens": "w8a16", "model.layers.0.self_attn:kv_cache": "kv-int4", "lm_head": "fp16"}
+    notes = recipe_of({**norms, **odd, "model.layers.0.mlp.down_proj": "fp8"}, sites).notes
+    named = [note for note in notes if note.startswith("fp16 at model.layers.0.input_layernorm:input and 4 more: ")]
+    assert len(named) == 1
+    assert any("w8a16 at model.embed_tokens: " in note for note in notes)
+    assert not any("down_proj" in note or "\n" in note for note in notes)
+    assert any("kv_cache" in note for note in notes) == (recipe_of is not online_config)
+
+
+def test_a_site_or_a_scheme_that_there_is_not_is_refused() -> None:
+    """A name that the model has not, and one that stands for no scheme, are answered with what there is."""
+    with pytest.raises(CannotExport, match=r"expected sites of the model, got 'model\.nothing'"):
+        quantization_config({"model.nothing": "fp8"}, subject().sites)
+    with pytest.raises(UnknownScheme, match="fp8"):
+        quantization_config({"lm_head": "fp88"}, subject().sites)
+
+
+def test_export_writes_a_file_for_each_format(tmp_path: Path) -> None:
+    """Four configurations, vLLM's command and a checkpoint; notes name their format; nothing is replaced unasked."""
+    made = subject()
+    assignment = {**made.weights("fp8"), "model.layers.0.self_attn:scores": "fp16"}
+    given = {"sites": made.sites, "fits": made.fits}
+    done = export(made.model, assignment, tmp_path / "out", checkpoint=True, supported={"bf16"}, **given)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(path.name for path in done.paths)
+    assert {"vllm.json", "vllm.txt", "torchao.json", "hf_quant_config.json", "checkpoint"} <= {
+        p.name for p in done.paths
+    }
+    for prefix in (*FORMATS, "checkpoint"):
+        assert any(note.startswith(f"{prefix}: fp16 at model.layers.0.self_attn:scores") for note in done.notes)
+    assert any(note.startswith("lint: fp8: the device has no fp8") for note in done.notes)
+    content = json.loads((tmp_path / "out" / "quantization_config.json").read_text())
+    config = json.loads((tmp_path / "out" / "checkpoint" / "config.json").read_text())
+    assert config["quantization_config"] == content
+    with pytest.raises(CannotExport, match="overwrite=True"):
+        export(made.model, assignment, tmp_path / "out", ["vllm"], **given)
+    export(made.model, assignment, tmp_path / "out", ["vllm"], overwrite=True, **given)
+    with pytest.raises(CannotExport, match="expected formats of"):
+        export(made.model, assignment, tmp_path / "out", ["gguf"], **given)
+
+
+def test_the_table_of_torchao_is_ordered() -> None:
+    """torchao takes an ordered dict; JSON keeps the order that the model's sites have."""
+    table = fqn_to_config({"lm_head": "fp8"}, subject().sites).content["_data"]["fqn_to_config"]
+    linears = [name for name, site in subject().sites.items() if site.shape]
+    assert list(OrderedDict(table))[: len(linears)] == linears

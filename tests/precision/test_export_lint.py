@@ -1,0 +1,129 @@
+"""Lint: what a serving stack would do in silence is said in a line, and what is sound is not."""
+
+from typing import Any
+
+import pytest
+
+from assay.precision.export import lint, lint_config, quantization_config
+from assay.precision.model.sites import Site
+from tests.precision.test_export_formats import chosen, many_layers
+
+SITES = many_layers()
+SOUND = {**chosen(SITES, "self_attn", "fp8", range(12)), **chosen(SITES, "mlp", "w4a16-g128", range(3))}
+
+
+def config(assignment: dict[str, str]) -> dict[str, Any]:
+    """The configuration of an assignment."""
+    return quantization_config(assignment, SITES).content
+
+
+def test_a_sound_assignment_has_no_warning() -> None:
+    """Fused linears alike, formats that the device has, groups as they are written: nothing to say."""
+    assert lint(SOUND, SITES, {"bf16", "fp8"}) == []
+    assert lint_config(config(SOUND), SOUND, SITES) == []
+    assert lint({}, SITES, set()) == []
+
+
+@pytest.mark.parametrize("part", ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"])
+@pytest.mark.parametrize("other", ["w8a8", None])
+def test_fused_linears_that_disagree_are_found(part: str, other: str | None) -> None:
+    """One of q, k, v or of gate, up in another scheme, or left as it is, is one warning that names each."""
+    assignment = dict(SOUND)
+    name = next(
+        name
+        for name in SITES
+        if name.endswith(f"layers.2.{'mlp' if 'p_' in part or 'g' in part else 'self_attn'}.{part}")
+    )
+    if other is None:
+        del assignment[name]
+    else:
+        assignment[name] = other
+    (warning,) = lint(assignment, SITES)
+    assert SITES[name].unit in warning
+    assert f"{part} {other or 'as it is'}" in warning
+
+
+@pytest.mark.parametrize(("scheme", "words"), [("nvfp4", "takes the largest for all"), ("fp8-tensor", "rounds again")])
+def test_scales_that_fused_linears_would_share_are_found(scheme: str, words: str) -> None:
+    """A scale of the whole tensor becomes one of all fused tensors in vLLM, which isn't what was simulated."""
+    (warning,) = lint(chosen(SITES, "self_attn.", scheme, range(4, 5)), SITES)
+    assert words in warning
+    assert lint(chosen(SITES, "o_proj", scheme, range(12)), SITES) == []
+
+
+def test_formats_that_the_device_lacks_are_found() -> None:
+    """A scheme whose products the device has not is named with a site, and how many more."""
+    (warning,) = lint(SOUND, SITES, {"bf16", "int8"})
+    assert warning.startswith(
+        "fp8: the device has no fp8 products (it has bf16, int8), so model.layers.0.self_attn.q_proj and 47 "
+    )
+
+
+def test_a_tied_weight_is_named() -> None:
+    """A linear that shares the embedding's weight goes with it, and the warning names both."""
+    sites = {**SITES, "lm_head": Site("lm_head", "linear", "linear", (64, 128), tied="model.embed_tokens")}
+    (warning,) = lint({"model.embed_tokens": "w8a16"}, sites)
+    assert warning.startswith("lm_head: shares its weight with model.embed_tokens")
+
+
+def edited(**changes: Any) -> list[str]:
+    """Warnings about the sound configuration with the first group, or the config itself, changed."""
+    content = config(SOUND)
+    for key, value in changes.items():
+        where = content["config_groups"]["group_000"] if key == "targets" else content
+        where[key] = value
+    return lint_config(content, SOUND, SITES)
+
+
+def test_a_pattern_without_an_end_is_found() -> None:
+    """ "re:" matches the beginning: layers.1 without an end takes layers.10 and layers.11 too."""
+    sites = many_layers()
+    assignment = chosen(sites, "o_proj", "fp8", range(1, 2))
+    content = quantization_config(assignment, sites).content
+    assert content["config_groups"]["group_000"]["targets"] == ["model.layers.1.self_attn.o_proj"]
+    content["config_groups"]["group_000"]["targets"] = [r"re:model\.layers\.1.*o_proj"]
+    content["ignore"] = []
+    found = lint_config(content, assignment, sites)
+    assert any("end it with $" in warning for warning in found)
+    for layer in (10, 11):
+        assert any(f"model.layers.{layer}.self_attn.o_proj: " in w and "is to stay as it is" in w for w in found)
+    assert not any("layers.2." in warning for warning in found)
+
+
+def test_linears_that_no_group_matches_are_found() -> None:
+    """A pattern of another naming leaves every linear of its group unquantised, which engines don't tell."""
+    found = edited(targets=[r"re:transformer\.h\.[0-9]+\.attn\.(q|k|v|o)_proj$"])
+    silent = [warning for warning in found if "would silently stay as it is instead of fp8" in warning]
+    assert len(silent) == 48
+    assert any("matches no linear of the model" in warning for warning in found)
+
+
+def test_linears_that_are_targeted_and_ignored_are_found() -> None:
+    """An entry of ignore outdoes the group."""
+    found = edited(ignore=["model.layers.3.self_attn.q_proj"])
+    (warning,) = [warning for warning in found if "layers.3" in warning]
+    assert (
+        warning == "model.layers.3.self_attn.q_proj: would silently stay as it is instead of fp8, since it is ignored"
+    )
+
+
+def test_groups_that_overlap_or_sort_otherwise_are_found() -> None:
+    """A linear of two groups gets one of them, by an order that storing changes."""
+    content = config(SOUND)
+    content["config_groups"]["group_001"]["targets"].append("model.layers.0.self_attn.q_proj")
+    found = lint_config(content, SOUND, SITES)
+    assert found == ["model.layers.0.self_attn.q_proj: stands in group_000 and group_001; engines take one of them"]
+    first, second = content["config_groups"].values()
+    content["config_groups"] = {"group_2": first, "group_10": second}
+    assert any("number them with zeros in front" in warning for warning in lint_config(content, SOUND, SITES))
+
+
+def test_a_class_as_target_is_understood() -> None:
+    """ "Linear" matches every linear and no embedding, as engines read it."""
+    assignment = {name: "fp8" for name, site in SITES.items() if site.place == "linear"}
+    content = config(assignment)
+    content["config_groups"]["group_000"]["targets"] = ["Linear"]
+    assert lint_config(content, assignment, SITES) == []
+    del assignment["lm_head"]
+    content["ignore"] = []
+    assert [w.partition(":")[0] for w in lint_config(content, assignment, SITES)] == ["lm_head"]

@@ -1,0 +1,242 @@
+"""Devices and the roofline: what a scheme costs on a device."""
+
+import dataclasses
+import math
+
+import pytest
+
+from assay.configs import table
+from assay.precision.errors import UnknownDevice, WrongShape
+from assay.precision.model.sites import Site
+from assay.precision.roofline import Cost, Device, Roofline, Shape, device_named, devices, running, supports
+from assay.precision.schemes import SCHEMES
+
+DEVICE = Device(
+    name="round",
+    title="round numbers",
+    rates={"fp32": 1e12, "bf16": 4e12, "fp8": 8e12},
+    microscaling=False,
+    bandwidth=1e11,
+    memory=1e9,
+    achievable=1.0,
+    launch=0.0,
+    source="made up",
+)
+SHAPE = Shape(batch=2, prompt=512, context=1000, heads=8, kv_heads=2, head_dim=64, layers=1)
+LINEAR = Site("up", "linear", "linear", (1024, 512), "up")
+CACHE = Site("attention:kv_cache", "kv_cache", "kv_cache", unit="attention:kv_cache")
+
+
+def cost(site: Site, scheme: str = "", shape: Shape = SHAPE, device: Device = DEVICE, bits: int = 16) -> Cost:
+    """Of one site alone."""
+    return Roofline(device, [site], shape, bits).cost(site.name, scheme)
+
+
+@pytest.mark.parametrize("name", devices())
+def test_every_device_has_a_source_for_its_figures(name: str) -> None:
+    """A row names a document with its year, has rates that schemes ask for, and figures of a plausible size."""
+    row, device = table("devices")[name], device_named(name)
+    assert any(word in row["source"] for word in ("datasheet", "data sheet", "whitepaper", "documentation"))
+    assert "20" in row["source"]
+    assert set(device.rates) <= {scheme.compute for scheme in SCHEMES.values()}
+    assert device.rates["bf16"] > 1e14
+    assert 5e11 < device.bandwidth < 1e13
+    assert 1e10 < device.memory < 1e12
+    assert 0 < device.achievable <= 1
+    assert device.launch >= 0
+    assert device.microscaling == ("fp4" in device.rates)
+
+
+@pytest.mark.parametrize("name", devices())
+def test_rates_are_dense(name: str) -> None:
+    """Arithmetic of half the width is at most twice as fast; one figure with sparsity among dense ones would be four
+    times."""
+    rates = device_named(name).rates
+    for narrow, wide in (("fp8", "bf16"), ("fp4", "fp8"), ("bf16", "tf32"), ("fp6", "bf16")):
+        if narrow in rates and wide in rates:
+            assert rates[narrow] <= 2.01 * rates[wide]
+    assert rates.get("fp16", rates["bf16"]) == rates["bf16"]
+
+
+def test_an_unknown_device_is_one_line_with_the_nearest_names() -> None:
+    """The error says what was meant, or what there is."""
+    with pytest.raises(UnknownDevice, match=r"^expected a device, got 'h20': did you mean h200") as refused:
+        device_named("h20")
+    assert "\n" not in str(refused.value)
+    with pytest.raises(UnknownDevice, match="known are a100, h100, .*tpu-v6e"):
+        device_named("qqqqqq")
+    assert device_named("H200") == device_named("h200")
+
+
+@pytest.mark.parametrize(
+    ("device", "scheme", "native"),
+    [
+        ("a100", "fp8", False),
+        ("a100", "w8a8", True),
+        ("a100", "w4a16-g128", True),
+        ("a100", "w-nvfp4", True),
+        ("a100", "kv-fp8", True),
+        ("h200", "fp8", True),
+        ("h200", "mxfp8", False),
+        ("h200", "nvfp4", False),
+        ("h200", "w4a8-fp8-g128", True),
+        ("b200", "mxfp8", True),
+        ("b200", "mxfp6", True),
+        ("b200", "nvfp4", True),
+        ("mi300x", "fp8", True),
+        ("mi300x", "mxfp4", False),
+        ("rtx4090", "fp8", True),
+        ("tpu-v5e", "w8a8", True),
+        ("tpu-v5e", "fp8", False),
+        ("tpu-v6e", "fp16", False),
+        ("tpu-v6e", "bf16", True),
+    ],
+)
+def test_which_schemes_run_where(device: str, scheme: str, native: bool) -> None:
+    """A scheme is native where its arithmetic is, weight-only everywhere; what falls back says so."""
+    how = running(device_named(device), SCHEMES[scheme])
+    assert how.native == native == supports(device_named(device), SCHEMES[scheme])
+    assert bool(how.note) == (not native)
+    assert native or how.arithmetic == "bf16"
+
+
+def test_a_linear_by_hand() -> None:
+    """[1024, 512] in 16 bits: 1024 tokens are bound by operations, 2 tokens by bytes."""
+    found = cost(LINEAR)
+    assert found.bytes == 1024 * 512 * 2
+    assert found.kv_bytes == 0
+    moved = 1024 * 512 * 2 + 1024 * 512 * 2 + 1024 * 1024 * 2
+    assert found.prefill == pytest.approx(max(2 * 1024 * 1024 * 512 / 4e12, moved / 1e11), rel=1e-12)
+    assert found.decode == pytest.approx((1024 * 512 * 2 + 2 * 512 * 2 + 2 * 1024 * 2) / 1e11, rel=1e-12)
+
+
+def test_a_weight_only_linear_by_hand() -> None:
+    """w4a16-g128: half a byte an element, a bfloat16 scale for each 128, activations and products in 16 bits."""
+    found = cost(LINEAR, "w4a16-g128")
+    assert found.bytes == 1024 * 512 / 2 + 1024 * 4 * 2
+    assert found.decode == pytest.approx((found.bytes + 2 * 512 * 2 + 2 * 1024 * 2) / 1e11, rel=1e-12)
+
+
+def test_an_fp8_linear_by_hand() -> None:
+    """fp8: a byte an element, a float32 scale each row; its input is read in 16 bits and written in 8 before."""
+    found = cost(LINEAR, "fp8")
+    assert found.bytes == 1024 * 512 + 1024 * 4
+    read = 2 * (512 + 4)
+    product = found.bytes + read + 2 * 1024 * 2
+    assert found.decode == pytest.approx((product + 2 * 512 * 2 + read) / 1e11, rel=1e-12)
+
+
+def test_a_scheme_that_falls_back_gains_memory_only() -> None:
+    """int8 on a device without it: bytes as stored, activations and products in 16 bits."""
+    found, wide = cost(LINEAR, "w8a8"), cost(LINEAR)
+    assert found.bytes == 1024 * 512 + 1024 * 4
+    long = dataclasses.replace(SHAPE, batch=512)
+    assert cost(LINEAR, "w8a8", long).prefill == pytest.approx(cost(LINEAR, "", long).prefill, rel=1e-2)
+    assert cost(LINEAR, "fp8", long).prefill < 0.99 * cost(LINEAR, "", long).prefill
+    assert found.decode == pytest.approx(wide.decode - (wide.bytes - found.bytes) / 1e11, rel=1e-12)
+
+
+def test_attention_by_hand() -> None:
+    """Decode reads the whole cache; a prefill forms half of the products of all pairs; an 8-bit cache takes half."""
+    found, small = cost(CACHE), cost(CACHE, "kv-int8")
+    assert found.kv_bytes == 2 * 2 * 1000 * 2 * 64 * 2
+    assert small.kv_bytes == 2 * 2 * 1000 * 2 * (64 + 4)
+    assert found.decode == pytest.approx((found.kv_bytes + 2 * 2 * 8 * 64 * 2) / 1e11, rel=1e-12)
+    operations = 4 * 2 * 8 * 64 * (512 * 513 / 2)
+    moved = 2 * 2 * 512 * (8 + 2) * 64 * 2 + 2 * 2 * 512 * 2 * 64 * 2
+    assert found.prefill == pytest.approx(max(operations / 4e12, moved / 1e11), rel=1e-12)
+    assert cost(CACHE, "", dataclasses.replace(SHAPE, causal=False, prompt=20000)).prefill == pytest.approx(
+        4 * 2 * 8 * 64 * 20000**2 / 4e12, rel=1e-12
+    )
+
+
+def test_layers_without_a_cache_site_count_as_they_are() -> None:
+    """Attention that the audit can't see into takes its time and memory all the same."""
+    one = Roofline(DEVICE, [CACHE], SHAPE)
+    three = Roofline(DEVICE, [CACHE], dataclasses.replace(SHAPE, layers=3))
+    assert one.rest() == Cost()
+    assert three.rest().kv_bytes == 2 * one.cost(CACHE.name).kv_bytes
+    assert three.total({CACHE.name: "kv-int8"}).decode == pytest.approx(
+        2 * one.cost(CACHE.name).decode + one.cost(CACHE.name, "kv-int8").decode
+    )
+
+
+def test_experts_by_hand() -> None:
+    """2 tokens that go to 2 of 8 experts read 8 (1 - (3/4)^2) = 3.5 of them on average, and pass 4 rows."""
+    site = Site("layer.experts.gate_up", "linear", "experts", (8, 1024, 512), "layer.experts")
+    shape = dataclasses.replace(SHAPE, top_k=2)
+    found = cost(site, "", shape)
+    assert found.bytes == 8 * 1024 * 512 * 2
+    assert found.decode == pytest.approx((3.5 * 1024 * 512 * 2 + 4 * 512 * 2 + 4 * 1024 * 2) / 1e11, rel=1e-12)
+    moved = found.bytes * (1 - 0.75**1024) + 2048 * (512 + 1024) * 2
+    assert found.prefill == pytest.approx(max(2 * 2048 * 1024 * 512 / 4e12, moved / 1e11), rel=1e-12)
+
+
+def test_experts_in_modules_of_their_own_cost_what_one_tensor_does() -> None:
+    """Eight weights [N, K] of a layer's experts and one of [8, N, K] are the same work."""
+    shape = dataclasses.replace(SHAPE, top_k=2)
+    apart = [Site(f"layer.experts.{e}.w1", "linear", "linear", (1024, 512), "layer.experts") for e in range(8)]
+    whole = Site("layer.experts.w1", "linear", "experts", (8, 1024, 512), "layer.experts")
+    for scheme in ("", "w4a16-g128", "w8a16"):
+        many = Roofline(DEVICE, apart, shape).total({site.name: scheme for site in apart if scheme})
+        one = Roofline(DEVICE, [whole], shape).total({whole.name: scheme} if scheme else {})
+        for quantity in ("bytes", "prefill", "decode"):
+            assert getattr(many, quantity) == pytest.approx(getattr(one, quantity), rel=1e-12)
+
+
+def test_a_tied_vocabulary_is_stored_once_and_its_product_formed_for_the_last_position() -> None:
+    """The output's product shares the embedding's scheme and memory, and a prefill needs one row of it a prompt."""
+    embedding = Site("embed", "embedding", "embedding", (5000, 64), "embed")
+    head = Site("lm_head", "linear", "linear", (5000, 64), "lm_head", tied="embed")
+    both = Roofline(DEVICE, [embedding, head], SHAPE)
+    assert both.total({"embed": "w8a16"}).bytes == 5000 * 64 + 5000 * 4 + both.rest().bytes
+    assert both.cost("lm_head").prefill == both.cost("lm_head").decode
+    rows = 2 * 64 * 2  # two tokens of 64 values in 16 bits
+    assert both.cost("embed").decode == pytest.approx(2 * rows / 1e11, rel=1e-12)
+    assert both.cost("embed", "w8a16").decode == pytest.approx((rows + 2 * (64 + 4)) / 1e11, rel=1e-12)
+
+
+def test_a_float32_model_is_multiplied_in_float32() -> None:
+    """Sites without a scheme have the model's own dtype; TF32 takes 32 bits of memory."""
+    long = dataclasses.replace(SHAPE, batch=64)
+    found = cost(LINEAR, "", long, bits=32)
+    assert found.bytes == 1024 * 512 * 4 == cost(LINEAR, "tf32", long, device_named("a100"), 32).bytes
+    assert found.prefill == pytest.approx(2 * 64 * 512 * 1024 * 512 / 1e12, rel=1e-12)
+
+
+@pytest.mark.parametrize("scheme", ["", "fp8", "w8a8", "w4a16-g128"])
+@pytest.mark.parametrize("device", devices())
+def test_time_grows_with_batch_prompt_and_context(device: str, scheme: str) -> None:
+    """More work never takes less time."""
+    sites = [LINEAR, CACHE, Site("layer.experts.w", "linear", "experts", (8, 512, 256), "layer.experts")]
+    assignment = {"up": scheme, "layer.experts.w": scheme, CACHE.name: "kv-fp8"} if scheme else {}
+    before = Cost()
+    for step in range(6):
+        shape = dataclasses.replace(SHAPE, batch=4**step, prompt=64 * 2**step, context=64 * 3**step, top_k=2)
+        now = Roofline(device_named(device), sites, shape).total(assignment)
+        assert now.prefill > before.prefill
+        assert now.decode > before.decode
+        assert now.kv_bytes > before.kv_bytes
+        before = now
+
+
+def test_a_share_and_a_launch_cost_make_everything_slower() -> None:
+    """Half of the peaks takes twice the time; a launch is added to each op."""
+    half = dataclasses.replace(DEVICE, achievable=0.5)
+    slow = dataclasses.replace(DEVICE, launch=1e-3)
+    for scheme in ("", "fp8"):
+        assert cost(LINEAR, scheme, device=half).decode == pytest.approx(2 * cost(LINEAR, scheme).decode)
+        assert cost(LINEAR, scheme, device=slow).decode == pytest.approx(cost(LINEAR, scheme).decode + 1e-3)
+
+
+def test_sums_of_sites_are_the_model() -> None:
+    """Costs add up, so that a choice may be made site by site."""
+    roofline = Roofline(DEVICE, [LINEAR, CACHE], SHAPE)
+    total = roofline.total({"up": "fp8"})
+    assert math.isclose(total.decode, roofline.cost("up", "fp8").decode + roofline.cost(CACHE.name).decode)
+
+
+def test_a_shape_without_tokens_is_refused() -> None:
+    """No batch, no time."""
+    with pytest.raises(WrongShape, match="expected batch of at least 1, got 0"):
+        dataclasses.replace(SHAPE, batch=0)
