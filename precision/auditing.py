@@ -15,13 +15,14 @@ import torch
 from assay.precision.calibration import Calibration, Measured
 from assay.precision.choice import Budgets
 from assay.precision.errors import BadAssignment, BadModel, NoData
+from assay.precision.kept import Kept
 from assay.precision.metrics import Metric, Tally, metric_named
 from assay.precision.model.menu import Fits, menu_of
+from assay.precision.model.opening import opened
 from assay.precision.model.running import batch_size, call, prepared, settled
 from assay.precision.model.sensitivity import Part, Sensitivity, Term, parts_of
 from assay.precision.model.simulation import Simulator
-from assay.precision.model.sites import Collector, Site
-from assay.precision.model.tap import opened
+from assay.precision.model.sites import Collector, Seen, Site
 from assay.precision.prediction import Key, Prediction, Products, QuadraticForm
 from assay.precision.recommendation import Assignment, Planner
 from assay.precision.roofline import Cost, Shape, device_named, supports
@@ -48,6 +49,7 @@ def audit(
     bits: int | None = None,
     shape: Shape | None = None,
     progress: Progress | None = None,
+    kept: Kept | None = None,
 ) -> Audit:
     """Audit a model over calibration data: one forward pass that looks, one forward and backward pass that predicts.
 
@@ -58,10 +60,11 @@ def audit(
     called with outputs and batch, that gives a number for each sequence [B].
     formats: names of schemes; None: those of the interface. target: a device of configs/devices.toml, whose formats
     bound the menus. bits: of the model's own weights, where they are not those it is given with. shape: what is served,
-    for times and the bytes of the KV cache.
+    for times and the bytes of the KV cache. kept: where what an earlier audit computed is, and this one's goes.
     Raises BadModel, NoData, UnknownScheme, UnknownOption, UnknownDevice.
     """
-    found = Audit(model, batches, metric_named(metric), _formats(formats, target), target, seed, progress or _silent)
+    names = _formats(formats, target)
+    found = Audit(model, batches, metric_named(metric), names, target, seed, progress or _silent, kept)
     found.bits, found.shape = bits or found.bits, shape
     return found
 
@@ -78,6 +81,7 @@ class Audit:
         target: str | None,
         seed: int,
         progress: Progress,
+        kept: Kept | None = None,
     ) -> None:
         self.model = prepared(model)
         self.bits = min((p.element_size() * 8 for p in _parameters(model)), default=32)
@@ -90,6 +94,7 @@ class Audit:
         """Wall time of each stage."""
         self._seed = seed
         self._progress = progress
+        self._kept = kept
         self._references: list[torch.Tensor] | None = None
         self._calibration: Calibration | None = None
         self._floor: float | None = None
@@ -166,6 +171,8 @@ class Audit:
         return self.metric.squares(self._calibration.raw(error), self._weight)
 
     def _simulated(self, chosen: Mapping[str, str]) -> float:
+        if self._kept and (found := self._kept.error(chosen)) is not None:
+            return found
         simulator = Simulator({name: SCHEMES[scheme] for name, scheme in chosen.items()}, self.fits, self._tied)
         tally = Tally()
         for index, batch in enumerate(self.batches):
@@ -174,7 +181,10 @@ class Audit:
                 outputs = call(self.model, batch)
             with torch.no_grad():
                 tally.add(self.metric.compare(reference, self.metric.output(outputs, _mapping(batch)), _mapping(batch)))
-        return self.metric.mean(tally)
+        error = self.metric.mean(tally)
+        if self._kept:
+            self._kept.note(chosen, error)
+        return error
 
     def calibrate(self, count: int = 48) -> None:
         """Measure ``count`` random assignments, from dense to sparse, and fit the interval to them."""
@@ -254,17 +264,24 @@ class Audit:
         self._references = kept if size <= _KEPT else None
         if not any(site.place == "linear" for site in collector.sites.values()):
             raise BadModel("expected a model with linear layers, got one that runs none: is it the right module?")
-        self.fits = Fits(collector.seen)
+        self.seen, self.weights = collector.seen, collector.weights
+        self.fits = Fits(self.seen)
         self.sites = tuple(collector.sites.values())
         self._by_name = {str(site): site for site in self.sites}
         self._menus = {str(site): menu_of(site, formats) for site in self.sites}
         self._tied = {str(site): site.tied for site in self.sites if site.tied}
-        self.seen = collector.seen
+        for name, owner in self._tied.items():  # a table that a linear shares takes what the linear may take
+            both = [site for site in (self._by_name[name], self._by_name[owner]) if site.place == "linear"]
+            self._menus[name] = self._menus[owner] = self._menus[str(both[0])] if both else self._menus[name]
+            self.seen.setdefault((owner, ""), self.seen.get((name, ""), Seen()))
         self.seconds["looking"] = time.monotonic() - began
 
     def _differentiate(self) -> None:
         """One forward and backward pass a batch: products of every scheme at every site."""
         began = time.monotonic()
+        if self._kept and (found := self._kept.products(self._menus)):
+            self.form = QuadraticForm(found)
+            return
         generator = torch.Generator().manual_seed(self._seed)
         terms: list[dict[tuple[str, Part], Term]] = []
         known = True
@@ -280,7 +297,10 @@ class Audit:
             terms.append(visitor.terms)
             known = known and visitor.known
             self._progress("predicting", index + 1, len(self.batches))
-        self.form = QuadraticForm(_gathered(terms, self._sizes, known))
+        products = gathered(terms, self._sizes, known)
+        if self._kept:
+            self._kept.keep(products)
+        self.form = QuadraticForm(products)
         self.seconds["predicting"] = time.monotonic() - began
 
     def _reference(self, index: int) -> torch.Tensor:
@@ -290,7 +310,7 @@ class Audit:
             return self.metric.output(call(self.model, self.batches[index]), _mapping(self.batches[index]))
 
 
-def _gathered(batches: Sequence[Mapping[tuple[str, Part], Term]], sizes: Sequence[int], known: bool) -> Products:
+def gathered(batches: Sequence[Mapping[tuple[str, Part], Term]], sizes: Sequence[int], known: bool) -> Products:
     """The batches' products side by side; one sample a batch where sequences could not be told apart."""
     keys = tuple(dict.fromkeys(key for batch in batches for key in batch))
     sums, squares, thinning = [], np.zeros((len(keys), 2)), np.ones(len(keys))

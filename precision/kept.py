@@ -79,7 +79,9 @@ class Kept:
 
     def keep(self, products: Products) -> None:
         """Keep the products."""
-        arrays = {name: np.ascontiguousarray(getattr(products, name)) for name in ("sums", "squares", "halves", "thinning")}
+        arrays = {
+            name: np.ascontiguousarray(getattr(products, name)) for name in ("sums", "squares", "halves", "thinning")
+        }
         keys = json.dumps([repr((str(site), part)) for site, part in products.keys])
         write_whole(self.folder / _PRODUCTS, save(arrays, {"fingerprint": self.fingerprint, "keys": keys}))
 
@@ -99,7 +101,9 @@ def fingerprint(model: torch.nn.Module, batches: Sequence[Any], *settings: objec
         digest.update(_bytes(tensor))
     digest.update(f"{type(model).__qualname__} {getattr(model, 'config', '')}".encode())
     for batch in batches:
-        entries = batch.items() if isinstance(batch, Mapping) else enumerate(batch) if _several(batch) else [("", batch)]
+        entries = (
+            batch.items() if isinstance(batch, Mapping) else enumerate(batch) if _several(batch) else [("", batch)]
+        )
         for key, value in entries:
             shown = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
             digest.update(f"{key} {shown}".encode())

@@ -16,7 +16,7 @@ from assay.precision.roofline import Cost, Roofline, Shape, device_named
 if TYPE_CHECKING:
     from assay.precision.auditing import Audit
 
-__all__ = ["Assignment", "Planner"]
+__all__ = ["Assignment", "Planner", "shape_of"]
 
 _DEVICE = "h100"
 """Whose times are told where no target is given."""
@@ -48,7 +48,7 @@ class Planner:
     def __init__(self, audit: Audit, shape: Shape | None, bits: int) -> None:
         self._audit = audit
         self._roofline = Roofline(
-            device_named(audit.target or _DEVICE), audit.sites, shape or _shape(audit.model, len(audit.sites)), bits
+            device_named(audit.target or _DEVICE), audit.sites, shape or shape_of(audit.model), bits
         )
         held = sum(site.parameters for site in audit.sites if not site.tied)
         self._other = (sum(p.numel() for p in audit.model.parameters()) - held) * bits / 8
@@ -170,8 +170,11 @@ def _why(best: Assignment, budgets: Budgets, least: str) -> str:
     return f"bound by {' and '.join(near)}" if near else "no budget binds: the least error that the formats allow"
 
 
-def _shape(model: torch.nn.Module, layers: int) -> Shape:
-    """What a model's configuration says of its heads; one head of 64 where there is none."""
+def shape_of(model: torch.nn.Module) -> Shape:
+    """One prompt of 2048 tokens, a context of 4096, and heads and layers as the model's configuration has them.
+
+    One head of 64 where there is no configuration.
+    """
     config = getattr(model, "config", None)
 
     def value(*names: str, default: int) -> int:

@@ -1,4 +1,4 @@
-"""The choice of an assignment: one option for every unit, under budgets of error, bytes and time; only numbers, no model.
+"""The choice of an assignment: one option for every unit, under budgets of error, bytes and time. Only numbers.
 
 problem (units, options, budgets; what is dominated) · program (the integer program) · refinement (exchanges under the
 true error) · choosing (diverse solutions) · closest (what to do when no assignment meets the budgets) · front.

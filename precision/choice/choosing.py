@@ -74,7 +74,7 @@ def _starts(judge: Judge, kept: Mask, candidates: int, distance: int, seconds: f
 
 
 def _relinearised(judge: Judge, picks: Picks, calls: int, clock: Clock) -> Picks:
-    """Integer programs with the true change of each single exchange, within fewer and fewer units of the best so far."""
+    """Integer programs with the true change of each single exchange, within fewer and fewer units of the best."""
     size = len(judge.problem.units)
     picks = refine(judge, picks, calls - judge.calls)
     reach = size // 2

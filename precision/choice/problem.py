@@ -117,7 +117,7 @@ class Problem:
         self.starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         """The first option of each unit, and one past the last."""
         self.unit_of = np.repeat(np.arange(len(self.units)), sizes)
-        self.finite: NDArray[np.bool_] = np.isfinite(self.values).all(1)
+        self.finite: NDArray[np.bool_] = np.asarray(np.isfinite(self.values).all(1))
         """Options that can be taken at all: a scheme that makes infinities has an infinite error."""
         for unit, first, last in zip(self.units, self.starts, self.starts[1:], strict=False):
             if not self.finite[first:last].any():

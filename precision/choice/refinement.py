@@ -122,7 +122,7 @@ def _step(judge: Judge, picks: Picks, last: int) -> Picks | None:
 def _first_better(judge: Judge, picks: Picks, exchanges: NDArray[np.int64], keys: Floats, last: int) -> Picks | None:
     """The first exchange that is better in truth. Only errors are estimated: what is worse without them isn't tried."""
     now = judge.key(picks)
-    others = {quantity: limit for quantity, limit in judge.limits.items() if quantity != "error"}
+    others: dict[Quantity, float] = {quantity: limit for quantity, limit in judge.limits.items() if quantity != "error"}
     for exchange, estimate in zip(exchanges, keys, strict=True):
         if judge.minimise != "error" and now[0] == 0 and estimate[1] > now[1]:
             continue
@@ -155,7 +155,9 @@ def greedy(judge: Judge, calls: int) -> Picks | None:
     limits can't be met so, or the calls are spent before.
     """
     problem, last = judge.problem, judge.calls + calls
-    limits = {quantity: limit for quantity, limit in judge.limits.items() if quantity != "error" and limit > 0}
+    limits: dict[Quantity, float] = {
+        quantity: limit for quantity, limit in judge.limits.items() if quantity != "error" and limit > 0
+    }
     errors = np.where(problem.finite, problem.values[:, 0], np.inf)
     ends = zip(problem.starts, problem.starts[1:], strict=False)
     picks: Picks = tuple(int(np.argmin(errors[first:end])) for first, end in ends)

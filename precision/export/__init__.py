@@ -1,7 +1,7 @@
 """What serving stacks load: configurations of an assignment, and a checkpoint that equals its simulation.
 
-compressed_tensors · modelopt · torchao · vllm (configurations) · checkpoint (with folding, tensors) · lint · plan and
-targets (what they share).
+compressed_tensors · modelopt · torchao · vllm (configurations) · checkpoint (with folder, folding, pieces, tensors) ·
+lint · plan and targets (what they share).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from assay.precision.export.checkpoint import Written, write_checkpoint
 from assay.precision.export.compressed_tensors import quantization_config
 from assay.precision.export.lint import lint, lint_config
 from assay.precision.export.modelopt import hf_quant_config
+from assay.precision.export.pieces import pieces_of
 from assay.precision.export.plan import Recipe
 from assay.precision.export.torchao import fqn_to_config
 from assay.precision.export.vllm import command_line, online_config
@@ -42,13 +43,13 @@ __all__ = [
     "write_checkpoint",
 ]
 
-_Recipes = Callable[[Mapping[str, str], Mapping[str, Site], torch.dtype], Recipe]
-_FILES: dict[str, tuple[str, _Recipes]] = {
-    "compressed-tensors": ("quantization_config.json", quantization_config),
-    "modelopt": ("hf_quant_config.json", hf_quant_config),
-    "torchao": ("torchao.json", fqn_to_config),
-    "vllm": ("vllm.json", online_config),
+_FILES = {
+    "compressed-tensors": "quantization_config.json",
+    "modelopt": "hf_quant_config.json",
+    "torchao": "torchao.json",
+    "vllm": "vllm.json",
 }
+_RECIPES = {"modelopt": hf_quant_config, "torchao": fqn_to_config, "vllm": online_config}
 FORMATS = tuple(_FILES)
 """The configurations that can be written."""
 
@@ -88,11 +89,14 @@ def export(
         raise CannotExport(f"expected formats of {', '.join(FORMATS)}, got {unknown[0]!r}")
     folder = Path(out)
     files: dict[Path, str] = {}
+    names = {name: [piece.name for piece in pieces] for name, pieces in pieces_of(model, sites).items()}
     notes = [f"lint: {line}" for line in lint(assignment, sites, supported)]
     for name in dict.fromkeys(formats):
-        file, recipe_of = _FILES[name]
-        recipe = recipe_of(assignment, sites, dtype)
-        files[folder / file] = json.dumps(recipe.content, indent=2) + "\n"
+        if name == "compressed-tensors":
+            recipe = quantization_config(assignment, sites, dtype, names)
+        else:
+            recipe = _RECIPES[name](assignment, sites, dtype)
+        files[folder / _FILES[name]] = json.dumps(recipe.content, indent=2) + "\n"
         notes += [f"{name}: {line}" for line in recipe.notes]
         if name == "vllm":
             files[folder / "vllm.txt"] = command_line(str(source or "MODEL"), assignment, sites) + "\n"

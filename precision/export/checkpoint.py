@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -17,8 +12,10 @@ import torch
 
 from assay.precision.errors import CannotExport, NotInstalled
 from assay.precision.export.compressed_tensors import config_of, groups_of, why_not
+from assay.precision.export.folder import config_json, dtype_of, save, whole
 from assay.precision.export.folding import Folded, folded
 from assay.precision.export.lint import lint, lint_config
+from assay.precision.export.pieces import Piece, pieces_of, rows_of
 from assay.precision.export.plan import Plan, plan_of
 from assay.precision.export.tensors import compressed, input_tensors
 from assay.precision.model.menu import Fits
@@ -26,21 +23,6 @@ from assay.precision.model.sites import Site
 from assay.precision.schemes import Stored
 
 __all__ = ["Written", "write_checkpoint"]
-
-_COPIED = (
-    "tokenizer*",
-    "vocab*",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "spiece.model",
-    "*.tiktoken",
-    "chat_template*",
-    "generation_config.json",
-    "preprocessor_config.json",
-)
-"""Files of a model's directory that belong beside its weights."""
-_SHARD = "5GB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,73 +59,97 @@ def write_checkpoint(
     """
     _need("compressed_tensors", "transformers", "huggingface_hub")
     folder, origin = Path(out), None if source is None else Path(source)
-    config = _config(model, origin)
-    dtype = dtype or _dtype(model, config)
-    plan = plan_of(assignment, sites, dtype)
-    _refuse(model, plan)
-    recipe = config_of(plan)
-    fitted = {name: stored for name, stored, _ in _fitted(model, plan, fits)}
-    columns = {name: stored.columns for name, stored in fitted.items() if stored.columns is not None}
+    config = config_json(model, origin)
+    dtype = dtype or dtype_of(model, config)
+    plan = plan_of(assignment, sites, dtype, experts=True)
+    pieces = pieces_of(model, sites)
+    _refuse(model, plan, pieces)
+    names = {name: [piece.name for piece in some] for name, some in pieces.items()}
+    recipe = config_of(plan, names)
+    fitted = {name: fits.weight(name, scheme, _weight(model, name)) for name, scheme in plan.linears.items()}
+    columns = {name: stored.columns for name, stored in fitted.items() if stored and stored.columns is not None}
     into = folded(model, columns)
-    tensors = _quantised(model, plan, fits, into)
+    tensors = _quantised(model, plan, pieces, names, fits, into)
     tensors |= _caches(plan, fits, recipe.content)
-    tensors |= _others(model, plan, into, dtype)
+    tensors |= _others(model, tensors, {names[name][0]: name for name in into.rows}, into, dtype)
     config["dtype"] = str(dtype).removeprefix("torch.")
     config.pop("torch_dtype", None)
     content = recipe.content
     if content["config_groups"] or content["kv_cache_scheme"]:
         config["quantization_config"] = content
     cached = plan.caches if content["kv_cache_scheme"] is not None else {}
-    held = {name: scheme for name, scheme in assignment.items() if name in plan.linears or name in cached}
-    notes = [*recipe.notes, *lint(assignment, sites), *lint_config(content, held, sites)]
+    within = {*plan.linears, *plan.experts, *cached}
+    held = {name: scheme for name, scheme in assignment.items() if name in within}
+    notes = [*recipe.notes, *lint(assignment, sites), *lint_config(content, held, sites, names)]
     notes += _warnings(plan, into, dtype)
-    with _whole(folder, overwrite) as (place, replaced):
-        _save(place, tensors, config, model, origin)
+    with whole(folder, overwrite) as (place, replaced):
+        save(place, tensors, config, model, origin)
     if replaced:
         notes.append(f"{folder}: replaced the folder that was there")
     return Written(folder, held, tuple(notes))
 
 
-def _refuse(model: torch.nn.Module, plan: Plan) -> None:
+def _refuse(model: torch.nn.Module, plan: Plan, pieces: Mapping[str, list[Piece]]) -> None:
     """Raise where a linear can't be stored as assigned: a checkpoint that holds less than was asked would mislead."""
     reasons = []
     shared: dict[int, list[str]] = {}
     for parameter, values in model.named_parameters(remove_duplicate=False):
         shared.setdefault(id(values), []).append(parameter)
-    for name, scheme in plan.linears.items():
+    for name, scheme in {**plan.linears, **plan.experts}.items():
         reason = why_not(scheme)
-        module = model.get_submodule(name) if reason is None else None
-        if module is not None and type(module) is not torch.nn.Linear:
-            reason = f"it is a {type(module).__name__}; compressed-tensors stores torch.nn.Linear"
-        elif module is not None and len(shared[id(module.get_parameter("weight"))]) > 1:
-            reason = f"it shares its weight with {' and '.join(shared[id(module.get_parameter('weight'))])}"
+        if reason is None and name in plan.experts:
+            rule = scheme.weight.rule if scheme.weight is not None else ""
+            if scheme.transform != "none" or rule == "awq":
+                reason = "experts share one input, which column factors of each can't divide"
+        elif reason is None:
+            module = model.get_submodule(name)
+            tied = shared.get(id(module.get_parameter("weight")), [])
+            if type(module) is not torch.nn.Linear:
+                reason = f"it is a {type(module).__name__}; compressed-tensors stores torch.nn.Linear"
+            elif len(tied) > 1:
+                reason = f"it shares its weight with {' and '.join(tied)}"
+        if reason is None and not pieces.get(name):
+            reason = "its rows are laid out otherwise in checkpoints of this architecture"
         if reason is not None:
             reasons.append(f"{name} can't be stored in {scheme.name}: {reason}")
     if reasons:
         raise CannotExport(reasons[0] + (f" (and {len(reasons) - 1} more linears)" if len(reasons) > 1 else ""))
 
 
-def _fitted(model: torch.nn.Module, plan: Plan, fits: Fits) -> Iterator[tuple[str, Stored, Stored | None]]:
-    """How each quantised linear's weight and input are stored."""
-    for name, scheme in plan.linears.items():
-        weight = model.get_submodule(name).get_parameter("weight").detach()
-        stored = fits.weight(name, scheme, weight)
-        assert stored is not None
-        yield name, stored, fits.input(name, scheme, weight)
+def _weight(model: torch.nn.Module, name: str) -> torch.Tensor:
+    """A linear's weight, or a parameter of experts, by the name of its site."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return (parameters[name] if name in parameters else parameters[f"{name}.weight"]).detach()
 
 
-def _quantised(model: torch.nn.Module, plan: Plan, fits: Fits, into: Folded) -> dict[str, torch.Tensor]:
-    """Codes and scales of every quantised linear, and static scales of their inputs."""
-    groups = groups_of(plan)
+def _quantised(
+    model: torch.nn.Module,
+    plan: Plan,
+    pieces: Mapping[str, list[Piece]],
+    names: Mapping[str, list[str]],
+    fits: Fits,
+    into: Folded,
+) -> dict[str, torch.Tensor]:
+    """Codes and scales of every quantised linear, and static scales of their inputs, by names of checkpoints."""
+    groups = groups_of(plan, names)
     tensors: dict[str, torch.Tensor] = {}
-    for name, stored, of_input in _fitted(model, plan, fits):
-        weight = model.get_submodule(name).get_parameter("weight").detach().float()
-        if stored.columns is not None:
-            weight = weight * stored.columns
-        local = compressed(name, weight, stored, groups[plan.linears[name].name])
-        if name in into.rows:
-            local["weight_scale"] = _divided(name, stored, local["weight_scale"], into.rows[name])
-        tensors |= {f"{name}.{key}": values for key, values in {**local, **input_tensors(name, of_input)}.items()}
+    for name, scheme in {**plan.linears, **plan.experts}.items():
+        whole = _weight(model, name)
+        for piece in pieces[name]:
+            weight = whole if piece.expert is None else whole[piece.expert]
+            stored, of_input = (
+                fits.weight(name, scheme, weight, piece.expert),
+                fits.input(name, scheme, weight, piece.expert),
+            )
+            assert stored is not None
+            part = rows_of(piece.name, stored, piece.start, piece.stop, weight.shape[0])
+            rows = weight[piece.start : piece.stop].float()
+            rows = rows if stored.columns is None else rows * stored.columns
+            local = compressed(piece.name, rows, part, groups[scheme.name])
+            if name in into.rows:
+                local["weight_scale"] = _divided(name, stored, local["weight_scale"], into.rows[name])
+            local |= input_tensors(name, of_input)
+            tensors |= {f"{piece.name}.{key}": values for key, values in local.items()}
     return tensors
 
 
@@ -172,42 +178,43 @@ def _caches(plan: Plan, fits: Fits, content: Mapping[str, Any]) -> dict[str, tor
     return tensors
 
 
-def _others(model: torch.nn.Module, plan: Plan, into: Folded, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def _others(
+    model: torch.nn.Module,
+    quantised: Mapping[str, torch.Tensor],
+    divided: Mapping[str, str],
+    into: Folded,
+    dtype: torch.dtype,
+) -> dict[str, torch.Tensor]:
     """Everything that isn't quantised, each tensor once, by the names that checkpoints of the architecture use."""
-    conversion = import_module("transformers.core_model_loading")
-    state = conversion.revert_weight_conversion(model, dict(model.state_dict()))
-    renamed = [name for name in plan.linears if f"{name}.weight" not in state]
-    if renamed:
-        raise CannotExport(
-            f"{renamed[0]} has another name in checkpoints of this architecture, which isn't supported yet"
-        )
-    kept: dict[str, torch.Tensor] = {}
-    seen: set[tuple[int, int]] = set()
-    for key, values in state.items():
-        if key.removesuffix(".weight") in plan.linears:
-            continue
-        place = (values.untyped_storage().data_ptr(), values.storage_offset())
+    state = dict(model.state_dict())
+    seen: set[tuple[int, int, torch.Size]] = set()
+    for key, values in list(state.items()):
+        place = (values.untyped_storage().data_ptr(), values.storage_offset(), values.shape)
         if place in seen:  # loaded again, what is tied is tied again
-            continue
+            del state[key]
         seen.add(place)
-        kept[key] = _held(key, values, into, dtype)
+        if key in into.vectors:
+            state[key] = into.vectors[key]
+    if hasattr(model, "save_pretrained"):
+        state = import_module("transformers.core_model_loading").revert_weight_conversion(model, state)
+    linears = {key.rpartition(".")[0] for key in quantised}
+    kept: dict[str, torch.Tensor] = {}
+    for key, values in state.items():
+        name = key.removesuffix(".weight")
+        if name in linears and name != key:
+            continue
+        if name in divided and name != key:
+            values = values / into.rows[divided[name]][:, None]
+        values = values.to(dtype) if values.is_floating_point() else values
+        kept[key] = values.detach().clone(memory_format=torch.contiguous_format)
     return kept
-
-
-def _held(key: str, values: torch.Tensor, into: Folded, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor that isn't quantised, as it is stored."""
-    if key in into.vectors:
-        values = into.vectors[key]
-    elif key.removesuffix(".weight") in into.rows:
-        values = values / into.rows[key.removesuffix(".weight")][:, None]
-    return (values.to(dtype) if values.is_floating_point() else values).detach().clone().contiguous()
 
 
 def _warnings(plan: Plan, into: Folded, dtype: torch.dtype) -> list[str]:
     found = []
     scaled = [
         name
-        for name, scheme in plan.linears.items()
+        for name, scheme in {**plan.linears, **plan.experts}.items()
         if scheme.weight is not None and scheme.weight.scale_format == "float32"
     ]
     if scaled and dtype != torch.float32:
@@ -231,69 +238,9 @@ def _warnings(plan: Plan, into: Folded, dtype: torch.dtype) -> list[str]:
     return found
 
 
-def _save(
-    place: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any], model: torch.nn.Module, origin: Path | None
-) -> None:
-    hub = import_module("huggingface_hub")
-    hub.save_torch_state_dict(tensors, place, max_shard_size=_SHARD, metadata={"format": "pt"})
-    if origin is not None:
-        for pattern in _COPIED:
-            for file in origin.glob(pattern):
-                if file.is_file():
-                    shutil.copyfile(file, place / file.name)
-    generation = getattr(model, "generation_config", None)
-    if generation is not None and not (place / "generation_config.json").exists():
-        generation.save_pretrained(place)
-    (place / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def _config(model: torch.nn.Module, origin: Path | None) -> dict[str, Any]:
-    """The model's config.json, as its directory has it, or as transformers writes it."""
-    if origin is not None and (origin / "config.json").is_file():
-        found: dict[str, Any] = json.loads((origin / "config.json").read_text(encoding="utf-8"))
-        return found
-    config: Any = getattr(model, "config", None)
-    if config is None or not hasattr(config, "to_json_string"):
-        raise CannotExport(
-            "expected a model of transformers, which has a config, got none: export its configuration only"
-        )
-    written: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
-    return {**written, "architectures": [type(model).__name__]}
-
-
-def _dtype(model: torch.nn.Module, config: Mapping[str, Any]) -> torch.dtype:
-    said = config.get("dtype") or config.get("torch_dtype")
-    found = getattr(torch, str(said).removeprefix("torch."), None)
-    return found if isinstance(found, torch.dtype) else next(model.parameters()).dtype
-
-
 def _need(*packages: str) -> None:
     for package in packages:
         try:
             import_module(package)
         except ImportError:
             raise NotInstalled(f"a checkpoint needs {package}: pip install kernel-assay[audit]") from None
-
-
-@contextmanager
-def _whole(folder: Path, overwrite: bool) -> Iterator[tuple[Path, bool]]:
-    """A folder to write into that takes its name at the end, and whether it takes that of another."""
-    replaced = folder.exists()
-    if replaced and not overwrite:
-        raise CannotExport(f"{folder} exists: give another folder, or pass overwrite=True to replace it")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    room = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        place = room / "new"
-        place.mkdir()  # with the rights that a folder of the user has
-        yield place, replaced
-        if replaced:
-            os.rename(folder, room / "old")
-        try:
-            os.rename(place, folder)
-        except OSError:
-            if replaced:
-                os.rename(room / "old", folder)
-            raise
-    finally:
-        shutil.rmtree(room, ignore_errors=True)

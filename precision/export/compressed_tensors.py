@@ -5,7 +5,7 @@ Fields and rules are those of compressed-tensors 0.20 (`QuantizationConfig`, `Qu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from assay.precision.export.targets import targets_of
 from assay.precision.model.sites import Site
 from assay.precision.schemes import SCHEMES, Quantizer, Scheme
 
-__all__ = ["VERSION", "config_of", "format_of", "groups_of", "quantization_config", "why_not"]
+__all__ = ["VERSION", "Names", "config_of", "format_of", "groups_of", "quantization_config", "why_not"]
 
 VERSION = "0.20.0"
 """Of compressed-tensors, whose fields these are."""
@@ -33,22 +33,32 @@ _SCALES = {"float8_e8m0fnu": "torch.uint8", "float8_e4m3fn": "torch.float8_e4m3f
 _KV = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
 
 
+Names = Mapping[str, Sequence[str]]
+"""What sites are called in checkpoints, where that differs from their own names."""
+
+
 def quantization_config(
-    assignment: Mapping[str, str], sites: Mapping[str, Site], dtype: torch.dtype = torch.bfloat16
+    assignment: Mapping[str, str],
+    sites: Mapping[str, Site],
+    dtype: torch.dtype = torch.bfloat16,
+    names: Names | None = None,
 ) -> Recipe:
-    """The ``quantization_config`` of an assignment. Raises CannotExport and UnknownScheme as `plan_of` does."""
-    return config_of(plan_of(assignment, sites, dtype))
+    """The ``quantization_config`` of an assignment. Raises CannotExport and UnknownScheme as `plan_of` does.
+
+    names: see `Names`; without them experts held in one parameter have none and are noted.
+    """
+    return config_of(plan_of(assignment, sites, dtype, experts=names is not None), names or {})
 
 
-def config_of(plan: Plan) -> Recipe:
+def config_of(plan: Plan, names: Names) -> Recipe:
     """The same of a plan: a group for each scheme, numbered with zeros in front, since groups are sorted by name."""
     notes = plan.notes
-    groups = groups_of(plan)
-    left = list(plan.left)
-    for name, scheme in plan.linears.items():
+    groups = groups_of(plan, names)
+    left = [named for name in plan.left for named in names.get(name, [name])]
+    for name, scheme in {**plan.linears, **plan.experts}.items():
         if scheme.name not in groups:
             notes.add(name, scheme.name, str(why_not(scheme)))
-            left.append(name)
+            left += names.get(name, [name])
     formats = {group["format"] for group in groups.values()}
     content = {
         "quant_method": "compressed-tensors",
@@ -63,13 +73,13 @@ def config_of(plan: Plan) -> Recipe:
     return Recipe(content, notes.lines())
 
 
-def groups_of(plan: Plan) -> dict[str, dict[str, Any]]:
+def groups_of(plan: Plan, names: Names) -> dict[str, dict[str, Any]]:
     """The config group of each scheme that there are words for, by the scheme's name."""
     members: dict[str, list[str]] = {}
-    for name, scheme in plan.linears.items():
+    for name, scheme in {**plan.linears, **plan.experts}.items():
         if why_not(scheme) is None:
-            members.setdefault(scheme.name, []).append(name)
-    return {name: _group(SCHEMES[name], names) for name, names in members.items()}
+            members.setdefault(scheme.name, []).extend(names.get(name, [name]))
+    return {name: _group(SCHEMES[name], linears) for name, linears in members.items()}
 
 
 def why_not(scheme: Scheme) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from assay.precision.export.plan import units_of
@@ -43,12 +43,18 @@ def lint(
     return found
 
 
-def lint_config(config: Mapping[str, Any], assignment: Mapping[str, str], sites: Mapping[str, Site]) -> list[str]:
+def lint_config(
+    config: Mapping[str, Any],
+    assignment: Mapping[str, str],
+    sites: Mapping[str, Site],
+    names: Mapping[str, Sequence[str]] | None = None,
+) -> list[str]:
     """Warnings about a compressed-tensors ``quantization_config`` that is to mean ``assignment``.
 
     Patterns that match what they should not (layers.1 and layers.11), linears that no pattern matches, that stand in
-    two groups, or that are targeted and ignored.
+    two groups, or that are targeted and ignored. names: what sites are called in checkpoints, where that differs.
     """
+    called = {site: (names or {}).get(site, [site]) for site in sites}
     groups: Mapping[str, Any] = config.get("config_groups") or {}
     ignored = config.get("ignore") or []
     found = []
@@ -58,31 +64,30 @@ def lint_config(config: Mapping[str, Any], assignment: Mapping[str, str], sites:
         for target in group["targets"]:
             if target.startswith("re:") and not target.endswith("$"):
                 found.append(f"{name}: {target!r} matches every name that begins so; end it with $")
-            if not any(matches(target, site, _classes(sites[site])) for site in sites):
+            if not any(matches(target, name, _classes(sites[site])) for site in sites for name in called[site]):
                 found.append(f"{name}: {target!r} matches no linear of the model")
     for site, place in sites.items():
         if place.shape:
-            found += _of_site(site, place, assignment, groups, ignored)
+            scheme = assignment.get(site, assignment.get(place.tied, ""))
+            found += [line for name in called[site] for line in _of_linear(name, place, scheme, groups, ignored)]
     return found
 
 
-def _of_site(
-    site: str, place: Site, assignment: Mapping[str, str], groups: Mapping[str, Any], ignored: list[str]
-) -> list[str]:
+def _of_linear(name: str, place: Site, given: str, groups: Mapping[str, Any], ignored: list[str]) -> list[str]:
     classes = _classes(place)
     hits = [
-        (group, target) for group in groups for target in groups[group]["targets"] if matches(target, site, classes)
+        (group, target) for group in groups for target in groups[group]["targets"] if matches(target, name, classes)
     ]
-    skipped = any(matches(target, site, classes) for target in ignored)
-    scheme = SCHEMES.get(assignment.get(site, assignment.get(place.tied, "")))
-    quantised = scheme is not None and scheme.weight is not None and scheme.weight.per != "element"
-    if quantised and scheme is not None and (skipped or not hits):
+    skipped = any(matches(target, name, classes) for target in ignored)
+    weight = SCHEMES[given].weight if given in SCHEMES else None
+    quantised = weight is not None and weight.per != "element"
+    if quantised and (skipped or not hits):
         why = "it is ignored" if skipped else "no group has it as a target"
-        return [f"{site}: would silently stay as it is instead of {scheme.name}, since {why}"]
+        return [f"{name}: would silently stay as it is instead of {given}, since {why}"]
     if hits and not quantised and not skipped:
-        return [f"{site}: {hits[0][1]!r} of {hits[0][0]} matches it, but it is to stay as it is"]
+        return [f"{name}: {hits[0][1]!r} of {hits[0][0]} matches it, but it is to stay as it is"]
     if len({group for group, _ in hits}) > 1:
-        return [f"{site}: stands in {' and '.join(dict(hits))}; engines take one of them"]
+        return [f"{name}: stands in {' and '.join(dict(hits))}; engines take one of them"]
     return []
 
 

@@ -48,6 +48,8 @@ class Plan:
 
     linears: dict[str, Scheme]
     """Linears that are quantised."""
+    experts: dict[str, Scheme]
+    """Parameters that hold several experts and are quantised."""
     left: tuple[str, ...]
     """Linears and embeddings that keep the checkpoint's dtype."""
     caches: dict[str, Scheme]
@@ -57,8 +59,16 @@ class Plan:
     notes: Notes
 
 
-def plan_of(assignment: Mapping[str, str], sites: Mapping[str, Site], dtype: torch.dtype = torch.bfloat16) -> Plan:
+def plan_of(
+    assignment: Mapping[str, str],
+    sites: Mapping[str, Site],
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    experts: bool = False,
+) -> Plan:
     """Sort an assignment of site names to scheme names; ``dtype``: of what isn't quantised.
+
+    experts: parameters that hold several experts have a place too; otherwise they are noted.
 
     Raises CannotExport for a site that the model has not, UnknownScheme for a scheme that there is not.
     """
@@ -68,6 +78,7 @@ def plan_of(assignment: Mapping[str, str], sites: Mapping[str, Site], dtype: tor
     schemes = {name: scheme_named(scheme) for name, scheme in assignment.items()}
     notes = Notes()
     linears: dict[str, Scheme] = {}
+    together: dict[str, Scheme] = {}
     caches: dict[str, Scheme] = {}
     for name, scheme in schemes.items():
         site = sites[name]
@@ -81,18 +92,20 @@ def plan_of(assignment: Mapping[str, str], sites: Mapping[str, Site], dtype: tor
             notes.add(name, scheme.name, "only weights, inputs of linears and the KV cache can be given a format")
         elif site.place == "embedding":
             notes.add(name, scheme.name, "no serving stack loads a quantised table of embeddings")
+        elif len(site.shape) > 2 and experts:
+            together[name] = scheme
         elif len(site.shape) > 2:
-            notes.add(name, scheme.name, "experts held in one parameter are not exported")
+            notes.add(name, scheme.name, "experts held in one parameter have no name here")
         else:
             linears[name] = scheme
     for name, site in sites.items():  # a tied weight follows the site that owns it
         if site.tied in linears and name not in assignment:
             linears[name] = linears[site.tied]
-    left = tuple(name for name, site in sites.items() if site.shape and name not in linears)
+    left = tuple(name for name, site in sites.items() if site.shape and name not in linears and name not in together)
     every = {name for name, site in sites.items() if site.place == "kv_cache"}
     shared = {scheme.name for scheme in caches.values()}
     whole = next(iter(caches.values())) if caches and set(caches) == every and len(shared) == 1 else None
-    return Plan(linears, left, caches, whole, notes)
+    return Plan(linears, together, left, caches, whole, notes)
 
 
 def units_of(names: Mapping[str, Site]) -> dict[str, list[str]]:

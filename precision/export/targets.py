@@ -1,36 +1,27 @@
-"""Names of modules as the targets that serving stacks match: exact, or a regular expression over layer numbers."""
+"""Names of modules as the targets that serving stacks match: exact, or a regular expression over their numbers."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable
 
 __all__ = ["matches", "targets_of"]
 
-_LAYER = re.compile(r"\.(\d+)\.")
-
 
 def targets_of(names: Iterable[str]) -> list[str]:
-    r"""Targets that match exactly these names: those that differ in their first layer number only share one target.
+    r"""Targets that match exactly these names: those that differ in their numbers only share one where they can.
 
     "re:" targets are read with `re.match`, which anchors the start alone: each ends with "$".
     """
-    alike: dict[tuple[str, str], list[int]] = {}
-    exact = []
+    alike: dict[tuple[str, ...], set[tuple[int, ...]]] = {}
     for name in names:
-        found = _LAYER.search(name)
-        if found is None:
-            exact.append(name)
-        else:
-            alike.setdefault((name[: found.start()], name[found.end() :]), []).append(int(found[1]))
-    regular = []
-    for (head, tail), layers in alike.items():
-        if len(layers) == 1:
-            exact.append(f"{head}.{layers[0]}.{tail}")
-        else:
-            numbers = "|".join(map(str, sorted(layers)))
-            regular.append(rf"re:{re.escape(head)}\.({numbers})\.{re.escape(tail)}$")
-    return exact + regular
+        words = tuple("#" if word.isdecimal() else word for word in name.split("."))
+        alike.setdefault(words, set()).add(tuple(int(word) for word in name.split(".") if word.isdecimal()))
+    targets: list[str] = []
+    for words, numbers in alike.items():
+        targets += _targets(words, numbers)
+    return sorted(targets, key=lambda target: target.startswith("re:"))
 
 
 def matches(target: str, name: str, classes: Collection[str] = ()) -> bool:
@@ -38,3 +29,21 @@ def matches(target: str, name: str, classes: Collection[str] = ()) -> bool:
     if target.startswith("re:"):
         return re.match(target.removeprefix("re:"), name) is not None
     return target == name or target in classes
+
+
+def _targets(words: tuple[str, ...], numbers: set[tuple[int, ...]]) -> list[str]:
+    """Targets of names that are ``words`` with ``numbers`` in the places of "#"."""
+    places = [sorted(set(column)) for column in zip(*numbers, strict=True)]
+    if len(numbers) == 1:
+        given = (str(place[0]) for place in places)
+        return [".".join(next(given) if word == "#" else word for word in words)]
+    if math.prod(map(len, places)) == len(numbers):
+        choices = (str(place[0]) if len(place) == 1 else f"({'|'.join(map(str, place))})" for place in places)
+        return ["re:" + r"\.".join(next(choices) if word == "#" else re.escape(word) for word in words) + "$"]
+    # Not every number goes with every other: those of the first place that has several stand apart.
+    place = next(index for index, values in enumerate(places) if len(values) > 1)
+    return [
+        target
+        for value in places[place]
+        for target in _targets(words, {some for some in numbers if some[place] == value})
+    ]

@@ -122,7 +122,7 @@ class Sensitivity:
         count = x.numel() // max(x.shape[-1], 1)
         gathered = self.tap.gathered if self.tap is not None else []
         if x.dim() == 2 and gathered and gathered[-1][0].numel() == count:
-            index, source = gathered[-1]
+            index, source, _ = gathered[-1]
             return _Rows(index=index * self._batch // source)
         if count and count % self._batch == 0 and (x.dim() != 2 or not gathered):
             return _Rows(each=count // self._batch)
@@ -141,11 +141,12 @@ class Sensitivity:
         gx: torch.Tensor,
     ) -> None:
         """Products of a linear: x [..., K], weight [N, K], cotangents g [..., N] of its output and gx of its input."""
-        schemes = [SCHEMES[scheme] for scheme in self._menus.get(name, ())]
-        weights = {parts_of(s)[0]: self._fits.weight(name, s, weight, expert) for s in schemes if s.weight}
-        self._on_weight(name, weights, x, weight, g, rows)
-        inputs = {parts_of(s)[-1]: self._fits.input(name, s, weight, expert) for s in schemes if s.activation}
-        self._on_values(name, inputs, x, gx, rows)
+        owner = self._tied.get(name, name)
+        schemes = [SCHEMES[scheme] for scheme in self._menus.get(owner, ())]
+        weights = {parts_of(s)[0]: self._fits.weight(owner, s, weight, expert) for s in schemes if s.weight}
+        self._on_weight(owner, weights, x, weight, g, rows)
+        inputs = {parts_of(s)[-1]: self._fits.input(owner, s, weight, expert) for s in schemes if s.activation}
+        self._on_values(owner, inputs, x, gx, rows)
         for suffix in (":accumulator", ":all_reduce"):
             for scheme in self._menus.get(name + suffix, ()):
                 split = SCHEMES[scheme].split
@@ -156,10 +157,10 @@ class Sensitivity:
     def on_embedding(self, name: str, weight: torch.Tensor, look_up: LookUp, g: torch.Tensor) -> None:
         """Products of a table [V, D]: cotangents g [B, ..., D] of the rows that were looked up."""
         owner = self._tied.get(name, name)
-        for scheme in (SCHEMES[scheme] for scheme in self._menus.get(owner, ())):
+        schemes = [SCHEMES[scheme] for scheme in self._menus.get(owner, ())]
+        for part, scheme in {parts_of(s)[0]: s for s in schemes if s.weight}.items():
             stored = self._fits.weight(owner, scheme, weight)
-            part = parts_of(scheme)[0]
-            if stored is not None and (owner, part) not in self.terms:
+            if stored is not None:
                 self._add(owner, part, self._term(g * look_up(stored(weight) - weight), self._rows(g)))
 
     def on_values(self, name: str, x: torch.Tensor, part: str, rows: _Rows, g: torch.Tensor) -> None:

@@ -27,10 +27,11 @@ class Simulator:
     def linear(
         self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
     ) -> torch.Tensor:
-        scheme = self._assignment.get(name)
+        owner = self._tied.get(name, name)
+        scheme = self._assignment.get(owner)
         stored = self._weight(name, weight, expert)
         if scheme is not None:
-            of_input = self._fits.input(name, scheme, weight, expert)
+            of_input = self._fits.input(owner, scheme, weight, expert)
             x = x if of_input is None else of_input(x)
         for suffix in (":accumulator", ":all_reduce"):
             summed = self._assignment.get(name + suffix)
@@ -49,7 +50,7 @@ class Simulator:
         return x if stored is None else stored(x)
 
     def _weight(self, name: str, weight: torch.Tensor, expert: int | None) -> torch.Tensor:
-        owner = name if name in self._assignment else self._tied.get(name, name)
+        owner = self._tied.get(name, name)
         scheme = self._assignment.get(owner)
         if scheme is None:
             return weight

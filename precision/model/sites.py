@@ -23,9 +23,9 @@ _ROUTED = 256
 """Rows of a batch of which a router's logits are kept."""
 
 _FUSED = (
+    ("experts", re.compile(r"experts(\.\d+)?(\.\w+)?$")),
     ("qkv", re.compile(r"(q_proj|k_proj|v_proj|query|key|value|q_lin|k_lin|v_lin)$")),
     ("gate_up", re.compile(r"(gate_proj|up_proj|w1|w3)$")),
-    ("experts", re.compile(r"experts(\.\d+)?(\.\w+)?$")),
 )
 """Linears that serving engines run as one product, by the last part of their names."""
 

@@ -7,21 +7,24 @@ give linears their names, the stack of modules gives the rest theirs.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["LookUp", "Product", "Tap", "Visitor", "opened"]
+__all__ = ["Handlers", "LookUp", "Product", "Tap", "Visitor", "opened_with"]
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """x [..., K] and a weight [N, K] to their product [..., N], bias added."""
 LookUp = Callable[[torch.Tensor], torch.Tensor]
 """A table [V, D] to the rows [..., D] that indices stand for."""
+
+
+Handlers = Mapping[Any, Callable[["Tap", Any, Any, Any], Any]]
+"""Functions of torch, each with what is done instead: (tap, function, args, kwargs) to a result."""
 
 
 class Visitor(Protocol):
@@ -40,19 +43,20 @@ class Visitor(Protocol):
 
 
 class Tap(TorchFunctionMode):
-    """The open forward pass. Used by `opened`."""
+    """The open forward pass. Used by `opened`, of the folder's `opening`."""
 
-    def __init__(self, model: torch.nn.Module, visitor: Visitor) -> None:
+    def __init__(self, model: torch.nn.Module, visitor: Visitor, handlers: Handlers) -> None:
         super().__init__()
+        self._handlers = handlers
         self.visitor = visitor
         self.path: list[str] = []
         self.last_linear = ""
-        self.gathered: list[tuple[torch.Tensor, int]] = []
-        """Rows that the modules now open have gathered, the last ones last, and of how many: how experts get tokens."""
+        self.gathered: list[tuple[torch.Tensor, int, int]] = []
+        """Rows that the modules now open have gathered, of how many, and how deep: how experts get their tokens."""
         self._parameters = _by_storage(model)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        handler = _HANDLERS.get(func)
+        handler = self._handlers.get(func)
         if handler is None:
             return func(*args, **(kwargs or {}))
         return handler(self, func, args, kwargs or {})
@@ -61,7 +65,10 @@ class Tap(TorchFunctionMode):
         """Name of the parameter that a tensor is or is a part of, the part's index, and the parameter's dimensions."""
         if not isinstance(weight, torch.Tensor) or weight.is_meta:
             return None
-        for name, parameter in self._parameters.get(weight.untyped_storage().data_ptr(), ()):
+        here = self.path[-1] if self.path else ""
+        # A tied weight has several names: that of the module that runs is meant.
+        found = self._parameters.get(weight.untyped_storage().data_ptr(), ())
+        for name, parameter in sorted(found, key=lambda pair: pair[0] != here):
             offset = weight.storage_offset() - parameter.storage_offset()
             if 0 <= offset < max(parameter.numel(), 1):
                 part = None
@@ -83,9 +90,9 @@ class Tap(TorchFunctionMode):
 
 
 @contextmanager
-def opened(model: torch.nn.Module, visitor: Visitor) -> Iterator[Tap]:
+def opened_with(handlers: Handlers, model: torch.nn.Module, visitor: Visitor) -> Iterator[Tap]:
     """Within, calls of ``model`` go by way of the visitor. Hooks are taken off afterwards, whatever happens."""
-    tap = Tap(model, visitor)
+    tap = Tap(model, visitor, handlers)
     handles = []
     for name, module in model.named_modules():
         handles.append(module.register_forward_pre_hook(_enter(tap, name, module), with_kwargs=True))
@@ -116,8 +123,8 @@ def _leave(tap: Tap, name: str, module: torch.nn.Module) -> Callable[..., Any]:
 
     def leave(_module: object, _args: object, output: Any) -> Any:
         tap.path.pop()
-        if not _is_norm(module):
-            tap.gathered.clear()
+        while tap.gathered and tap.gathered[-1][2] > len(tap.path):
+            tap.gathered.pop()
         if suffix is None or output is None:
             return None
         first = output[0] if isinstance(output, tuple) else output
@@ -147,153 +154,7 @@ def _is_layer(name: str, module: torch.nn.Module) -> bool:
 def _by_storage(model: torch.nn.Module) -> dict[int, list[tuple[str, torch.Tensor]]]:
     """Parameters (and buffers, which exported programs may hold weights in) by the storage that they lie in."""
     found: dict[int, list[tuple[str, torch.Tensor]]] = {}
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+    for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers()):
         if tensor.dim() in (2, 3) and tensor.is_floating_point():
             found.setdefault(tensor.untyped_storage().data_ptr(), []).append((name.removesuffix(".weight"), tensor))
     return found
-
-
-def _linear(tap: Tap, func: Any, args: Any, kwargs: Any) -> Any:
-    x, weight = args[0], args[1] if len(args) > 1 else kwargs["weight"]
-    bias = args[2] if len(args) > 2 else kwargs.get("bias")
-    found = tap.named(weight)
-    if found is None:
-        return func(*args, **kwargs)
-    return tap.product(weight, x, found, lambda a, w: torch.nn.functional.linear(a, w, bias))
-
-
-def _matmul(tap: Tap, func: Any, args: Any, kwargs: Any) -> Any:
-    """x @ W with a parameter W [K, N]."""
-    found = tap.named(args[1]) if len(args) == 2 and not kwargs else None
-    if found is None or args[1].dim() != 2:
-        return func(*args, **kwargs)
-    return tap.product(args[1].mT, args[0], found, lambda a, w: torch.matmul(a, w.mT))
-
-
-def _addmm(tap: Tap, func: Any, args: Any, kwargs: Any) -> Any:
-    """bias + x @ W with a parameter W [K, N], as GPT-2's Conv1D and exported graphs have it."""
-    found = tap.named(args[2]) if len(args) == 3 and not kwargs else None
-    if found is None:
-        return func(*args, **kwargs)
-    return tap.product(args[2].mT, args[1], found, lambda a, w: torch.addmm(args[0], a, w.mT))
-
-
-def _embedding(tap: Tap, func: Any, args: Any, kwargs: Any) -> Any:
-    # aten.embedding has the weight first, torch.nn.functional.embedding the indices.
-    first = 0 if args[0].is_floating_point() else 1
-    weight, ids = args[first], args[1 - first]
-    found = tap.named(weight)
-    if found is None:
-        return func(*args, **kwargs)
-
-    def look_up(w: torch.Tensor) -> torch.Tensor:
-        return func(*(w if value is weight else value for value in args), **kwargs)
-
-    return tap.visitor.embedding(found[0], ids, weight, look_up)
-
-
-def _getitem(tap: Tap, func: Any, args: Any, kwargs: Any) -> Any:
-    _note_gather(tap, args[0], args[1])
-    return func(*args, **kwargs)
-
-
-def _index_select(tap: Tap, func: Any, args: Any, kwargs: Any) -> Any:
-    if len(args) == 3 and args[1] == 0:
-        _note_gather(tap, args[0], args[2])
-    return func(*args, **kwargs)
-
-
-def _note_gather(tap: Tap, x: Any, index: Any) -> None:
-    index = index[0] if isinstance(index, tuple | list) and len(index) == 1 else index
-    if isinstance(index, torch.Tensor) and index.dim() == 1 and index.dtype == torch.int64 and x.dim() == 2:
-        tap.gathered.append((index, x.shape[0]))
-
-
-def _attention(
-    tap: Tap,
-    func: Any,
-    args: Any,
-    kwargs: Any,
-) -> Any:
-    return _opened_attention(tap, *args, **kwargs)
-
-
-def _opened_attention(
-    tap: Tap,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
-    """scaled_dot_product_attention by its definition, its stages open: q [..., H, S, D], k and v [..., Hkv, S, D]."""
-    values = tap.visitor.values
-    k, v = values(tap.site("kv_cache"), k, "keys"), values(tap.site("kv_cache"), v, "values")
-    q, k, v = values(tap.site("q"), q), values(tap.site("k"), k), values(tap.site("v"), v)
-    if q.dim() > 2 and k.shape[-3] != q.shape[-3]:
-        repeats = q.shape[-3] // k.shape[-3]
-        k, v = k.repeat_interleave(repeats, -3), v.repeat_interleave(repeats, -3)
-    scores = (q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)) @ k.mT
-    scores = values(tap.site("scores"), scores)
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    probabilities = values(tap.site("probabilities"), _MaskedSoftmax.apply(scores, attn_mask))  # type: ignore[no-untyped-call]
-    return values(tap.site("output"), probabilities @ v)
-
-
-class _MaskedSoftmax(torch.autograd.Function):
-    """Softmax along the last dimension under a boolean mask (True: visible) or one that is added; none where nothing is
-    visible. One function, for behind a mask the gradient of a softmax is zero by itself."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        if mask is not None and mask.dtype == torch.bool:
-            scores = scores.masked_fill(~mask, -math.inf)
-        elif mask is not None:
-            scores = scores + mask
-        probabilities = scores.softmax(-1)
-        if mask is not None and mask.dtype == torch.bool and not bool(mask.any(-1).all()):
-            probabilities.masked_fill_(~mask.any(-1, keepdim=True), 0.0)
-        ctx.save_for_backward(probabilities)
-        return probabilities
-
-    @staticmethod
-    def backward(ctx: Any, g: torch.Tensor) -> Any:
-        (p,) = ctx.saved_tensors
-        return torch._softmax_backward_data(g, p, -1, p.dtype), None
-
-
-def _softmax(tap: Tap, func: Any, args: Any, kwargs: Any) -> Any:
-    """A softmax in a module whose name says attention: eager attention's scores and probabilities."""
-    if not tap.path or not re.search(r"att", tap.path[-1].rpartition(".")[2]):
-        return func(*args, **kwargs)
-    scores = tap.visitor.values(tap.site("scores"), args[0])
-    return tap.visitor.values(tap.site("probabilities"), func(scores, *args[1:], **kwargs))
-
-
-_aten = torch.ops.aten
-_HANDLERS: dict[Any, Callable[[Tap, Any, Any, Any], Any]] = {
-    torch.nn.functional.linear: _linear,
-    _aten.linear.default: _linear,
-    torch.matmul: _matmul,
-    torch.Tensor.matmul: _matmul,
-    torch.Tensor.__matmul__: _matmul,
-    torch.mm: _matmul,
-    _aten.matmul.default: _matmul,
-    _aten.mm.default: _matmul,
-    torch.addmm: _addmm,
-    _aten.addmm.default: _addmm,
-    torch.nn.functional.embedding: _embedding,
-    _aten.embedding.default: _embedding,
-    torch.nn.functional.scaled_dot_product_attention: _attention,
-    _aten.scaled_dot_product_attention.default: _attention,
-    torch.nn.functional.softmax: _softmax,
-    torch.softmax: _softmax,
-    torch.Tensor.softmax: _softmax,
-    torch.Tensor.__getitem__: _getitem,
-    torch.index_select: _index_select,
-    torch.Tensor.index_select: _index_select,
-}

@@ -63,7 +63,7 @@ def test_an_unknown_device_is_one_line_with_the_nearest_names() -> None:
     with pytest.raises(UnknownDevice, match=r"^expected a device, got 'h20': did you mean h200") as refused:
         device_named("h20")
     assert "\n" not in str(refused.value)
-    with pytest.raises(UnknownDevice, match="known are a100, h100, .*tpu-v6e"):
+    with pytest.raises(UnknownDevice, match=r"known are a100, h100, .*tpu-v6e"):
         device_named("qqqqqq")
     assert device_named("H200") == device_named("h200")
 

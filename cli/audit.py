@@ -1,0 +1,269 @@
+"""`assay audit`: which number format each part of a model may have, under budgets of error, bytes and time."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from assay.cli.progress import Ticker
+from assay.precision.errors import BadAssignment, UnknownOption
+
+if TYPE_CHECKING:
+    from assay.precision.auditing import Audit
+    from assay.precision.loading import Loaded
+    from assay.precision.recommendation import Assignment
+
+_PREFIXES = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_SIZE = re.compile(r"(\d+\.?\d*|\.\d+)(?:e(\d+))? *([kmgt]?)(i?)b?", re.IGNORECASE)
+_LONGEST = 256
+"""Tokens of a sequence where nothing else is asked for."""
+
+
+def audit(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A directory, package.module:factory, a .pt2 file, or a bundled model's name."
+        ),
+    ],
+    text: Annotated[Path, typer.Option(metavar="FILE", help="Text like that which the model will see, in UTF-8.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for audit.json, report.html and what is computed.")],
+    max_kl: Annotated[
+        float | None, typer.Option(metavar="X", help="Largest error, in the metric's unit: nats per token for kl.")
+    ] = None,
+    max_bytes: Annotated[str, typer.Option(metavar="N", help="Most bytes of weights: 800MB, 3.2GB, 1.5GiB.")] = "",
+    max_time: Annotated[
+        float | None, typer.Option(metavar="MS", help="Longest decode step on the target, by the roofline.")
+    ] = None,
+    target: Annotated[str, typer.Option(metavar="NAME", help="h200, b200, ...: whose formats are chosen from.")] = "",
+    metric: Annotated[str, typer.Option(metavar="kl|relative", help="kl where the model gives logits.")] = "",
+    formats: Annotated[str, typer.Option(metavar="A,B,...", help="Names of schemes, where not all.")] = "",
+    sequence: Annotated[int | None, typer.Option(min=2, help="Tokens of a sequence; 256, or what fits.")] = None,
+    sequences: Annotated[int, typer.Option(min=1, help="How many sequences.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 8,
+    lines: Annotated[bool, typer.Option("--lines", help="Every line of the text is a sequence: for encoders.")] = False,
+    context: Annotated[int, typer.Option(min=1, help="Tokens in the KV cache, for its bytes and for times.")] = 4096,
+    resume: Annotated[bool, typer.Option("--resume", help="Take what DIR holds of the same audit.")] = False,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="A B", help="Two assignments, or two audit.json: which is better, and by how much."),
+    ] = None,
+    export: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FORMAT", help="compressed-tensors, modelopt, torchao, vllm, or all; may be repeated."),
+    ] = None,
+    checkpoint: Annotated[bool, typer.Option("--checkpoint", help="Write a quantised checkpoint too.")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="Run code that comes with the model.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the random cotangents and assignments.")] = 0,
+) -> int:
+    """Predict and measure what each format costs at each part of a model, and choose.
+
+    Without a budget the weights may have half of their bytes. Exits with 1 where the budgets can't be met; then the
+    closest assignment and the budgets that bind are told.
+    """
+    size, wanted = _bytes(max_bytes), _exports(export or [])
+    for flag, limit in (("--max-kl", max_kl), ("--max-time", max_time)):
+        if limit is not None and not limit >= 0:
+            raise UnknownOption(f"{flag} {limit}; expected a number of at least 0")
+    from assay.precision.auditing import audit as examine
+    from assay.precision.kept import Kept, fingerprint
+    from assay.precision.loading import load
+    from assay.precision.recommendation import shape_of
+    from assay.precision.report.page import plotly_source
+
+    names = [name.strip() for name in formats.split(",") if name.strip()] or None
+    _check(names, target)
+    assignments = [_assignment(path) for path in compare or ()]
+    plotly_source()
+    loaded = load(model, trust=trust)
+    metric = metric or ("relative" if loaded.kind in ("encoder", "exported", "module") else "kl")
+    length = sequence or min(_LONGEST, loaded.positions or _LONGEST)
+    batches = loaded.batches(text, sequence=length, sequences=sequences, batch=batch, lines=lines)
+    digest = fingerprint(loaded.model, batches, metric, names, target, seed)
+    kept = Kept(out / "kept", digest, fresh=not resume)
+    shape = replace(shape_of(loaded.model), context=context)
+    with Stages() as stages:
+        found = examine(
+            loaded.model,
+            batches,
+            metric,
+            names,
+            target or None,
+            seed=seed,
+            bits=loaded.stored.itemsize * 8,
+            shape=shape,
+            progress=stages,
+            kept=kept,
+        )
+        found.calibrate()
+        if assignments:
+            return _compare(found, [str(path) for path in compare or ()], assignments, out)
+        limits = {"error": max_kl, "bytes": size, "time": None if max_time is None else max_time / 1e3}
+        if all(limit is None for limit in limits.values()):
+            limits["bytes"] = found.cost({}).bytes / 2
+        chosen = found.recommend(limits["error"], limits["bytes"], limits["time"])
+        front = found.pareto()
+        for place, (*_, assignment) in enumerate(front):
+            assignment.measured = found.measure(assignment)
+            stages("measuring the front", place + 1, len(front))
+    if kept.reused:
+        print(f"assay: {kept.reused} measured errors were in {kept.folder}", file=sys.stderr)
+    written, notes = [], []
+    if wanted or checkpoint:
+        written, notes = _export(found, loaded, chosen, out, wanted, checkpoint)
+    about = {"model": loaded.name, "kind": loaded.kind, "stored": str(loaded.stored).removeprefix("torch.")}
+    about |= {"text": str(text), "sequences": sum(len(each["input_ids"]) for each in batches), "context": context}
+    about |= {"tokens": sum(int(each["attention_mask"].sum()) for each in batches), "fingerprint": digest}
+    return _report(found, chosen, front, about | {"formats": names or [], "budgets": limits}, out, written, notes)
+
+
+class Stages:
+    """Progress of an audit's stages, each shown by a ticker of its own; a context manager."""
+
+    def __init__(self) -> None:
+        self._stage = ""
+        self._ticker: Ticker | None = None
+
+    def __enter__(self) -> Stages:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def __call__(self, stage: str, done: int, count: int) -> None:
+        """``done`` of ``count`` steps of a stage are done."""
+        if stage != self._stage or self._ticker is None:
+            self._close()
+            self._stage, self._ticker = stage, Ticker(stage, count, float(count))
+            self._ticker.__enter__()
+        self._ticker.advance(1.0)
+        if done >= count:
+            self._close()
+
+    def _close(self) -> None:
+        if self._ticker is not None:
+            self._ticker.__exit__(None, None, None)
+            self._ticker = None
+
+
+def _report(
+    found: Audit,
+    chosen: Assignment,
+    front: Sequence[Any],
+    about: Mapping[str, Any],
+    out: Path,
+    written: Sequence[Path],
+    notes: Sequence[str],
+) -> int:
+    """Write audit.json and report.html, print the summary; the exit status."""
+    from assay.precision.advice import advise
+    from assay.precision.kept import write_whole
+    from assay.precision.report import About, content_of, page, summary
+
+    content = content_of(found, chosen, front, advise(found), About(**about))
+    paths = [
+        write_whole(out / "audit.json", (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()),
+        write_whole(out / "report.html", page(content).encode()),
+    ]
+    print(summary(content, [str(path) for path in (*paths, *written)]))
+    for note in notes:
+        print(f"assay: {note}", file=sys.stderr)
+    return int(not chosen.met)
+
+
+def _export(
+    found: Audit, loaded: Loaded, chosen: Mapping[str, str], out: Path, formats: Sequence[str], checkpoint: bool
+) -> tuple[Sequence[Path], Sequence[str]]:
+    """The files that serving stacks load, in DIR/export, replaced where an earlier audit wrote there."""
+    from assay.precision.export import export
+    from assay.precision.roofline import device_named
+
+    done = export(
+        found.model,
+        chosen,
+        out / "export",
+        formats,
+        sites={str(site): site for site in found.sites},
+        fits=found.fits,
+        source=loaded.path,
+        dtype=loaded.stored,
+        supported=tuple(device_named(found.target).rates) if found.target else None,
+        checkpoint=checkpoint,
+        overwrite=(out / "audit.json").is_file(),
+    )
+    return done.paths, done.notes
+
+
+def _compare(found: Audit, names: Sequence[str], assignments: Sequence[Mapping[str, str]], out: Path) -> int:
+    """Two assignments predicted and measured, and which is better; written to compare.json too."""
+    from assay.precision.kept import write_whole
+    from assay.precision.report.comparison import compared, in_lines
+
+    content = compared(found, names, assignments)
+    path = write_whole(out / "compare.json", (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+    print(in_lines(content))
+    print(f"  wrote       {path}")
+    return 0
+
+
+def _assignment(path: Path) -> dict[str, str]:
+    """Site names to scheme names, of a file that holds them or is an audit.json."""
+    expected = "expected a JSON object of site names to scheme names, or an audit.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadAssignment(f"{path} can't be read ({error.strerror}); {expected}") from None
+    except ValueError as error:
+        raise BadAssignment(f"{path} is no JSON ({error}); {expected}") from None
+    if isinstance(content, dict) and isinstance(content.get("recommended"), dict):
+        content = content["recommended"].get("assignment")
+    if not isinstance(content, dict) or not all(isinstance(scheme, str) for scheme in content.values()):
+        raise BadAssignment(f"{path}: {expected}")
+    return content
+
+
+def _check(names: Sequence[str] | None, target: str) -> None:
+    """Raise for schemes that there are not or that the target lacks, before anything is loaded."""
+    from assay.precision.roofline import device_named, running
+    from assay.precision.schemes import scheme_named
+
+    device = device_named(target) if target else None
+    for name in names or ():
+        scheme = scheme_named(name)
+        how = running(device, scheme) if device else None
+        if how is not None and not how.native:
+            raise UnknownOption(f"--formats {name}: {how.note}; leave it out, or choose another --target")
+
+
+def _exports(texts: Sequence[str]) -> list[str]:
+    from assay.precision.export import FORMATS
+
+    names = [part.strip() for text in texts for part in text.split(",") if part.strip()]
+    if "all" in names:
+        return list(FORMATS)
+    for name in names:
+        if name not in FORMATS:
+            raise UnknownOption(f"--export {name}; expected {', '.join(FORMATS)} or all")
+    return list(dict.fromkeys(names))
+
+
+def _bytes(text: str) -> float | None:
+    """``800MB``, ``3.2GB`` (10^9), ``1.5GiB`` (2^30), or a number of bytes."""
+    if not text:
+        return None
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise UnknownOption(f"--max-bytes {text!r}; expected a number of bytes, or 800MB, 3.2GB, 1.5GiB")
+    number, power, prefix, binary = found.groups()
+    base = 1024 if binary else 1000
+    return float(number) * 10 ** int(power or 0) * base ** _PREFIXES[prefix.lower()]

@@ -1,0 +1,169 @@
+"""What a choice of scales can do for a site, and sites where nothing matters or one choice serves two."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from assay.precision.advice.finding import Finding
+from assay.precision.advice.local import at_stake, linears, local_error, matrices
+from assay.precision.advice.passes import control_of
+from assay.precision.model.sensitivity import parts_of
+from assay.precision.model.sites import Site
+from assay.precision.prediction import QuadraticForm
+from assay.precision.schemes import SCHEMES
+
+if TYPE_CHECKING:
+    from assay.precision.auditing import Audit
+
+__all__ = ["dead", "scaling", "tied"]
+
+_FAMILIES = (
+    ("fp8-tensor", ("fp8", "fp8-block", "mxfp8")),
+    ("fp8", ("fp8-block", "mxfp8")),
+    ("w8a8", ("w8a8-smooth", "w8a8-hadamard", "w8a8-asym")),
+    ("w8a8-static", ("w8a8",)),
+    ("w4a16-g128", ("w4a16-g128-asym", "w4a16-g128-awq", "w4a16-g64", "w4a16-g32")),
+    ("mxfp4", ("nvfp4", "nvfp4-hadamard")),
+    ("w-mxfp4", ("w-nvfp4",)),
+)
+"""A scheme, and those of as many bits an element that differ from it in granularity or in how scales are chosen."""
+_REPAIRED = 4.0
+"""Ratio of squared errors from which another granularity is a repair."""
+_LIFTED = 2.0
+"""Ratio of an actual change's squared error to a random one's from which scales are to blame."""
+_DEAD = 1e-9
+"""Share of the median site's error below which a site counts as without effect."""
+
+
+def scaling(audit: Audit) -> Iterator[Finding]:
+    """Sites at which other scales of as many bits are a repair; and of each family's costliest site, if there is none,
+    whether better scales could help at all, or only more bits."""
+    repaired = list(_granularities(audit))
+    yield from repaired
+    yield from _bits_or_scales(audit, {(finding.site, finding.numbers["scheme"]) for finding in repaired})
+
+
+def _granularities(audit: Audit) -> Iterator[Finding]:
+    """Schemes of the menu are compared by their predicted errors, others by the local error of the site's output."""
+    sites = linears(audit)
+    for base, others in _FAMILIES:
+        squares = {str(site): _squares(audit, site, base) for site in sites if base in audit.menu(site)}
+        finite = [square for square in squares.values() if math.isfinite(square)]
+        mean = sum(finite) / max(len(finite), 1)
+        for site in sites:
+            before = squares.get(str(site), 0.0)
+            if before < mean or before == 0:  # what costs little needs no repair
+                continue
+            after = _alternatives(audit, site, base, others, before)
+            if not after:
+                continue
+            best = min(after, key=lambda name: after[name][0])
+            least, basis = after[best]
+            if before < _REPAIRED * least:
+                continue
+            yield Finding(
+                "granularity",
+                str(site),
+                f"{base} makes {min(before / max(least, 1e-300), 1e9):.3g} times the squared error of {best} here "
+                f"({basis}).",
+                {"scheme": base, "better": best, "ratio": before / max(least, 1e-300), "basis": basis},
+                f"Take {best} instead of {base}.",
+                audit.contribution(site, base),
+            )
+
+
+def _alternatives(
+    audit: Audit, site: Site, base: str, others: tuple[str, ...], before: float
+) -> dict[str, tuple[float, str]]:
+    """The squared error of each other scheme, and whether it was predicted or follows from local errors."""
+    found = {name: (_squares(audit, site, name), "predicted") for name in others if name in audit.menu(site)}
+    local = local_error(audit, site, base)
+    for name in others:
+        if name not in found and local and (error := local_error(audit, site, name)) is not None:
+            found[name] = before * error / local, "local"
+    return found
+
+
+def _squares(audit: Audit, site: str, scheme: str) -> float:
+    return _squares_of(audit.form, str(site), scheme)
+
+
+def _bits_or_scales(audit: Audit, repaired: set[tuple[str, str]]) -> Iterator[Finding]:
+    menus: dict[str, tuple[str, ...]] = {}
+    for base, _ in _FAMILIES:
+        costs = {str(site): audit.contribution(site, base) for site in linears(audit) if base in audit.menu(site)}
+        costs = {site: cost for site, cost in costs.items() if math.isfinite(cost) and cost > 0}
+        if costs and ((worst := max(costs, key=costs.__getitem__)), base) not in repaired:
+            menus[worst] = (*menus.get(worst, ()), base)
+    if not menus:
+        return
+    control = control_of(audit, menus)
+    for site, bases in menus.items():
+        for base in bases:
+            random = _squares_of(control, site, base)
+            if not random > 0:
+                continue
+            ratio = _squares(audit, site, base) / random
+            yield Finding(
+                "scales" if ratio > _LIFTED else "bits",
+                site,
+                f"{base} costs most here, {ratio:.2g} times the squared error of a random change of the same size: "
+                + _meaning(ratio),
+                {"scheme": base, "ratio": ratio},
+                "Try groups, smoothing or a searched clip." if ratio > _LIFTED else "Take more bits here.",
+                audit.contribution(site, base),
+            )
+
+
+def _squares_of(form: QuadraticForm, site: str, scheme: str) -> float:
+    return form.of([(site, part) for part in parts_of(SCHEMES[scheme])])
+
+
+def _meaning(ratio: float) -> str:
+    if ratio > _LIFTED:
+        return "it sits where it hurts, and better scales can help."
+    if ratio > 1 / _LIFTED:
+        return "scales can gain little."
+    return "it sits where it hurts least already."
+
+
+def dead(audit: Audit) -> Iterator[Finding]:
+    """Linears whose change, by any scheme, the output does not see; also weights that are all zero."""
+    sites = [site for site in linears(audit) if audit.menu(site)]
+    costs = {str(site): np.array([_squares(audit, site, name) for name in audit.menu(site)]) for site in sites}
+    schemes = {str(site): audit.menu(site) for site in sites}
+    medians = {
+        name: float(np.median([costs[site][menu.index(name)] for site, menu in schemes.items() if name in menu]))
+        for name in {name for menu in schemes.values() for name in menu}
+    }
+    for site in sites:
+        zero = all(float(weight.abs().max()) == 0 for weight in matrices(audit, site).values())
+        limits = np.array([_DEAD * medians[name] for name in audit.menu(site)])
+        if not zero and not (costs[str(site)] <= limits).all():
+            continue
+        why = "Its weight is all zero." if zero else "No scheme changes the output: nothing that it gives is used."
+        yield Finding(
+            "dead",
+            str(site),
+            why,
+            {"parameters": site.parameters, "zero": zero},
+            "Take the fewest bits here, or leave the layer out; and ask whether this checkpoint is complete.",
+        )
+
+
+def tied(audit: Audit) -> Iterator[Finding]:
+    """Weights that two sites share."""
+    for site in audit.sites:
+        if site.tied:
+            yield Finding(
+                "tied",
+                str(site),
+                f"It holds the weight of {site.tied}: one scheme serves both, and its bytes count once.",
+                {"owner": site.tied, "parameters": site.parameters},
+                f"Choose for {site.tied}; exports that can't share a quantised weight store it twice.",
+                at_stake(audit, site.tied),
+            )

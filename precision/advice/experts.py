@@ -1,0 +1,148 @@
+"""Mixtures of experts: routers near ties, and experts that the calibration data does not reach."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from assay.precision.advice.finding import Finding
+from assay.precision.advice.local import matrices, rows_of
+from assay.precision.model.sites import Site
+from assay.precision.schemes import SCHEMES
+
+if TYPE_CHECKING:
+    from assay.precision.auditing import Audit
+
+__all__ = ["Experts", "Router", "experts_of", "flip_share", "near_ties", "routers_of", "unseen_experts"]
+
+_FLIPS = 0.02
+"""Share of tokens that rounding the router's own product to bfloat16 may send elsewhere."""
+_FEW = 0.05
+"""Share of an even load below which an expert counts as unseen."""
+_LEAST = 8
+"""Tokens below which it does anyway, if an even load is more than twice that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The experts of one layer, by the name that their sites begin with."""
+
+    name: str
+    sites: tuple[Site, ...]
+    loads: tuple[int, ...]
+    """Tokens that each expert got."""
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """A router that picks ``top`` experts for each token."""
+
+    site: Site
+    top: int
+    tokens: int
+    margins: torch.Tensor
+    """Of a sample of tokens, float32 [R]: the least logit that is picked less the largest that is not."""
+
+
+def experts_of(audit: Audit) -> list[Experts]:
+    """Layers of experts: parameters [E, N, K], or numbered modules below one called ``experts``."""
+    stacked: dict[str, list[Site]] = {}
+    for site in audit.sites:
+        found = re.match(r"(.*\bexperts)(\.|$)", str(site))
+        if found and site.place == "linear":
+            stacked.setdefault(found[1], []).append(site)
+    return [Experts(name, tuple(sites), _loads(audit, name, sites)) for name, sites in stacked.items()]
+
+
+def _loads(audit: Audit, name: str, sites: list[Site]) -> tuple[int, ...]:
+    seen = audit.seen[str(sites[0]), ""]
+    if seen.experts:
+        return tuple(seen.experts.get(expert, 0) for expert in range(sites[0].shape[0]))
+    numbers = {
+        int(module[len(name) + 1 :])
+        for module, _ in audit.model.named_modules()
+        if module.startswith(f"{name}.") and module[len(name) + 1 :].isdigit()
+    }
+    counts = dict.fromkeys(sorted(numbers), 0)
+    for site in sites:
+        number = str(site)[len(name) + 1 :].partition(".")[0]
+        if number.isdigit():
+            counts[int(number)] = max(counts[int(number)], audit.seen[str(site), ""].count)
+    return tuple(counts.values())
+
+
+def routers_of(audit: Audit) -> list[Router]:
+    """Routers with the experts beside them. How many experts a token takes is counted, not read from a config."""
+    found = []
+    experts = {each.name.rpartition(".")[0]: each for each in experts_of(audit)}
+    for site in audit.sites:
+        seen = audit.seen.get((str(site), ""))
+        beside = experts.get(str(site).rpartition(".")[0])
+        if seen is None or not seen.logits or beside is None or not seen.count:
+            continue
+        top = round(sum(beside.loads) / seen.count)
+        logits = torch.cat(seen.logits)
+        if 0 < top < logits.shape[-1]:
+            largest = logits.topk(top + 1, -1).values
+            found.append(Router(site, top, seen.count, largest[:, -2] - largest[:, -1]))
+    return found
+
+
+def flip_share(margins: torch.Tensor, noise: float) -> float:
+    """Expected share of tokens whose choice changes under normal noise of this standard deviation in their margin."""
+    if noise <= 0:
+        return 0.0
+    return float(torch.special.ndtr(-margins.double() / noise).mean())
+
+
+def near_ties(audit: Audit) -> Iterator[Finding]:
+    """Routers whose choice is so close that the rounding of their own input and weight to bfloat16 changes it."""
+    for router in routers_of(audit):
+        rows, found = rows_of(audit, router.site), matrices(audit, router.site)
+        if rows is None or not found:
+            continue
+        weight = found[None]
+        shares = {}
+        for scheme in dict.fromkeys(("bf16", *audit.menu(router.site))):
+            of_input = audit.fits.input(str(router.site), SCHEMES[scheme], weight)
+            of_weight = audit.fits.weight(str(router.site), SCHEMES[scheme], weight)
+            logits = (rows if of_input is None else of_input(rows)) @ (
+                weight if of_weight is None else of_weight(weight)
+            ).mT
+            noise = logits - rows @ weight.mT
+            # A margin is the difference of two logits; what is common to all of them changes nothing.
+            deviation = math.sqrt(2) * float((noise - noise.mean(-1, keepdim=True)).square().mean().sqrt())
+            shares[scheme] = flip_share(router.margins, deviation)
+        if shares["bf16"] > _FLIPS:
+            yield Finding(
+                "router_ties",
+                str(router.site),
+                f"The choice of {router.top} experts is close to a tie for many tokens: rounding the router to bf16 "
+                f"sends {shares['bf16']:.1%} of them elsewhere.",
+                {"flips": shares, "median_margin": float(router.margins.median()), "top": router.top},
+                "Keep the router in float32 and measure what you choose: no prediction sees a flip.",
+                max(audit.contribution(str(router.site), scheme) for scheme in audit.menu(router.site)),
+            )
+
+
+def unseen_experts(audit: Audit) -> Iterator[Finding]:
+    """Experts with no or almost no tokens: their scales are guesses, and their errors count for nothing."""
+    for experts in experts_of(audit):
+        even = sum(experts.loads) / max(len(experts.loads), 1)
+        limit = max(_FEW * even, _LEAST if even > 2 * _LEAST else 0)
+        for expert, load in enumerate(experts.loads):
+            if load < limit or not load:
+                yield Finding(
+                    "unseen_expert",
+                    experts.name,
+                    f"Expert {expert} got {load} of {sum(experts.loads)} calibration tokens, where an even load is "
+                    f"{even:.0f}: its scales and errors are not known.",
+                    {"expert": expert, "tokens": load, "even": even},
+                    "Calibrate on text that reaches it, or keep the experts of this layer as they are.",
+                    1 - load / even if even else 1.0,
+                )

@@ -1,0 +1,63 @@
+"""Errors of one site alone, on the rows of its input that the audit kept."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from assay.precision.model.menu import menu_of
+from assay.precision.model.sites import Site
+from assay.precision.schemes import SCHEMES
+
+if TYPE_CHECKING:
+    from assay.precision.auditing import Audit
+
+__all__ = ["at_stake", "linears", "local_error", "matrices", "rows_of"]
+
+
+def linears(audit: Audit) -> list[Site]:
+    """Sites of products that hold their own weight."""
+    return [site for site in audit.sites if site.place == "linear" and not site.tied]
+
+
+def rows_of(audit: Audit, site: str, part: str = "") -> torch.Tensor | None:
+    """The sample of values [R, K] that passed a site."""
+    seen = audit.seen.get((str(site), part))
+    return torch.cat(seen.rows) if seen is not None and seen.rows else None
+
+
+def matrices(audit: Audit, site: str) -> dict[int | None, torch.Tensor]:
+    """Weights [N, K] of a site by expert; {None: weight} without experts."""
+    return audit.weights.get(str(site), {})
+
+
+def local_error(audit: Audit, site: Site, scheme: str) -> float | None:
+    """Squared error of a linear's output over its square, on the sample of inputs; None where the scheme can't stand.
+
+    Of experts the first that got tokens stands for all.
+    """
+    rows, found = rows_of(audit, site), matrices(audit, site)
+    if rows is None or not found or not menu_of(site, [scheme]) or not bool(rows.isfinite().all()):
+        return None
+    expert, weight = next(iter(found.items()))
+    name, chosen = str(site), SCHEMES[scheme]
+    of_weight = audit.fits.weight(name, chosen, weight, expert)
+    of_input = audit.fits.input(name, chosen, weight, expert)
+    exact = rows @ weight.mT
+    stored = (rows if of_input is None else of_input(rows)) @ (weight if of_weight is None else of_weight(weight)).mT
+    size = float(exact.square().sum())
+    return float((stored - exact).square().sum()) / size if size > 0 else None
+
+
+def at_stake(audit: Audit, site: str) -> float:
+    """The largest finite error that a scheme of 8 bits makes at this site, or any where the menu has none of 8 bits."""
+    menu = audit.menu(site)
+    eight = [
+        name
+        for name in menu
+        if all(q is None or q.element_bits == 8 for q in (SCHEMES[name].weight, SCHEMES[name].activation))
+    ]
+    costs = [audit.contribution(site, name) for name in eight or menu]
+    return max((cost for cost in costs if math.isfinite(cost)), default=0.0)

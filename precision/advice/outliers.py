@@ -1,0 +1,175 @@
+"""Channels, rows and tokens that are far larger than the rest, and take the resolution of what shares a scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from assay.precision.advice.finding import Finding
+from assay.precision.advice.local import at_stake, linears, local_error, matrices
+from assay.precision.model.sites import Site
+
+if TYPE_CHECKING:
+    from assay.precision.auditing import Audit
+
+__all__ = ["channels", "rows_and_columns", "tokens"]
+
+_FAR = 20.0
+"""Multiples of the median from which on a channel, row or token is an outlier."""
+_NAMED = 8
+"""Outliers that a sentence names."""
+
+
+def channels(audit: Audit) -> Iterator[Finding]:
+    """Outlier channels of inputs, once for linears that share an input, and of the keys of a cache."""
+    told: set[tuple[str, int]] = set()
+    for site in audit.sites:
+        part = "keys" if site.place == "kv_cache" else ""
+        seen = audit.seen.get((str(site), part))
+        if site.place not in ("linear", "kv_cache") or seen is None or seen.largest is None:
+            continue
+        found = _far(seen.largest)
+        if found is None or (site.unit, found[0][0]) in told:
+            continue
+        told.add((site.unit, found[0][0]))
+        places, ratio = found
+        remedy, numbers = ("Keep this cache in bf16, or give its keys scales per channel.", dict[str, Any]())
+        if site.place == "linear":
+            remedy, numbers = _better_inputs(audit, site)
+        yield Finding(
+            "outlier_channel",
+            str(site),
+            f"{_listed(places, 'channel')} of {seen.largest.numel()} in the {part or 'input'} "
+            f"{_reach(places)} {ratio:.0f} times the median channel's largest magnitude.",
+            {"channels": places, "ratio": ratio, **numbers},
+            remedy,
+            at_stake(audit, site),
+        )
+
+
+def rows_and_columns(audit: Audit) -> Iterator[Finding]:
+    """Outlier rows (output channels) and columns (input channels) of weights; of experts, the worst one's."""
+    for site in linears(audit):
+        for kind, axis in (("outlier_row", -1), ("outlier_column", 0)):
+            sizes = {expert: w.abs().amax(axis) for expert, w in matrices(audit, site).items()}
+            found = {expert: _far(size) for expert, size in sizes.items()}
+            worst = max(((f[1], e) for e, f in found.items() if f is not None), key=lambda pair: pair[0], default=None)
+            if worst is None:
+                continue
+            ratio, expert = worst
+            far = found[expert]
+            assert far is not None
+            what = "row" if kind == "outlier_row" else "column"
+            remedy, numbers = (_by_row if kind == "outlier_row" else _by_group)(audit, site)
+            of = "" if expert is None else f" of expert {expert}"
+            yield Finding(
+                kind,
+                str(site),
+                f"{_listed(far[0], what)} of the weight{of} {_reach(far[0])} {ratio:.0f} times the largest magnitude "
+                f"of the median {what}.",
+                {f"{what}s": far[0], "ratio": ratio, **({} if expert is None else {"expert": expert}), **numbers},
+                remedy,
+                at_stake(audit, site),
+            )
+
+
+def tokens(audit: Audit) -> Iterator[Finding]:
+    """Positions whose residual is far larger than that of the others, as attention sinks have it: where they begin."""
+    first: Finding | None = None
+    layers = 0
+    for site in audit.sites:
+        seen = audit.seen.get((str(site), ""))
+        if site.role != "residual" or seen is None or not seen.peaks:
+            continue
+        median = float(torch.cat([peaks.flatten() for peaks in seen.peaks]).median())
+        longest = max(peaks.shape[1] for peaks in seen.peaks)
+        largest = torch.stack([torch.nn.functional.pad(p.amax(0), (0, longest - p.shape[1])) for p in seen.peaks])
+        sizes = largest.amax(0) / max(median, 1e-30)
+        ratio, position = float(sizes.max()), int(sizes.argmax())
+        if ratio < _FAR:
+            continue
+        layers += 1
+        sequences = sum(int((p[:, position] > _FAR * median).sum()) for p in seen.peaks if p.shape[1] > position)
+        first = first or Finding(
+            "massive_token",
+            str(site),
+            f"The residual at position {position} reaches {ratio:.0f} times the median token's largest magnitude, in "
+            f"{sequences} of {sum(p.shape[0] for p in seen.peaks)} sequences.",
+            {"position": position, "ratio": ratio, "sequences": sequences},
+            "Give activations scales per token, not one for the tensor, and leave the residual stream in bf16.",
+            at_stake(audit, site),
+        )
+    if first is not None:
+        first.numbers["layers"] = layers
+        yield first
+
+
+def _far(sizes: torch.Tensor) -> tuple[list[int], float] | None:
+    """Places of the outliers, largest first, and how many times the median the largest is."""
+    median = float(sizes.median())
+    if not median > 0 or not bool(sizes.isfinite().all()):
+        return None
+    places = (sizes > _FAR * median).nonzero().flatten()
+    if not len(places):
+        return None
+    places = places[sizes[places].argsort(descending=True)]
+    return places.tolist(), float(sizes.max()) / median
+
+
+def _listed(places: list[int], what: str) -> str:
+    if len(places) == 1:
+        return f"{what.capitalize()} {places[0]}"
+    shown = ", ".join(map(str, places[:_NAMED])) + (", ..." if len(places) > _NAMED else "")
+    return f"{len(places)} {what}s ({shown})"
+
+
+def _reach(places: list[int]) -> str:
+    return "reaches" if len(places) == 1 else "reach up to"
+
+
+def _better_inputs(audit: Audit, site: Site) -> tuple[str, dict[str, Any]]:
+    return _best(
+        audit,
+        site,
+        "w8a8",
+        ("w8a8-smooth", "w8a8-hadamard"),
+        "Balance the channels before storing",
+        "Leave 8-bit integers to other sites: balancing does not help here.",
+    )
+
+
+def _by_row(audit: Audit, site: Site) -> tuple[str, dict[str, Any]]:
+    return _best(
+        audit, site, "fp8-tensor", ("fp8",), "Take a scale a row", "Keep a scale a row where this weight is integers."
+    )
+
+
+def _by_group(audit: Audit, site: Site) -> tuple[str, dict[str, Any]]:
+    return _best(
+        audit,
+        site,
+        "w8a16",
+        ("w4a16-g128-awq", "w4a16-g32", "mxfp8"),
+        "Take scales of groups along the row",
+        "Keep groups along the row small here.",
+    )
+
+
+def _best(
+    audit: Audit, site: Site, base: str, others: tuple[str, ...], advice: str, otherwise: str
+) -> tuple[str, dict[str, Any]]:
+    """The remedy, with local errors of the output under the scheme that suffers and under the one that does not."""
+    before = local_error(audit, site, base)
+    errors = {name: error for name in others if (error := local_error(audit, site, name)) is not None}
+    if before is None or not errors:
+        return otherwise, {}
+    best = min(errors, key=errors.__getitem__)
+    numbers = {"suffers": base, "better": best, "error": before, "error_with_better": errors[best]}
+    if errors[best] * 2 > before:
+        return otherwise, numbers
+    return (
+        f"{advice}: {best} makes {before / max(errors[best], 1e-30):.0f} times less squared error than {base}.",
+        numbers,
+    )

@@ -1,0 +1,164 @@
+"""Two more backward passes: one for random changes as large as the schemes', one for the margins of routers."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from assay.precision.advice.experts import Router, flip_share, routers_of
+from assay.precision.model.menu import Fits
+from assay.precision.model.running import batch_size, call, settled
+from assay.precision.model.sensitivity import Part, Sensitivity, Term, parts_of
+from assay.precision.model.opening import opened
+from assay.precision.model.tap import Product
+from assay.precision.prediction import QuadraticForm
+from assay.precision.schemes import SCHEMES, Scheme, Stored
+
+if TYPE_CHECKING:
+    from assay.precision.auditing import Audit
+
+__all__ = ["Routing", "control_of", "routing_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Random(Stored):
+    """A random change of normal entries, as large in all as the one that ``stored`` makes."""
+
+    stored: Stored | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.stored is not None
+        size = (self.stored(x) - x).square().mean().sqrt()
+        return x + size * torch.randn(x.shape, generator=torch.Generator().manual_seed(x.numel())).to(x)
+
+
+class Controls(Fits):
+    """What schemes would store, replaced by random changes of the same size."""
+
+    def __init__(self, fits: Fits) -> None:
+        super().__init__({})
+        self._fits = fits
+
+    def weight(self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None = None) -> Stored | None:
+        return self._random(self._fits.weight(name, scheme, weight, expert))
+
+    def values(self, name: str, scheme: Scheme, part: str = "") -> Stored | None:
+        return self._random(self._fits.values(name, scheme, part))
+
+    def input(self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None = None) -> Stored | None:
+        return self._random(self._fits.input(name, scheme, weight, expert))
+
+    def _random(self, stored: Stored | None) -> Stored | None:
+        if stored is None:
+            return None
+        return Random(**{f.name: getattr(stored, f.name) for f in fields(Stored)}, stored=stored)
+
+
+def control_of(audit: Audit, menus: Mapping[str, tuple[str, ...]]) -> QuadraticForm:
+    """The form for random changes as large as those of the schemes in ``menus``, over all calibration data."""
+    generator = torch.Generator().manual_seed(0)
+
+    def backward(visitor: Sensitivity, outputs: Any, batch: Any) -> None:
+        mapping = batch if isinstance(batch, Mapping) else {}
+        output = audit.metric.output(outputs, mapping)
+        cotangent = audit.metric.cotangent(output.detach(), mapping, generator)
+        torch.autograd.grad(output, visitor.anchor, cotangent, allow_unused=True)
+
+    controls = Controls(audit.fits)
+    return _form(audit, lambda size, seed: Sensitivity(menus, controls, {}, size, seed), backward)
+
+
+def _form(
+    audit: Audit,
+    visitor_of: Callable[[int, int], Sensitivity],
+    backward: Callable[[Sensitivity, Any, Any], None],
+) -> QuadraticForm:
+    from assay.precision.auditing import gathered
+
+    terms: list[dict[tuple[str, Part], Term]] = []
+    known = True
+    sizes = [batch_size(batch) for batch in audit.batches]
+    for index, (batch, size) in enumerate(zip(audit.batches, sizes, strict=True)):
+        visitor = visitor_of(size, index)
+        with torch.enable_grad(), settled(audit.model):
+            with opened(audit.model, visitor) as tap:
+                visitor.tap = tap
+                outputs = call(audit.model, batch)
+            backward(visitor, outputs, batch)
+        terms.append(visitor.terms)
+        known = known and visitor.known
+    return QuadraticForm(gathered(terms, sizes, known))
+
+
+class _Routed(Sensitivity):
+    """A visitor that keeps what the routers give."""
+
+    routers: Mapping[str, int]
+
+    def __init__(self, routers: Mapping[str, int], *rest: Any) -> None:
+        super().__init__(*rest)
+        self.routers = routers
+        self.logits: list[tuple[torch.Tensor, int]] = []
+
+    def linear(
+        self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
+    ) -> torch.Tensor:
+        output = super().linear(name, x, weight, expert, product)
+        if name in self.routers:
+            self.logits.append((output, self.routers[name]))
+        return output
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How far an assignment moves the margins of a model's routers, to first order, as a quadratic form over sites.
+
+    The cotangent of each token at each router is a random sign times (onehot of the last expert picked - onehot of the
+    first not picked), so the form is the sum of squared changes of the margins over all tokens and routers.
+    """
+
+    form: QuadraticForm
+    routers: tuple[Router, ...]
+
+    def noise(self, assignment: Mapping[str, str]) -> float:
+        """Root mean square change of a margin, in units of logits; infinite where the assignment makes infinities."""
+        keys = [(site, part) for site, scheme in assignment.items() for part in parts_of(SCHEMES[scheme])]
+        return float((self.form.of(keys) / sum(router.tokens for router in self.routers)) ** 0.5)
+
+    def flips(self, assignment: Mapping[str, str]) -> float:
+        """Expected share of choices, over tokens and routers, that change."""
+        return flip_share(torch.cat([router.margins for router in self.routers]), self.noise(assignment))
+
+
+_ROUTINGS: weakref.WeakKeyDictionary[Audit, Routing | None] = weakref.WeakKeyDictionary()
+
+
+def routing_of(audit: Audit) -> Routing | None:
+    """The margins' form of an audit, made when first asked for; None for a model without routers."""
+    if audit not in _ROUTINGS:
+        routers = tuple(routers_of(audit))
+        _ROUTINGS[audit] = Routing(_routing_form(audit, routers), routers) if routers else None
+    return _ROUTINGS[audit]
+
+
+def _routing_form(audit: Audit, routers: tuple[Router, ...]) -> QuadraticForm:
+    generator = torch.Generator().manual_seed(0)
+    menus = {str(site): audit.menu(str(site)) for site in audit.sites}
+    tied = {str(site): site.tied for site in audit.sites if site.tied}
+    tops = {str(router.site): router.top for router in routers}
+
+    def backward(visitor: Sensitivity, _outputs: Any, _batch: Any) -> None:
+        assert isinstance(visitor, _Routed)
+        cotangents = []
+        for logits, top in visitor.logits:
+            order = logits.detach().topk(top + 1, -1).indices
+            sign = torch.randint(0, 2, (*logits.shape[:-1], 1), generator=generator).to(logits) * 2 - 1
+            cotangent = torch.zeros_like(logits).scatter_(-1, order[..., -2:-1], sign)
+            cotangents.append(cotangent.scatter_(-1, order[..., -1:], -sign))
+        torch.autograd.grad([logits for logits, _ in visitor.logits], visitor.anchor, cotangents, allow_unused=True)
+
+    return _form(audit, lambda size, seed: _Routed(tops, menus, audit.fits, tied, size, seed), backward)

@@ -1,0 +1,158 @@
+"""Values beyond a format's range, at either end, and static scales that other data would overrun."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from assay.precision.advice.finding import Finding
+from assay.precision.advice.local import linears, matrices, rows_of
+from assay.precision.model.sites import Site
+from assay.precision.schemes import SCHEMES, Quantizer, Stored
+from assay.precision.schemes.storage import grouped
+
+if TYPE_CHECKING:
+    from assay.precision.auditing import Audit
+
+__all__ = ["nonfinite", "overflows", "static_scales", "underflows"]
+
+_OVERRUN = 2.0
+"""Ratio of the two largest batches' magnitudes beyond which a static scale rests on one of them."""
+
+
+def nonfinite(audit: Audit) -> Iterator[Finding]:
+    """NaN and infinities in the model's own values. Masked scores are minus infinity and no fault."""
+    for (name, part), seen in audit.seen.items():
+        if seen.nonfinite and not name.endswith(":scores"):
+            yield Finding(
+                "nonfinite",
+                name,
+                f"{seen.nonfinite} of the values{_of(part)} are NaN or infinite before anything is quantised.",
+                {"count": seen.nonfinite, "rows": seen.count},
+                "Mend the model first: no scale can be taken from such values.",
+                math.inf,
+            )
+
+
+def overflows(audit: Audit) -> Iterator[Finding]:
+    """Values beyond the largest of a format that the menu offers without a scale."""
+    for site in audit.sites:
+        for scheme in audit.menu(site):
+            tensors = {
+                "input" if site.place == "linear" else "values": (SCHEMES[scheme].activation, _largest(audit, site))
+            }
+            weights = [float(w.abs().max()) for w in matrices(audit, site).values() if w.numel()]
+            tensors["weight"] = (SCHEMES[scheme].weight, max(weights, default=0.0))
+            for what, (quantizer, largest) in tensors.items():
+                if quantizer is None or quantizer.per != "element" or not math.isfinite(largest):
+                    continue
+                element = quantizer.element
+                # Nearest rounding gives the largest value up to half of its last place beyond.
+                if element.kind == "float" and largest >= element.largest * (1 + 2.0 ** -(element.precision + 1)):
+                    yield Finding(
+                        "overflow",
+                        str(site),
+                        f"The {what} reaches {largest:.3g}, and {element.name} ends at {element.largest:.6g}: "
+                        f"{scheme} makes infinities here.",
+                        {"scheme": scheme, "largest": largest, "limit": element.largest, "tensor": what},
+                        "Keep bf16 here, or a scheme with scales.",
+                        math.inf,
+                    )
+
+
+def _largest(audit: Audit, site: Site) -> float:
+    found = [seen.largest for (name, _), seen in audit.seen.items() if name == str(site) and seen.largest is not None]
+    return max((float(largest.max()) for largest in found), default=0.0)
+
+
+def static_scales(audit: Audit) -> Iterator[Finding]:
+    """Static scales that one batch alone has set: without it, its values would have been clipped."""
+    for site in audit.sites:
+        static = [name for name in audit.menu(site) if _is_static(SCHEMES[name].activation)]
+        for (name, part), seen in audit.seen.items():
+            if name != str(site) or not static or len(seen.tops) < 3:
+                continue
+            second, first = torch.stack(seen.tops).sort().values[-2:].tolist()
+            if math.isfinite(first) and first > _OVERRUN * second > 0:
+                yield Finding(
+                    "static_scale",
+                    name,
+                    f"One batch of {len(seen.tops)} reaches {first / second:.1f} times the largest magnitude of all "
+                    f"others{_of(part)}, so other data may exceed a static scale as far.",
+                    {"largest": first, "others": second, "ratio": first / second, "schemes": static},
+                    f"Calibrate on more text, or take dynamic scales instead of {' and '.join(static)}.",
+                    max(audit.contribution(name, scheme) for scheme in static),
+                )
+
+
+def _is_static(quantizer: Quantizer | None) -> bool:
+    return quantizer is not None and not quantizer.dynamic and quantizer.per != "element"
+
+
+def underflows(audit: Audit) -> Iterator[Finding]:
+    """Schemes whose error comes, by more than half, from values that are flushed to zero rather than rounded."""
+    for site in linears(audit):
+        rows, found = rows_of(audit, site), matrices(audit, site)
+        if rows is None or not found:
+            continue
+        expert, weight = next(iter(found.items()))
+        energies = {"input": weight.square().sum(0), "weight": rows.square().mean(0)}
+        known: dict[object, tuple[float, float, float]] = {}
+        worst: dict[str, tuple[float, float, float, str]] = {}
+        for scheme in audit.menu(site):
+            for what, x in (("input", rows), ("weight", weight)):
+                stored = (
+                    audit.fits.input(str(site), SCHEMES[scheme], weight, expert)
+                    if what == "input"
+                    else audit.fits.weight(str(site), SCHEMES[scheme], weight, expert)
+                )
+                if stored is None or stored.quantizer.element.kind != "float" or stored.quantizer.element_bits < 8:
+                    continue
+                key = what, stored.quantizer
+                if key not in known:
+                    known[key] = _flushed(stored, x, energies[what])
+                if known[key][1] > 0.5 and (what not in worst or known[key][1] > worst[what][1]):
+                    worst[what] = *known[key], scheme
+        for what, (share, cost, span, scheme) in worst.items():
+            quantizer = SCHEMES[scheme].activation if what == "input" else SCHEMES[scheme].weight
+            assert quantizer is not None
+            element = quantizer.element
+            held = math.log2(element.largest / element.smallest_subnormal)
+            yield Finding(
+                "underflow",
+                str(site),
+                f"{share:.1%} of the {what}'s values fall below the smallest {element.name} of {scheme} and become "
+                f"zero, which costs more than all its rounding: they span 2^{span:.0f}, the format 2^{held:.0f}.",
+                {
+                    "scheme": scheme,
+                    "tensor": what,
+                    "share": share,
+                    "share_of_error": cost,
+                    "range_bits": span,
+                    "span_bits": held,
+                },
+                "Move the spread of the channels into the neighbouring weight, or keep bf16 here.",
+                audit.contribution(str(site), scheme),
+            )
+
+
+def _flushed(stored: Stored, x: torch.Tensor, energy: torch.Tensor) -> tuple[float, float, float]:
+    """Share of values that become zero, their share of the squared error of the output, largest range in binades."""
+    back = stored(x)
+    gone = (back == 0) & (x != 0)
+    error = (back - x).square().double() * energy.double()
+    total = float(error.sum())
+    if total == 0 or not math.isfinite(total):
+        return 0.0, 0.0, 0.0
+    laid, axes = grouped(x.abs(), stored.quantizer)
+    least = torch.where(laid > 0, laid, torch.inf).amin(axes)
+    ratio = (laid.amax(axes) / least).log2()
+    span = float(ratio[ratio.isfinite()].max()) if bool(ratio.isfinite().any()) else 0.0
+    return float(gone.double().mean()), float(error[gone].sum()) / total, span
+
+
+def _of(part: str) -> str:
+    return f" of the {part}" if part else ""

@@ -1,0 +1,66 @@
+"""Budgets that cannot be met, and the Pareto front."""
+
+import math
+
+import pytest
+
+from assay.precision.choice import Budgets, Quantity, choose, closest, front
+from tests.precision.random_problems import best, everything, random_problem, whole
+
+
+def test_budgets_that_cannot_be_met_are_named() -> None:
+    """Of three budgets one can't be met by itself; another two can't be met together, and the choice misses least."""
+    units, _ = random_problem(2, units=8)
+    smallest = math.fsum(min(option.bytes for option in unit.options) for unit in units)
+    found, binding = closest(units, Budgets(max_error=1e9, max_bytes=0.9 * smallest, max_decode=1e9))
+    assert binding == ("max_bytes",)
+    assert found.bytes == smallest
+    together = Budgets(max_error=0.0, max_bytes=0.5 * whole(units), max_decode=1e9)
+    assert choose(units, together) == []
+    assert closest(units, together)[1] == ("max_error", "max_bytes")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_closest_choice_has_the_least_relative_excess(seed: int) -> None:
+    """No assignment misses its worst budget by less, and without any binding budget all others can be met."""
+    units, _ = random_problem(seed, units=4)
+    error = 0.05 * math.fsum(max(option.error for option in unit.options) for unit in units)
+    budgets = Budgets(max_error=error / 50, max_bytes=0.45 * whole(units), max_decode=0.5 * whole(units, "decode"))
+    found, binding = closest(units, budgets)
+    every = everything(units, None)
+    least = min(choice.excess(budgets.limits) for choice in every)
+    assert found.excess(budgets.limits) == pytest.approx(least, rel=1e-6, abs=1e-12)
+    assert bool(binding) == (best(every, budgets, "error") is None)
+    only = {name: limit for name, limit in budgets.limits.items() if f"max_{name}" in binding}
+    assert not binding or all(choice.excess(only) for choice in every)
+    for name in only:
+        rest = {other: limit for other, limit in only.items() if other != name}
+        assert any(not choice.excess(rest) for choice in every)
+
+
+def test_budgets_that_can_be_met_bind_nothing() -> None:
+    """Then the closest is the choice of least error."""
+    units, _ = random_problem(3)
+    budgets = Budgets(max_bytes=0.7 * whole(units))
+    found, binding = closest(units, budgets)
+    assert binding == ()
+    assert found.error == pytest.approx(choose(units, budgets)[0].error, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("level", ["bytes", "decode"])
+def test_the_front_is_of_the_best(seed: int, level: Quantity) -> None:
+    """No assignment at all beats a point of the front in both quantities, and the ends are the ends."""
+    units, error_of = random_problem(seed, units=4)
+    found = front(units, minimise=(level, "error"), points=6, error_of=error_of)
+    every = everything(units, error_of)
+    for choice in found:
+        assert not any(
+            getattr(other, level) <= getattr(choice, level) and other.error < choice.error * (1 - 1e-9)
+            for other in every
+        )
+    assert getattr(found[0], level) == pytest.approx(min(getattr(choice, level) for choice in every))
+    assert found[-1].error == 0
+    errors = [choice.error for choice in found]
+    assert errors == sorted(errors, reverse=True)
+    assert len(set(errors)) == len(errors) >= 4
