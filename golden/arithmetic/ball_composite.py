@@ -250,8 +250,8 @@ class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
     def merge(self, scores: Ball, visible: Tensor, values: Ball) -> tuple[Ball, Ball]:
         """As `attend`; or each value by exp(score - lse), whose error the weights share and no division takes away.
 
-        Or as the first value, less its difference to the other times a logistic function of the scores' difference:
-        with both visible, an error relative to the first value itself, and in the log-sum-exp to the scores.
+        Or as one value, and the difference to the other times a logistic function of the scores' difference: with
+        both visible, an error relative to the values themselves, and in the log-sum-exp to the scores.
         """
         out, lse = self.attend(scores, visible, values, None)
         if self.model.certifies:
@@ -267,8 +267,7 @@ class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
         few = few + 4 * self.model.function_underflow("exp") * (1 + size.sum(-2, keepdim=True))
         rad = rad + torch.where(out.radius.isfinite(), torch.minimum(out.radius, few), math.inf)
         both = visible.all(-1, keepdim=True) * (self.model.function_error("sigmoid") + 4 * self.u)
-        first, second = size.unbind(-2)
-        rad = rad + both * (first + weights[..., 1].nan_to_num(1.0) * second)[..., None, :]
+        rad = rad + both * size.sum(-2, keepdim=True)
         lse_rad = lse.radius + both * score.abs().sum(-1, keepdim=True)
         return self.ball(out.mid, rad), Ball(lse.mid, lse_rad, self.model)
 

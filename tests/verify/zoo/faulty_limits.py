@@ -133,7 +133,7 @@ FAULTY_LIMITS: tuple[Faulty, ...] = (
             f"merge_states-{dtype}",
             partial(merge_states, steps=MergeSteps(weights=negligible_beyond(difference))),
         )
-        for difference in (16, 40)
+        for difference in (8, 12)
         for dtype in ("float32", "bfloat16")
     ),
     plant(
