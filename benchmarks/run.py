@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from assay.verify import examine
@@ -52,10 +53,16 @@ def zoo() -> None:
     from tests.verify.zoo import FAULTY, HONEST
 
     torch.set_num_threads(1)
-    alarms = [entry.name for entry in HONEST if not examine(entry.kernel, entry.spec, **entry.examine).passed]
-    missed = [entry.name for entry in FAULTY if examine(entry.kernel, entry.spec, **entry.examine).passed]
-    console.print(f"honest kernels flagged: {len(alarms)} of {len(HONEST)} {alarms}")
-    console.print(f"faulty kernels missed:  {len(missed)} of {len(FAULTY)} {missed}")
+    for entries, wanted in ((HONEST, True), (FAULTY, False)):
+        wrong, cases = [], 0
+        for entry in track(entries, console=console, description="honest" if wanted else "faulty"):
+            verdict = examine(entry.kernel, entry.spec, **entry.examine)
+            cases += verdict.cases
+            if verdict.passed is not wanted:
+                wrong.append(entry.name)
+                console.print(f"{'flagged' if wanted else 'missed'}: {entry.name}: {verdict.repro or verdict.outcome}")
+        verb = "honest kernels flagged" if wanted else "faulty kernels missed"
+        console.print(f"{verb}: {len(wrong)} of {len(entries)} in {cases:,} cases {wrong}")
 
 
 TASKS = {"golden": golden, "examine": examination, "zoo": zoo}

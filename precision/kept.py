@@ -31,23 +31,22 @@ _PRODUCTS, _MEASURED = "products.safetensors", "measured.json"
 
 
 class Kept:
-    """Products and measured errors in ``folder``, of one fingerprint; ``fresh``: without what is there already."""
+    """Products and measured errors in ``folder``, of one fingerprint; ``fresh``: what is there is replaced, not used."""
 
     def __init__(self, folder: str | Path, fingerprint: str, *, fresh: bool = False) -> None:
         self.folder = Path(folder)
         self.fingerprint = fingerprint
         self.reused = 0
-        """Measured errors that were taken from the folder."""
-        if fresh:
-            for name in (_PRODUCTS, _MEASURED):
-                (self.folder / name).unlink(missing_ok=True)
-        self._errors = self._read()
+        """How often an error that an earlier audit measured was asked for."""
+        self._fresh = fresh
+        self._errors = {} if fresh else self._read()
+        self._earlier = set(self._errors)
 
     def error(self, assignment: Mapping[str, str]) -> float | None:
         """The error that was measured of an assignment, None if none was."""
-        found = self._errors.get(_line(assignment))
-        self.reused += found is not None
-        return found
+        line = _line(assignment)
+        self.reused += line in self._earlier
+        return self._errors.get(line)
 
     def note(self, assignment: Mapping[str, str], error: float) -> None:
         """Keep the measured error of an assignment."""
@@ -61,6 +60,8 @@ class Kept:
 
     def products(self, menus: Mapping[str, Sequence[str]]) -> Products | None:
         """The products of all schemes of these menus, site names to scheme names; None if they aren't there whole."""
+        if self._fresh:
+            return None
         with suppress(OSError, SafetensorError), safe_open(self.folder / _PRODUCTS, framework="numpy") as file:
             about = file.metadata() or {}
             if about.get("fingerprint") != self.fingerprint:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from assay.precision.advice.finding import Finding
-from assay.precision.advice.local import matrices, rows_of
+from assay.precision.advice.local import at_stake, matrices, rows_of
 from assay.precision.model.sites import Site
 from assay.precision.schemes import SCHEMES
 
@@ -126,7 +126,7 @@ def near_ties(audit: Audit) -> Iterator[Finding]:
                 f"sends {shares['bf16']:.1%} of them elsewhere.",
                 {"flips": shares, "median_margin": float(router.margins.median()), "top": router.top},
                 "Keep the router in float32 and measure what you choose: no prediction sees a flip.",
-                max(audit.contribution(str(router.site), scheme) for scheme in audit.menu(router.site)),
+                at_stake(audit, router.site),
             )
 
 
@@ -144,5 +144,5 @@ def unseen_experts(audit: Audit) -> Iterator[Finding]:
                     f"{even:.0f}: its scales and errors are not known.",
                     {"expert": expert, "tokens": load, "even": even},
                     "Calibrate on text that reaches it, or keep the experts of this layer as they are.",
-                    1 - load / even if even else 1.0,
+                    max(at_stake(audit, site) for site in experts.sites),
                 )

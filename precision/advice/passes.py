@@ -11,9 +11,9 @@ import torch
 
 from assay.precision.advice.experts import Router, flip_share, routers_of
 from assay.precision.model.menu import Fits
+from assay.precision.model.opening import opened
 from assay.precision.model.running import batch_size, call, settled
 from assay.precision.model.sensitivity import Part, Sensitivity, Term, parts_of
-from assay.precision.model.opening import opened
 from assay.precision.model.tap import Product
 from assay.precision.prediction import QuadraticForm
 from assay.precision.schemes import SCHEMES, Scheme, Stored

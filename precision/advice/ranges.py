@@ -40,27 +40,33 @@ def nonfinite(audit: Audit) -> Iterator[Finding]:
 def overflows(audit: Audit) -> Iterator[Finding]:
     """Values beyond the largest of a format that the menu offers without a scale."""
     for site in audit.sites:
-        for scheme in audit.menu(site):
-            tensors = {
-                "input" if site.place == "linear" else "values": (SCHEMES[scheme].activation, _largest(audit, site))
-            }
-            weights = [float(w.abs().max()) for w in matrices(audit, site).values() if w.numel()]
-            tensors["weight"] = (SCHEMES[scheme].weight, max(weights, default=0.0))
-            for what, (quantizer, largest) in tensors.items():
-                if quantizer is None or quantizer.per != "element" or not math.isfinite(largest):
+        weights = [float(w.abs().max()) for w in matrices(audit, site).values() if w.numel()]
+        # What passes a table are indices.
+        values = 0.0 if site.place == "embedding" else _largest(audit, site)
+        for name in audit.menu(site):
+            scheme = SCHEMES[name]
+            pairs = ("values", scheme.activation, values), ("weight", scheme.weight, max(weights, default=0.0))
+            for what, quantizer, largest in pairs:
+                if quantizer is None or not _is_beyond(largest, quantizer):
                     continue
-                element = quantizer.element
-                # Nearest rounding gives the largest value up to half of its last place beyond.
-                if element.kind == "float" and largest >= element.largest * (1 + 2.0 ** -(element.precision + 1)):
-                    yield Finding(
-                        "overflow",
-                        str(site),
-                        f"The {what} reaches {largest:.3g}, and {element.name} ends at {element.largest:.6g}: "
-                        f"{scheme} makes infinities here.",
-                        {"scheme": scheme, "largest": largest, "limit": element.largest, "tensor": what},
-                        "Keep bf16 here, or a scheme with scales.",
-                        math.inf,
-                    )
+                limit, tensor = quantizer.element.largest, "input" if weights and what == "values" else what
+                yield Finding(
+                    "overflow",
+                    str(site),
+                    f"The {tensor} reaches {largest:.3g}, and {quantizer.element.name} ends at {limit:.6g}: {name} "
+                    "makes infinities here.",
+                    {"scheme": name, "largest": largest, "limit": limit, "tensor": tensor},
+                    "Keep bf16 here, or a scheme with scales.",
+                    math.inf,
+                )
+
+
+def _is_beyond(largest: float, quantizer: Quantizer) -> bool:
+    element = quantizer.element
+    if quantizer.per != "element" or element.kind != "float" or not math.isfinite(largest):
+        return False
+    # Nearest rounding gives the largest value up to half of its last place beyond.
+    return largest >= element.largest + math.ldexp(1.0, element.max_exponent - element.precision)
 
 
 def _largest(audit: Audit, site: Site) -> float:
@@ -71,6 +77,8 @@ def _largest(audit: Audit, site: Site) -> float:
 def static_scales(audit: Audit) -> Iterator[Finding]:
     """Static scales that one batch alone has set: without it, its values would have been clipped."""
     for site in audit.sites:
+        if site.place == "embedding":
+            continue
         static = [name for name in audit.menu(site) if _is_static(SCHEMES[name].activation)]
         for (name, part), seen in audit.seen.items():
             if name != str(site) or not static or len(seen.tops) < 3:

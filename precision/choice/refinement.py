@@ -161,6 +161,7 @@ def greedy(judge: Judge, calls: int) -> Picks | None:
     errors = np.where(problem.finite, problem.values[:, 0], np.inf)
     ends = zip(problem.starts, problem.starts[1:], strict=False)
     picks: Picks = tuple(int(np.argmin(errors[first:end])) for first, end in ends)
+    taken = np.zeros(len(errors), dtype=bool)
     added = errors - errors[problem.rows(picks)][problem.unit_of]
     while judge.choice(picks).excess(limits) > 0:
         here, moves = judge.choice(picks), _moves(problem, picks)
@@ -169,7 +170,8 @@ def greedy(judge: Judge, calls: int) -> Picks | None:
         for quantity, limit in limits.items():
             over = getattr(here, quantity) - limit
             freed += np.minimum(-changes[:, QUANTITIES.index(quantity)], over) / limit if over > 0 else 0.0
-        moves, freed = moves[freed > 0], freed[freed > 0]
+        useful = (freed > 0) & ~taken[moves]  # an option given up again is not taken twice: that could go in circles
+        moves, freed = moves[useful], freed[useful]
         fresh: set[int] = set()
         while True:
             if not len(moves) or judge.calls >= last:
@@ -180,6 +182,7 @@ def greedy(judge: Judge, calls: int) -> Picks | None:
                 break
             added[move] = judge.choice(_moved(problem, picks, (move,))).error - here.error
             fresh.add(move)
+        taken[move] = True
         picks = _moved(problem, picks, (move,))
     return picks
 

@@ -18,6 +18,7 @@ import torch
 from assay.precision.errors import CannotExport
 from assay.precision.export.checkpoint import Written, write_checkpoint
 from assay.precision.export.compressed_tensors import quantization_config
+from assay.precision.export.folder import config_json, dtype_of
 from assay.precision.export.lint import lint, lint_config
 from assay.precision.export.modelopt import hf_quant_config
 from assay.precision.export.pieces import pieces_of
@@ -71,7 +72,7 @@ def export(
     sites: Mapping[str, Site],
     fits: Fits,
     source: str | Path | None = None,
-    dtype: torch.dtype = torch.bfloat16,
+    dtype: torch.dtype | None = None,
     supported: Collection[str] | None = None,
     checkpoint: bool = False,
     overwrite: bool = False,
@@ -79,8 +80,9 @@ def export(
     """Write an assignment of site names to scheme names into the folder ``out``, as ``formats`` have it.
 
     One file a format, and with "vllm" the command line too; with ``checkpoint`` a quantised checkpoint in
-    ``out/checkpoint``. source: the directory or hub name of the model. dtype: of what isn't quantised. supported: what
-    the device computes in, as `Scheme.compute` names it. Files of the same names are replaced only with ``overwrite``.
+    ``out/checkpoint``. source: the directory or hub name of the model. dtype: of what isn't quantised; by default
+    that of ``source``, else the model's. supported: as `lint` has it. Files of the same names are replaced only with
+    ``overwrite``; if the checkpoint is refused, nothing is written.
 
     Raises CannotExport, NotInstalled, UnknownScheme.
     """
@@ -88,6 +90,9 @@ def export(
     if unknown:
         raise CannotExport(f"expected formats of {', '.join(FORMATS)}, got {unknown[0]!r}")
     folder = Path(out)
+    origin = Path(source) if source is not None and Path(source).is_dir() else None
+    if dtype is None:
+        dtype = dtype_of(model, config_json(model, origin)) if hasattr(model, "config") else torch.bfloat16
     files: dict[Path, str] = {}
     names = {name: [piece.name for piece in pieces] for name, pieces in pieces_of(model, sites).items()}
     notes = [f"lint: {line}" for line in lint(assignment, sites, supported)]
@@ -103,8 +108,6 @@ def export(
     present = [path for path in files if path.exists()]
     if present and not overwrite:
         raise CannotExport(f"{present[0]} exists: give another folder, or pass overwrite=True to replace it")
-    for path, text in files.items():
-        _write(path, text)
     paths = list(files)
     if checkpoint:
         written = write_checkpoint(
@@ -113,12 +116,14 @@ def export(
             folder / "checkpoint",
             sites=sites,
             fits=fits,
-            source=source if source is not None and Path(source).is_dir() else None,
+            source=origin,
             dtype=dtype,
             overwrite=overwrite,
         )
         paths.append(written.path)
         notes += [f"checkpoint: {line}" for line in written.notes]
+    for path, text in files.items():
+        _write(path, text)
     return Exported(tuple(paths), tuple(dict.fromkeys(notes)))
 
 

@@ -37,6 +37,7 @@ _SHARD = "5GB"
 def save(
     place: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any], model: torch.nn.Module, origin: Path | None
 ) -> None:
+    """Write tensors, config and what is copied from the model's directory into an empty folder."""
     hub = import_module("huggingface_hub")
     hub.save_torch_state_dict(tensors, place, max_shard_size=_SHARD, metadata={"format": "pt"})
     if origin is not None:
@@ -48,6 +49,8 @@ def save(
     if generation is not None and not (place / "generation_config.json").exists():
         generation.save_pretrained(place)
     (place / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for file in place.glob("*.safetensors"):  # written for their owner's eyes only
+        shutil.copymode(place / "config.json", file)
 
 
 def config_json(model: torch.nn.Module, origin: Path | None) -> dict[str, Any]:
@@ -65,6 +68,7 @@ def config_json(model: torch.nn.Module, origin: Path | None) -> dict[str, Any]:
 
 
 def dtype_of(model: torch.nn.Module, config: Mapping[str, Any]) -> torch.dtype:
+    """The dtype that a config says a checkpoint has; else the model's."""
     said = config.get("dtype") or config.get("torch_dtype")
     found = getattr(torch, str(said).removeprefix("torch."), None)
     return found if isinstance(found, torch.dtype) else next(model.parameters()).dtype

@@ -19,7 +19,8 @@ def lint(
     """Warnings about an assignment itself.
 
     Linears that are fused and disagree, or share less than their kernel assumes; weights that are tied; formats that
-    the device lacks (``supported``: what it computes in, as `Scheme.compute` names it; None: not known).
+    the device lacks (``supported``: what it computes in, as `Scheme.compute` names it, and "microscaling" where its
+    products take a scale for every 16 or 32 elements; None: not known).
     """
     found = []
     for unit, members in units_of(sites).items():
@@ -31,14 +32,15 @@ def lint(
             found += _shared_scales(unit, members, str(names.pop()))
     found += _tied(assignment, sites)
     if supported is not None:
-        missing: dict[str, list[str]] = {}
+        missing: dict[tuple[str, str], list[str]] = {}
         for name, scheme in assignment.items():
-            if scheme in SCHEMES and SCHEMES[scheme].compute not in supported:
-                missing.setdefault(scheme, []).append(name)
+            lacking = _needed(scheme) - set(supported)
+            if lacking:
+                missing.setdefault((scheme, " and ".join(sorted(lacking))), []).append(name)
         found += [
-            f"{scheme}: the device has no {SCHEMES[scheme].compute} products (it has {', '.join(sorted(supported))}), "
+            f"{scheme}: the device has no {lacking} products (it has {', '.join(sorted(supported))}), "
             f"so {_listed(names)} would run in another arithmetic"
-            for scheme, names in missing.items()
+            for (scheme, lacking), names in missing.items()
         ]
     return found
 
@@ -89,6 +91,15 @@ def _of_linear(name: str, place: Site, given: str, groups: Mapping[str, Any], ig
     if len({group for group, _ in hits}) > 1:
         return [f"{name}: stands in {' and '.join(dict(hits))}; engines take one of them"]
     return []
+
+
+def _needed(name: str) -> set[str]:
+    """What a device computes in, natively, where it runs a scheme."""
+    scheme = SCHEMES.get(name)
+    if scheme is None:
+        return set()
+    scaled = scheme.activation is not None and scheme.activation.scale_format in ("float8_e8m0fnu", "float8_e4m3fn")
+    return {scheme.compute, "microscaling"} if scaled else {scheme.compute}
 
 
 def _shared_scales(unit: str, members: list[str], name: str) -> list[str]:

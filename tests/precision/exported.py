@@ -13,9 +13,9 @@ import transformers
 
 from assay.precision.loading.quiet import quiet
 from assay.precision.model.menu import Fits
+from assay.precision.model.opening import opened
 from assay.precision.model.simulation import Simulator
 from assay.precision.model.sites import Collector, Site
-from assay.precision.model.opening import opened
 from assay.precision.schemes import SCHEMES
 
 IDS = torch.arange(3 * 16).reshape(3, 16) * 7 % 64

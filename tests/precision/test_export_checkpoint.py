@@ -219,6 +219,8 @@ def test_files_beside_the_weights_are_taken_over(tmp_path: Path) -> None:
     after = json.loads((written.path / "config.json").read_text())
     assert {key: value for key, value in after.items() if key != "quantization_config"} == before
     assert load_file(written.path / "model.safetensors")["model.norm.weight"].dtype == torch.bfloat16
+    modes = {file.stat().st_mode for file in written.path.iterdir()}
+    assert modes == {(tmp_path / "out" / "config.json").stat().st_mode}
     assert torch.equal(loaded(written.path).model.norm.weight, model.model.norm.weight)
 
 

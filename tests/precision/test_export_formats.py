@@ -329,6 +329,9 @@ def test_export_writes_a_file_for_each_format(tmp_path: Path) -> None:
     with pytest.raises(CannotExport, match="overwrite=True"):
         export(made.model, assignment, tmp_path / "out", ["vllm"], **given)
     export(made.model, assignment, tmp_path / "out", ["vllm"], overwrite=True, **given)
+    with pytest.raises(CannotExport, match="no float8_e5m2"):
+        export(made.model, {"lm_head": "e5m2"}, tmp_path / "refused", checkpoint=True, **given)
+    assert not (tmp_path / "refused").exists()
     with pytest.raises(CannotExport, match="expected formats of"):
         export(made.model, assignment, tmp_path / "out", ["gguf"], **given)
 

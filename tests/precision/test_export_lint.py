@@ -59,6 +59,15 @@ def test_formats_that_the_device_lacks_are_found() -> None:
     )
 
 
+def test_a_device_without_microscaling_is_found() -> None:
+    """MX and NVFP4 products need a unit that takes their scales; weights alone in them do not."""
+    assignment = chosen(SITES, "mlp", "mxfp8", range(2))
+    (warning,) = lint(assignment, SITES, {"bf16", "fp8"})
+    assert warning.startswith("mxfp8: the device has no microscaling products")
+    assert lint(assignment, SITES, {"bf16", "fp8", "microscaling"}) == []
+    assert lint(chosen(SITES, "mlp", "w-mxfp4", range(2)), SITES, {"bf16"}) == []
+
+
 def test_a_tied_weight_is_named() -> None:
     """A linear that shares the embedding's weight goes with it, and the warning names both."""
     sites = {**SITES, "lm_head": Site("lm_head", "linear", "linear", (64, 128), tied="model.embed_tokens")}

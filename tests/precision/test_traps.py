@@ -139,9 +139,9 @@ def test_dead_layer(llama: Clean) -> None:
 
 def test_idle_expert(mixtral: Clean) -> None:
     """An expert that no token reaches is named, and an assignment of its layer is to be measured."""
-    layer = "model.layers.2.mlp.experts"
+    layer = "model.layers.3.mlp.experts"
     assert not kinds(mixtral.findings, layer) & {"unseen_expert"}
-    found, findings = mixtral.with_trap(traps.idle_expert, layer=2, batches=mixtral.batches)
+    found, findings = mixtral.with_trap(traps.idle_expert, layer=3, batches=mixtral.batches)
     finding = one(findings, "unseen_expert", layer)
     assert (finding.numbers["expert"], finding.numbers["tokens"]) == (8, 0)
     found.calibrate(8)

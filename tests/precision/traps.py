@@ -53,7 +53,10 @@ def massive_token(model: Any, token: int = SINK, factor: float = 2.0**16) -> Non
 def begun(batches: list[dict[str, torch.Tensor]], token: int = SINK) -> list[dict[str, torch.Tensor]]:
     """The batches, every sequence starting with this token."""
     return [
-        {**batch, "input_ids": torch.cat([torch.full_like(batch["input_ids"][:, :1], token), batch["input_ids"][:, 1:]], 1)}
+        {
+            **batch,
+            "input_ids": torch.cat([torch.full_like(batch["input_ids"][:, :1], token), batch["input_ids"][:, 1:]], 1),
+        }
         for batch in batches
     ]
 

@@ -1,0 +1,187 @@
+"""Findings in order, the random control, and where a prediction is not to be trusted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from assay.precision.advice import KINDS, Finding, advise, reliability
+from assay.precision.advice.experts import flip_share, routers_of
+from assay.precision.advice.finding import ordered
+from assay.precision.advice.passes import Controls, control_of, routing_of
+from assay.precision.auditing import Audit, audit
+from assay.precision.errors import BadAssignment
+from assay.precision.loading import load
+from assay.precision.model.opening import opened
+from assay.precision.model.running import call, settled
+from assay.precision.model.sensitivity import parts_of
+from assay.precision.model.simulation import Simulator
+from assay.precision.schemes import SCHEMES
+from tests.precision.traps import HELD_OUT
+
+
+def small(name: str, *formats: str) -> Audit:
+    loaded = load(name)
+    return audit(loaded.model, loaded.batches(HELD_OUT, sequence=48, sequences=8, batch=4), formats=formats)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Audit:
+    return small("stdlib-llama", "bf16", "fp8", "w4a16-g128", "mxfp4")
+
+
+@pytest.fixture(scope="module")
+def mixtral() -> Audit:
+    found = small("stdlib-mixtral", "bf16", "fp8", "mxfp4")
+    found.calibrate(8)
+    return found
+
+
+def test_findings_come_in_order(llama: Audit) -> None:
+    """What breaks a model comes first, then what a prediction can't see, then what costs most."""
+    given = [Finding(kind, "site", "Words.", {}, "Remedy.", weight) for weight in (1.0, 2.0) for kind in KINDS]
+    found = [(KINDS[finding.kind], -finding.weight) for finding in ordered(given)]
+    assert found == sorted(found)
+    assert ordered(given)[0] == Finding("nonfinite", "site", "Words.", {}, "Remedy.", 2.0)
+    real = advise(llama)
+    assert real == ordered(real)
+
+
+def test_findings_are_sentences(llama: Audit) -> None:
+    """Every finding names a site, says one sentence, and a remedy."""
+    sites = set(map(str, llama.sites))
+    for finding in advise(llama):
+        assert finding.site in sites
+        for words in (finding.words, finding.remedy):
+            assert words[0].isupper() or words.split()[0] in SCHEMES
+            assert words.endswith(".")
+            assert "\n" not in words
+
+
+def test_random_changes_are_as_large() -> None:
+    """The control's change has the size of the scheme's own, and is another one."""
+    found = small("stdlib-llama", "w4a16-g128")
+    site, scheme = "model.layers.1.mlp.up_proj", SCHEMES["w4a16-g128"]
+    weight = found.weights[site][None]
+    actual, random = found.fits.weight(site, scheme, weight), Controls(found.fits).weight(site, scheme, weight)
+    assert actual is not None
+    assert random is not None
+    first, second = (actual(weight) - weight).flatten(), (random(weight) - weight).flatten()
+    assert torch.isclose(first.norm(), second.norm(), rtol=0.02)
+    assert abs(float(torch.cosine_similarity(first, second, 0))) < 0.02
+
+
+def test_control_is_one_for_ordinary_weights(llama: Audit) -> None:
+    """Rounding ordinary weights to int4 does about as much as a random change of that size."""
+    sites = [str(site) for site in llama.sites if site.role == "linear" and str(site) != "lm_head"]
+    control = control_of(llama, dict.fromkeys(sites, ("w4a16-g128",)))
+    (part,) = parts_of(SCHEMES["w4a16-g128"])
+    ratios = torch.tensor([llama.form.of([(site, part)]) / control.of([(site, part)]) for site in sites])
+    assert 0.8 < float(ratios.median()) < 1.5
+
+
+def test_control_tells_changes_that_sit_where_they_hurt() -> None:
+    """Where the largest weights meet the largest inputs, FP8's relative error is far worse than a random change."""
+
+    def ratio(factor: float) -> float:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
+        batches = list(torch.randn(4, 16, 32))
+        with torch.no_grad():
+            model[0].weight[:, :4] *= factor
+        for batch in batches:
+            batch[:, :4] *= factor
+        found = audit(model, batches, "relative", formats=("fp8",))
+        part = parts_of(SCHEMES["fp8"])[0]
+        return found.form.of([("0", part)]) / control_of(found, {"0": ("fp8",)}).of([("0", part)])
+
+    assert ratio(1.0) < 2
+    assert ratio(16.0) > 4
+
+
+def test_flip_share() -> None:
+    """Margins far above the noise never flip, those of zero in half of the cases."""
+    assert flip_share(torch.tensor([10.0]), 1.0) < 1e-20
+    assert flip_share(torch.tensor([0.0, 10.0]), 1.0) == pytest.approx(0.25)
+    assert flip_share(torch.tensor([0.0]), 0.0) == 0.0
+
+
+class Recorder(Simulator):
+    """A simulation that keeps the logits of the routers."""
+
+    def __init__(self, *rest: Any) -> None:
+        super().__init__(*rest)
+        self.logits: list[torch.Tensor] = []
+
+    def linear(self, name: str, *rest: Any) -> torch.Tensor:
+        output = super().linear(name, *rest)
+        if name.endswith("mlp.gate"):
+            self.logits.append(output)
+        return output
+
+
+def flips(found: Audit, assignment: dict[str, str]) -> tuple[float, float]:
+    """Share of changed choices, and root mean square change of the margins, in a simulated run."""
+    runs = []
+    for chosen in ({}, {site: SCHEMES[scheme] for site, scheme in assignment.items()}):
+        recorder = Recorder(chosen, found.fits, {})
+        with torch.no_grad(), settled(found.model), opened(found.model, recorder):
+            for batch in found.batches:
+                call(found.model, batch)
+        runs.append(torch.cat(recorder.logits))
+    order = runs[0].topk(3, -1).indices
+    margins = [logits.gather(-1, order[:, 1:2]) - logits.gather(-1, order[:, 2:]) for logits in runs]
+    picked = [logits.topk(2, -1).indices.sort(-1).values for logits in runs]
+    changed = (picked[0] != picked[1]).any(-1).double().mean()
+    return float(changed), float((margins[1] - margins[0]).square().mean().sqrt())
+
+
+def test_how_many_experts_are_picked_is_counted(mixtral: Audit) -> None:
+    """Each of Mixtral's four routers is found, with its two experts a token."""
+    routers = routers_of(mixtral)
+    assert [router.top for router in routers] == [2, 2, 2, 2]
+    assert all(bool((router.margins >= 0).all()) for router in routers)
+
+
+def test_routing_noise_is_predicted(mixtral: Audit) -> None:
+    """How far bf16 moves the routers' margins, and how many choices change, is as predicted within a factor of 1.5
+    and 3."""
+    routing = routing_of(mixtral)
+    assert routing is not None
+    assert routing_of(mixtral) is routing
+    everywhere = {str(site): "bf16" for site in mixtral.sites}
+    share, noise = flips(mixtral, everywhere)
+    assert noise / 1.5 < routing.noise(everywhere) < noise * 1.5
+    assert share / 3 < routing.flips(everywhere) < share * 3
+
+
+def test_a_model_without_routers_has_no_routing(llama: Audit) -> None:
+    """Without experts there is nothing to flip."""
+    assert routing_of(llama) is None
+
+
+def test_flips_make_an_assignment_unreliable(mixtral: Audit) -> None:
+    """Four bits everywhere send tokens to other experts, and bf16 in one linear does not."""
+    everywhere = {str(site): "mxfp4" for site in mixtral.sites if "mxfp4" in mixtral.menu(site)}
+    assert any("choices of experts" in reason for reason in reliability(mixtral, everywhere))
+    one = reliability(mixtral, {"model.layers.2.self_attn.o_proj": "bf16"})
+    assert not any("choices of experts" in reason for reason in one)
+
+
+def test_an_error_outside_of_the_calibrated_range_is_unreliable(llama: Audit) -> None:
+    """A prediction far from all that was measured is not trusted, one amid them is."""
+    llama.calibrate(8)
+    site = min(
+        (site for site in llama.sites if site.place == "linear"), key=lambda site: llama.contribution(site, "bf16")
+    )
+    (reason,) = reliability(llama, {site: "bf16"})
+    assert "far outside" in reason
+    assert reliability(llama, llama.measured[0][0]) == []
+
+
+def test_reliability_checks_the_assignment(llama: Audit) -> None:
+    """A site that there is not is refused as everywhere."""
+    with pytest.raises(BadAssignment, match="expected a site"):
+        reliability(llama, {"model.layers.9": "bf16"})

@@ -1,0 +1,364 @@
+"""What an audit tells, in JSON, on a page and in a terminal; what it keeps for the next one."""
+
+from __future__ import annotations
+
+import copy
+import html
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+from assay.precision.advice import Finding
+from assay.precision.auditing import Audit, audit
+from assay.precision.errors import NotInstalled
+from assay.precision.kept import Kept, fingerprint, write_whole
+from assay.precision.report import About, content_of, page, summary
+from assay.precision.report.comparison import compared, in_lines
+from assay.precision.report.page import plotly_source
+from assay.precision.report.words import grouped, in_bytes, in_error, in_seconds, layers_of, place_of, plain
+
+FORMATS = ("bf16", "fp8", "w8a16", "w4a16-g32")
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+WIDTHS = (400, 1280)
+SCHEMA = json.loads((files("assay.precision.report") / "audit.schema.json").read_text())
+
+
+class Layer(torch.nn.Module):
+    """A linear behind a norm, added to what comes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(32)
+        self.proj = torch.nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.proj(self.norm(x)).tanh()
+
+
+class Model(torch.nn.Module):
+    """Three layers and a head; counts how often it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Layer() for _ in range(3))
+        self.head = torch.nn.Linear(32, 16)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def made() -> tuple[Model, list[torch.Tensor]]:
+    """The model and two batches of four sequences of eight positions, the same every time."""
+    torch.manual_seed(0)
+    return Model(), [torch.randn(4, 8, 32) for _ in range(2)]
+
+
+@pytest.fixture(scope="module")
+def audited() -> Audit:
+    """An audit of the small model in a few schemes."""
+    model, batches = made()
+    return audit(model, batches, "relative", FORMATS, "h200")
+
+
+@pytest.fixture(scope="module")
+def content(audited: Audit) -> dict[str, Any]:
+    """The content of its audit.json, with five findings and a name that HTML could take for its own."""
+    chosen = audited.recommend(max_bytes=audited.cost({}).bytes / 2)
+    front = audited.pareto(6)
+    for *_, assignment in front:
+        assignment.measured = audited.measure(assignment)
+    findings = [
+        Finding(
+            "overflow", "head", f"Thing {number} is too large.", {"largest": math.inf, "channels": [1, 2]}, "Mend it."
+        )
+        for number in range(5)
+    ]
+    about = About(
+        model="</script><b>bold</b>",
+        kind="module",
+        stored="float32",
+        text="none",
+        sequences=8,
+        tokens=64,
+        formats=FORMATS,
+        context=4096,
+        fingerprint="0" * 64,
+        budgets={"bytes": audited.cost({}).bytes / 2, "error": None, "time": None},
+    )
+    return content_of(audited, chosen, front, findings, about)
+
+
+def test_the_content_keeps_its_schema(content: dict[str, Any]) -> None:
+    """It has what the schema states, in strict JSON."""
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    again = json.loads(json.dumps(content, allow_nan=False))
+    jsonschema.validate(again, SCHEMA)
+    assert again == content
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda content: content.pop("pareto"),
+        lambda content: content.update(more=1),
+        lambda content: content["recommended"].update(measured="nan"),
+        lambda content: content["recommended"]["prediction"].pop("low"),
+        lambda content: content["sites"][0].update(place="somewhere"),
+        lambda content: content["sites"][0]["alone"].update(fp8=None),
+        lambda content: content["findings"][0].pop("remedy"),
+    ],
+)
+def test_the_schema_refuses_what_is_missing_or_wrong(
+    content: dict[str, Any], spoil: Callable[[dict[str, Any]], object]
+) -> None:
+    """A key that is missing, unknown, or of another kind is found."""
+    spoilt = copy.deepcopy(content)
+    spoil(spoilt)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(spoilt, SCHEMA)
+
+
+def test_the_content_is_what_the_audit_says(audited: Audit, content: dict[str, Any]) -> None:
+    """Predictions, errors of each site alone, costs and measured errors are the audit's own."""
+    chosen = content["recommended"]
+    assert chosen["prediction"]["error"] == pytest.approx(audited.predict(chosen["assignment"]).error, rel=1e-5)
+    assert chosen["measured"] == pytest.approx(audited.measure(chosen["assignment"]), rel=1e-5)
+    assert chosen["bytes"] == pytest.approx(audited.cost(chosen["assignment"]).bytes, rel=1e-5)
+    (head,) = (site for site in content["sites"] if site["name"] == "head")
+    assert head["alone"]["fp8"] == pytest.approx(audited.contribution("head", "fp8"), rel=1e-5)
+    assert head["scheme"] == chosen["assignment"].get("head")
+    assert len(content["calibration"]) == len(audited.measured)
+
+
+def test_changes_name_every_layer_once(content: dict[str, Any]) -> None:
+    """Each linear stands in one change, with its layers, its bytes and its error in words."""
+    sites = [site for change in content["changes"] for site in change["sites"]]
+    linears = [site["name"] for site in content["sites"] if site["place"] == "linear"]
+    assert sorted(site for site in sites if site in linears) == sorted(linears)
+    for change in content["changes"]:
+        assert change["kind"] in change["words"]
+        assert (change["scheme"] or "stays as it is") in change["words"]
+
+
+def test_the_summary_has_the_budget_and_three_findings(content: dict[str, Any]) -> None:
+    """Whether the budgets are kept, what takes what, before and after, and the first three findings alone."""
+    text = summary(content, ["a/report.html"])
+    assert text.startswith("MET  ")
+    assert re.search(r"budget +bytes of at most .* kept", text)
+    assert re.search(r"proj +\S", text)
+    assert "Thing 2 is too large. Mend it." in text
+    assert "Thing 3" not in text
+    assert "and 2 more findings in the report" in text
+    assert "a/report.html" in text
+    assert max(map(len, text.splitlines())) <= 120
+    missed = copy.deepcopy(content)
+    missed["recommended"]["met"] = False
+    missed["settings"]["budgets"] = {"error": 1e-12}
+    assert summary(missed).startswith("NOT MET  ")
+    assert "NOT kept" in summary(missed)
+
+
+def test_the_page_is_one_file(content: dict[str, Any]) -> None:
+    """Nothing is fetched, names are no HTML, and the data inside are whole."""
+    shown = page(content)
+    assert not re.search(r"<(script|link|img|iframe)[^>]*\s(src|href)=", shown)
+    assert "<b>bold</b>" not in shown
+    assert "&lt;b&gt;bold" in shown
+    (data,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', shown, re.DOTALL)
+    assert json.loads(data)["calibration"] == content["calibration"]
+
+
+def test_without_plotly_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where plotly isn't installed the line says what to install."""
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    plotly_source.cache_clear()
+    with pytest.raises(NotInstalled, match=re.escape("pip install kernel-assay[audit]")):
+        plotly_source()
+
+
+def test_a_comparison_names_the_better_one(audited: Audit) -> None:
+    """The smaller measured error wins where the gap is above the noise floor; else they can't be told apart."""
+    rough = dict.fromkeys([f"layers.{number}.proj" for number in range(3)], "w4a16-g32")
+    found = compared(audited, ["rough", "fine"], [rough, {"head": "w8a16"}])
+    assert found["better"] == "fine"
+    assert "fine is better, by" in found["words"]
+    assert len(found["sites_that_differ"]) == 4
+    told = in_lines(found)
+    assert "noise floor" in told
+    assert "rough" in told
+    alike = compared(audited, ["one", "other"], [rough, rough])
+    assert alike["better"] is None
+    assert "can't be told apart" in alike["words"]
+
+
+def test_a_second_audit_computes_nothing_again(tmp_path: Path) -> None:
+    """With what the first one kept, only the forward passes that look at the model run, and the answers are the same."""
+    model, batches = made()
+    digest = fingerprint(model, batches, "relative", FORMATS)
+    first = audit(model, batches, "relative", FORMATS, kept=Kept(tmp_path, digest))
+    first.calibrate(12)
+    whole, model.calls = model.calls, 0
+    kept = Kept(tmp_path, digest)
+    second = audit(model, batches, "relative", FORMATS, kept=kept)
+    second.calibrate(12)
+    assert (whole, model.calls) == (2 * (2 + 12), 2)
+    assert kept.reused == 12
+    assert second.predict({"head": "fp8"}) == first.predict({"head": "fp8"})
+
+
+def test_what_is_kept_of_another_audit_is_left_alone(tmp_path: Path) -> None:
+    """Other weights, inputs or settings have another fingerprint; under it, afresh, or damaged, nothing is found."""
+    model, batches = made()
+    digest = fingerprint(model, batches, "relative")
+    first = audit(model, batches, "relative", FORMATS, kept=Kept(tmp_path, digest))
+    first.measure({"head": "fp8"})
+    menus = {str(site): first.menu(site) for site in first.sites}
+    assert Kept(tmp_path, digest).products(menus) is not None
+    assert Kept(tmp_path, digest).error({"head": "fp8"}) is not None
+    assert fingerprint(model, batches[:1], "relative") != digest
+    assert fingerprint(model, batches, "kl") != digest
+    with torch.no_grad():
+        model.head.weight[0, 0] += 1
+    assert fingerprint(model, batches, "relative") != digest
+    for other in (Kept(tmp_path, "f" * 64), Kept(tmp_path, digest, fresh=True)):
+        assert other.products(menus) is None
+        assert other.error({"head": "fp8"}) is None
+    for file in tmp_path.iterdir():
+        file.write_bytes(file.read_bytes()[:-9])
+    assert Kept(tmp_path, digest).products(menus) is None
+    assert Kept(tmp_path, digest).error({"head": "fp8"}) is None
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that fails leaves what was there, and no other file beside it."""
+    write_whole(tmp_path / "a", b"before")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(tmp_path / "a", b"after")
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("a", b"before")]
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "kind"),
+    [
+        ("model.layers.3.mlp.up_proj", 3, "mlp.up_proj"),
+        ("model.layers.0:residual", 0, "residual"),
+        ("transformer.h.11.attn.c_attn", 11, "attn.c_attn"),
+        ("lm_head", None, "lm_head"),
+        ("model.norm:output", None, "model.norm:output"),
+        ("2", 2, "layer"),
+    ],
+)
+def test_a_name_says_its_place(name: str, layer: int | None, kind: str) -> None:
+    """The first number is the layer, what follows it the kind."""
+    assert (place_of(name).layer, place_of(name).kind) == (layer, kind)
+
+
+def test_groups_hold_layers_of_one_scheme() -> None:
+    """Units of one kind are told together, by scheme, without those that are tied."""
+
+    def site(name: str, scheme: str | None, tied: str | None = None) -> dict[str, Any]:
+        return {"name": name, "unit": name, "scheme": scheme, "tied": tied}
+
+    sites = [site(f"m.layers.{n}.up", "fp8" if n != 2 else None) for n in range(5)]
+    groups = grouped([*sites, site("head", "fp8", tied="m.layers.0.up")])
+    assert [(group.where, group.scheme) for group in groups] == [("up, layers 0-1, 3-4", "fp8"), ("up, layer 2", "")]
+
+
+def test_numbers_are_short() -> None:
+    """Three digits and a unit; what isn't finite has a name."""
+    assert [in_bytes(count) for count in (12, 3456, 7.89e6, 1.234e10)] == ["12 B", "3.46 kB", "7.89 MB", "12.3 GB"]
+    assert [in_seconds(time) for time in (2.5, 0.00125, 3e-7)] == ["2.5 s", "1.25 ms", "0.3 µs"]
+    assert [in_error(error) for error in (0.0012345, "inf", None)] == ["0.00123", "∞", "not measured"]
+    assert [plain(value) for value in (math.inf, math.nan, 0.123456789)] == ["inf", None, 0.123457]
+    assert layers_of([0, 1, 2, 5]) == "0-2, 5"
+
+
+MEASURE = """
+const errors = [];
+addEventListener("error", (event) => errors.push(event.message));
+addEventListener("load", () => setTimeout(() => {
+  const found = [...document.querySelectorAll("iframe")].map((frame) => {
+    const page = frame.contentDocument, box = (part) => part.getBoundingClientRect();
+    for (const details of page.querySelectorAll("details")) details.open = true;
+    return {width: frame.clientWidth, content: page.documentElement.scrollWidth,
+      plots: [...page.querySelectorAll(".plot")].map((plot) => [plot.id, box(plot).width, box(plot).height,
+        plot.querySelectorAll("svg.main-svg").length, plot.querySelectorAll(".point, .points path, image").length])};
+  });
+  document.querySelector("pre").textContent = JSON.stringify({found, errors});
+}, 1500));
+"""
+
+
+def browse(folder: Path, *options: str, shown: str) -> str:
+    """What the browser prints of a page."""
+    path = folder / "page.html"
+    path.write_text(shown, encoding="utf-8")
+    assert BROWSER is not None
+    settings = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--user-data-dir={folder / 'user'}",
+    ]
+    command = [BROWSER, *settings, "--virtual-time-budget=10000", *options, path.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=True).stdout
+
+
+@pytest.fixture
+def shown(content: dict[str, Any]) -> Iterator[str]:
+    """The page; plotly's source is looked for again, which another test has made missing."""
+    plotly_source.cache_clear()
+    yield page(content)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs a browser: apt-get install chromium")
+def test_the_page_fits_and_draws_every_plot(tmp_path: Path, shown: str) -> None:
+    """At the width of a phone and of a desk the page is as wide as its window, and every plot has its marks."""
+    source = html.escape(shown)
+    frames = "".join(f'<iframe style="width:{w}px;height:900px;border:0" srcdoc="{source}"></iframe>' for w in WIDTHS)
+    dumped = browse(tmp_path, "--dump-dom", shown=f"<!doctype html><body>{frames}<pre></pre><script>{MEASURE}</script>")
+    answers = re.findall(r"<pre>(.*?)</pre>", dumped, re.DOTALL)
+    told = json.loads(html.unescape(answers[-1]))
+    assert told["errors"] == []
+    for seen, width in zip(told["found"], WIDTHS, strict=True):
+        assert seen["width"] == seen["content"] == width
+        plots = {name: rest for name, *rest in seen["plots"]}
+        assert {"pareto", "measured", "weights", "values", "outlier0"} <= set(plots)
+        for name, (wide, tall, drawings, marks) in plots.items():
+            assert 100 < wide <= max(width, 1000), name
+            assert tall > 100, name
+            assert name == "values" or (drawings > 0 and marks > 0), name
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs a browser: apt-get install chromium")
+def test_a_screenshot_shows_the_recommended_point(tmp_path: Path, shown: str) -> None:
+    """The diamond of the recommended assignment and the heat map's colours are on the picture."""
+    from tests.verify.test_report_browser import colours_of
+
+    picture = tmp_path / "page.png"
+    browse(tmp_path, "--window-size=1280,3200", f"--screenshot={picture}", shown=shown)
+    colours = colours_of(tmp_path, picture)
+    assert colours.get("d55e00", 0) > 40
+    assert colours.get("1d6fa8", 0) > 200
+    assert len(colours) > 60

@@ -1,0 +1,188 @@
+"""Products of one backward pass: against the model's own derivative, and whose sequence they are of."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from assay.precision.auditing import audit
+from assay.precision.metrics import metric_named
+from assay.precision.model.menu import Fits, menu_of
+from assay.precision.model.opening import opened
+from assay.precision.model.running import call, settled
+from assay.precision.model.sensitivity import Part, Sensitivity, Term, parts_of
+from assay.precision.model.simulation import Simulator
+from assay.precision.model.sites import Collector, Site
+from assay.precision.schemes import SCHEMES
+from tests.precision.tiny_models import MODELS
+
+FORMATS = ("bf16", "w8a8", "w8a16", "w4a16-g32", "kv-fp8", "a-fp8", "w4a16-g32-awq")
+
+
+class Opened:
+    """A model, one batch, its sites and menus, and the products of given cotangents."""
+
+    def __init__(self, model: torch.nn.Module, batch: Any, size: int, formats: tuple[str, ...] = FORMATS) -> None:
+        self.model, self.batch, self.size = model.eval(), batch, size
+        collector = Collector(lambda name: "linear")
+        self.reference = self.run(collector)
+        self.sites = collector.sites
+        self.tied = {str(site): site.tied for site in self.sites.values() if site.tied}
+        self.menus = {str(site): menu_of(site, formats) for site in self.sites.values()}
+        self.fits = Fits(collector.seen)
+
+    def run(self, visitor: Any) -> torch.Tensor:
+        with torch.no_grad(), settled(self.model), opened(self.model, visitor):
+            outputs = call(self.model, self.batch)
+        return outputs if isinstance(outputs, torch.Tensor) else outputs[0]
+
+    def simulated(self, assignment: Mapping[str, str]) -> torch.Tensor:
+        schemes = {name: SCHEMES[scheme] for name, scheme in assignment.items()}
+        return self.run(Simulator(schemes, self.fits, self.tied))
+
+    def terms(self, cotangent: torch.Tensor) -> dict[tuple[str, Part], Term]:
+        visitor = Sensitivity(self.menus, self.fits, self.tied, self.size)
+        with settled(self.model):
+            with opened(self.model, visitor) as tap:
+                visitor.tap = tap
+                outputs = call(self.model, self.batch)
+            output = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
+            torch.autograd.grad(output, visitor.anchor, cotangent, allow_unused=True)
+        assert visitor.known
+        return visitor.terms
+
+    def products(self, cotangent: torch.Tensor, site: str, scheme: str) -> torch.Tensor:
+        terms = self.terms(cotangent)
+        return torch.stack([terms[site, part].sums for part in parts_of(SCHEMES[scheme]) if (site, part) in terms]).sum(
+            0
+        )
+
+
+def ids(sequences: int, length: int = 12) -> dict[str, torch.Tensor]:
+    return {"input_ids": torch.randint(0, 256, (sequences, length), generator=torch.Generator().manual_seed(1))}
+
+
+def encoder() -> torch.nn.Module:
+    layer = torch.nn.TransformerEncoderLayer(32, 2, 64, batch_first=True)
+    return torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+
+CASES: dict[str, tuple[Callable[[], torch.nn.Module], Any, tuple[tuple[str, str], ...]]] = {
+    "llama": (
+        MODELS["llama"],
+        ids(3),
+        (
+            ("model.layers.0.self_attn.k_proj", "bf16"),
+            ("model.layers.1.mlp.down_proj", "bf16"),
+            ("model.layers.0.self_attn:kv_cache", "bf16"),
+            ("model.layers.0.self_attn:scores", "bf16"),
+            ("model.layers.0.self_attn:probabilities", "bf16"),
+            ("model.layers.0:residual", "bf16"),
+            ("model.norm:input", "bf16"),
+            ("model.embed_tokens", "bf16"),
+            ("lm_head", "w8a8"),
+        ),
+    ),
+    "gpt2": (MODELS["gpt2"], ids(3), (("transformer.h.0.attn.c_attn", "bf16"), ("transformer.wte", "w8a16"))),
+    "bert": (
+        MODELS["bert"],
+        ids(3),
+        (("embeddings.position_embeddings", "bf16"), ("encoder.layer.0.output.dense", "bf16")),
+    ),
+    "multi-head": (
+        encoder,
+        torch.randn(3, 8, 32, generator=torch.Generator().manual_seed(2)),
+        (("layers.0.self_attn.in_proj_weight", "bf16"), ("layers.0.self_attn:v", "bf16")),
+    ),
+}
+
+
+@pytest.mark.parametrize(("case", "site", "scheme"), [(c, s, q) for c, (_, _, some) in CASES.items() for s, q in some])
+def test_products_are_the_models_own_derivative(case: str, site: str, scheme: str) -> None:
+    """For a small change at one place, v . (outputs under the scheme - outputs) is the product of every sequence."""
+    torch.manual_seed(0)
+    build, batch, _ = CASES[case]
+    opened_model = Opened(build(), batch, 3)
+    cotangent = torch.randn(opened_model.reference.shape, generator=torch.Generator().manual_seed(3))
+    change = (opened_model.simulated({site: scheme}) - opened_model.reference).double()
+    expected = (cotangent.double() * change).flatten(1).sum(1)
+    found = opened_model.products(cotangent, site, scheme).double()
+    size = (cotangent.double() * change).flatten(1).abs().sum(1)
+    assert bool(((found - expected).abs() <= 0.02 * expected.abs() + 0.01 * size).all()), (found, expected, size)
+    assert float(expected.abs().max()) > 0
+
+
+def test_routed_tokens_are_given_to_their_sequences() -> None:
+    """Experts see tokens of all sequences at once; each sequence's product is what it is alone."""
+    torch.manual_seed(0)
+    model = MODELS["mixtral"]()
+    model.config._experts_implementation = "eager"
+    batch = ids(4)
+    together = Opened(model, batch, 4)
+    cotangent = torch.randn(together.reference.shape, generator=torch.Generator().manual_seed(3))
+    terms = together.terms(cotangent)
+    for sequence in range(4):
+        alone = Opened(model, {"input_ids": batch["input_ids"][sequence : sequence + 1]}, 1)
+        alone.fits = together.fits
+        for (site, part), term in alone.terms(cotangent[sequence : sequence + 1]).items():
+            if "experts" in site and part[0] == "weight":
+                torch.testing.assert_close(term.sums[0], terms[site, part].sums[sequence], rtol=1e-3, atol=1e-6)
+    assert any("experts" in site for site, _ in terms)
+
+
+def test_thinned_values_keep_the_size_of_the_error() -> None:
+    """Where only some rows are looked at, their squares times the thinning are the squares of all."""
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 8))
+    x = torch.randn(16, 256, 256, generator=torch.Generator().manual_seed(0))
+    found = Opened(model, x, 16, ("w8a8",))
+    cotangent = torch.randn(found.reference.shape, generator=torch.Generator().manual_seed(1))
+    term = found.terms(cotangent)["0", parts_of(SCHEMES["w8a8"])[1]]
+    assert term.thinning > 1
+    stored = found.fits.values("0", SCHEMES["w8a8"])
+    assert stored is not None
+    gx = (cotangent @ model[1].weight @ model[0].weight).detach()  # type: ignore[operator]
+    exact = float((gx * (stored(x) - x)).square().sum())
+    assert term.squares * term.thinning == pytest.approx(exact, rel=0.05)
+
+
+def test_the_cotangents_of_kl_have_its_curvature() -> None:
+    """Over many draws, v v' is diag p - p p', and padding has none."""
+    metric = metric_named("kl")
+    logits = torch.randn(1, 2, 5, generator=torch.Generator().manual_seed(0)) * 2
+    batch = {"attention_mask": torch.tensor([[1, 0]])}
+    generator = torch.Generator().manual_seed(1)
+    drawn = torch.cat([metric.cotangent(logits, batch, generator) for _ in range(20000)])
+    p = logits[0, 0].softmax(-1)
+    expected = torch.diag(p) - torch.outer(p, p)
+    torch.testing.assert_close(drawn[:, 0].T @ drawn[:, 0] / len(drawn), expected, rtol=0, atol=0.01)
+    assert not bool(drawn[:, 1].any())
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    """Weights, modes, gradients, hooks and configuration are the same after an audit."""
+    torch.manual_seed(0)
+    model = MODELS["llama"]().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    config = model.config.to_dict()
+    found = audit(model, [ids(2)], formats=["bf16", "w8a8"])
+    found.measure({"lm_head": "w8a8"})
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert model.config.to_dict() == config
+
+
+def test_sites_have_names_roles_and_units() -> None:
+    """q, k and v are one unit; gate and up another; experts and routers are told apart; a tied head names its table."""
+    torch.manual_seed(0)
+    found = {str(site): site for site in audit(MODELS["mixtral"](), [ids(2)], formats=["bf16"]).sites}
+    attention = "model.layers.0.self_attn"
+    assert {found[f"{attention}.{name}_proj"].unit for name in "qkv"} == {f"{attention}.qkv"}
+    assert found["model.layers.0.mlp.gate"].role == "router"
+    assert {found[f"model.layers.0.mlp.experts.{name}_proj"].role for name in ("gate_up", "down")} == {"experts"}
+    assert found["model.layers.0.mlp.experts.down_proj"].shape == (4, 32, 48)
+    assert found[f"{attention}:kv_cache"].place == "kv_cache"
+    tied: dict[str, Site] = {str(s): s for s in audit(MODELS["gpt2"](), [ids(2)], formats=["bf16"]).sites}
+    assert tied["lm_head"].tied == "transformer.wte"
