@@ -80,7 +80,7 @@ def audit(
     from assay.precision.report.page import plotly_source
 
     names = [name.strip() for name in formats.split(",") if name.strip()] or None
-    _check(names, target)
+    _check(names, target, metric)
     assignments = [_assignment(path) for path in compare or ()]
     plotly_source()
     loaded = load(model, trust=trust)
@@ -115,7 +115,7 @@ def audit(
             assignment.measured = found.measure(assignment)
             stages("measuring the front", place + 1, len(front))
     if kept.reused:
-        print(f"assay: {kept.reused} measured errors were in {kept.folder}", file=sys.stderr)
+        print(f"assay: {kept.reused} of the errors were measured before, in {kept.folder}", file=sys.stderr)
     written, notes = [], []
     if wanted or checkpoint:
         written, notes = _export(found, loaded, chosen, out, wanted, checkpoint)
@@ -232,11 +232,13 @@ def _assignment(path: Path) -> dict[str, str]:
     return content
 
 
-def _check(names: Sequence[str] | None, target: str) -> None:
-    """Raise for schemes that there are not or that the target lacks, before anything is loaded."""
+def _check(names: Sequence[str] | None, target: str, metric: str) -> None:
+    """Raise for a metric or schemes that there are not or that the target lacks, before anything is loaded."""
+    from assay.precision.metrics import metric_named
     from assay.precision.roofline import device_named, running
     from assay.precision.schemes import scheme_named
 
+    metric_named(metric or "kl")
     device = device_named(target) if target else None
     for name in names or ():
         scheme = scheme_named(name)

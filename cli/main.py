@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from assay.cli import golden
+from assay.cli.audit import audit
 from assay.cli.doctor import doctor
 from assay.cli.fingerprint import fingerprint
 from assay.cli.power import power
@@ -20,14 +21,14 @@ from assay.precision.errors import AssayError
 
 app = typer.Typer(
     name="assay",
-    help="Numerical verification of ML kernels.",
-    epilog="Exit status: 0 all passed; 1 a kernel broke its contract; 2 wrong usage or bad input.",
+    help="Numerical verification of ML kernels, and the precision audit of models.",
+    epilog="Exit status: 0 all passed; 1 a contract was broken, or a budget can't be met; 2 wrong usage or bad input.",
     no_args_is_help=False,
     add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (survey, verify, power, repro, doctor, fingerprint):
+for command in (survey, verify, power, repro, doctor, fingerprint, audit):
     app.command()(command)
 app.add_typer(golden.app, name="golden")
 

@@ -265,7 +265,7 @@ class Audit:
         if not any(site.place == "linear" for site in collector.sites.values()):
             raise BadModel("expected a model with linear layers, got one that runs none: is it the right module?")
         self.seen, self.weights = collector.seen, collector.weights
-        self.fits = Fits(self.seen)
+        self.fits = Fits(self.seen, {str(s): s.unit for s in collector.sites.values() if s.role == "linear"})
         self.sites = tuple(collector.sites.values())
         self._by_name = {str(site): site for site in self.sites}
         self._menus = {str(site): menu_of(site, formats) for site in self.sites}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from assay.precision.advice.finding import Finding
-from assay.precision.advice.local import at_stake, linears, local_error, matrices
+from assay.precision.advice.local import at_stake, linears, local_error, matrices, owner
 from assay.precision.advice.passes import control_of
 from assay.precision.model.sensitivity import parts_of
 from assay.precision.model.sites import Site
@@ -88,20 +88,20 @@ def _alternatives(
     return found
 
 
-def _squares(audit: Audit, site: str, scheme: str) -> float:
-    return _squares_of(audit.form, str(site), scheme)
+def _squares(audit: Audit, site: Site, scheme: str) -> float:
+    return _squares_of(audit.form, site, scheme)
 
 
 def _bits_or_scales(audit: Audit, repaired: set[tuple[str, str]]) -> Iterator[Finding]:
-    menus: dict[str, tuple[str, ...]] = {}
+    menus: dict[Site, tuple[str, ...]] = {}
     for base, _ in _FAMILIES:
-        costs = {str(site): audit.contribution(site, base) for site in linears(audit) if base in audit.menu(site)}
+        costs = {site: audit.contribution(site, base) for site in linears(audit) if base in audit.menu(site)}
         costs = {site: cost for site, cost in costs.items() if math.isfinite(cost) and cost > 0}
         if costs and ((worst := max(costs, key=costs.__getitem__)), base) not in repaired:
             menus[worst] = (*menus.get(worst, ()), base)
     if not menus:
         return
-    control = control_of(audit, menus)
+    control = control_of(audit, {owner(site): bases for site, bases in menus.items()})
     for site, bases in menus.items():
         for base in bases:
             random = _squares_of(control, site, base)
@@ -110,7 +110,7 @@ def _bits_or_scales(audit: Audit, repaired: set[tuple[str, str]]) -> Iterator[Fi
             ratio = _squares(audit, site, base) / random
             yield Finding(
                 "scales" if ratio > _LIFTED else "bits",
-                site,
+                str(site),
                 f"{base} costs most here, {ratio:.2g} times the squared error of a random change of the same size: "
                 + _meaning(ratio),
                 {"scheme": base, "ratio": ratio},
@@ -119,8 +119,8 @@ def _bits_or_scales(audit: Audit, repaired: set[tuple[str, str]]) -> Iterator[Fi
             )
 
 
-def _squares_of(form: QuadraticForm, site: str, scheme: str) -> float:
-    return form.of([(site, part) for part in parts_of(SCHEMES[scheme])])
+def _squares_of(form: QuadraticForm, site: Site, scheme: str) -> float:
+    return form.of([(owner(site), part) for part in parts_of(SCHEMES[scheme])])
 
 
 def _meaning(ratio: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,12 +14,18 @@ from assay.precision.schemes import SCHEMES
 if TYPE_CHECKING:
     from assay.precision.auditing import Audit
 
-__all__ = ["at_stake", "linears", "local_error", "matrices", "rows_of"]
+__all__ = ["at_stake", "linears", "local_error", "matrices", "owner", "remedied", "rows_of"]
 
 
 def linears(audit: Audit) -> list[Site]:
-    """Sites of products that hold their own weight."""
-    return [site for site in audit.sites if site.place == "linear" and not site.tied]
+    """Sites of products, each weight once: a head whose weight is the table of embeddings is one, its table is not."""
+    products = {str(site) for site in audit.sites if site.place == "linear"}
+    return [site for site in audit.sites if site.place == "linear" and site.tied not in products]
+
+
+def owner(site: Site) -> str:
+    """The name under which an audit holds what schemes do to a site: that of the weight's first use."""
+    return site.tied or str(site)
 
 
 def rows_of(audit: Audit, site: str, part: str = "") -> torch.Tensor | None:
@@ -42,7 +48,7 @@ def local_error(audit: Audit, site: Site, scheme: str) -> float | None:
     if rows is None or not found or not menu_of(site, [scheme]) or not bool(rows.isfinite().all()):
         return None
     expert, weight = next(iter(found.items()))
-    name, chosen = str(site), SCHEMES[scheme]
+    name, chosen = owner(site), SCHEMES[scheme]
     of_weight = audit.fits.weight(name, chosen, weight, expert)
     of_input = audit.fits.input(name, chosen, weight, expert)
     exact = rows @ weight.mT
@@ -61,3 +67,22 @@ def at_stake(audit: Audit, site: str) -> float:
     ]
     costs = [audit.contribution(site, name) for name in eight or menu]
     return max((cost for cost in costs if math.isfinite(cost)), default=0.0)
+
+
+def remedied(
+    audit: Audit, site: Site, base: str, others: tuple[str, ...], advice: str, otherwise: str
+) -> tuple[str, dict[str, Any]]:
+    """A remedy, with local errors under the scheme that suffers and under the best of others; ``otherwise`` where none
+    of them halves the squared error."""
+    before = local_error(audit, site, base)
+    errors = {name: error for name in others if (error := local_error(audit, site, name)) is not None}
+    if before is None or not errors:
+        return otherwise, {}
+    best = min(errors, key=errors.__getitem__)
+    numbers = {"suffers": base, "better": best, "error": before, "error_with_better": errors[best]}
+    if errors[best] * 2 > before:
+        return otherwise, numbers
+    return (
+        f"{advice}: {best} makes {before / max(errors[best], 1e-30):.0f} times less squared error than {base}.",
+        numbers,
+    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from assay.precision.advice.finding import Finding
-from assay.precision.advice.local import at_stake, linears, local_error, matrices
+from assay.precision.advice.local import at_stake, linears, matrices, remedied
 from assay.precision.model.sites import Site
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _reach(places: list[int]) -> str:
 
 
 def _better_inputs(audit: Audit, site: Site) -> tuple[str, dict[str, Any]]:
-    return _best(
+    return remedied(
         audit,
         site,
         "w8a8",
@@ -141,35 +141,22 @@ def _better_inputs(audit: Audit, site: Site) -> tuple[str, dict[str, Any]]:
 
 
 def _by_row(audit: Audit, site: Site) -> tuple[str, dict[str, Any]]:
-    return _best(
-        audit, site, "fp8-tensor", ("fp8",), "Take a scale a row", "Keep a scale a row where this weight is integers."
+    return remedied(
+        audit,
+        site,
+        "fp8-tensor",
+        ("fp8",),
+        "Take a scale a row",
+        "Keep a scale a row: one for the whole weight would spend its codes on that row.",
     )
 
 
 def _by_group(audit: Audit, site: Site) -> tuple[str, dict[str, Any]]:
-    return _best(
+    return remedied(
         audit,
         site,
         "w8a16",
         ("w4a16-g128-awq", "w4a16-g32", "mxfp8"),
         "Take scales of groups along the row",
         "Keep groups along the row small here.",
-    )
-
-
-def _best(
-    audit: Audit, site: Site, base: str, others: tuple[str, ...], advice: str, otherwise: str
-) -> tuple[str, dict[str, Any]]:
-    """The remedy, with local errors of the output under the scheme that suffers and under the one that does not."""
-    before = local_error(audit, site, base)
-    errors = {name: error for name in others if (error := local_error(audit, site, name)) is not None}
-    if before is None or not errors:
-        return otherwise, {}
-    best = min(errors, key=errors.__getitem__)
-    numbers = {"suffers": base, "better": best, "error": before, "error_with_better": errors[best]}
-    if errors[best] * 2 > before:
-        return otherwise, numbers
-    return (
-        f"{advice}: {best} makes {before / max(errors[best], 1e-30):.0f} times less squared error than {base}.",
-        numbers,
     )

@@ -59,7 +59,8 @@ class Controls(Fits):
 
 
 def control_of(audit: Audit, menus: Mapping[str, tuple[str, ...]]) -> QuadraticForm:
-    """The form for random changes as large as those of the schemes in ``menus``, over all calibration data."""
+    """The form for random changes as large as those of the schemes in ``menus``, which are named by the owners of
+    weights, over all calibration data."""
     generator = torch.Generator().manual_seed(0)
 
     def backward(visitor: Sensitivity, outputs: Any, batch: Any) -> None:
@@ -69,7 +70,11 @@ def control_of(audit: Audit, menus: Mapping[str, tuple[str, ...]]) -> QuadraticF
         torch.autograd.grad(output, visitor.anchor, cotangent, allow_unused=True)
 
     controls = Controls(audit.fits)
-    return _form(audit, lambda size, seed: Sensitivity(menus, controls, {}, size, seed), backward)
+    return _form(audit, lambda size, seed: Sensitivity(menus, controls, _tied(audit), size, seed), backward)
+
+
+def _tied(audit: Audit) -> dict[str, str]:
+    return {str(site): site.tied for site in audit.sites if site.tied}
 
 
 def _form(
@@ -148,7 +153,6 @@ def routing_of(audit: Audit) -> Routing | None:
 def _routing_form(audit: Audit, routers: tuple[Router, ...]) -> QuadraticForm:
     generator = torch.Generator().manual_seed(0)
     menus = {str(site): audit.menu(str(site)) for site in audit.sites}
-    tied = {str(site): site.tied for site in audit.sites if site.tied}
     tops = {str(router.site): router.top for router in routers}
 
     def backward(visitor: Sensitivity, _outputs: Any, _batch: Any) -> None:
@@ -161,4 +165,4 @@ def _routing_form(audit: Audit, routers: tuple[Router, ...]) -> QuadraticForm:
             cotangents.append(cotangent.scatter_(-1, order[..., -1:], -sign))
         torch.autograd.grad([logits for logits, _ in visitor.logits], visitor.anchor, cotangents, allow_unused=True)
 
-    return _form(audit, lambda size, seed: _Routed(tops, menus, audit.fits, tied, size, seed), backward)
+    return _form(audit, lambda size, seed: _Routed(tops, menus, audit.fits, _tied(audit), size, seed), backward)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from assay.precision.advice.finding import Finding
-from assay.precision.advice.local import linears, matrices, rows_of
+from assay.precision.advice.local import linears, matrices, owner, remedied, rows_of
 from assay.precision.model.sites import Site
 from assay.precision.schemes import SCHEMES, Quantizer, Stored
 from assay.precision.schemes.storage import grouped
@@ -113,9 +113,9 @@ def underflows(audit: Audit) -> Iterator[Finding]:
         for scheme in audit.menu(site):
             for what, x in (("input", rows), ("weight", weight)):
                 stored = (
-                    audit.fits.input(str(site), SCHEMES[scheme], weight, expert)
+                    audit.fits.input(owner(site), SCHEMES[scheme], weight, expert)
                     if what == "input"
-                    else audit.fits.weight(str(site), SCHEMES[scheme], weight, expert)
+                    else audit.fits.weight(owner(site), SCHEMES[scheme], weight, expert)
                 )
                 if stored is None or stored.quantizer.element.kind != "float" or stored.quantizer.element_bits < 8:
                     continue
@@ -129,6 +129,14 @@ def underflows(audit: Audit) -> Iterator[Finding]:
             assert quantizer is not None
             element = quantizer.element
             held = math.log2(element.largest / element.smallest_subnormal)
+            remedy, numbers = remedied(
+                audit,
+                site,
+                scheme,
+                ("fp8-block", "mxfp8"),
+                "Take scales of groups",
+                "Move the spread of the channels into the neighbouring weight, or keep bf16 here.",
+            )
             yield Finding(
                 "underflow",
                 str(site),
@@ -141,8 +149,9 @@ def underflows(audit: Audit) -> Iterator[Finding]:
                     "share_of_error": cost,
                     "range_bits": span,
                     "span_bits": held,
+                    **numbers,
                 },
-                "Move the spread of the channels into the neighbouring weight, or keep bf16 here.",
+                remedy,
                 audit.contribution(str(site), scheme),
             )
 

@@ -9,7 +9,7 @@ import torch
 
 from assay.precision.model.sites import Seen, Site
 from assay.precision.schemes import SCHEMES, Moments, Quantizer, Scheme, Stored
-from assay.precision.schemes.fitting import fit_smooth, fit_values, fit_weight
+from assay.precision.schemes.fitting import awq_factors, fit_values, fit_weight, smooth_factors, smoothed
 
 __all__ = ["Fits", "menu_of"]
 
@@ -26,43 +26,61 @@ def _fits(scheme: Scheme, site: Site) -> bool:
 
 
 class Fits:
-    """What schemes store, fitted to each site when first asked for: scales and column factors, never whole weights."""
+    """What schemes store, fitted to each site when first asked for: scales and column factors, never whole weights.
 
-    def __init__(self, seen: Mapping[tuple[str, str], Seen]) -> None:
+    ``units``: which linears share an input and run as one product. They share column factors, which the first of them
+    that is asked for decides: what comes before them can take up one set of factors only.
+    """
+
+    def __init__(self, seen: Mapping[tuple[str, str], Seen], units: Mapping[str, str] | None = None) -> None:
         self._seen = seen
+        self._units = units or {}
         self._fitted: dict[tuple[object, ...], Any] = {}
 
     def weight(self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None = None) -> Stored | None:
         """How a scheme stores the weight of a site; None: as it is. Schemes that store it alike give one object."""
-        if scheme.weight is None:
+        quantizer = scheme.weight
+        if quantizer is None:
             return None
         if scheme.transform == "smooth":
-            return self._smooth(name, scheme, weight, expert)[0]
+            return self._smoothed(name, scheme, weight, expert)[0]
         rotated = scheme.transform == "hadamard"
         return self._once(
-            ("weight", name, expert, scheme.weight, rotated),
-            lambda: fit_weight(_needed(scheme.weight), weight, self._moments(name), rotated),
+            ("weight", name, expert, quantizer, rotated),
+            lambda: fit_weight(
+                quantizer, weight, self._moments(name), self._awq_factors(name, quantizer, weight), rotated
+            ),
         )
 
     def values(self, name: str, scheme: Scheme, part: str = "") -> Stored | None:
         """How a scheme stores the values of a site; None: as they are."""
         if scheme.activation is None:
             return None
+        quantizer, rotated = scheme.activation, scheme.transform == "hadamard"
         return self._once(
-            ("values", name, part, scheme.activation, scheme.transform == "hadamard"),
-            lambda: fit_values(_needed(scheme.activation), self._moments(name, part), scheme.transform == "hadamard"),
+            ("values", name, part, quantizer, rotated),
+            lambda: fit_values(quantizer, self._moments(name, part), rotated),
         )
 
     def input(self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None = None) -> Stored | None:
         """How a scheme stores the input of a linear, whose weight it may share factors with; None: as it is."""
         if scheme.transform == "smooth":
-            return self._smooth(name, scheme, weight, expert)[1]
+            return self._smoothed(name, scheme, weight, expert)[1]
         return self.values(name, scheme)
 
-    def _smooth(self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None) -> tuple[Stored, Stored]:
+    def _smoothed(self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None) -> tuple[Stored, Stored]:
         moments = self._moments(name)
         assert moments is not None
-        return self._once(("smooth", name, expert, scheme.name), lambda: fit_smooth(scheme, weight, moments))
+        key = ("smooth factors", self._units.get(name, name), weight.shape[-1], scheme.name)
+        factors = self._once(key, lambda: smooth_factors(scheme, weight, moments))
+        return self._once(("smooth", name, expert, scheme.name), lambda: smoothed(scheme, weight, factors))
+
+    def _awq_factors(self, name: str, quantizer: Quantizer, weight: torch.Tensor) -> torch.Tensor | None:
+        moments = self._moments(name)
+        if quantizer.rule != "awq" or moments is None:
+            return None
+        key = ("awq factors", self._units.get(name, name), weight.shape[-1], quantizer)
+        return self._once(key, lambda: awq_factors(quantizer, weight, moments))
 
     def _moments(self, name: str, part: str = "") -> Moments | None:
         seen = self._seen.get((name, part))
@@ -72,8 +90,3 @@ class Fits:
         if key not in self._fitted:
             self._fitted[key] = make()
         return self._fitted[key]
-
-
-def _needed(quantizer: Quantizer | None) -> Quantizer:
-    assert quantizer is not None
-    return quantizer

@@ -11,7 +11,7 @@ from assay.precision.schemes.quantizer import Quantizer
 from assay.precision.schemes.scheme import Scheme
 from assay.precision.schemes.storage import Scales, divisor_of, grouped, scales_of, store
 
-__all__ = ["Moments", "Stored", "fit_smooth", "fit_values", "fit_weight"]
+__all__ = ["Moments", "Stored", "awq_factors", "fit_values", "fit_weight", "smooth_factors", "smoothed"]
 
 _CLIPS = tuple(1.0 - 0.04 * step for step in range(11))
 """Shares of the largest magnitude that a searched scale may cover."""
@@ -60,23 +60,38 @@ class Stored:
         return store(x, self.quantizer, self.scales)
 
 
-def fit_smooth(scheme: Scheme, weight: torch.Tensor, seen: Moments) -> tuple[Stored, Stored]:
-    """Factors max|w|^(1-a) / max|x|^a on the input's columns, with the a that leaves the least error of the output.
-
-    weight: [N, K] or [E, N, K]; the pair for the weight and the input.
-    """
-    assert scheme.weight is not None
-    assert scheme.activation is not None
+def smooth_factors(scheme: Scheme, weight: torch.Tensor, seen: Moments) -> torch.Tensor:
+    """Factors [K] on the weight's columns, max|x|^a / max|w|^(1-a), with the a that leaves the least error of x W'."""
     inputs = seen.largest.clamp(min=1e-5 * float(seen.largest.max().clamp(min=1e-30)))
     weights = weight.abs().amax(tuple(range(weight.dim() - 1)))
     weights = weights.clamp(min=1e-5 * float(weights.max().clamp(min=1e-30)))
     exact = seen.rows @ weight.mT
-    pairs = []
-    for balance in _BALANCES:
-        factors = _centred(inputs.pow(balance) / weights.pow(1 - balance))
-        of_weight = Stored(scheme.weight, scales_of(weight * factors, scheme.weight), factors)
-        pairs.append((of_weight, Stored(scheme.activation, columns=1 / factors)))
-    return min(pairs, key=lambda pair: float((pair[1](seen.rows) @ pair[0](weight).mT - exact).square().sum()))
+
+    def error(factors: torch.Tensor) -> float:
+        of_weight, of_input = smoothed(scheme, weight, factors)
+        return float((of_input(seen.rows) @ of_weight(weight).mT - exact).square().sum())
+
+    return min((_centred(inputs.pow(a) / weights.pow(1 - a)) for a in _BALANCES), key=error)
+
+
+def smoothed(scheme: Scheme, weight: torch.Tensor, factors: torch.Tensor) -> tuple[Stored, Stored]:
+    """How the weight and the input are stored with these factors on the weight's columns and off the input's."""
+    assert scheme.weight is not None
+    assert scheme.activation is not None
+    of_weight = Stored(scheme.weight, scales_of(weight * factors, scheme.weight), factors)
+    return of_weight, Stored(scheme.activation, columns=1 / factors)
+
+
+def awq_factors(quantizer: Quantizer, weight: torch.Tensor, seen: Moments) -> torch.Tensor:
+    """Factors [K], mean|x|^p with the p that leaves the least error of the output, inputs taken as uncorrelated."""
+    sample = weight[:: max(weight.shape[0] // _SAMPLE, 1)]  # factors belong to columns: some rows will do
+    means = seen.mean.clamp(min=1e-4 * float(seen.mean.max().clamp(min=1e-30)))
+
+    def error(factors: torch.Tensor) -> float:
+        stored = Stored(quantizer, columns=factors)(sample)
+        return float((stored - sample).square_().mul_(seen.square).sum())
+
+    return min((_centred(means.pow(power)) for power in _POWERS), key=error)
 
 
 def fit_values(quantizer: Quantizer, seen: Moments | None, rotated: bool = False) -> Stored:
@@ -89,17 +104,24 @@ def fit_values(quantizer: Quantizer, seen: Moments | None, rotated: bool = False
     return Stored(quantizer, scales_of(seen.largest[None], quantizer))
 
 
-def fit_weight(quantizer: Quantizer, weight: torch.Tensor, seen: Moments | None, rotated: bool = False) -> Stored:
-    """How a weight [N, K] or [E, N, K] is stored: scales by the quantizer's rule, weighted by its input where known."""
+def fit_weight(
+    quantizer: Quantizer,
+    weight: torch.Tensor,
+    seen: Moments | None,
+    factors: torch.Tensor | None = None,
+    rotated: bool = False,
+) -> Stored:
+    """How a weight [N, K] or [E, N, K] is stored: scales by the quantizer's rule, weighted by its input where known.
+
+    factors: on its columns, for a quantizer with the rule "awq".
+    """
     if quantizer.per == "element":
         return Stored(quantizer)
     if rotated:
         return Stored(quantizer, scales_of(rotate(weight), quantizer), rotated=True)
-    if quantizer.rule == "absmax" or (seen is None and quantizer.rule != "mse"):
-        return Stored(quantizer, scales_of(weight, quantizer))
-    if quantizer.rule == "awq":
-        assert seen is not None
-        return _awq(quantizer, weight, seen)
+    if quantizer.rule in ("absmax", "awq") or (seen is None and quantizer.rule != "mse"):
+        columns = None if factors is None else weight * factors
+        return Stored(quantizer, scales_of(weight if columns is None else columns, quantizer), factors)
     importance = seen.square if quantizer.rule == "output" and seen is not None else None
     return Stored(quantizer, _clipped(quantizer, weight, importance))
 
@@ -123,20 +145,6 @@ def _clipped(quantizer: Quantizer, weight: torch.Tensor, importance: torch.Tenso
         best = Scales(torch.where(better, scales.scale, best.scale), zero)
     assert best is not None
     return best
-
-
-def _awq(quantizer: Quantizer, weight: torch.Tensor, seen: Moments) -> Stored:
-    """Column factors mean|x|^p with the p that leaves the least error of the output, inputs taken as uncorrelated."""
-
-    sample = weight[:: max(weight.shape[0] // _SAMPLE, 1)]  # factors belong to columns: some rows will do
-    means = seen.mean.clamp(min=1e-4 * float(seen.mean.max().clamp(min=1e-30)))
-
-    def error(factors: torch.Tensor) -> float:
-        stored = Stored(quantizer, columns=factors)(sample)
-        return float((stored - sample).square_().mul_(seen.square).sum())
-
-    factors = min((_centred(means.pow(power)) for power in _POWERS), key=error)
-    return Stored(quantizer, scales_of(weight * factors, quantizer), factors)
 
 
 def _centred(factors: torch.Tensor) -> torch.Tensor:

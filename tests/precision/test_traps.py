@@ -69,8 +69,12 @@ def test_outlier_channel(llama: Clean) -> None:
     assert finding.numbers["channels"] == [17]
     assert finding.numbers["ratio"] > 100
     assert finding.numbers["error_with_better"] < finding.numbers["error"] / 10
-    site = "model.layers.1.self_attn.v_proj"
-    assert found.contribution(site, "w8a8") > 10 * llama.audit.contribution(site, "w8a8")
+    linears = [f"model.layers.1.self_attn.{part}_proj" for part in "qkv"]
+    for site in linears:
+        assert found.contribution(site, "w8a8") > 10 * llama.audit.contribution(site, "w8a8")
+    smooth = audit(found.model, llama.batches, formats=("w8a8", "w8a8-smooth"))
+    errors = [smooth.measure(dict.fromkeys(linears, scheme)) for scheme in ("w8a8", "w8a8-smooth")]
+    assert errors[0] > 100 * errors[1]
 
 
 def test_overflow(llama: Clean) -> None:
@@ -96,6 +100,7 @@ def test_underflow(llama: Clean) -> None:
     assert {finding.site for finding in found.values()} == {site}
     assert found["input"].numbers["share"] > 0.2
     assert found["input"].numbers["range_bits"] > found["input"].numbers["span_bits"] > 17
+    assert found["weight"].numbers["better"] == "mxfp8"
 
 
 def test_huge_row(llama: Clean) -> None:
@@ -124,8 +129,9 @@ def test_tied_weight(llama: Clean) -> None:
     shared = traps.planted(own, traps.tied_table)
     assert traps.same_function(own, shared, llama.batches)
     assert "tied" not in kinds(advise(audit(own, llama.batches, formats=("fp8", "w8a16"))))
-    finding = one(advise(audit(shared, llama.batches, formats=("fp8", "w8a16"))), "tied", "lm_head")
-    assert finding.numbers["owner"] == "model.embed_tokens"
+    findings = advise(audit(shared, llama.batches, formats=("fp8", "w8a16")))
+    assert one(findings, "tied", "lm_head").numbers["owner"] == "model.embed_tokens"
+    assert one(findings, "bits", "lm_head").numbers["scheme"] == "fp8"
 
 
 def test_dead_layer(llama: Clean) -> None:

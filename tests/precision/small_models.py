@@ -1,0 +1,41 @@
+"""A model of a few linears, audited in moments, for what is about an audit's answers rather than the model."""
+
+from __future__ import annotations
+
+import torch
+
+FORMATS = ("bf16", "fp8", "w8a16", "w4a16-g32")
+
+
+class Layer(torch.nn.Module):
+    """A linear behind a norm, added to what comes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(32)
+        self.proj = torch.nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.proj(self.norm(x)).tanh()
+
+
+class Model(torch.nn.Module):
+    """Three layers and a head; counts how often it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Layer() for _ in range(3))
+        self.head = torch.nn.Linear(32, 16)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def made() -> tuple[Model, list[torch.Tensor]]:
+    """The model and two batches of four sequences of eight positions, the same every time."""
+    torch.manual_seed(0)
+    return Model(), [torch.randn(4, 8, 32) for _ in range(2)]

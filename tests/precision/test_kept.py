@@ -1,0 +1,63 @@
+"""What an audit keeps in its folder, and when the next one takes it from there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from assay.precision.auditing import audit
+from assay.precision.kept import Kept, fingerprint, write_whole
+from tests.precision.small_models import FORMATS, made
+
+
+def test_a_second_audit_computes_nothing_again(tmp_path: Path) -> None:
+    """With what the first one kept, only the forward passes that look at the model run; the answers are the same."""
+    model, batches = made()
+    digest = fingerprint(model, batches, "relative", FORMATS)
+    first = audit(model, batches, "relative", FORMATS, kept=Kept(tmp_path, digest))
+    first.calibrate(12)
+    whole, model.calls = model.calls, 0
+    kept = Kept(tmp_path, digest)
+    second = audit(model, batches, "relative", FORMATS, kept=kept)
+    second.calibrate(12)
+    assert (whole, model.calls) == (2 * (2 + 12), 2)
+    assert kept.reused == 12
+    assert second.predict({"head": "fp8"}) == first.predict({"head": "fp8"})
+
+
+def test_what_is_kept_of_another_audit_is_left_alone(tmp_path: Path) -> None:
+    """Other weights, inputs or settings have another fingerprint; under it, afresh, or damaged, nothing is found."""
+    model, batches = made()
+    digest = fingerprint(model, batches, "relative")
+    first = audit(model, batches, "relative", FORMATS, kept=Kept(tmp_path, digest))
+    first.measure({"head": "fp8"})
+    menus = {str(site): first.menu(site) for site in first.sites}
+    assert Kept(tmp_path, digest).products(menus) is not None
+    assert Kept(tmp_path, digest).error({"head": "fp8"}) is not None
+    assert fingerprint(model, batches[:1], "relative") != digest
+    assert fingerprint(model, batches, "kl") != digest
+    with torch.no_grad():
+        model.head.weight[0, 0] += 1
+    assert fingerprint(model, batches, "relative") != digest
+    for other in (Kept(tmp_path, "f" * 64), Kept(tmp_path, digest, fresh=True)):
+        assert other.products(menus) is None
+        assert other.error({"head": "fp8"}) is None
+    for file in tmp_path.iterdir():
+        file.write_bytes(file.read_bytes()[:-9])
+    assert Kept(tmp_path, digest).products(menus) is None
+    assert Kept(tmp_path, digest).error({"head": "fp8"}) is None
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that fails leaves what was there, and no other file beside it."""
+    write_whole(tmp_path / "a", b"before")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(tmp_path / "a", b"after")
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("a", b"before")]
