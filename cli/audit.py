@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,9 +31,7 @@ _LONGEST = 256
 def audit(
     model: Annotated[
         str,
-        typer.Argument(
-            metavar="MODEL", help="A directory, package.module:factory, a .pt2 file, or a bundled model's name."
-        ),
+        typer.Argument(metavar="MODEL", help="A directory of Hugging Face's form, or a bundled model's name."),
     ],
     text: Annotated[Path, typer.Option(metavar="FILE", help="Text like that which the model will see, in UTF-8.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for audit.json, report.html and what is computed.")],
@@ -44,7 +43,7 @@ def audit(
         float | None, typer.Option(metavar="MS", help="Longest decode step on the target, by the roofline.")
     ] = None,
     target: Annotated[str, typer.Option(metavar="NAME", help="h200, b200, ...: whose formats are chosen from.")] = "",
-    metric: Annotated[str, typer.Option(metavar="kl|relative", help="kl where the model gives logits.")] = "",
+    metric: Annotated[str, typer.Option(metavar="kl|relative", help="kl; relative for encoders.")] = "",
     formats: Annotated[str, typer.Option(metavar="A,B,...", help="Names of schemes, where not all.")] = "",
     sequence: Annotated[int | None, typer.Option(min=2, help="Tokens of a sequence; 256, or what fits.")] = None,
     sequences: Annotated[int, typer.Option(min=1, help="How many sequences.")] = 64,
@@ -84,7 +83,7 @@ def audit(
     assignments = [_assignment(path) for path in compare or ()]
     plotly_source()
     loaded = load(model, trust=trust)
-    metric = metric or ("relative" if loaded.kind in ("encoder", "exported", "module") else "kl")
+    metric = metric or ("relative" if loaded.kind == "encoder" else "kl")
     length = sequence or min(_LONGEST, loaded.positions or _LONGEST)
     batches = loaded.batches(text, sequence=length, sequences=sequences, batch=batch, lines=lines)
     digest = fingerprint(loaded.model, batches, metric, names, target, seed)
@@ -109,17 +108,23 @@ def audit(
         limits = {"error": max_kl, "bytes": size, "time": None if max_time is None else max_time / 1e3}
         if all(limit is None for limit in limits.values()):
             limits["bytes"] = found.cost({}).bytes / 2
+        began = time.monotonic()
         chosen = found.recommend(limits["error"], limits["bytes"], limits["time"])
         front = found.pareto()
+        found.seconds["choosing"] = time.monotonic() - began
+        began = time.monotonic()
         for place, (*_, assignment) in enumerate(front):
             assignment.measured = found.measure(assignment)
             stages("measuring the front", place + 1, len(front))
+        found.seconds["measuring"] += time.monotonic() - began
     if kept.reused:
         print(f"assay: {kept.reused} of the errors were measured before, in {kept.folder}", file=sys.stderr)
-    written, notes = [], []
-    if wanted or checkpoint:
-        written, notes = _export(found, loaded, chosen, out, wanted, checkpoint)
-    about = {"model": loaded.name, "kind": loaded.kind, "stored": str(loaded.stored).removeprefix("torch.")}
+    written, notes = _export(found, loaded, chosen, out, wanted, checkpoint) if wanted or checkpoint else ((), ())
+    about: dict[str, Any] = {
+        "model": loaded.name,
+        "kind": loaded.kind,
+        "stored": str(loaded.stored).removeprefix("torch."),
+    }
     about |= {"text": str(text), "sequences": sum(len(each["input_ids"]) for each in batches), "context": context}
     about |= {"tokens": sum(int(each["attention_mask"].sum()) for each in batches), "fingerprint": digest}
     return _report(found, chosen, front, about | {"formats": names or [], "budgets": limits}, out, written, notes)
@@ -183,7 +188,7 @@ def _report(
 
 def _export(
     found: Audit, loaded: Loaded, chosen: Mapping[str, str], out: Path, formats: Sequence[str], checkpoint: bool
-) -> tuple[Sequence[Path], Sequence[str]]:
+) -> tuple[tuple[Path, ...], tuple[str, ...]]:
     """The files that serving stacks load, in DIR/export, replaced where an earlier audit wrote there."""
     from assay.precision.export import export
     from assay.precision.roofline import device_named

@@ -266,9 +266,10 @@ class Audit:
             raise BadModel("expected a model with linear layers, got one that runs none: is it the right module?")
         self.seen, self.weights = collector.seen, collector.weights
         self.fits = Fits(self.seen, {str(s): s.unit for s in collector.sites.values() if s.role == "linear"})
-        self.sites = tuple(collector.sites.values())
+        menus = {str(site): menu_of(site, formats) for site in collector.sites.values()}
+        self.sites = tuple(site for site in collector.sites.values() if menus[str(site)])
         self._by_name = {str(site): site for site in self.sites}
-        self._menus = {str(site): menu_of(site, formats) for site in self.sites}
+        self._menus = {str(site): menus[str(site)] for site in self.sites}
         self._tied = {str(site): site.tied for site in self.sites if site.tied}
         for name, owner in self._tied.items():  # a table that a linear shares takes what the linear may take
             both = [site for site in (self._by_name[name], self._by_name[owner]) if site.place == "linear"]

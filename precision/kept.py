@@ -31,7 +31,7 @@ _PRODUCTS, _MEASURED = "products.safetensors", "measured.json"
 
 
 class Kept:
-    """Products and measured errors in ``folder``, of one fingerprint; ``fresh``: what is there is replaced, not used."""
+    """Products and measured errors in ``folder``, of one fingerprint; ``fresh``: what is there is replaced, unread."""
 
     def __init__(self, folder: str | Path, fingerprint: str, *, fresh: bool = False) -> None:
         self.folder = Path(folder)

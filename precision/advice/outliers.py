@@ -88,7 +88,7 @@ def tokens(audit: Audit) -> Iterator[Finding]:
         largest = torch.stack([torch.nn.functional.pad(p.amax(0), (0, longest - p.shape[1])) for p in seen.peaks])
         sizes = largest.amax(0) / max(median, 1e-30)
         ratio, position = float(sizes.max()), int(sizes.argmax())
-        if ratio < _FAR:
+        if not ratio >= _FAR:
             continue
         layers += 1
         sequences = sum(int((p[:, position] > _FAR * median).sum()) for p in seen.peaks if p.shape[1] > position)
@@ -141,14 +141,8 @@ def _better_inputs(audit: Audit, site: Site) -> tuple[str, dict[str, Any]]:
 
 
 def _by_row(audit: Audit, site: Site) -> tuple[str, dict[str, Any]]:
-    return remedied(
-        audit,
-        site,
-        "fp8-tensor",
-        ("fp8",),
-        "Take a scale a row",
-        "Keep a scale a row: one for the whole weight would spend its codes on that row.",
-    )
+    otherwise = "Keep a scale a row: one for the whole weight would spend its codes on that row."
+    return remedied(audit, site, "fp8-tensor", ("fp8",), "Take a scale a row", otherwise)
 
 
 def _by_group(audit: Audit, site: Site) -> tuple[str, dict[str, Any]]:

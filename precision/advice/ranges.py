@@ -81,7 +81,7 @@ def static_scales(audit: Audit) -> Iterator[Finding]:
             continue
         static = [name for name in audit.menu(site) if _is_static(SCHEMES[name].activation)]
         for (name, part), seen in audit.seen.items():
-            if name != str(site) or not static or len(seen.tops) < 3:
+            if name != str(site) or not static or len(seen.tops) < 3 or seen.experts:
                 continue
             second, first = torch.stack(seen.tops).sort().values[-2:].tolist()
             if math.isfinite(first) and first > _OVERRUN * second > 0:

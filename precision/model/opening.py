@@ -42,7 +42,8 @@ def _addmm(tap: Tap, func: Any, args: Any, kwargs: Any) -> Any:
     found = tap.named(args[2]) if len(args) == 3 and not kwargs else None
     if found is None:
         return func(*args, **kwargs)
-    return tap.product(args[2].mT, args[1], found, lambda a, w: torch.addmm(args[0], a, w.mT))
+    bias = args[0]  # and nothing else of args, whose weight may be streamed
+    return tap.product(args[2].mT, args[1], found, lambda a, w: torch.addmm(bias, a, w.mT))
 
 
 def _embedding(tap: Tap, func: Any, args: Any, kwargs: Any) -> Any:
@@ -53,8 +54,10 @@ def _embedding(tap: Tap, func: Any, args: Any, kwargs: Any) -> Any:
     if found is None:
         return func(*args, **kwargs)
 
+    before, after = args[:first], args[first + 1 :]
+
     def look_up(w: torch.Tensor) -> torch.Tensor:
-        return func(*(w if value is weight else value for value in args), **kwargs)
+        return func(*before, w, *after, **kwargs)
 
     return tap.visitor.embedding(found[0], ids, weight, look_up)
 

@@ -8,7 +8,7 @@ import torch
 
 from assay.precision.formats import format_named
 from assay.precision.model.menu import Fits
-from assay.precision.model.tap import LookUp, Product
+from assay.precision.model.tap import LookUp, Product, Tap
 from assay.precision.schemes import Scheme, Split
 from assay.precision.schemes.rounding import round_element
 
@@ -23,6 +23,7 @@ class Simulator:
         self._fits = fits
         self._tied = tied
         self._weights: dict[tuple[str, int | None], torch.Tensor] = {}
+        self.tap: Tap | None = None
 
     def linear(
         self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
@@ -54,10 +55,13 @@ class Simulator:
         scheme = self._assignment.get(owner)
         if scheme is None:
             return weight
-        if (owner, expert) not in self._weights:
-            of_weight = self._fits.weight(owner, scheme, weight, expert)
-            self._weights[owner, expert] = weight if of_weight is None else of_weight(weight)
-        return self._weights[owner, expert]
+        if (owner, expert) in self._weights:
+            return self._weights[owner, expert]
+        of_weight = self._fits.weight(owner, scheme, weight, expert)
+        stored = weight if of_weight is None else of_weight(weight)
+        if self.tap is None or self.tap.streamed(weight) is None:
+            self._weights[owner, expert] = stored
+        return stored
 
 
 def split_product(x: torch.Tensor, weight: torch.Tensor, split: Split, product: Product) -> torch.Tensor:

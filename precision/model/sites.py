@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from assay.precision.model.tap import LookUp, Product
+from assay.precision.errors import BadModel
+from assay.precision.model.streaming import Weights
+from assay.precision.model.tap import LookUp, Product, Tap
 from assay.precision.schemes import Moments
 from assay.precision.schemes.scheme import Place
 
@@ -28,6 +30,9 @@ _FUSED = (
     ("gate_up", re.compile(r"(gate_proj|up_proj|w1|w3)$")),
 )
 """Linears that serving engines run as one product, by the last part of their names."""
+
+_SPLIT = re.compile(r"(o_proj|out_proj|down_proj|c_proj|output\.dense|out_lin|lin2|fc2|w2|dense_4h_to_h)$")
+"""Linears whose K is split over the ranks of tensor parallelism."""
 
 
 class Site(str):
@@ -133,9 +138,10 @@ class Collector:
     def __init__(self, roles: Callable[[str], str]) -> None:
         self.sites: dict[str, Site] = {}
         self.seen: dict[tuple[str, str], Seen] = {}
-        self.weights: dict[str, dict[int | None, torch.Tensor]] = {}
+        self.weights: dict[str, Weights] = {}
         """Of each site, and of each expert that got tokens: the weight itself, [N, K] or [V, D]."""
-        self._weights: dict[int, str] = {}
+        self.tap: Tap | None = None
+        self._weights: dict[object, str] = {}
         self._role = roles
 
     def linear(
@@ -143,7 +149,7 @@ class Collector:
     ) -> torch.Tensor:
         if name not in self.sites:
             self._note(name, "linear", weight, expert)
-        self.weights.setdefault(name, {})[expert] = weight.detach()
+        self._hold(name, weight, expert)
         seen = self.seen.setdefault((name, ""), Seen())
         seen.add(x)
         if expert is not None:
@@ -157,7 +163,7 @@ class Collector:
     def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
         if name not in self.sites:
             self._note(name, "embedding", weight, None)
-        self.weights.setdefault(name, {})[None] = weight.detach()
+        self._hold(name, weight, None)
         return look_up(weight)
 
     def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
@@ -172,14 +178,29 @@ class Collector:
             seen.peaks.append(torch.linalg.vector_norm(x.detach(), torch.inf, dim=-1))
         return x
 
+    def _hold(self, name: str, weight: torch.Tensor, expert: int | None) -> None:
+        held = self.weights.setdefault(name, Weights())
+        if expert in held:
+            return
+        streamed = self.tap.streamed(weight) if self.tap is not None else None
+        if streamed is not None and not bool(weight.isfinite().all()):  # others were looked at before
+            raise BadModel(f"expected finite weights, got NaN or infinities in {name}: load the model anew")
+        held.hold(expert, streamed or weight.detach())
+
     def _note(self, name: str, place: Place, weight: torch.Tensor, expert: int | None) -> None:
         shape = tuple(weight.shape)
         if expert is not None:
             experts = weight.untyped_storage().nbytes() // weight.element_size() // weight.numel()
             shape = (experts, *shape)
         role = "experts" if expert is not None else self._role(name) if place == "linear" else place
-        tied = self._weights.setdefault(weight.data_ptr(), name) if expert is None else name
+        streamed = self.tap.streamed(weight) if self.tap is not None else None
+        same = weight.data_ptr() if streamed is None else streamed.source
+        tied = self._weights.setdefault(same, name) if expert is None else name
         self.sites[name] = Site(name, place, role, shape, _unit(name), "" if tied == name else tied)
+        if place == "linear" and expert is None:
+            self.sites[f"{name}:accumulator"] = Site(f"{name}:accumulator", "accumulator", "accumulator")
+            if _SPLIT.search(name):
+                self.sites[f"{name}:all_reduce"] = Site(f"{name}:all_reduce", "all_reduce", "all_reduce")
 
 
 def _unit(name: str) -> str:

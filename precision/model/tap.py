@@ -15,6 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch.overrides import TorchFunctionMode
 
+from assay.precision.errors import BadModel
+from assay.precision.model.streaming import Streamed, source_of, streamed_parameters
+
 __all__ = ["Handlers", "LookUp", "Product", "Tap", "Visitor", "opened_with"]
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -29,6 +32,9 @@ Handlers = Mapping[Any, Callable[["Tap", Any, Any, Any], Any]]
 
 class Visitor(Protocol):
     """What is done at the sites. Every method gives back what the model goes on with."""
+
+    tap: Tap | None
+    """The open forward pass, while there is one."""
 
     def linear(
         self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
@@ -54,6 +60,8 @@ class Tap(TorchFunctionMode):
         self.gathered: list[tuple[torch.Tensor, int, int]] = []
         """Rows that the modules now open have gathered, of how many, and how deep: how experts get their tokens."""
         self._parameters = _by_storage(model)
+        self._modules = dict(model.named_modules())
+        self._streams = bool(streamed_parameters(model))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         handler = self._handlers.get(func)
@@ -63,19 +71,39 @@ class Tap(TorchFunctionMode):
 
     def named(self, weight: object) -> tuple[str, int | None, int] | None:
         """Name of the parameter that a tensor is or is a part of, the part's index, and the parameter's dimensions."""
-        if not isinstance(weight, torch.Tensor) or weight.is_meta:
+        if not isinstance(weight, torch.Tensor):
             return None
         here = self.path[-1] if self.path else ""
+        if weight.is_meta:
+            if self._streams:
+                raise BadModel(f"{here} uses weights of another module, which can't be streamed; load the model whole")
+            return None
         # A tied weight has several names: that of the module that runs is meant.
         found = self._parameters.get(weight.untyped_storage().data_ptr(), ())
-        for name, parameter in sorted(found, key=lambda pair: pair[0] != here):
+        own = [(f"{here}.{attribute}".removesuffix(".weight"), each) for attribute, each in self._own(weight)]
+        for name, parameter in own or sorted(found, key=lambda pair: pair[0] != here):
             offset = weight.storage_offset() - parameter.storage_offset()
             if 0 <= offset < max(parameter.numel(), 1):
-                part = None
-                if parameter.dim() == 3 and weight.dim() == 2:
-                    part = offset // parameter.stride(0)
-                return name, part, parameter.dim()
+                return name, _part(weight, parameter), parameter.dim()
         return None
+
+    def streamed(self, weight: torch.Tensor) -> Streamed | None:
+        """How a weight of the module that is running is read again; None for one that stays in memory."""
+        for attribute, parameter in self._own(weight):
+            source = source_of(self._modules[self.path[-1]], attribute)
+            return source and Streamed.of(weight, parameter, _part(weight, parameter), source)
+        return None
+
+    def _own(self, weight: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        """Of the running module's own parameters the one that a weight lies in: streamed ones come and go with it."""
+        if not self._streams or not self.path:
+            return []
+        storage = weight.untyped_storage().data_ptr()
+        return [
+            (attribute, parameter)
+            for attribute, parameter in self._modules[self.path[-1]]._parameters.items()
+            if parameter is not None and parameter.untyped_storage().data_ptr() == storage
+        ]
 
     def site(self, suffix: str) -> str:
         """Name of a site of the module that is running."""
@@ -98,9 +126,11 @@ def opened_with(handlers: Handlers, model: torch.nn.Module, visitor: Visitor) ->
         handles.append(module.register_forward_pre_hook(_enter(tap, name, module), with_kwargs=True))
         handles.append(module.register_forward_hook(_leave(tap, name, module), always_call=True))
     try:
+        visitor.tap = tap
         with tap:
             yield tap
     finally:
+        visitor.tap = None
         for handle in handles:
             handle.remove()
 
@@ -151,10 +181,17 @@ def _is_layer(name: str, module: torch.nn.Module) -> bool:
     return re.search(r"(^|\.)\d+$", name) is not None and any(module.children())
 
 
+def _part(weight: torch.Tensor, parameter: torch.Tensor) -> int | None:
+    """Which expert of a parameter [E, N, K] a weight [N, K] lies in."""
+    if parameter.dim() != 3 or weight.dim() != 2:
+        return None
+    return (weight.storage_offset() - parameter.storage_offset()) // parameter.stride(0)
+
+
 def _by_storage(model: torch.nn.Module) -> dict[int, list[tuple[str, torch.Tensor]]]:
     """Parameters (and buffers, which exported programs may hold weights in) by the storage that they lie in."""
     found: dict[int, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers()):
-        if tensor.dim() in (2, 3) and tensor.is_floating_point():
+        if tensor.dim() in (2, 3) and tensor.is_floating_point() and not tensor.is_meta:
             found.setdefault(tensor.untyped_storage().data_ptr(), []).append((name.removesuffix(".weight"), tensor))
     return found

@@ -157,6 +157,37 @@ def test_routing_noise_is_predicted(mixtral: Audit) -> None:
     assert share / 3 < routing.flips(everywhere) < share * 3
 
 
+class Mixture(torch.nn.Module):
+    """A router's two best of four experts, each a module; the last one never is among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = torch.nn.Linear(16, 4)
+        self.experts = torch.nn.ModuleList([torch.nn.Linear(16, 16) for _ in range(4)])
+        with torch.no_grad():
+            self.router.bias[3] = -100.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(0, -2)
+        weights, picked = self.router(x).softmax(-1).topk(2, -1)
+        output = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            index, place = torch.where(picked == number)
+            if len(index):
+                output = output.index_add(0, index, expert(x[index]) * weights[index, place, None])
+        return output
+
+
+def test_experts_that_are_modules() -> None:
+    """Experts that are modules of their own are counted too, those that never ran included."""
+    torch.manual_seed(0)
+    found = audit(Mixture(), list(torch.randn(3, 4, 8, 16)), "relative", formats=("bf16", "fp8"))
+    (router,) = routers_of(found)
+    assert (router.top, router.tokens) == (2, 96)
+    unseen = [finding for finding in advise(found) if finding.kind == "unseen_expert"]
+    assert [(finding.site, finding.numbers["expert"]) for finding in unseen] == [("experts", 3)]
+
+
 def test_a_model_without_routers_has_no_routing(llama: Audit) -> None:
     """Without experts there is nothing to flip."""
     assert routing_of(llama) is None

@@ -111,6 +111,13 @@ def test_huge_row(llama: Clean) -> None:
     assert finding.numbers["ratio"] > 1000
 
 
+def test_outlier_keys(llama: Clean) -> None:
+    """Two channels of a cache's keys that are 128 times larger are named."""
+    _, findings = llama.with_trap(traps.key_channel, ("kv-fp8", "kv-int8"), layer=2, head=1, channel=20)
+    finding = one(findings, "outlier_channel", "model.layers.2.self_attn:kv_cache")
+    assert sorted(finding.numbers["channels"]) == [20, 52]
+
+
 def test_massive_token(llama: Clean) -> None:
     """A token that starts every sequence with a residual far above all others is named with its position."""
     batches = traps.begun(llama.batches)

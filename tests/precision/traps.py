@@ -45,6 +45,16 @@ def scaled_units(model: Any, layer: int, units: list[int], factor: float) -> Non
     mlp.down_proj.weight[:, units] /= factor
 
 
+def key_channel(model: Any, layer: int, head: int, channel: int, factor: float = 2.0**7) -> None:
+    """A pair of channels that RoPE turns into one another is larger in a head's keys, and smaller in its queries."""
+    attention, size = model.model.layers[layer].self_attn, model.config.head_dim
+    group = model.config.num_attention_heads // model.config.num_key_value_heads
+    for place in (channel, channel + size // 2):
+        attention.k_proj.weight[head * size + place] *= factor
+        for query in range(head * group, (head + 1) * group):
+            attention.q_proj.weight[query * size + place] /= factor
+
+
 def massive_token(model: Any, token: int = SINK, factor: float = 2.0**16) -> None:
     """A token's embedding is huge. What follows from that token does change, from the second layer on."""
     model.model.embed_tokens.weight[token] *= factor
@@ -52,13 +62,10 @@ def massive_token(model: Any, token: int = SINK, factor: float = 2.0**16) -> Non
 
 def begun(batches: list[dict[str, torch.Tensor]], token: int = SINK) -> list[dict[str, torch.Tensor]]:
     """The batches, every sequence starting with this token."""
-    return [
-        {
-            **batch,
-            "input_ids": torch.cat([torch.full_like(batch["input_ids"][:, :1], token), batch["input_ids"][:, 1:]], 1),
-        }
-        for batch in batches
-    ]
+    changed = [{**batch, "input_ids": batch["input_ids"].clone()} for batch in batches]
+    for batch in changed:
+        batch["input_ids"][:, 0] = token
+    return changed
 
 
 def own_table(model: Any) -> None:

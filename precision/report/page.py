@@ -1,0 +1,87 @@
+"""The report of an audit as one HTML file that needs nothing from a network."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from assay.precision.errors import NotInstalled
+from assay.precision.report.summary import budget_lines, coverage, interval
+from assay.precision.report.words import grouped, in_bytes, in_error, in_seconds
+
+__all__ = ["page", "plotly_source"]
+
+_TEMPLATES = Path(__file__).with_name("templates")
+
+
+def page(content: Mapping[str, Any]) -> str:
+    """What audit.json holds as an HTML page, plots included. Raises NotInstalled where plotly is missing."""
+    embedded = json.dumps(_shown(content), separators=(",", ":")).replace("<", "\\u003c")
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            audit=content,
+            data=embedded,
+            plotly=plotly_source(),
+            budgets=budget_lines(content),
+            coverage=coverage(content),
+            worst=max((site["outlier"] or 0.0 for site in content["sites"]), default=0.0),
+        )
+    )
+
+
+@cache
+def plotly_source() -> str:
+    """plotly.js, whole. Raises NotInstalled."""
+    try:
+        return str(importlib.import_module("plotly.offline").get_plotlyjs())
+    except ImportError:
+        raise NotInstalled("report.html needs plotly: pip install kernel-assay[audit]") from None
+
+
+def _shown(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What the plots are drawn from: the content, an assignment in the words that stand beside its point."""
+    points = [{**point, "words": _in_words(content, point["assignment"])} for point in content["pareto"]]
+    chosen = content["recommended"]
+    return {
+        "unit": content["settings"]["unit"],
+        "floor": content["noise_floor"],
+        "untouched": content["untouched"],
+        "budgets": content["settings"]["budgets"],
+        "pareto": points,
+        "recommended": {**chosen, "words": _in_words(content, chosen["assignment"])},
+        "calibration": content["calibration"],
+        "sites": [
+            {key: site[key] for key in ("name", "place", "layer", "kind", "scheme", "alone")}
+            for site in content["sites"]
+        ],
+        "outliers": content["outliers"],
+    }
+
+
+def _in_words(content: Mapping[str, Any], assignment: Mapping[str, str]) -> list[str]:
+    sites = [{**site, "scheme": assignment.get(site["tied"] or site["name"])} for site in content["sites"]]
+    weighty = {site["name"] for site in sites if site["place"] in ("linear", "embedding", "kv_cache")}
+    return [
+        f"{group.where}: {group.scheme or 'as it is'}" for group in grouped(sites) if group.sites[0] in weighty
+    ] or ["everything as it is"]
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"bytes": in_bytes, "error": in_error, "seconds": in_seconds, "interval": interval}
+    return environment

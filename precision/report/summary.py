@@ -1,0 +1,130 @@
+"""An audit in the lines of a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from assay.precision.report.words import grouped, in_bytes, in_error, in_seconds, layers_of
+
+__all__ = ["budget_lines", "coverage", "interval", "summary"]
+
+_WIDTH = 116
+_FINDINGS = 3
+
+
+def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
+    """The lines for a terminal of what audit.json holds; ``written``: paths that are told."""
+    model, data, settings, chosen = (content[key] for key in ("model", "data", "settings", "recommended"))
+    lines = [
+        f"{'MET' if chosen['met'] else 'NOT MET'}  {model['name']} audited on {settings['target'] or 'no target'}",
+        _line("model", f"{model['kind']}, {model['parameters']:,} parameters in {model['stored']}, {_places(content)}"),
+        _line("data", f"{data['text']}: {data['sequences']} sequences, {data['tokens']:,} tokens"),
+        _line("cost", ", ".join(f"{stage} {spent:.1f} s" for stage, spent in content["seconds"].items())),
+        _line("noise floor", f"{in_error(content['noise_floor'])} {settings['unit']} (every site in bfloat16)"),
+        *(_line("budget", line) for line in budget_lines(content)),
+        _line("decided by", chosen["why"]),
+        *_table(content),
+        _line("predicted", f"{interval(chosen['prediction'])} {settings['unit']}"),
+        _line("measured", f"{in_error(chosen['measured'])} {settings['unit']}{_beside(content)}"),
+        *_costs(content),
+    ]
+    for finding in content["findings"][:_FINDINGS]:
+        lines += _folded(f"  {'finding':<12}", f"{finding['site']}: {finding['words']} {finding['remedy']}")
+    if len(content["findings"]) > _FINDINGS:
+        lines.append(_line("", f"and {len(content['findings']) - _FINDINGS} more findings in the report"))
+    lines += [_line("wrote", path) for path in written]
+    return "\n".join(lines)
+
+
+def interval(prediction: Mapping[str, Any]) -> str:
+    """An error and its 95 % interval."""
+    low, high = in_error(prediction["low"]), in_error(prediction["high"])
+    return f"{in_error(prediction['error'])} (95 %: {low} to {high})"
+
+
+def budget_lines(content: Mapping[str, Any]) -> list[str]:
+    """Each budget beside what the recommended assignment takes of it, and whether that keeps it."""
+    chosen, unit = content["recommended"], content["settings"]["unit"]
+    took: dict[str, tuple[Any, Callable[[Any], str]]] = {
+        "error": (chosen["measured"], lambda value: f"{in_error(value)} {unit}"),
+        "bytes": (chosen["bytes"], in_bytes),
+        "time": (chosen["decode"], in_seconds),
+    }
+    lines = []
+    for name, limit in content["settings"]["budgets"].items():
+        value, words = took[name]
+        kept = value is not None and float(value) <= float(limit) * (1 + 1e-9)
+        lines.append(f"{name} of at most {words(limit)}: {words(value)}, {'kept' if kept else 'NOT kept'}")
+    return lines
+
+
+def coverage(content: Mapping[str, Any]) -> tuple[int, int]:
+    """Of the front's measured assignments, none of which the interval was fitted to, how many lie in it; how many."""
+    pairs = [(point["prediction"], point["measured"]) for point in content["pareto"] if point["measured"] is not None]
+    inside = sum(float(p["low"]) <= float(measured) <= float(p["high"]) for p, measured in pairs)
+    return inside, len(pairs)
+
+
+def _line(name: str, words: str) -> str:
+    return f"  {name:<12}{words}"
+
+
+def _places(content: Mapping[str, Any]) -> str:
+    sites = content["sites"]
+    linears = sum(site["place"] == "linear" for site in sites)
+    return f"{len(sites)} sites, {linears} of them linears"
+
+
+def _beside(content: Mapping[str, Any]) -> str:
+    """The measured error beside the noise floor."""
+    measured, floor = content["recommended"]["measured"], content["noise_floor"]
+    if measured is None or not float(floor) > 0:
+        return ""
+    times = float(measured) / float(floor)
+    return ", which can't be told from bfloat16" if times <= 1 else f", {times:.3g} times the noise floor"
+
+
+def _table(content: Mapping[str, Any]) -> list[str]:
+    """Which layers take what, a line for each kind of unit that has weights or a cache; the rest in one line."""
+    places = {site["name"]: site["place"] for site in content["sites"]}
+    kinds: dict[str, list[str]] = {}
+    others = 0
+    for group in grouped(content["sites"]):
+        where = f" {layers_of(group.layers)}" if group.layers else ""
+        if places[group.sites[0]] in ("linear", "embedding", "kv_cache"):
+            kinds.setdefault(group.kind, []).append(f"{group.scheme or 'as it is'}{where}")
+        elif group.scheme:
+            others += len(group.sites)
+    width = max(map(len, kinds), default=0)
+    lines = []
+    for position, (kind, schemes) in enumerate(kinds.items()):
+        lines += _folded(f"  {'' if position else 'assignment':<12}{kind:<{width}}  ", "; ".join(schemes))
+    return [*lines, _line("", f"and {others} activations in another format")] if others else lines
+
+
+def _costs(content: Mapping[str, Any]) -> list[str]:
+    before, after, settings = content["untouched"], content["recommended"], content["settings"]
+    share = after["bytes"] / before["bytes"] if before["bytes"] else 1.0
+    lines = [_line("weights", f"{in_bytes(before['bytes'])} before, {in_bytes(after['bytes'])} after ({share:.0%})")]
+    if before["kv_bytes"]:
+        context = f"at {settings['context']} tokens"
+        lines.append(
+            _line("KV cache", f"{in_bytes(before['kv_bytes'])} before, {in_bytes(after['kv_bytes'])} after, {context}")
+        )
+    for name, words in (("prefill", "prefill"), ("decode", "decode step")):
+        times = f"{in_seconds(before[name])} before, {in_seconds(after[name])} after"
+        lines.append(_line(words, f"{times}, at least, on {content['device']}"))
+    return lines
+
+
+def _folded(head: str, words: str) -> list[str]:
+    """Words behind a head, in lines that a terminal holds, those after the first indented to where they begin."""
+    lines: list[str] = []
+    room, rest = max(_WIDTH - len(head), 40), words.split()
+    while rest:
+        line = [rest.pop(0)]
+        while rest and len(" ".join(line)) + 1 + len(rest[0]) <= room:
+            line.append(rest.pop(0))
+        lines.append(f"{head if not lines else ' ' * len(head)}{' '.join(line)}")
+    return lines
