@@ -119,15 +119,15 @@ def audit(
         found.seconds["measuring"] += time.monotonic() - began
     if kept.reused:
         print(f"assay: {kept.reused} of the errors were measured before, in {kept.folder}", file=sys.stderr)
-    written, notes = _export(found, loaded, chosen, out, wanted, checkpoint) if wanted or checkpoint else ((), ())
-    about: dict[str, Any] = {
-        "model": loaded.name,
-        "kind": loaded.kind,
-        "stored": str(loaded.stored).removeprefix("torch."),
-    }
-    about |= {"text": str(text), "sequences": sum(len(each["input_ids"]) for each in batches), "context": context}
-    about |= {"tokens": sum(int(each["attention_mask"].sum()) for each in batches), "fingerprint": digest}
-    return _report(found, chosen, front, about | {"formats": names or [], "budgets": limits}, out, written, notes)
+    about: dict[str, Any] = {"model": loaded.name, "kind": loaded.kind}
+    about |= {"stored": str(loaded.stored).removeprefix("torch."), "text": str(text), "fingerprint": digest}
+    about |= {"sequences": sum(len(each["input_ids"]) for each in batches), "context": context}
+    about |= {"tokens": sum(int(each["attention_mask"].sum()) for each in batches)}
+    again = (out / "audit.json").is_file()
+    _report(found, chosen, front, about | {"formats": names or [], "budgets": limits}, out)
+    if wanted or checkpoint:
+        _export(found, loaded, chosen, out, wanted, checkpoint=checkpoint, overwrite=again)
+    return int(not chosen.met)
 
 
 class Stages:
@@ -161,16 +161,8 @@ class Stages:
             self._ticker = None
 
 
-def _report(
-    found: Audit,
-    chosen: Assignment,
-    front: Sequence[Any],
-    about: Mapping[str, Any],
-    out: Path,
-    written: Sequence[Path],
-    notes: Sequence[str],
-) -> int:
-    """Write audit.json and report.html, print the summary; the exit status."""
+def _report(found: Audit, chosen: Assignment, front: Sequence[Any], about: Mapping[str, Any], out: Path) -> None:
+    """Write audit.json and report.html, and print the summary."""
     from assay.precision.advice import advise
     from assay.precision.kept import write_whole
     from assay.precision.report import About, content_of, page, summary
@@ -180,16 +172,20 @@ def _report(
         write_whole(out / "audit.json", (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()),
         write_whole(out / "report.html", page(content).encode()),
     ]
-    print(summary(content, [str(path) for path in (*paths, *written)]))
-    for note in notes:
-        print(f"assay: {note}", file=sys.stderr)
-    return int(not chosen.met)
+    print(summary(content, [str(path) for path in paths]))
 
 
 def _export(
-    found: Audit, loaded: Loaded, chosen: Mapping[str, str], out: Path, formats: Sequence[str], checkpoint: bool
-) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """The files that serving stacks load, in DIR/export, replaced where an earlier audit wrote there."""
+    found: Audit,
+    loaded: Loaded,
+    chosen: Mapping[str, str],
+    out: Path,
+    formats: Sequence[str],
+    *,
+    checkpoint: bool,
+    overwrite: bool,
+) -> None:
+    """Write what serving stacks load into DIR/export; what it doesn't express goes to standard error."""
     from assay.precision.export import export
     from assay.precision.roofline import device_named
 
@@ -204,9 +200,12 @@ def _export(
         dtype=loaded.stored,
         supported=tuple(device_named(found.target).rates) if found.target else None,
         checkpoint=checkpoint,
-        overwrite=(out / "audit.json").is_file(),
+        overwrite=overwrite,
     )
-    return done.paths, done.notes
+    for path in done.paths:
+        print(f"  wrote       {path}")
+    for note in done.notes:
+        print(f"assay: {note}", file=sys.stderr)
 
 
 def _compare(found: Audit, names: Sequence[str], assignments: Sequence[Mapping[str, str]], out: Path) -> int:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-import numpy as np
 import torch
 
 from assay.precision.calibration import Calibration, Measured
@@ -19,11 +18,13 @@ from assay.precision.kept import Kept
 from assay.precision.metrics import Metric, Tally, metric_named
 from assay.precision.model.menu import Fits, menu_of
 from assay.precision.model.opening import opened
-from assay.precision.model.running import batch_size, call, prepared, settled
-from assay.precision.model.sensitivity import Part, Sensitivity, Term, parts_of
+from assay.precision.model.products import products_of
+from assay.precision.model.running import batch_size, call, mapping, prepared, settled
+from assay.precision.model.sensitivity import Sensitivity, parts_of
 from assay.precision.model.simulation import Simulator
 from assay.precision.model.sites import Collector, Seen, Site
-from assay.precision.prediction import Key, Prediction, Products, QuadraticForm
+from assay.precision.model.streaming import streamed_parameters
+from assay.precision.prediction import Key, Prediction, QuadraticForm
 from assay.precision.recommendation import Assignment, Planner
 from assay.precision.roofline import Cost, Shape, device_named, supports
 from assay.precision.schemes import SCHEMES, scheme_named
@@ -102,7 +103,8 @@ class Audit:
         """Assignments that were measured to calibrate the interval."""
         if not self.batches:
             raise NoData("expected calibration batches, got none: give a longer text or fewer tokens a sequence")
-        self._sizes = [batch_size(batch) for batch in self.batches]
+        for batch in self.batches:
+            batch_size(batch)  # refuses what has no sequences
         self._collect(formats)
         self._differentiate()
 
@@ -180,7 +182,7 @@ class Audit:
             with torch.no_grad(), settled(self.model), opened(self.model, simulator):
                 outputs = call(self.model, batch)
             with torch.no_grad():
-                tally.add(self.metric.compare(reference, self.metric.output(outputs, _mapping(batch)), _mapping(batch)))
+                tally.add(self.metric.compare(reference, self.metric.output(outputs, mapping(batch)), mapping(batch)))
         error = self.metric.mean(tally)
         if self._kept:
             self._kept.note(chosen, error)
@@ -251,12 +253,12 @@ class Audit:
         for index, batch in enumerate(self.batches):
             with torch.no_grad(), settled(self.model), opened(self.model, collector):
                 outputs = call(self.model, batch)
-            reference = self.metric.output(outputs, _mapping(batch)).detach()
+            reference = self.metric.output(outputs, mapping(batch)).detach()
             if not bool(reference.isfinite().all()):
                 raise BadModel(
                     f"expected finite outputs, got NaN or infinities for batch {index}: check model and inputs"
                 )
-            self._weight += self.metric.weight(reference, _mapping(batch))
+            self._weight += self.metric.weight(reference, mapping(batch))
             size += reference.numel() * reference.element_size()
             if size <= _KEPT:
                 kept.append(reference)
@@ -265,7 +267,8 @@ class Audit:
         if not any(site.place == "linear" for site in collector.sites.values()):
             raise BadModel("expected a model with linear layers, got one that runs none: is it the right module?")
         self.seen, self.weights = collector.seen, collector.weights
-        self.fits = Fits(self.seen, {str(s): s.unit for s in collector.sites.values() if s.role == "linear"})
+        units = {str(s): s.unit for s in collector.sites.values() if s.role == "linear"}
+        self.fits = Fits(self.seen, units, keep=not streamed_parameters(self.model))
         menus = {str(site): menu_of(site, formats) for site in collector.sites.values()}
         self.sites = tuple(site for site in collector.sites.values() if menus[str(site)])
         self._by_name = {str(site): site for site in self.sites}
@@ -284,21 +287,19 @@ class Audit:
             self.form = QuadraticForm(found)
             return
         generator = torch.Generator().manual_seed(self._seed)
-        terms: list[dict[tuple[str, Part], Term]] = []
-        known = True
-        for index, (batch, size) in enumerate(zip(self.batches, self._sizes, strict=True)):
-            visitor = Sensitivity(self._menus, self.fits, self._tied, size, self._seed + index)
-            with torch.enable_grad(), settled(self.model):
-                with opened(self.model, visitor) as tap:
-                    visitor.tap = tap
-                    outputs = call(self.model, batch)
-                output = self.metric.output(outputs, _mapping(batch))
-                cotangent = self.metric.cotangent(output.detach(), _mapping(batch), generator)
-                torch.autograd.grad(output, visitor.anchor, cotangent, allow_unused=True)
-            terms.append(visitor.terms)
-            known = known and visitor.known
-            self._progress("predicting", index + 1, len(self.batches))
-        products = gathered(terms, self._sizes, known)
+
+        def backward(visitor: Sensitivity, outputs: Any, batch: Any) -> None:
+            output = self.metric.output(outputs, mapping(batch))
+            cotangent = self.metric.cotangent(output.detach(), mapping(batch), generator)
+            torch.autograd.grad(output, visitor.anchor, cotangent, allow_unused=True)
+
+        products = products_of(
+            self.model,
+            self.batches,
+            lambda size, index: Sensitivity(self._menus, self.fits, self._tied, size, self._seed + index),
+            backward,
+            lambda done: self._progress("predicting", done, len(self.batches)),
+        )
         if self._kept:
             self._kept.keep(products)
         self.form = QuadraticForm(products)
@@ -308,22 +309,7 @@ class Audit:
         if self._references is not None:
             return self._references[index]
         with torch.no_grad(), settled(self.model):
-            return self.metric.output(call(self.model, self.batches[index]), _mapping(self.batches[index]))
-
-
-def gathered(batches: Sequence[Mapping[tuple[str, Part], Term]], sizes: Sequence[int], known: bool) -> Products:
-    """The batches' products side by side; one sample a batch where sequences could not be told apart."""
-    keys = tuple(dict.fromkeys(key for batch in batches for key in batch))
-    sums, squares, thinning = [], np.zeros((len(keys), 2)), np.ones(len(keys))
-    for index, (batch, size) in enumerate(zip(batches, sizes, strict=True)):
-        nothing = Term(torch.zeros(size), 0.0, 1)
-        found = [batch.get(key, nothing) for key in keys]
-        both = torch.stack([term.sums for term in found]).double().numpy()
-        sums.append(both if known else both.sum(1, keepdims=True))
-        squares[:, index % 2] += [term.squares for term in found]
-        thinning = np.maximum(thinning, [term.thinning for term in found])
-    halves = np.concatenate([np.full(part.shape[1], index % 2) for index, part in enumerate(sums)])
-    return Products(tuple(keys), np.concatenate(sums, 1), squares, halves, thinning)
+            return self.metric.output(call(self.model, self.batches[index]), mapping(self.batches[index]))
 
 
 def _formats(formats: Collection[str] | None, target: str | None) -> tuple[str, ...]:
@@ -338,10 +324,6 @@ def _formats(formats: Collection[str] | None, target: str | None) -> tuple[str, 
 
 def _parameters(model: torch.nn.Module | torch.export.ExportedProgram) -> list[torch.Tensor]:
     return [p for p in model.parameters() if p.is_floating_point()]
-
-
-def _mapping(batch: Any) -> Mapping[str, Any]:
-    return batch if isinstance(batch, Mapping) else {}
 
 
 def _is_router(name: str, kind: str) -> bool:

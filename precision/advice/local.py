@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,7 +35,7 @@ def rows_of(audit: Audit, site: str, part: str = "") -> torch.Tensor | None:
     return torch.cat(seen.rows) if seen is not None and seen.rows else None
 
 
-def matrices(audit: Audit, site: str) -> dict[int | None, torch.Tensor]:
+def matrices(audit: Audit, site: str) -> Mapping[int | None, torch.Tensor]:
     """Weights [N, K] of a site by expert; {None: weight} without experts."""
     return audit.weights.get(str(site), {})
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from assay.precision.advice.experts import Router, flip_share, routers_of
 from assay.precision.model.menu import Fits
-from assay.precision.model.opening import opened
-from assay.precision.model.running import batch_size, call, settled
-from assay.precision.model.sensitivity import Part, Sensitivity, Term, parts_of
+from assay.precision.model.products import products_of
+from assay.precision.model.running import mapping
+from assay.precision.model.sensitivity import Sensitivity, parts_of
 from assay.precision.model.tap import Product
 from assay.precision.prediction import QuadraticForm
 from assay.precision.schemes import SCHEMES, Scheme, Stored
@@ -29,11 +29,18 @@ class Random(Stored):
     """A random change of normal entries, as large in all as the one that ``stored`` makes."""
 
     stored: Stored | None = None
+    start: int = 0
+    """The first row, of some rows of a weight."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         assert self.stored is not None
         size = (self.stored(x) - x).square().mean().sqrt()
-        return x + size * torch.randn(x.shape, generator=torch.Generator().manual_seed(x.numel())).to(x)
+        generator = torch.Generator().manual_seed(x.numel() + self.start)
+        return x + size * torch.randn(x.shape, generator=generator).to(x)
+
+    def of_rows(self, start: int, stop: int) -> Stored:
+        assert self.stored is not None
+        return replace(self, stored=self.stored.of_rows(start, stop), start=start)
 
 
 class Controls(Fits):
@@ -64,39 +71,22 @@ def control_of(audit: Audit, menus: Mapping[str, tuple[str, ...]]) -> QuadraticF
     generator = torch.Generator().manual_seed(0)
 
     def backward(visitor: Sensitivity, outputs: Any, batch: Any) -> None:
-        mapping = batch if isinstance(batch, Mapping) else {}
-        output = audit.metric.output(outputs, mapping)
-        cotangent = audit.metric.cotangent(output.detach(), mapping, generator)
+        output = audit.metric.output(outputs, mapping(batch))
+        cotangent = audit.metric.cotangent(output.detach(), mapping(batch), generator)
         torch.autograd.grad(output, visitor.anchor, cotangent, allow_unused=True)
 
     controls = Controls(audit.fits)
-    return _form(audit, lambda size, seed: Sensitivity(menus, controls, _tied(audit), size, seed), backward)
+    products = products_of(
+        audit.model,
+        audit.batches,
+        lambda size, seed: Sensitivity(menus, controls, _tied(audit), size, seed),
+        backward,
+    )
+    return QuadraticForm(products)
 
 
 def _tied(audit: Audit) -> dict[str, str]:
     return {str(site): site.tied for site in audit.sites if site.tied}
-
-
-def _form(
-    audit: Audit,
-    visitor_of: Callable[[int, int], Sensitivity],
-    backward: Callable[[Sensitivity, Any, Any], None],
-) -> QuadraticForm:
-    from assay.precision.auditing import gathered
-
-    terms: list[dict[tuple[str, Part], Term]] = []
-    known = True
-    sizes = [batch_size(batch) for batch in audit.batches]
-    for index, (batch, size) in enumerate(zip(audit.batches, sizes, strict=True)):
-        visitor = visitor_of(size, index)
-        with torch.enable_grad(), settled(audit.model):
-            with opened(audit.model, visitor) as tap:
-                visitor.tap = tap
-                outputs = call(audit.model, batch)
-            backward(visitor, outputs, batch)
-        terms.append(visitor.terms)
-        known = known and visitor.known
-    return QuadraticForm(gathered(terms, sizes, known))
 
 
 class _Routed(Sensitivity):
@@ -165,4 +155,10 @@ def _routing_form(audit: Audit, routers: tuple[Router, ...]) -> QuadraticForm:
             cotangents.append(cotangent.scatter_(-1, order[..., -1:], -sign))
         torch.autograd.grad([logits for logits, _ in visitor.logits], visitor.anchor, cotangents, allow_unused=True)
 
-    return _form(audit, lambda size, seed: _Routed(tops, menus, audit.fits, _tied(audit), size, seed), backward)
+    products = products_of(
+        audit.model,
+        audit.batches,
+        lambda size, seed: _Routed(tops, menus, audit.fits, _tied(audit), size, seed),
+        backward,
+    )
+    return QuadraticForm(products)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import torch
 
 from assay.precision.errors import BadModel
+from assay.precision.model.streaming import streamed_parameters
 
 __all__ = ["check_linears", "check_weights", "commonest_dtype"]
 
@@ -13,13 +14,17 @@ _PRODUCTS = ("aten.linear.", "aten.addmm.", "aten.mm.", "aten.matmul.", "aten.bm
 
 
 def check_weights(model: torch.nn.Module, name: str) -> None:
-    """Raise `BadModel`, naming the parameter, if a weight is NaN, infinite, or not there yet (a lazy module's)."""
+    """Raise `BadModel`, naming the parameter, if a weight is NaN, infinite, or not there yet (a lazy module's).
+
+    Weights that are read when their module runs are looked at then.
+    """
     bad = []
+    streamed = streamed_parameters(model)
     for parameter, values in model.named_parameters():
+        if parameter in streamed:
+            continue
         if torch.nn.parameter.is_lazy(values):
             raise BadModel(f"{name}: {parameter} has no shape yet; run the model once before it is audited")
-        if values.is_meta:
-            raise BadModel(f"{name}: {parameter} is on the meta device, without values; load its weights first")
         if values.is_floating_point() and not bool(values.isfinite().all()):
             nans, infinities = int(values.isnan().sum()), int(values.isinf().sum())
             bad.append(f"{parameter} holds {nans} NaN and {infinities} infinite among {values.numel()} values")

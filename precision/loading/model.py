@@ -1,12 +1,13 @@
 """`load`: a bundled model, a Hugging Face directory, a factory or an exported program, ready to be audited."""
 
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
 import torch
 
 from assay import configs
-from assay.precision.errors import UnknownModel, UntrustedModel
+from assay.precision.errors import UnknownModel, UnknownOption, UntrustedModel
 from assay.precision.loading.checks import check_linears, check_weights
 from assay.precision.loading.loaded import Kind, Loaded
 from assay.precision.loading.modules import from_exported, from_factory, from_pickle
@@ -24,7 +25,11 @@ def bundled() -> dict[str, Path]:
 
 
 def load(
-    target: str | Path | torch.export.ExportedProgram, *, trust: bool = False, dtype: torch.dtype = torch.float32
+    target: str | Path | torch.export.ExportedProgram,
+    *,
+    trust: bool = False,
+    dtype: torch.dtype = torch.float32,
+    max_memory: int | Mapping[int | str, int] | None = None,
 ) -> Loaded:
     """The model that ``target`` names, in eval mode on the CPU, its weights as they are stored but held in ``dtype``.
 
@@ -38,24 +43,36 @@ def load(
 
     dtype: float32 holds the values of bfloat16 and float16 weights exactly. An exported program keeps its own dtypes.
 
-    Raises `UnknownModel`, `UntrustedModel`, `BadModel` (damaged, incomplete or non-finite weights, or no linear
-    layers), and `NotInstalled` where a Hugging Face directory meets no ``transformers``.
+    max_memory: of a safetensors directory, bytes of weights (as ``dtype``) that stay in memory; 0: none. The others are
+    read from the files whenever their module runs, by accelerate. Bytes by device, {0: ..., 1: ..., "cpu": ...}, spread
+    the model over GPUs (accelerate's device_map="auto"). Weights that transformers stores otherwise than it computes
+    with them, such as experts, are rewritten into a temporary folder first (TMPDIR), in the dtype that they have.
+
+    Raises `UnknownModel`, `UnknownOption`, `UntrustedModel`, `BadModel` (damaged, incomplete or non-finite weights, or
+    no linear layers), and `NotInstalled` where a Hugging Face directory meets no ``transformers``.
     """
-    loaded = _load(target, trust, dtype)
+    loaded = _load(target, trust, dtype, max_memory)
     check_weights(loaded.model, loaded.name)
     check_linears(loaded.model, loaded.name)
     return loaded
 
 
-def _load(target: str | Path | torch.export.ExportedProgram, trust: bool, dtype: torch.dtype) -> Loaded:
+def _load(
+    target: str | Path | torch.export.ExportedProgram,
+    trust: bool,
+    dtype: torch.dtype,
+    max_memory: int | Mapping[int | str, int] | None,
+) -> Loaded:
+    known = {} if isinstance(target, torch.export.ExportedProgram) else bundled()
+    if str(target) in known:
+        return from_directory(known[str(target)], str(target), trust, dtype, max_memory)
+    if not isinstance(target, torch.export.ExportedProgram) and Path(target).is_dir():
+        return from_directory(Path(target), Path(target).resolve().name, trust, dtype, max_memory)
+    if max_memory is not None:
+        raise UnknownOption(f"max_memory holds for a safetensors directory, got {target!s:.80}; leave it away")
     if isinstance(target, torch.export.ExportedProgram):
         return from_exported(target, "exported program", None)
-    known = bundled()
-    if str(target) in known:
-        return from_directory(known[str(target)], str(target), trust, dtype)
     path = Path(target)
-    if path.is_dir():
-        return from_directory(path, path.resolve().name, trust, dtype)
     if path.is_file():
         return _from_file(path, trust, dtype)
     module, colon, factory = str(target).partition(":")

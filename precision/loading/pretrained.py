@@ -1,6 +1,9 @@
 """Hugging Face directories: what they hold is checked first, then transformers builds the model."""
 
+from __future__ import annotations
+
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import torch
 from assay.precision.errors import BadModel, NotInstalled, UntrustedModel
 from assay.precision.loading.checks import commonest_dtype
 from assay.precision.loading.loaded import Kind, Loaded
+from assay.precision.loading.placement import Placement
 from assay.precision.loading.quiet import one_line, quiet
 from assay.precision.loading.shards import headers_of, json_of
 
@@ -26,7 +30,13 @@ _CLASSES: tuple[tuple[str, str, Kind], ...] = (
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "*.tiktoken")
 
 
-def from_directory(path: Path, name: str, trust: bool, dtype: torch.dtype) -> Loaded:
+def from_directory(
+    path: Path,
+    name: str,
+    trust: bool,
+    dtype: torch.dtype,
+    max_memory: int | Mapping[int | str, int] | None = None,
+) -> Loaded:
     """The model that ``path`` holds, by transformers and without the network.
 
     Attention is torch's scaled_dot_product_attention, or "eager" where transformers has nothing else for the
@@ -40,9 +50,13 @@ def from_directory(path: Path, name: str, trust: bool, dtype: torch.dtype) -> Lo
         _refuse_code(path)
     automatic, kind = _class_of(path, config)
     headers = headers_of(path, trust)
+    stored = commonest_dtype((stored, count) for stored, count in headers.values() if stored is not None)
+    placed = (
+        None if max_memory is None else Placement.of(max_memory, {kind for kind, _ in headers.values() if kind}, dtype)
+    )
     transformers = _transformers(name)
     with quiet():
-        model = _model(getattr(transformers, automatic), path, trust, dtype, headers)
+        model = _model(getattr(transformers, automatic), path, trust, dtype, headers, placed)
         tokenizer = _tokenizer(transformers, path, trust)
     embedding = model.get_input_embeddings()
     return Loaded(
@@ -51,7 +65,7 @@ def from_directory(path: Path, name: str, trust: bool, dtype: torch.dtype) -> Lo
         kind=kind,
         name=name,
         path=path,
-        stored=commonest_dtype((stored, count) for stored, count in headers.values() if stored is not None),
+        stored=stored,
         vocabulary=embedding.num_embeddings if isinstance(embedding, torch.nn.Embedding) else None,
         positions=getattr(model.config, "max_position_embeddings", None),
     )
@@ -89,17 +103,20 @@ def _transformers(name: str) -> Any:
         raise NotInstalled(f"{name} needs transformers ({one_line(error)}): pip install kernel-assay[audit]") from None
 
 
-def _model(automatic: Any, path: Path, trust: bool, dtype: torch.dtype, headers: dict[str, Any]) -> Any:
+def _model(
+    automatic: Any, path: Path, trust: bool, dtype: torch.dtype, headers: dict[str, Any], placed: Placement | None
+) -> Any:
     try:
         model, report = automatic.from_pretrained(
             path,
-            dtype=dtype,
+            dtype=placed.dtype if placed else dtype,
             experts_implementation="eager",
             local_files_only=True,
             trust_remote_code=trust,
             use_safetensors=bool(headers),
             ignore_mismatched_sizes=True,  # they are reported
             output_loading_info=True,
+            **(placed.options() if placed else {}),
         )
     except Exception as error:
         lacking = _missing(automatic, path, headers) if "conversion" in str(error) else []
@@ -116,7 +133,7 @@ def _model(automatic: Any, path: Path, trust: bool, dtype: torch.dtype, headers:
     ):
         if names:
             raise BadModel(f"{path} {problem} {_listed(names)}; the weights and config.json must be of one model")
-    return model
+    return placed.settle(model, dtype) if placed else model
 
 
 def _missing(automatic: Any, path: Path, headers: dict[str, Any]) -> list[str]:

@@ -29,10 +29,14 @@ class Fits:
     """What schemes store, fitted to each site when first asked for: scales and column factors, never whole weights.
 
     ``units``: which linears share an input and run as one product. They share column factors, which the first of them
-    that is asked for decides: what comes before them can take up one set of factors only.
+    that is asked for decides: what comes before them can take up one set of factors only. ``keep``: whether a weight's
+    scales are kept, which groups of 32 have an eighth as many bytes of as there are weights, for every scheme.
     """
 
-    def __init__(self, seen: Mapping[tuple[str, str], Seen], units: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, seen: Mapping[tuple[str, str], Seen], units: Mapping[str, str] | None = None, *, keep: bool = True
+    ) -> None:
+        self._keep = keep
         self._seen = seen
         self._units = units or {}
         self._fitted: dict[tuple[object, ...], Any] = {}
@@ -45,12 +49,12 @@ class Fits:
         if scheme.transform == "smooth":
             return self._smoothed(name, scheme, weight, expert)[0]
         rotated = scheme.transform == "hadamard"
-        return self._once(
-            ("weight", name, expert, quantizer, rotated),
-            lambda: fit_weight(
-                quantizer, weight, self._moments(name), self._awq_factors(name, quantizer, weight), rotated
-            ),
-        )
+
+        def fitted() -> Stored:
+            factors = self._awq_factors(name, quantizer, weight)
+            return fit_weight(quantizer, weight, self._moments(name), factors, rotated)
+
+        return self._once(("weight", name, expert, quantizer, rotated), fitted) if self._keep else fitted()
 
     def values(self, name: str, scheme: Scheme, part: str = "") -> Stored | None:
         """How a scheme stores the values of a site; None: as they are."""

@@ -10,24 +10,32 @@ from typing import Any
 import torch
 
 from assay.precision.errors import BadModel, NoData
+from assay.precision.model.streaming import streamed_parameters
 
-__all__ = ["batch_size", "call", "prepared", "settled"]
+__all__ = ["batch_size", "call", "mapping", "prepared", "settled"]
 
 
 def prepared(model: torch.nn.Module | torch.export.ExportedProgram) -> torch.nn.Module:
-    """The module to audit: itself if its weights are float32, else a float32 copy of it.
+    """The module to audit: itself if its weights are float32, else a float32 copy of it. Streamed weights stay where
+    they are, and are looked at as they pass.
 
-    Raises BadModel for what is no module, or has NaN or infinite weights (named).
+    Raises BadModel for what is no module, has NaN or infinite weights (named), or streams weights of another dtype.
     """
     if isinstance(model, torch.export.ExportedProgram):
         model = model.module(check_guards=False)
     if not isinstance(model, torch.nn.Module):
         raise BadModel(f"expected a torch.nn.Module or an exported program, got {type(model).__name__}")
+    streamed = streamed_parameters(model)
     for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
+        if name in streamed:
+            if parameter.is_floating_point() and parameter.dtype != torch.float32:
+                raise BadModel(
+                    f"expected streamed weights in float32, got {name} in {parameter.dtype}: see docs/scale.md"
+                )
+        elif parameter.is_floating_point() and not bool(parameter.isfinite().all()):
             count = int((~parameter.isfinite()).sum())
             raise BadModel(f"expected finite weights, got {count} NaN or infinities in {name}: load the model anew")
-    if any(p.is_floating_point() and p.dtype != torch.float32 for p in model.parameters()):
+    if not streamed and any(p.is_floating_point() and p.dtype != torch.float32 for p in model.parameters()):
         return copy.deepcopy(model).float()
     return model
 
@@ -37,6 +45,12 @@ def settled(model: torch.nn.Module) -> Iterator[None]:
     """Within: evaluation mode, no gradients of weights, no cache, sdpa attention and a plain loop over experts."""
     training = {name: module.training for name, module in model.named_modules()}
     wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    streamed = [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None and parameter.is_meta
+    ]
     configs = {
         id(c): c
         for c in (getattr(m, "config", None) for m in model.modules())
@@ -57,6 +71,8 @@ def settled(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for config, key, value in before:
             setattr(config, key, value)
+        for module, attribute, parameter in streamed:  # accelerate leaves new ones, which are no longer tied
+            module._parameters[attribute] = parameter
         for parameter in wanted:
             parameter.requires_grad_(True)
         if not _is_exported(model):
@@ -75,6 +91,11 @@ def call(model: torch.nn.Module, batch: Any) -> Any:
     if isinstance(batch, Sequence):
         return model(*batch)
     return model(batch)
+
+
+def mapping(batch: Any) -> Mapping[str, Any]:
+    """A batch by its names; empty where it has none."""
+    return batch if isinstance(batch, Mapping) else {}
 
 
 def batch_size(batch: Any) -> int:

@@ -3,27 +3,30 @@
 For a cotangent v at the output, t[s, q] = <J_s' v, d_sq>, where d_sq is what scheme q changes at site s, summed over
 all tokens and features of a sequence before anything is squared; then, for every assignment c at once,
 E (sum_s t[s, c(s)])^2 is the metric's quadratic form, cross terms included. A weight's change needs the gradient of
-each sequence only, which is formed for one product at a time and never kept.
+each sequence only, which is formed for some rows of one product at a time and never kept.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from assay.precision.model.backward import ProductOf, RowsOf, ValuesOf
 from assay.precision.model.menu import Fits
 from assay.precision.model.simulation import split_product
+from assay.precision.model.streaming import Streamed
 from assay.precision.model.tap import LookUp, Product, Tap
 from assay.precision.schemes import SCHEMES, Scheme, Stored
 
 __all__ = ["Part", "Sensitivity", "Term", "parts_of"]
 
 _AT_ONCE = 1 << 24
-"""Elements of weight changes that are held at once."""
+"""Elements of weights' gradients, and of their changes, that are held at once; but no fewer rows than _BLOCK."""
+_BLOCK = 128
+"""Rows of a weight that are looked at together: a multiple of those of every scheme's blocks."""
 _ENOUGH = 1 << 17
 """Elements of values that tell the size of an error: more are thinned to these, but not below _ROWS rows."""
 _ROWS = 256
@@ -72,7 +75,7 @@ class _Rows:
         if self.index is None:
             found[0] = products.sum()
             return found
-        return found.index_add_(0, self.index, products)
+        return found.index_add_(0, self.index.to(found.device), products)
 
     def thinned(self, count: int, start: int, step: int) -> _Rows:
         """Of every ``step``-th of ``count`` rows from ``start``."""
@@ -102,21 +105,32 @@ class Sensitivity:
         self._tied = tied
         self._batch = batch
         self._draw = random.Random(seed)
-        self._changes: tuple[torch.Tensor | None, _Thin, dict[object, torch.Tensor]] = (None, _Thin(0, 1), {})
+        self._changes: tuple[torch.Tensor | None, _Thin, dict[object, tuple[Stored, torch.Tensor]]] = (
+            None,
+            _Thin(0, 1),
+            {},
+        )
 
     def linear(
         self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
     ) -> torch.Tensor:
-        return _Product.apply(self.anchor, x, weight.detach(), self, name, expert, product, self._rows(x))  # type: ignore[no-untyped-call]
+        held = self._held(weight)
+        return ProductOf.apply(self.anchor, x, weight.detach(), held, self, name, expert, product, self._rows(x))  # type: ignore[no-untyped-call]
 
     def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
         if ids.dim() == 2 and ids.shape[0] == 1 and self._batch > 1:  # positions, which all sequences share
             shared = look_up
             look_up = lambda w: shared(w).expand(self._batch, -1, -1)  # noqa: E731
-        return _LookUp.apply(self.anchor, weight.detach(), self, name, look_up)  # type: ignore[no-untyped-call]
+            ids = ids.expand(self._batch, -1)
+        return RowsOf.apply(self.anchor, weight.detach(), self._held(weight), self, name, ids, look_up)  # type: ignore[no-untyped-call]
 
     def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
-        return _Values.apply(self.anchor, x, self, name, part, self._rows(x))  # type: ignore[no-untyped-call]
+        return ValuesOf.apply(self.anchor, x, self, name, part, self._rows(x))  # type: ignore[no-untyped-call]
+
+    def _held(self, weight: torch.Tensor) -> torch.Tensor | Streamed:
+        """What the backward pass has the weight from."""
+        streamed = self.tap.streamed(weight) if self.tap is not None else None
+        return streamed or weight.detach()
 
     def _rows(self, x: torch.Tensor) -> _Rows:
         count = x.numel() // max(x.shape[-1], 1)
@@ -154,14 +168,14 @@ class Sensitivity:
                 change = split_product(x, weight, split, product) - product(x, weight)
                 self._add(name + suffix, parts_of(SCHEMES[scheme])[0], self._term(g * change, rows))
 
-    def on_embedding(self, name: str, weight: torch.Tensor, look_up: LookUp, g: torch.Tensor) -> None:
-        """Products of a table [V, D]: cotangents g [B, ..., D] of the rows that were looked up."""
+    def on_embedding(self, name: str, weight: torch.Tensor, ids: torch.Tensor, g: torch.Tensor) -> None:
+        """Products of a table [V, D]: cotangents g [B, ..., D] of the rows ids [B, ...] that were looked up."""
         owner = self._tied.get(name, name)
         schemes = [SCHEMES[scheme] for scheme in self._menus.get(owner, ())]
         for part, scheme in {parts_of(s)[0]: s for s in schemes if s.weight}.items():
             stored = self._fits.weight(owner, scheme, weight)
             if stored is not None:
-                self._add(owner, part, self._term(g * look_up(stored(weight) - weight), self._rows(g)))
+                self._add(owner, part, self._term(g * _changes_of_rows(stored, weight, ids), self._rows(g)))
 
     def on_values(self, name: str, x: torch.Tensor, part: str, rows: _Rows, g: torch.Tensor) -> None:
         """Products of values x and their cotangents g, of one shape."""
@@ -184,8 +198,8 @@ class Sensitivity:
                 continue
             key = _identity(stored)
             if key not in changes:
-                changes[key] = stored(some) - some
-            self._add(name, part, self._term(cotangents * changes[key], few, thin.step))
+                changes[key] = stored, stored(some) - some  # both: an identity is only one's own as long as one lives
+            self._add(name, part, self._term(cotangents * changes[key][1], few, thin.step))
 
     def _thin(self, x: torch.Tensor) -> _Thin:
         step = max(min(x.numel() // _ENOUGH, x.numel() // x.shape[-1] // _ROWS, 16), 1)
@@ -193,7 +207,7 @@ class Sensitivity:
 
     def _term(self, terms: torch.Tensor, rows: _Rows, thinning: int = 1) -> Term:
         flat = terms.flatten()
-        sums = rows.sums(terms.flatten(0, -2).sum(-1), self._batch)
+        sums = rows.sums(terms.flatten(0, -2).sum(-1), self._batch).cpu()
         return Term(sums, float(torch.linalg.vecdot(flat, flat)), thinning)
 
     def _add(self, name: str, part: Part, term: Term) -> None:
@@ -215,16 +229,18 @@ class Sensitivity:
         wanted = [(part, stored) for part, stored in menu.items() if stored is not None]
         if not wanted:
             return
-        gradients = self._gradients(x, g, rows).flatten(1)
-        energy = gradients.square().sum(0)
-        step = max(_AT_ONCE // max(weight.numel(), 1), 1)
-        for start in range(0, len(wanted), step):
-            some = wanted[start : start + step]
-            changes = torch.stack([(stored(weight) - weight).flatten() for _, stored in some])
-            sums = changes @ gradients.T
-            squares = (changes.square_() @ energy).tolist()
-            for (part, _), each, square in zip(some, sums, squares, strict=True):
-                self._add(name, part, Term(each, square, 1))
+        for start, stop in _some_rows(weight, self._batch):
+            piece = weight[start:stop]
+            gradients = self._gradients(x, g[..., start:stop], rows).flatten(1)
+            energy = gradients.square().sum(0)
+            step = max(_AT_ONCE // max(piece.numel(), 1), 1)
+            for first in range(0, len(wanted), step):
+                some = wanted[first : first + step]
+                changes = torch.stack([(stored.of_rows(start, stop)(piece) - piece).flatten() for _, stored in some])
+                sums = (changes @ gradients.T).cpu()
+                squares = (changes.square_() @ energy).tolist()
+                for (part, _), each, square in zip(some, sums, squares, strict=True):
+                    self._add(name, part, Term(each, square, 1))
 
     def _gradients(self, x: torch.Tensor, g: torch.Tensor, rows: _Rows) -> torch.Tensor:
         """The weight's gradient of every sequence, [B, N, K]."""
@@ -252,54 +268,26 @@ class _Thin:
         return x.flatten(0, -2)[self.start :: self.step].contiguous()
 
 
+def _some_rows(weight: torch.Tensor, batch: int = 1) -> Iterator[tuple[int, int]]:
+    """Ranges of rows of a weight [N, K] whose gradients, of so many sequences, are few enough to be held."""
+    count = max(_AT_ONCE // max(batch * weight.shape[-1], 1) // _BLOCK, 1) * _BLOCK
+    return ((start, min(start + count, weight.shape[0])) for start in range(0, weight.shape[0], count))
+
+
+def _changes_of_rows(stored: Stored, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """What is changed in the rows ids [...] of a table [V, D]: [..., D]."""
+    flat = ids.flatten()
+    found = weight.new_empty(*flat.shape, weight.shape[-1])
+    for start, stop in _some_rows(weight):
+        here = ((flat >= start) & (flat < stop)).nonzero()[:, 0]
+        if here.numel():
+            piece = weight[start:stop]
+            found[here] = (stored.of_rows(start, stop)(piece) - piece)[flat[here] - start]
+    return found.reshape(*ids.shape, -1)
+
+
 def _identity(stored: Stored) -> object:
     """What tells stored forms of one tensor apart."""
     if stored.scales is None and stored.columns is None and stored.divisor is None:
         return stored.quantizer, stored.rotated
     return id(stored)
-
-
-class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, anchor: Any, x: Any, weight: Any, visitor: Any, name: Any, expert: Any, product: Any, rows: Any
-    ) -> Any:
-        ctx.save_for_backward(x)
-        ctx.rest = weight, visitor, name, expert, product, rows
-        return product(x, weight)
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        (x,) = ctx.saved_tensors
-        weight, visitor, name, expert, product, rows = ctx.rest
-        gx = g @ weight
-        visitor.on_linear(name, x, weight, expert, product, rows, g, gx)
-        return None, gx, *(None,) * 6
-
-
-class _LookUp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, anchor: Any, weight: Any, visitor: Any, name: Any, look_up: Any) -> Any:
-        ctx.rest = weight, visitor, name, look_up
-        return look_up(weight)
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        weight, visitor, name, look_up = ctx.rest
-        visitor.on_embedding(name, weight, look_up, g)
-        return (None,) * 5
-
-
-class _Values(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, anchor: Any, x: Any, visitor: Any, name: Any, part: Any, rows: Any) -> Any:
-        ctx.save_for_backward(x)
-        ctx.rest = visitor, name, part, rows
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        (x,) = ctx.saved_tensors
-        visitor, name, part, rows = ctx.rest
-        visitor.on_values(name, x, part, rows, g)
-        return None, g, *(None,) * 4

@@ -57,7 +57,7 @@ class Streamed:
     def of(cls, weight: torch.Tensor, parameter: torch.Tensor, part: int | None, source: Source) -> Streamed:
         """``weight`` is a view of ``parameter``, or of its ``part``, as long as that is there."""
         start = parameter.storage_offset() + (0 if part is None else part * parameter.stride(0))
-        offset = weight.storage_offset() - start
+        offset = int(weight.storage_offset() - start)
         return cls(source, part, tuple(weight.shape), weight.stride(), offset, weight.dtype, weight.device)
 
     def __call__(self) -> torch.Tensor:

@@ -91,7 +91,7 @@ class Tap(TorchFunctionMode):
         """How a weight of the module that is running is read again; None for one that stays in memory."""
         for attribute, parameter in self._own(weight):
             source = source_of(self._modules[self.path[-1]], attribute)
-            return source and Streamed.of(weight, parameter, _part(weight, parameter), source)
+            return None if source is None else Streamed.of(weight, parameter, _part(weight, parameter), source)
         return None
 
     def _own(self, weight: torch.Tensor) -> list[tuple[str, torch.Tensor]]:

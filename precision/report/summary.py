@@ -27,12 +27,14 @@ def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
         *_table(content),
         _line("predicted", f"{interval(chosen['prediction'])} {settings['unit']}"),
         _line("measured", f"{in_error(chosen['measured'])} {settings['unit']}{_beside(content)}"),
+        *_coverage(content),
         *_costs(content),
     ]
-    for finding in content["findings"][:_FINDINGS]:
+    told = _foremost(content["findings"])
+    for finding in told:
         lines += _folded(f"  {'finding':<12}", f"{finding['site']}: {finding['words']} {finding['remedy']}")
-    if len(content["findings"]) > _FINDINGS:
-        lines.append(_line("", f"and {len(content['findings']) - _FINDINGS} more findings in the report"))
+    if len(content["findings"]) > len(told):
+        lines.append(_line("", f"and {len(content['findings']) - len(told)} more findings in the report"))
     lines += [_line("wrote", path) for path in written]
     return "\n".join(lines)
 
@@ -66,6 +68,14 @@ def coverage(content: Mapping[str, Any]) -> tuple[int, int]:
     return inside, len(pairs)
 
 
+def _foremost(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The first findings, of one kind at one site the first."""
+    first: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for finding in findings:
+        first.setdefault((finding["kind"], finding["site"]), finding)
+    return list(first.values())[:_FINDINGS]
+
+
 def _line(name: str, words: str) -> str:
     return f"  {name:<12}{words}"
 
@@ -83,6 +93,12 @@ def _beside(content: Mapping[str, Any]) -> str:
         return ""
     times = float(measured) / float(floor)
     return ", which can't be told from bfloat16" if times <= 1 else f", {times:.3g} times the noise floor"
+
+
+def _coverage(content: Mapping[str, Any]) -> list[str]:
+    inside, count = coverage(content)
+    words = f"{inside} of {count} measured assignments of the front lie inside, none of which it was fitted to"
+    return [_line("interval", words)] if count else []
 
 
 def _table(content: Mapping[str, Any]) -> list[str]:

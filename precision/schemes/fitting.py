@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -53,6 +53,15 @@ class Stored:
         if self.columns is not None:
             return self._stored(x * self.columns) / self.columns
         return self._stored(x)
+
+    def of_rows(self, start: int, stop: int) -> Stored:
+        """How rows start to stop of a weight [N, K] are stored; of blocks, ``start`` is the first row of one."""
+        if self.scales is None or self.scales.scale.shape[0] == 1:
+            return self
+        size = self.quantizer.size if self.quantizer.per == "block" else 1
+        rows = slice(start // size, -(-stop // size))
+        zero = None if self.scales.zero is None else self.scales.zero[rows]
+        return replace(self, scales=Scales(self.scales.scale[rows], zero, self.scales.divisor))
 
     def _stored(self, x: torch.Tensor) -> torch.Tensor:
         if self.divisor is not None:

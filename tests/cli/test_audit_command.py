@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from assay.cli.audit import _bytes
 from assay.cli.main import main
@@ -81,6 +82,30 @@ def test_a_resumed_audit_gives_the_same_answer(
     assert "of the errors were measured before" in err
     assert out_text.startswith("MET  llama audited on h200\n")
     assert read(out)["recommended"] == read(audited)["recommended"]
+
+
+def test_a_checkpoint_is_written(models: Path, audited: Path, tmp_path: Path) -> None:
+    """With --checkpoint there is a folder that says how it is quantised, and its tensors are there."""
+    out = shutil.copytree(audited, tmp_path / "whole")
+    formats = FEW[1].replace("w4a16-g32,", "")
+    more = (
+        "--formats",
+        formats,
+        "--max-kl",
+        "0.01",
+        "--target",
+        "h200",
+        "--checkpoint",
+        "--export",
+        "compressed-tensors",
+    )
+    assert run(models, out, *more) == 0
+    chosen = read(out)["recommended"]["assignment"]
+    config = json.loads((out / "export" / "checkpoint" / "config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == "compressed-tensors"
+    names = set(load_file(out / "export" / "checkpoint" / "model.safetensors"))
+    quantised = [site for site in chosen if f"{site}.weight_scale" in names]
+    assert quantised
 
 
 def test_a_budget_that_cannot_be_met_gives_1(

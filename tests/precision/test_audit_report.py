@@ -47,10 +47,8 @@ def content(audited: Audit) -> dict[str, Any]:
     for *_, assignment in front:
         assignment.measured = audited.measure(assignment)
     findings = [
-        Finding(
-            "overflow", "head", f"Thing {number} is too large.", {"largest": math.inf, "channels": [1, 2]}, "Mend it."
-        )
-        for number in range(5)
+        Finding("overflow", site, f"Thing {number} is too large.", {"largest": math.inf, "at": [1, 2]}, "Mend it.")
+        for number, site in enumerate(["head", "head", "layers.0.proj", "layers.1.proj", "layers.2.proj"])
     ]
     about = About(
         model="</script><b>bold</b>",
@@ -120,13 +118,13 @@ def test_changes_name_every_layer_once(content: dict[str, Any]) -> None:
 
 
 def test_the_summary_has_the_budget_and_three_findings(content: dict[str, Any]) -> None:
-    """Whether the budgets are kept, what takes what, before and after, and the first three findings alone."""
+    """Whether the budgets are kept, what takes what, before and after, and three findings, one of a kind at a site."""
     text = summary(content, ["a/report.html"])
     assert text.startswith("MET  ")
     assert re.search(r"budget +bytes of at most .* kept", text)
     assert re.search(r"proj +\S", text)
-    assert "Thing 2 is too large. Mend it." in text
-    assert "Thing 3" not in text
+    assert [f"Thing {number}" in text for number in range(5)] == [True, False, True, True, False]
+    assert "layers.1.proj: Thing 3 is too large. Mend it." in text
     assert "and 2 more findings in the report" in text
     assert "a/report.html" in text
     assert max(map(len, text.splitlines())) <= 120

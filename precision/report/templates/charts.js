@@ -95,16 +95,18 @@ function heat(weights) {
   const label = (site) => site.layer === null ? site.kind : `${site.layer} ${site.kind}`;
   const value = (site, scheme) => { const found = positive(site.alone[scheme] ?? null); return found === null ? null : Math.log10(found); };
   const row = sites.length > 80 ? 11 : 17;
+  const all = sites.flatMap((site) => schemes.map((scheme) => value(site, scheme))).filter((found) => found !== null);
+  const most = Math.max(...all, -300), least = Math.max(Math.min(...all, most), most - 8); // what is far below the rest is one colour
   return (colour) => [[{
     type: "heatmap", x: schemes, y: sites.map((_, place) => place), z: sites.map((site) => schemes.map((scheme) => value(site, scheme))),
     text: sites.map((site) => schemes.map((scheme) => `${site.name}<br>${scheme}: ${site.alone[scheme] === undefined ? "does not fit" : short(site.alone[scheme])}`)),
-    hovertemplate: "%{text}<extra></extra>", colorscale: "Viridis", xgap: 1, ygap: 1,
+    hovertemplate: "%{text}<extra></extra>", colorscale: "Viridis", zmin: least, zmax: most, xgap: 1, ygap: 1,
     colorbar: {title: {text: "log₁₀", side: "top"}, thickness: 12, outlinewidth: 0, len: Math.min(1, 260 / (row * sites.length)), y: 1, yanchor: "top"},
   }], layout(colour, {
     showlegend: false, height: Math.max(row * sites.length + 130, 220),
     width: narrow() ? Math.max(schemes.length * 26 + 210, window.innerWidth - 30) : undefined,
     shapes: sites.flatMap((site, place) => schemes.includes(site.scheme) ? [{type: "rect", x0: schemes.indexOf(site.scheme) - 0.47,
-      x1: schemes.indexOf(site.scheme) + 0.47, y0: place - 0.45, y1: place + 0.45, line: {color: colour.chosen, width: 2}}] : []),
+      x1: schemes.indexOf(site.scheme) + 0.47, y0: place - 0.45, y1: place + 0.45, line: {color: "#e6007e", width: 2}}] : []),
     xaxis: {side: "top", tickangle: -50, showgrid: false, dtick: 1},
     yaxis: {showgrid: false, tickvals: sites.map((_, place) => place), ticktext: sites.map(label), tickfont: {size: row > 12 ? 11 : 8}},
   })];

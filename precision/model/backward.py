@@ -1,0 +1,80 @@
+"""The sites of a forward pass as autograd functions, which hand a visitor their cotangents in the backward pass.
+
+None keeps a streamed weight: what is held of it is how it is read again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from assay.precision.model.streaming import Streamed
+
+__all__ = ["ProductOf", "RowsOf", "ValuesOf"]
+
+
+class ProductOf(torch.autograd.Function):
+    """A product with a weight."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: Any,
+        x: Any,
+        weight: Any,
+        held: Any,
+        visitor: Any,
+        name: Any,
+        expert: Any,
+        product: Any,
+        rows: Any,
+    ) -> Any:
+        ctx.save_for_backward(x)
+        ctx.rest = held, visitor, name, expert, product, rows
+        return product(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        held, visitor, name, expert, product, rows = ctx.rest
+        weight = _now(held)
+        gx = g @ weight
+        visitor.on_linear(name, x, weight, expert, product, rows, g, gx)
+        return None, gx, *(None,) * 7
+
+
+class RowsOf(torch.autograd.Function):
+    """Rows of a table."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Any, weight: Any, held: Any, visitor: Any, name: Any, ids: Any, look_up: Any) -> Any:
+        ctx.rest = held, visitor, name, ids
+        return look_up(weight)
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        held, visitor, name, ids = ctx.rest
+        visitor.on_embedding(name, _now(held), ids, g)
+        return (None,) * 7
+
+
+class ValuesOf(torch.autograd.Function):
+    """Values without a weight."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Any, x: Any, visitor: Any, name: Any, part: Any, rows: Any) -> Any:
+        ctx.save_for_backward(x)
+        ctx.rest = visitor, name, part, rows
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        visitor, name, part, rows = ctx.rest
+        visitor.on_values(name, x, part, rows, g)
+        return None, g, *(None,) * 4
+
+
+def _now(held: torch.Tensor | Streamed) -> torch.Tensor:
+    return held() if isinstance(held, Streamed) else held
