@@ -74,15 +74,13 @@ class Kept:
             }
             names = json.loads(about["keys"])
             if all(name in named for name in names):
-                arrays = {name: file.get_tensor(name) for name in ("sums", "squares", "halves", "thinning")}
+                arrays = {name: file.get_tensor(name) for name in ("sums", "squares", "thinning")}
                 return Products(tuple(named[name] for name in names), **arrays)
         return None
 
     def keep(self, products: Products) -> None:
         """Keep the products."""
-        arrays = {
-            name: np.ascontiguousarray(getattr(products, name)) for name in ("sums", "squares", "halves", "thinning")
-        }
+        arrays = {name: np.ascontiguousarray(getattr(products, name)) for name in ("sums", "squares", "thinning")}
         keys = json.dumps([repr((str(site), part)) for site, part in products.keys])
         write_whole(self.folder / _PRODUCTS, save(arrays, {"fingerprint": self.fingerprint, "keys": keys}))
 

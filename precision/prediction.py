@@ -23,8 +23,8 @@ __all__ = ["Key", "Prediction", "Products", "QuadraticForm"]
 Key = tuple[str, object]
 """A site and a part of what a scheme does there."""
 
-_DIFFERS = 3.5
-"""Standard errors beyond which the direct estimate is believed: one of 2,000 by chance."""
+_DIFFERS = 5.0
+"""Standard errors beyond which the direct estimate is believed; less would be enough if products were normal."""
 _CORRELATES = 4.0
 """Multiples of 1 / sqrt(N) beyond which a correlation is."""
 
@@ -46,9 +46,7 @@ class Products:
     sums: np.ndarray
     """[keys, N]: t of every sequence, over the rows that were looked at."""
     squares: np.ndarray
-    """[keys, 2]: sums of squares of all terms, of even and of odd batches."""
-    halves: np.ndarray
-    """[N]: 0 or 1, whether a sequence stood in an even or an odd batch."""
+    """[keys, N]: the sum of squares of the terms of each."""
     thinning: np.ndarray
     """[keys]: one row of this many was looked at."""
 
@@ -58,11 +56,10 @@ class QuadraticForm:
 
     def __init__(self, products: Products) -> None:
         self._row = {key: row for row, key in enumerate(products.keys)}
-        self._sums = products.sums
-        self.diagonal = _diagonal(products)
-        norms = np.sqrt(np.square(products.sums).sum(1))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            self._directions = np.where(norms[:, None] > 0, products.sums / norms[:, None], 0.0)
+        units = _units(products)
+        self.diagonal = _diagonal(products, units)
+        lengths = np.sqrt(np.square(units).sum(1, keepdims=True))
+        self._directions = np.divide(units, lengths, out=np.zeros_like(units), where=lengths > 0)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._row
@@ -91,26 +88,30 @@ class QuadraticForm:
         return float(roots @ correlations @ roots)
 
 
-def _diagonal(products: Products) -> np.ndarray:
+def _units(products: Products) -> np.ndarray:
+    """Products over the root of the sum of squares of their terms, [keys, N]: of variance one for independent terms.
+
+    So every sequence counts alike, however much the output there depends on anything.
+    """
+    usable = (products.squares > 0) & np.isfinite(products.squares) & np.isfinite(products.sums)
+    return np.divide(products.sums, np.sqrt(products.squares), out=np.zeros_like(products.sums), where=usable)
+
+
+def _diagonal(products: Products, units: np.ndarray) -> np.ndarray:
     """The form's diagonal, [keys]: sums over the calibration data of expected squares."""
-    squared = np.square(products.sums)
-    direct, spread = squared.sum(1), products.squares.sum(1)
-    count = max(products.sums.shape[1], 1)
-    known = (spread > 0) & (direct > 0) & np.isfinite(direct) & np.isfinite(spread)
-    found = np.where(np.isfinite(direct) & np.isfinite(spread), spread, np.inf)
-    if not known.any():
-        return found
-    ratio = np.log(np.where(known, direct, 1.0) / np.where(known, spread, 1.0))
-    error = np.where(known, squared.std(1) * math.sqrt(count) / np.where(known, direct, 1.0), np.inf)
-    halves = []
-    for half in (0, 1):
-        part = squared[:, products.halves == half].sum(1)
-        both = known & (part > 0) & (products.squares[:, half] > 0)
-        halves.append(
-            np.where(both, np.log(np.where(both, part, 1.0) / np.where(both, products.squares[:, half], 1.0)), np.nan)
-        )
+    with np.errstate(invalid="ignore"):
+        spread = products.squares.sum(1)
+        finite = np.isfinite(spread) & np.isfinite(products.sums.sum(1))
+    thin = products.thinning
+    squared = np.square(units)
+    count = np.maximum((units != 0).sum(1), 1)
+    mean = squared.sum(1) / count
+    known = finite & (spread > 0) & (mean > 0)
+    ratio = np.log(np.where(known, mean, 1.0))
+    error = np.where(known, squared.std(1) / np.sqrt(count) / np.where(known, mean, 1.0), np.inf)
+    halves = [np.log(np.where(known, squared[:, half::2].mean(1), 1.0).clip(1e-6)) for half in (0, 1)]
     expected = np.zeros_like(ratio)
-    for place in (0, 1):  # a factor for each site, then one for each scheme of what remains
+    for place in (0, 1):  # a factor for each site, then one for each part of what remains
         groups: dict[object, list[int]] = {}
         for row in np.flatnonzero(known):
             groups.setdefault(products.keys[row][place], []).append(int(row))
@@ -119,9 +120,9 @@ def _diagonal(products: Products) -> np.ndarray:
             expected[rows] += factors[name]
     believed = known & (np.abs(ratio - expected) > _DIFFERS * error) & (count >= 8)
     # Independent errors grow with the number of rows, those of a common bias with its square.
-    thin = products.thinning
-    biased = thin * np.minimum(direct, spread) + np.square(thin) * np.maximum(direct - spread, 0.0)
-    return np.where(believed, biased, np.where(known, thin * spread * np.exp(expected), found))
+    biased = spread * (thin * np.minimum(mean, 1.0) + np.square(thin) * np.maximum(mean - 1.0, 0.0))
+    found = np.where(believed, biased, np.where(known, thin * spread * np.exp(expected), spread * thin))
+    return np.where(finite, found, np.inf)
 
 
 def _reliable(
@@ -129,13 +130,7 @@ def _reliable(
 ) -> dict[object, float]:
     """Each group's median log ratio, shrunk by how far those of the two halves of the data vary together."""
     medians = {name: float(np.median(whole[rows])) for name, rows in groups.items()}
-    pairs = np.array(
-        [
-            [np.nanmedian(half[rows]) if np.isfinite(half[rows]).any() else np.nan for half in halves]
-            for rows in groups.values()
-        ]
-    )
-    pairs = pairs[np.isfinite(pairs).all(1)]
+    pairs = np.array([[np.median(half[rows]) for half in halves] for rows in groups.values()])
     if len(pairs) < 3:
         return dict.fromkeys(groups, 0.0)
     # A group's factor is signal + noise; the halves share the signal. About zero, for a ratio of one is expected.

@@ -47,13 +47,13 @@ def products_of(
 def _gathered(batches: Sequence[Mapping[tuple[str, Part], Term]], sizes: Sequence[int], known: bool) -> Products:
     """The batches' products side by side; one sample a batch where sequences could not be told apart."""
     keys = tuple(dict.fromkeys(key for batch in batches for key in batch))
-    sums, squares, thinning = [], np.zeros((len(keys), 2)), np.ones(len(keys))
-    for index, (batch, size) in enumerate(zip(batches, sizes, strict=True)):
-        nothing = Term(torch.zeros(size), 0.0, 1)
+    parts: dict[str, list[np.ndarray]] = {"sums": [], "squares": []}
+    thinning = np.ones(len(keys))
+    for batch, size in zip(batches, sizes, strict=True):
+        nothing = Term(torch.zeros(size), torch.zeros(size), 1)
         found = [batch.get(key, nothing) for key in keys]
-        both = torch.stack([term.sums for term in found]).double().numpy()
-        sums.append(both if known else both.sum(1, keepdims=True))
-        squares[:, index % 2] += [term.squares for term in found]
+        for name, part in parts.items():
+            each = torch.stack([getattr(term, name) for term in found]).double().numpy()
+            part.append(each if known else each.sum(1, keepdims=True))
         thinning = np.maximum(thinning, [term.thinning for term in found])
-    halves = np.concatenate([np.full(part.shape[1], index % 2) for index, part in enumerate(sums)])
-    return Products(keys, np.concatenate(sums, 1), squares, halves, thinning)
+    return Products(keys, np.concatenate(parts["sums"], 1), np.concatenate(parts["squares"], 1), thinning)

@@ -54,8 +54,8 @@ class Term:
 
     sums: torch.Tensor
     """[B], float32: the products of every sequence."""
-    squares: float
-    """The sum of squares of all terms of the products."""
+    squares: torch.Tensor
+    """[B], float32: the sum of squares of all terms of each product."""
     thinning: int
     """One row of this many was looked at."""
 
@@ -169,13 +169,20 @@ class Sensitivity:
                 self._add(name + suffix, parts_of(SCHEMES[scheme])[0], self._term(g * change, rows))
 
     def on_embedding(self, name: str, weight: torch.Tensor, ids: torch.Tensor, g: torch.Tensor) -> None:
-        """Products of a table [V, D]: cotangents g [B, ..., D] of the rows ids [B, ...] that were looked up."""
+        """Products of a table [V, D]: cotangents g [B, ..., D] of the rows ids [B, ...] that were looked up.
+
+        A row that a sequence looks up often changes in one way at all these places: its cotangents are added first.
+        """
         owner = self._tied.get(name, name)
+        sequence = torch.arange(g.numel() // g.shape[-1], device=g.device) * self._batch * g.shape[-1] // g.numel()
+        places, of = torch.unique(sequence * weight.shape[0] + ids.flatten(), return_inverse=True)
+        g = g.new_zeros(len(places), g.shape[-1]).index_add_(0, of, g.flatten(0, -2))
+        ids, rows = places % weight.shape[0], _Rows(index=places // weight.shape[0])
         schemes = [SCHEMES[scheme] for scheme in self._menus.get(owner, ())]
         for part, scheme in {parts_of(s)[0]: s for s in schemes if s.weight}.items():
             stored = self._fits.weight(owner, scheme, weight)
             if stored is not None:
-                self._add(owner, part, self._term(g * _changes_of_rows(stored, weight, ids), self._rows(g)))
+                self._add(owner, part, self._term(g * _changes_of_rows(stored, weight, ids), rows))
 
     def on_values(self, name: str, x: torch.Tensor, part: str, rows: _Rows, g: torch.Tensor) -> None:
         """Products of values x and their cotangents g, of one shape."""
@@ -206,9 +213,9 @@ class Sensitivity:
         return _Thin(self._draw.randrange(step), step)
 
     def _term(self, terms: torch.Tensor, rows: _Rows, thinning: int = 1) -> Term:
-        flat = terms.flatten()
-        sums = rows.sums(terms.flatten(0, -2).sum(-1), self._batch).cpu()
-        return Term(sums, float(torch.linalg.vecdot(flat, flat)), thinning)
+        flat = terms.flatten(0, -2)
+        sums, squares = flat.sum(-1), torch.linalg.vecdot(flat, flat)
+        return Term(rows.sums(sums, self._batch).cpu(), rows.sums(squares, self._batch).cpu(), thinning)
 
     def _add(self, name: str, part: Part, term: Term) -> None:
         before = self.terms.get((name, part))
@@ -232,13 +239,12 @@ class Sensitivity:
         for start, stop in _some_rows(weight, self._batch):
             piece = weight[start:stop]
             gradients = self._gradients(x, g[..., start:stop], rows).flatten(1)
-            energy = gradients.square().sum(0)
             step = max(_AT_ONCE // max(piece.numel(), 1), 1)
             for first in range(0, len(wanted), step):
                 some = wanted[first : first + step]
                 changes = torch.stack([(stored.of_rows(start, stop)(piece) - piece).flatten() for _, stored in some])
                 sums = (changes @ gradients.T).cpu()
-                squares = (changes.square_() @ energy).tolist()
+                squares = (changes.square_() @ gradients.square().T).cpu()
                 for (part, _), each, square in zip(some, sums, squares, strict=True):
                     self._add(name, part, Term(each, square, 1))
 

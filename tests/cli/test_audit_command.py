@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from importlib.resources import files
@@ -14,8 +15,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from assay.cli.audit import _bytes
+from assay.cli.audit import Stages, _bytes
 from assay.cli.main import main
+from assay.cli.progress import Ticker
+from assay.precision.auditing import Audit
 from assay.precision.loading import bundled
 from tests.precision.tiny_models import MODELS, TEXT, edit_json, edit_weights
 
@@ -85,27 +88,33 @@ def test_a_resumed_audit_gives_the_same_answer(
 
 
 def test_a_checkpoint_is_written(models: Path, audited: Path, tmp_path: Path) -> None:
-    """With --checkpoint there is a folder that says how it is quantised, and its tensors are there."""
+    """With --checkpoint there is a folder that says how it is quantised, with scales of each quantised linear."""
     out = shutil.copytree(audited, tmp_path / "whole")
-    formats = FEW[1].replace("w4a16-g32,", "")
-    more = (
-        "--formats",
-        formats,
-        "--max-kl",
-        "0.01",
-        "--target",
-        "h200",
-        "--checkpoint",
-        "--export",
-        "compressed-tensors",
-    )
+    more = ("--formats", "bf16,fp8,w8a16,kv-fp8", "--max-kl", "0.01", "--target", "h200", "--checkpoint")
     assert run(models, out, *more) == 0
-    chosen = read(out)["recommended"]["assignment"]
-    config = json.loads((out / "export" / "checkpoint" / "config.json").read_text())
+    content, folder = read(out), out / "export" / "checkpoint"
+    config = json.loads((folder / "config.json").read_text())
     assert config["quantization_config"]["quant_method"] == "compressed-tensors"
-    names = set(load_file(out / "export" / "checkpoint" / "model.safetensors"))
-    quantised = [site for site in chosen if f"{site}.weight_scale" in names]
-    assert quantised
+    linears = [site for site in content["sites"] if site["place"] == "linear" and site["scheme"] in ("fp8", "w8a16")]
+    assert linears
+    assert {f"{site['name']}.weight_scale" for site in linears} <= set(load_file(folder / "model.safetensors"))
+
+
+def test_an_interrupted_audit_goes_on(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured before the interruption is not measured again."""
+
+    def stop(self: Audit, *budgets: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Audit, "recommend", stop)
+        assert run(models, tmp_path / "out", "--target", "h200") == 130
+    assert not (tmp_path / "out" / "audit.json").exists()
+    assert run(models, tmp_path / "out", "--target", "h200", "--resume") == 0
+    (reused,) = re.findall(r"(\d+) of the errors were measured before", capsys.readouterr().err)
+    assert int(reused) >= 48
 
 
 def test_a_budget_that_cannot_be_met_gives_1(
@@ -298,3 +307,23 @@ def test_a_bad_assignment_is_one_line(
     bad = str(tmp_path / "bad.json")
     assert run(models, out, "--target", "h200", "--resume", "--compare", bad, bad) == 2
     one_line(capsys, message)
+
+
+def test_each_stage_has_a_ticker_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new stage ends the ticker of the one before, with its own count of steps."""
+    seen: list[tuple[str, int | str]] = []
+
+    class Told(Ticker):
+        def __init__(self, label: str, count: int, effort: float) -> None:
+            super().__init__(label, count, effort)
+            seen.append((label, count))
+
+        def __exit__(self, *error: object) -> None:
+            seen.append((self._label, "ended"))
+
+    monkeypatch.setattr("assay.cli.audit.Ticker", Told)
+    with Stages() as stages:
+        for done in (1, 2):
+            stages("looking", done, 2)
+        stages("measuring", 1, 3)
+    assert seen == [("looking", 2), ("looking", "ended"), ("measuring", 3), ("measuring", "ended")]
