@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ __all__ = ["Audit", "Progress", "audit"]
 Progress = Callable[[str, int, int], None]
 """Told the stage, how many of its steps are done, and how many there are."""
 
+_KINDS = ((1.0, False), (1.0, True), (0.3, False), (0.1, False))
+"""Of the assignments that are measured to calibrate: the share of sites that they take, and whether finely."""
 _KEPT = 256 << 20
 """Bytes of reference outputs that are kept rather than computed again for every measurement."""
 
@@ -193,18 +196,30 @@ class Audit:
         draw = random.Random(self._seed)
         began = time.monotonic()
         while len(self.measured) < count:
-            chosen = self.random_assignment(draw, (1.0, 1.0, 0.3, 0.1)[len(self.measured) % 4])
+            share, fine = _KINDS[len(self.measured) % len(_KINDS)]
+            chosen = self.random_assignment(draw, share, fine=fine)
             raw, effective = self._raw(chosen)
             self.measured.append((chosen, Measured(raw, self.measure(chosen), effective)))
             self._progress("measuring", len(self.measured), count)
         self._calibration = Calibration.fitted([pair for _, pair in self.measured])
         self.seconds["measuring"] = self.seconds.get("measuring", 0.0) + time.monotonic() - began
 
-    def random_assignment(self, draw: random.Random, share: float = 1.0) -> dict[str, str]:
-        """A random scheme at every site, or at a random share of them (one at least)."""
-        sites = [site for site in self.sites if self._menus[site] and not site.tied]
+    def random_assignment(self, draw: random.Random, share: float = 1.0, *, fine: bool = False) -> dict[str, str]:
+        """A random scheme at every site, or at a random share of them (one at least).
+
+        fine: of the half of each menu with the smaller errors, as what is recommended mostly has.
+        """
+        sites = [site for site in self.sites if not site.tied]
         some = [site for site in sites if draw.random() < share] or [draw.choice(sites)]
-        return {str(site): draw.choice(self._menus[site]) for site in some}
+        return {str(site): draw.choice(self._finer[site] if fine else self._menus[site]) for site in some}
+
+    @cached_property
+    def _finer(self) -> dict[str, tuple[str, ...]]:
+        found = {}
+        for name, menu in self._menus.items():
+            by_error = sorted(menu, key=lambda scheme: self.squares({name: scheme}))
+            found[name] = tuple(by_error[: (len(by_error) + 1) // 2])
+        return found
 
     def checked(self, assignment: Mapping[str, str]) -> dict[str, str]:
         """The assignment, its names known and allowed, that of a tied weight put at the site that holds it.

@@ -111,10 +111,14 @@ class Planner:
             shared = [
                 scheme for scheme in self._audit.menu(sites[0]) if all(scheme in self._audit.menu(s) for s in sites)
             ]
-            options = tuple(self._option(sites, scheme) for scheme in ["", *shared])
-            gains = {(one.bytes, one.kv_bytes, one.prefill, one.decode) for one in options}
-            if len(gains) > 1:  # elsewhere a narrower format would cost accuracy and win nothing that is counted
-                units.append(Unit(name, tuple(sites), options))
+            left, *others = (self._option(sites, scheme) for scheme in ["", *shared])
+            gains = [
+                one
+                for one in others
+                if any(part < whole for part, whole in zip(_costs(one), _costs(left), strict=True))
+            ]
+            if gains:  # elsewhere another format would cost accuracy and win nothing that is counted
+                units.append(Unit(name, tuple(sites), (left, *gains)))
         return units
 
     def _option(self, sites: Sequence[str], scheme: str) -> Option:
@@ -159,6 +163,10 @@ class Planner:
         found = self._told(choice)
         found.measured = self._audit.measure(found)
         return found
+
+
+def _costs(option: Option) -> tuple[float, ...]:
+    return option.bytes, option.kv_bytes, option.prefill, option.decode
 
 
 def _why(best: Assignment, budgets: Budgets, least: str) -> str:

@@ -103,18 +103,23 @@ def _bits_or_scales(audit: Audit, repaired: set[tuple[str, str]]) -> Iterator[Fi
         return
     control = control_of(audit, {owner(site): bases for site, bases in menus.items()})
     for site, bases in menus.items():
-        for base in bases:
-            random = _squares_of(control, site, base)
-            if not random > 0:
+        ratios = {
+            base: _squares(audit, site, base) / random
+            for base in bases
+            if (random := _squares_of(control, site, base)) > 0
+        }
+        for kind in ("scales", "bits"):
+            said = [base for base, ratio in ratios.items() if (ratio > _LIFTED) is (kind == "scales")]
+            if not said:
                 continue
-            ratio = _squares(audit, site, base) / random
+            base = max(said, key=lambda name: audit.contribution(site, name))
             yield Finding(
-                "scales" if ratio > _LIFTED else "bits",
+                kind,
                 str(site),
-                f"{base} costs most here, {ratio:.2g} times the squared error of a random change of the same size: "
-                + _meaning(ratio),
-                {"scheme": base, "ratio": ratio},
-                "Try groups, smoothing or a searched clip." if ratio > _LIFTED else "Take more bits here.",
+                f"{base} costs most here, {ratios[base]:.2g} times the squared error of a random change as large: "
+                + _meaning(ratios[base]),
+                {"scheme": base, "ratio": ratios[base]},
+                "Try groups, smoothing or a searched clip." if kind == "scales" else "Take more bits here.",
                 audit.contribution(site, base),
             )
 
@@ -128,7 +133,7 @@ def _meaning(ratio: float) -> str:
         return "it sits where it hurts, and better scales can help."
     if ratio > 1 / _LIFTED:
         return "scales can gain little."
-    return "it sits where it hurts least already."
+    return "it falls where the output sees little of it, and scales can gain little."
 
 
 def dead(audit: Audit) -> Iterator[Finding]:
