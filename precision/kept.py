@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from assay.precision.model.sensitivity import parts_of
+from assay.precision.model.streaming import streamed_parameters
 from assay.precision.prediction import Key, Products
 from assay.precision.schemes import SCHEMES
 
@@ -95,9 +96,10 @@ class Kept:
 def fingerprint(model: torch.nn.Module, batches: Sequence[Any], *settings: object) -> str:
     """A digest of weights, inputs, settings, the sources of this package and the versions of what computes."""
     digest = hashlib.sha256()
+    streamed = streamed_parameters(model)
     for name, tensor in model.state_dict(keep_vars=True).items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(_bytes(tensor))
+        digest.update(_bytes(streamed[name].read().to(tensor.dtype) if name in streamed else tensor))
     digest.update(f"{type(model).__qualname__} {getattr(model, 'config', '')}".encode())
     for batch in batches:
         entries = (

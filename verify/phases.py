@@ -259,14 +259,17 @@ def _reals(sampler: Sampler, options: Mapping[str, Any]) -> list[TensorSpec]:
 def _bases(
     sampler: Sampler, purpose: str, styles: tuple[str, ...], *, most: int = _MOST_OPTION_SETS, draws: int = 1
 ) -> Iterator[Case]:
-    """A case per style and option set, the sets in turn where there are many; of so many draws the least work."""
+    """A case per style and option set, the sets in turn where there are many; of so many draws the least work.
+
+    Sizes of one and none are taken where nothing else was drawn: a row of one element hides what a kernel does.
+    """
     choose = seeded(hash_of(purpose, sampler.seed))
     sets = sampler.option_sets()
     for style in styles:
         picked = sets if len(sets) <= most else [choose(sets) for _ in range(most)]
         for options in picked:
             drawn = [sampler.case(choose, style=style, options=dict(options)) for _ in range(draws)]
-            yield min(drawn, key=lambda case: work(case.definition, case.sizes))
+            yield min(drawn, key=lambda case: (min(case.sizes.values()) < 2, work(case.definition, case.sizes)))
 
 
 def _with_plain_factors(case: Case, distribution: str) -> Case:

@@ -20,6 +20,7 @@ from assay.precision.export.plan import Plan, plan_of
 from assay.precision.export.tensors import compressed, input_tensors
 from assay.precision.model.menu import Fits
 from assay.precision.model.sites import Site
+from assay.precision.model.streaming import streamed_parameters
 from assay.precision.schemes import Stored
 
 __all__ = ["Written", "write_checkpoint"]
@@ -91,6 +92,8 @@ def write_checkpoint(
 
 def _refuse(model: torch.nn.Module, plan: Plan, pieces: Mapping[str, list[Piece]]) -> None:
     """Raise where a linear can't be stored as assigned: a checkpoint that holds less than was asked would mislead."""
+    if streamed_parameters(model):
+        raise CannotExport("a checkpoint is written from weights in memory; load the model without max_memory")
     reasons = []
     shared: dict[int, list[str]] = {}
     for parameter, values in model.named_parameters(remove_duplicate=False):

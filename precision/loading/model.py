@@ -46,7 +46,8 @@ def load(
     max_memory: of a safetensors directory, bytes of weights (as ``dtype``) that stay in memory; 0: none. The others are
     read from the files whenever their module runs, by accelerate. Bytes by device, {0: ..., 1: ..., "cpu": ...}, spread
     the model over GPUs (accelerate's device_map="auto"). Weights that transformers stores otherwise than it computes
-    with them, such as experts, are rewritten into a temporary folder first (TMPDIR), in the dtype that they have.
+    with them, such as experts, are rewritten into a temporary folder first (TMPDIR), in the dtype that they have. The
+    process then returns blocks of 1 MiB and more to the system as soon as they are free (glibc's M_MMAP_THRESHOLD).
 
     Raises `UnknownModel`, `UnknownOption`, `UntrustedModel`, `BadModel` (damaged, incomplete or non-finite weights, or
     no linear layers), and `NotInstalled` where a Hugging Face directory meets no ``transformers``.

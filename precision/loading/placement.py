@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from assay.precision.errors import UnknownOption
+from assay.precision.model.heap import map_blocks
 
 __all__ = ["Placement"]
 
@@ -44,7 +45,11 @@ class Placement:
         return {"device_map": "auto", "max_memory": dict(self.memory), "offload_folder": self.folder.name}
 
     def settle(self, model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-        """The model, its weights held in ``dtype`` from now on; the folder goes when it does."""
+        """The model, its weights held in ``dtype`` from now on; the folder goes when it does.
+
+        The process returns freed memory from now on, which a bound on memory is nothing without.
+        """
+        map_blocks()
         weakref.finalize(model, self.folder.cleanup)
         for parameter in model.parameters():
             if parameter.is_floating_point():

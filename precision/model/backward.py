@@ -5,17 +5,14 @@ None keeps a streamed weight: what is held of it is how it is read again.
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from typing import Any
 
 import torch
 
+from assay.precision.model.heap import give_back
 from assay.precision.model.streaming import Streamed
 
 __all__ = ["ProductOf", "RowsOf", "ValuesOf"]
-
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class ProductOf(torch.autograd.Function):
@@ -45,7 +42,7 @@ class ProductOf(torch.autograd.Function):
         weight = _now(held)
         gx = g @ weight
         visitor.on_linear(name, x, weight, expert, product, rows, g, gx)
-        _give_back()
+        give_back()
         return None, gx, *(None,) * 7
 
 
@@ -79,14 +76,6 @@ class ValuesOf(torch.autograd.Function):
         visitor, name, part, rows = ctx.rest
         visitor.on_values(name, x, part, rows, g)
         return None, g, *(None,) * 4
-
-
-def _give_back() -> None:
-    """Have glibc return freed memory to the system: between what is still held it else keeps several times a model of
-    many small weights (docs/scale.md)."""
-    trim = getattr(_LIBC, "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _now(held: torch.Tensor | Streamed) -> torch.Tensor:

@@ -1,0 +1,178 @@
+"""Models larger than memory: weights read from files when their module runs, with the results of those in memory."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from assay.precision.auditing import Audit, audit
+from assay.precision.errors import BadModel, UnknownOption
+from assay.precision.kept import fingerprint
+from assay.precision.loading import load
+from assay.precision.model.streaming import source_of, streamed_parameters
+from tests.precision.tiny_models import refusal
+
+FORMATS = ("bf16", "fp8", "w8a8", "w4a16-g32", "w4a16-g32-awq", "nvfp4", "w-mxfp4", "kv-fp8", "a-fp8", "w8a8-smooth")
+ASSIGNED = {
+    "llama": "model.layers.1.mlp.down_proj",
+    "mixtral": "model.layers.0.mlp.experts.down_proj",
+    "gpt2": "lm_head",
+}
+
+
+def batches(vocabulary: int = 256) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [{"input_ids": torch.randint(0, vocabulary, (4, 12), generator=generator)} for _ in range(2)]
+
+
+def contributions(found: Audit) -> dict[str, float]:
+    return {f"{site} {scheme}": found.contribution(site, scheme) for site in found.sites for scheme in found.menu(site)}
+
+
+@pytest.mark.parametrize("kind", ["llama", "mixtral", "gpt2"])
+def test_a_streamed_model_gives_the_results_of_one_in_memory(stored: Callable[[str], Path], kind: str) -> None:
+    """Sites, ties, every contribution, a measured assignment and the weights asked for later are the same."""
+    inside = audit(load(stored(kind)).model, batches(), formats=FORMATS)
+    model = load(stored(kind), max_memory=0).model
+    assert all(parameter.is_meta for parameter in model.parameters())
+    outside = audit(model, batches(), formats=FORMATS)
+    told = [[(site, site.shape, site.role, site.unit, site.tied) for site in each.sites] for each in (inside, outside)]
+    assert told[0] == told[1]
+    assert contributions(outside) == pytest.approx(contributions(inside), rel=1e-5)
+    assert max(contributions(inside).values()) > 0
+    assignment = {ASSIGNED[kind]: "nvfp4" if kind != "gpt2" else "w4a16-g32"} | {str(s): "bf16" for s in inside.sites if s.place == "activation"}
+    assert outside.measure(assignment) == pytest.approx(inside.measure(assignment), rel=1e-6)
+    for name, weights in inside.weights.items():
+        assert list(outside.weights[name]) == list(weights)
+        assert all(torch.equal(outside.weights[name][expert], weight) for expert, weight in weights.items())
+    assert outside.cost({}).bytes == inside.cost({}).bytes
+
+
+def test_so_much_stays_in_memory_as_is_allowed(stored: Callable[[str], Path]) -> None:
+    """Of a bound between nothing and the model some weights stay and the others don't, and the results are the same."""
+    whole = load(stored("llama")).model
+    size = sum(parameter.numel() for parameter in whole.parameters()) * 4
+    model = load(stored("llama"), max_memory=size * 3 // 4).model
+    names = streamed_parameters(model)
+    held = [parameter for name, parameter in model.named_parameters() if name not in names]
+    assert names
+    assert held
+    assert sum(parameter.numel() for parameter in held) * 4 <= size * 3 // 4
+    assert contributions(audit(model, batches(), formats=["fp8"])) == pytest.approx(
+        contributions(audit(whole, batches(), formats=["fp8"])), rel=1e-5
+    )
+    assert not streamed_parameters(load(stored("llama"), max_memory=size * 4).model)
+
+
+def test_a_streamed_model_is_left_as_it_was(stored: Callable[[str], Path]) -> None:
+    """After an audit no weight is in memory, those that were tied are, and all want gradients as before."""
+    model = load(stored("gpt2"), max_memory=0).model
+    before = dict(model.named_parameters(remove_duplicate=False))
+    found = audit(model, batches(), formats=["bf16"])
+    found.measure({"lm_head": "bf16"})
+    after = dict(model.named_parameters(remove_duplicate=False))
+    assert all(after[name] is parameter for name, parameter in before.items())
+    assert after["lm_head.weight"] is after["transformer.wte.weight"]
+    assert all(parameter.is_meta and parameter.requires_grad for parameter in after.values())
+
+
+def test_an_expert_is_read_alone(stored: Callable[[str], Path]) -> None:
+    """Of a parameter [E, N, K] that was rewritten for streaming one expert's part can be read; its folder goes."""
+    loaded = load(stored("mixtral"), max_memory=0)
+    experts: Any = loaded.model.get_submodule("model.layers.0.mlp.experts")
+    source = source_of(experts, "down_proj")
+    assert source is not None
+    expected = load(stored("mixtral")).model.get_parameter("model.layers.0.mlp.experts.down_proj")
+    assert torch.equal(source.read(2).float(), expected[2])
+    assert source.read().dtype == torch.bfloat16
+    file = Path(source.file)
+    assert file.is_file()
+    del loaded, experts
+    assert not file.parent.exists()
+    with pytest.raises(BadModel, match="is gone"):
+        source.read()
+
+
+def test_weights_that_are_not_finite_are_found_as_they_pass(llama: Path) -> None:
+    """One NaN in a weight that streams by is refused with its name."""
+    weights = load_file(llama / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][3, 5] = float("nan")
+    save_file(weights, llama / "model.safetensors", metadata={"format": "pt"})
+    model = load(llama, max_memory=0).model
+    with pytest.raises(BadModel, match=r"model\.layers\.1\.mlp\.up_proj"):
+        audit(model, batches(), formats=["bf16"])
+
+
+def test_streamed_weights_have_the_fingerprint_of_those_in_memory(stored: Callable[[str], Path]) -> None:
+    """What an audit in memory kept holds for a streamed one, and not for other weights."""
+    inside, outside = load(stored("llama")).model, load(stored("llama"), max_memory=0).model
+    assert fingerprint(outside, batches()) == fingerprint(inside, batches())
+    with torch.no_grad():
+        inside.get_parameter("lm_head.weight")[0, 0] += 1
+    assert fingerprint(outside, batches()) != fingerprint(inside, batches())
+
+
+def test_what_cannot_be_streamed_is_refused(stored: Callable[[str], Path]) -> None:
+    """A factory, a negative bound, a parameter without values, a dtype that is not computed with."""
+    assert "max_memory" in refusal("tests.precision.tiny_models:MODELS", UnknownOption, max_memory=0)
+    assert "-1 bytes" in refusal(stored("llama"), UnknownOption, max_memory=-1)
+    with pytest.raises(BadModel, match="on the meta device"):
+        audit(load(stored("llama")).model.to("meta"), batches())
+    with pytest.raises(BadModel, match="float32"):
+        audit(load(stored("llama"), max_memory=0, dtype=torch.bfloat16).model, batches())
+
+
+AUDITED = """
+import json, resource, sys
+import accelerate.hooks, scipy.optimize, torch, transformers.models.llama.modeling_llama
+from assay.precision.auditing import audit
+from assay.precision.loading import load
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+before = peak()
+memory = None if sys.argv[2] == "None" else int(sys.argv[2])
+ids = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
+found = audit(load(sys.argv[1], max_memory=memory).model, [{"input_ids": ids}], formats=["w4a16-g32", "w8a8", "bf16"])
+site = {str(site): site for site in found.sites}["model.layers.19.mlp.down_proj"]
+told = {f"{site} {q}": found.contribution(site, q) for site in found.sites for q in found.menu(site)}
+told["measured"] = found.measure({str(s): "w4a16-g32" for s in found.sites if "w4a16-g32" in found.menu(s)})
+size = sum(parameter.numel() for parameter in found.model.parameters()) * 4
+print(json.dumps({"told": told, "peak": peak() - before, "size": size}))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks of memory are bytes of Linux's getrusage")
+def test_the_peak_of_memory_stays_below_the_model(tmp_path: Path) -> None:
+    """68 MB of weights in shards are audited in less memory than they take, with the results of the audit in memory,
+    which in its turn takes at most three times the model and a batch's activations."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=256,
+        hidden_size=384,
+        intermediate_size=1024,
+        num_hidden_layers=20,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+    )
+    transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(tmp_path / "model", max_shard_size="20MB")
+    assert len(list((tmp_path / "model").glob("*.safetensors"))) > 2
+    found = []
+    for memory in ("0", "None"):
+        command = [sys.executable, "-P", "-W", "ignore", "-c", AUDITED, str(tmp_path / "model"), memory]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=500)
+        found.append(json.loads(ran.stdout.splitlines()[-1]))
+    streamed, whole = found
+    print("PEAKS", streamed["peak"], whole["peak"], whole["size"])
+    assert streamed["told"] == pytest.approx(whole["told"], rel=1e-4)
+    assert streamed["size"] == whole["size"] > 130e6
+    assert streamed["peak"] < streamed["size"], streamed["peak"]
+    assert whole["size"] < whole["peak"] < 3.5 * whole["size"], whole["peak"]
