@@ -54,4 +54,6 @@ class Placement:
         for parameter in model.parameters():
             if parameter.is_floating_point():
                 parameter.data = parameter.data.to(dtype)  # of one on the meta device: what is read is cast to it
+        if hasattr(model, "config"):
+            model.config.dtype = dtype
         return model

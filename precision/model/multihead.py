@@ -23,20 +23,25 @@ def multihead(tap: Tap, func: Any, args: Any, kwargs: Any) -> Any:
     given.apply_defaults()
     p = given.arguments
     query, heads = p["query"], p["num_heads"]
-    weights = tap.named(p["in_proj_weight"]), tap.named(p["out_proj_weight"])
+    inner, outer = tap.named(p["in_proj_weight"]), tap.named(p["out_proj_weight"])
     alone = p["key"] is query and p["value"] is query and query.dim() == 3
-    if not alone or None in weights or any(p[name] is not None and p[name] is not False for name in _CLOSED):
+    if (
+        not alone
+        or inner is None
+        or outer is None
+        or any(p[name] is not None and p[name] is not False for name in _CLOSED)
+    ):
         return func(*args, **kwargs)
     x = query.transpose(0, 1)
     projected = tap.product(
-        p["in_proj_weight"], x, weights[0], lambda a, w: torch.nn.functional.linear(a, w, p["in_proj_bias"])
+        p["in_proj_weight"], x, inner, lambda a, w: torch.nn.functional.linear(a, w, p["in_proj_bias"])
     )
-    q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in projected.chunk(3, -1))
+    q, k, v = (torch.unflatten(part, -1, (heads, -1)).transpose(1, 2) for part in projected.chunk(3, -1))
     out, probabilities = attention(tap, q, k, v, _mask(p["attn_mask"], p["key_padding_mask"], heads, x))
     out = tap.product(
         p["out_proj_weight"],
         out.transpose(1, 2).flatten(-2),
-        weights[1],
+        outer,
         lambda a, w: torch.nn.functional.linear(a, w, p["out_proj_bias"]),
     ).transpose(0, 1)
     if not p["need_weights"]:
@@ -55,6 +60,6 @@ def _mask(mask: torch.Tensor | None, padding: torch.Tensor | None, heads: int, x
         if shape is None:
             each = each[:, None, None, :]
         elif each.dim() == 3:
-            each = each.unflatten(0, shape)
+            each = torch.unflatten(each, 0, shape)
         found = each if found is None else found + each
     return found

@@ -1,5 +1,6 @@
 """Models larger than memory: weights read from files when their module runs, with the results of those in memory."""
 
+import gc
 import json
 import subprocess
 import sys
@@ -47,7 +48,9 @@ def test_a_streamed_model_gives_the_results_of_one_in_memory(stored: Callable[[s
     assert told[0] == told[1]
     assert contributions(outside) == pytest.approx(contributions(inside), rel=1e-5)
     assert max(contributions(inside).values()) > 0
-    assignment = {ASSIGNED[kind]: "nvfp4" if kind != "gpt2" else "w4a16-g32"} | {str(s): "bf16" for s in inside.sites if s.place == "activation"}
+    assignment = {ASSIGNED[kind]: "nvfp4" if kind != "gpt2" else "w4a16-g32"} | {
+        str(s): "bf16" for s in inside.sites if s.place == "activation"
+    }
     assert outside.measure(assignment) == pytest.approx(inside.measure(assignment), rel=1e-6)
     for name, weights in inside.weights.items():
         assert list(outside.weights[name]) == list(weights)
@@ -95,6 +98,7 @@ def test_an_expert_is_read_alone(stored: Callable[[str], Path]) -> None:
     file = Path(source.file)
     assert file.is_file()
     del loaded, experts
+    gc.collect()
     assert not file.parent.exists()
     with pytest.raises(BadModel, match="is gone"):
         source.read()
@@ -130,19 +134,19 @@ def test_what_cannot_be_streamed_is_refused(stored: Callable[[str], Path]) -> No
 
 
 AUDITED = """
-import json, resource, sys
+import json, re, sys
 import accelerate.hooks, scipy.optimize, torch, transformers.models.llama.modeling_llama
 from assay.precision.auditing import audit
 from assay.precision.loading import load
 
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Of this program alone: getrusage's begins at that of the process which started it.
+    return 1024 * int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1])
 
 before = peak()
 memory = None if sys.argv[2] == "None" else int(sys.argv[2])
 ids = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
 found = audit(load(sys.argv[1], max_memory=memory).model, [{"input_ids": ids}], formats=["w4a16-g32", "w8a8", "bf16"])
-site = {str(site): site for site in found.sites}["model.layers.19.mlp.down_proj"]
 told = {f"{site} {q}": found.contribution(site, q) for site in found.sites for q in found.menu(site)}
 told["measured"] = found.measure({str(s): "w4a16-g32" for s in found.sites if "w4a16-g32" in found.menu(s)})
 size = sum(parameter.numel() for parameter in found.model.parameters()) * 4
@@ -150,7 +154,8 @@ print(json.dumps({"told": told, "peak": peak() - before, "size": size}))
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="peaks of memory are bytes of Linux's getrusage")
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks of memory are read from Linux's /proc")
 def test_the_peak_of_memory_stays_below_the_model(tmp_path: Path) -> None:
     """68 MB of weights in shards are audited in less memory than they take, with the results of the audit in memory,
     which in its turn takes at most three times the model and a batch's activations."""
@@ -171,8 +176,8 @@ def test_the_peak_of_memory_stays_below_the_model(tmp_path: Path) -> None:
         ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=500)
         found.append(json.loads(ran.stdout.splitlines()[-1]))
     streamed, whole = found
-    print("PEAKS", streamed["peak"], whole["peak"], whole["size"])
     assert streamed["told"] == pytest.approx(whole["told"], rel=1e-4)
     assert streamed["size"] == whole["size"] > 130e6
     assert streamed["peak"] < streamed["size"], streamed["peak"]
-    assert whole["size"] < whole["peak"] < 3.5 * whole["size"], whole["peak"]
+    activations = 32 * 20 * (12 * 384 + 4 * 1024) * 4  # of 32 tokens in 20 layers
+    assert whole["size"] < whole["peak"] < 3 * whole["size"] + activations, whole["peak"]
