@@ -1,0 +1,117 @@
+"""The quadratic form from products whose truth is known, and the interval around it."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from assay.precision.calibration import Calibration, Measured
+from assay.precision.prediction import Key, Products, QuadraticForm
+
+DRAW = np.random.default_rng(0)
+
+
+def products(keys: list[Key], sums: np.ndarray, squares: np.ndarray, thinning: float = 1.0) -> Products:
+    return Products(tuple(keys), sums, squares, np.full(len(keys), thinning))
+
+
+def independent(sites: int, count: int, sizes: np.ndarray) -> Products:
+    """Sites whose terms are independent: their sums are normal with the squares as variances."""
+    squares = np.tile((sizes**2)[:, None], (1, count))
+    keys: list[Key] = [(f"site{i}", "part") for i in range(sites)]
+    return products(keys, DRAW.normal(size=(sites, count)) * sizes[:, None], squares)
+
+
+@pytest.mark.parametrize("count", [8, 32, 128])
+def test_independent_errors_add_up(count: int) -> None:
+    """With independent terms the form is the sum of squares, far nearer than N samples of the sums alone would be."""
+    sizes = np.geomspace(0.1, 10, 40)
+    form = QuadraticForm(independent(40, count, sizes))
+    exact = count * float((sizes**2).sum())
+    assert form.of([(f"site{i}", "part") for i in range(40)]) == pytest.approx(exact, rel=0.15)
+
+
+def test_a_bias_is_believed() -> None:
+    """Terms that all have one sign sum to far more than their squares; the products say so, and are believed."""
+    plain = independent(30, 64, np.ones(30))
+    sums, squares = plain.sums.copy(), plain.squares.copy()
+    sums[3] = 20.0  # four hundred terms of 1/20 of the squares each, all of one sign
+    form = QuadraticForm(products(list(plain.keys), sums, squares))
+    assert form.of([("site3", "part")]) == pytest.approx(64 * 400, rel=0.01)
+    assert form.of([("site4", "part")]) == pytest.approx(64, rel=0.5)
+
+
+def test_one_change_at_two_places_is_one_change() -> None:
+    """Two sites with the same products add up in amplitude, opposite ones cancel, others don't matter."""
+    plain = independent(6, 64, np.ones(6))
+    sums = plain.sums.copy()
+    sums[1], sums[2] = sums[0], -sums[0]
+    form = QuadraticForm(products(list(plain.keys), sums, plain.squares))
+    alone = form.of([("site0", "part")])
+    assert form.of([("site0", "part"), ("site1", "part")]) == pytest.approx(4 * alone, rel=0.2)
+    assert form.of([("site0", "part"), ("site2", "part")]) == pytest.approx(0, abs=0.2 * alone)
+    assert form.of([("site0", "part"), ("site4", "part")]) == pytest.approx(2 * alone, rel=0.3)
+
+
+def test_thinned_terms_count_for_all() -> None:
+    """Independent terms of one row in four stand for four times their squares."""
+    plain = independent(20, 64, np.ones(20))
+    thinned = QuadraticForm(products(list(plain.keys), plain.sums, plain.squares, 4.0))
+    assert thinned.of([("site7", "part")]) == pytest.approx(4 * QuadraticForm(plain).of([("site7", "part")]))
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_what_overflows_is_infinite(bad: float) -> None:
+    """A scheme that makes infinities or NaN has an infinite error, and spoils no other."""
+    plain = independent(5, 16, np.ones(5))
+    sums, squares = plain.sums.copy(), plain.squares.copy()
+    sums[2, 3], squares[2, 3] = bad, abs(bad)
+    form = QuadraticForm(products(list(plain.keys), sums, squares))
+    assert form.of([("site2", "part")]) == math.inf
+    assert math.isfinite(form.of([("site1", "part"), ("site3", "part")]))
+
+
+def test_an_effect_that_is_nowhere_is_nothing() -> None:
+    """No key, or one without any effect, costs nothing."""
+    plain = products([("dead", "part")], np.zeros((1, 16)), np.zeros((1, 16)))
+    assert QuadraticForm(plain).of([]) == QuadraticForm(plain).of([("dead", "part")]) == 0.0
+
+
+def drawn(count: int, noise: float, seed: int) -> list[Measured]:
+    draw = np.random.default_rng(seed)
+    predicted, sites = np.exp(draw.uniform(-9, -2, count)), draw.uniform(1, 20, count)
+    off = draw.normal(size=count) * np.sqrt(noise**2 + (2 * noise) ** 2 / sites)
+    measured = 1.3 * predicted * np.exp(off)
+    return [Measured(*map(float, row)) for row in zip(predicted, measured, sites, strict=True)]
+
+
+@given(noise=st.floats(0.02, 0.4), seed=st.integers(0, 10_000))
+@settings(max_examples=20, deadline=None)
+def test_the_interval_covers(noise: float, seed: int) -> None:
+    """Fitted to 48 pairs, the interval holds more than nine in ten of 400 others, and its middle is right."""
+    calibration = Calibration.fitted(drawn(48, noise, seed))
+    inside, off = [], []
+    for pair in drawn(400, noise, seed + 1):
+        error, low, high = calibration.interval(pair.predicted, pair.effective)
+        inside.append(low <= pair.measured <= high)
+        off.append(math.log(error / pair.measured))
+    assert np.mean(inside) >= 0.85  # 95 % on average; of 32 scores, one draw in a thousand gives less than this
+    assert abs(float(np.median(off))) < 0.05 + noise
+
+
+def test_the_interval_is_not_wide_for_nothing() -> None:
+    """Half of the noise makes about half of the interval."""
+    widths = []
+    for noise in (0.05, 0.4):
+        fitted = [Calibration.fitted(drawn(48, noise, seed)).interval(1e-3, 5.0) for seed in range(10)]
+        widths.append(np.mean([math.log(high / low) for _, low, high in fitted]))
+    assert widths[0] < 0.4 * widths[1]
+
+
+def test_the_line_can_be_read_backwards() -> None:
+    """`raw` gives the error that is calibrated to what it is asked for."""
+    calibration = Calibration.fitted(drawn(48, 0.1, 5))
+    for error in (1e-6, 1e-3, 0.1):
+        assert calibration.interval(calibration.raw(error), 1.0)[0] == pytest.approx(error, rel=1e-6)
