@@ -201,7 +201,7 @@ class Audit:
             raw, effective = self._raw(chosen)
             self.measured.append((chosen, Measured(raw, self.measure(chosen), effective)))
             self._progress("measuring", len(self.measured), count)
-        self._calibration = Calibration.fitted([pair for _, pair in self.measured])
+        self._calibration = Calibration.fitted([pair for _, pair in self.measured], power=self.metric.power)
         self.seconds["measuring"] = self.seconds.get("measuring", 0.0) + time.monotonic() - began
 
     def random_assignment(self, draw: random.Random, share: float = 1.0, *, fine: bool = False) -> dict[str, str]:

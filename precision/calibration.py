@@ -25,82 +25,99 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """log measured = log predicted + shift + bend * (log predicted - middle), within ``quantile`` widths.
+    """Measured error = scale * (predicted^power + jumps * predicted^(power / 2))^(1 / power), within some widths.
 
-    The width is sqrt(floor^2 + single^2 / effective): an error that comes from many sites is known better.
+    The second term is that of discontinuities: a router's top-k flips with a probability that grows with the size of
+    the perturbation, not with its square, so small errors are larger than the quadratic form says. The width in
+    logarithms is the root of floor^2 + single^2 / effective + (jump * share of the second term)^2: an error that comes
+    from many sites is known better, one of rare jumps worse.
     """
 
-    shift: float
-    bend: float
-    middle: float
+    power: float
+    """1 for an error that is a square, as a divergence is; 2 for an amplitude."""
+    scale: float
+    jumps: float
     floor: float
     single: float
+    jump: float
     quantile: float
     range: tuple[float, float]
     """Least and largest predicted error that was measured: outside, nothing is known of the interval."""
 
     @classmethod
-    def fitted(cls, pairs: Sequence[Measured], level: float = 0.95) -> Calibration:
-        """From pairs in random order: a third fits the line and the width, the rest the quantile.
+    def fitted(cls, pairs: Sequence[Measured], level: float = 0.95, *, power: float = 1.0) -> Calibration:
+        """From pairs in random order: a third fits the curve and the widths, the rest the quantile.
 
         With n scores the ceil((n + 1) level)-th is taken, the largest where there are fewer than that takes.
         """
         usable = [pair for pair in pairs if pair.predicted > 0 and pair.measured > 0 and math.isfinite(pair.measured)]
         if len(usable) < 6:
-            return cls(0.0, 0.0, 0.0, 0.5, 0.5, 2.0, (0.0, math.inf))
-        x = np.log([pair.predicted for pair in usable])
-        residual = np.log([pair.measured for pair in usable]) - x
+            return cls(power, 1.0, 0.0, 0.5, 0.5, 0.0, 2.0, (0.0, math.inf))
+        predicted = np.array([pair.predicted for pair in usable])
+        measured = np.log([pair.measured for pair in usable])
         sites = np.array([pair.effective for pair in usable])
         fit = np.arange(len(usable)) % 3 == 0
-        middle = float(np.median(x[fit]))
-        bend = _slope(x[fit] - middle, residual[fit])
-        shift = float(np.median(residual[fit] - bend * (x[fit] - middle)))
-        floor, single = _width(residual[fit] - shift - bend * (x[fit] - middle), sites[fit])
-        scores = np.abs(residual - shift - bend * (x - middle)) / np.sqrt(floor**2 + single**2 / sites)
+        scale, jumps = _curve(predicted[fit], measured[fit], power)
+        share = _share(predicted, jumps, power)
+        residual = measured - math.log(scale) - np.log(_jumped(predicted, jumps, power))
+        floor, single, jump = _widths(residual[fit], sites[fit], share[fit])
+        scores = np.abs(residual) / np.sqrt(floor**2 + single**2 / sites + np.square(jump * share))
         held = np.sort(scores[~fit])
         place = min(math.ceil((len(held) + 1) * level), len(held))
-        return cls(
-            shift, bend, middle, floor, single, float(held[place - 1]), (float(np.exp(x.min())), float(np.exp(x.max())))
-        )
+        ends = float(predicted.min()), float(predicted.max())
+        return cls(power, scale, jumps, floor, single, jump, float(held[place - 1]), ends)
 
     def interval(self, predicted: float, effective: float) -> tuple[float, float, float]:
         """The calibrated error and its interval's ends."""
         if predicted <= 0 or not math.isfinite(predicted):
             return predicted, predicted, predicted
-        x = math.log(predicted)
-        # The line is not drawn out beyond what was measured.
-        held = min(max(x, math.log(self.range[0])), math.log(self.range[1])) if self.range[0] > 0 else x
-        centre = x + self.shift + self.bend * (held - self.middle)
-        half = self.quantile * math.sqrt(self.floor**2 + self.single**2 / effective)
-        return math.exp(centre), math.exp(centre - half), math.exp(centre + half)
+        p = np.array(predicted)
+        centre = self.scale * float(_jumped(p, self.jumps, self.power))
+        wild = self.jump * float(_share(p, self.jumps, self.power))
+        half = self.quantile * math.sqrt(self.floor**2 + self.single**2 / effective + wild**2)
+        return centre, centre * math.exp(-half), centre * math.exp(half)
 
     def raw(self, error: float) -> float:
-        """The error before calibration that is calibrated to ``error``: bisection, for the line may be held."""
-        low, high = error / 100, error * 100
-        for _ in range(60):
+        """The error before calibration that is calibrated to ``error``."""
+        low, high = error / 1e6, error * 100
+        for _ in range(80):
             middle = math.sqrt(low * high)
             low, high = (middle, high) if self.interval(middle, 1.0)[0] < error else (low, middle)
         return low
 
 
-def _slope(x: np.ndarray, y: np.ndarray) -> float:
-    """Theil and Sen's slope, drawn to zero: as if one more decade-wide pair had none."""
-    first, second = np.triu_indices(len(x), 1)
-    apart = np.abs(x[second] - x[first]) > 0.5
-    if apart.sum() < 3:
-        return 0.0
-    slopes = (y[second] - y[first])[apart] / (x[second] - x[first])[apart]
-    weight = float(np.square(x).sum())
-    return float(np.median(slopes)) * weight / (weight + 5.0)
+def _jumped(predicted: np.ndarray, jumps: float, power: float) -> np.ndarray:
+    found: np.ndarray = (predicted**power + jumps * predicted ** (power / 2)) ** (1 / power)
+    return found
 
 
-def _width(residual: np.ndarray, sites: np.ndarray) -> tuple[float, float]:
-    """Floor and single-site width with the largest normal likelihood on a grid."""
-    best = (math.inf, 0.05, 0.2)
+def _share(predicted: np.ndarray, jumps: float, power: float) -> np.ndarray:
+    """Of the error squared, what jumps make."""
+    found: np.ndarray = jumps / (predicted ** (power / 2) + jumps) if jumps else np.zeros_like(predicted)
+    return found
+
+
+def _curve(predicted: np.ndarray, measured: np.ndarray, power: float) -> tuple[float, float]:
+    """Scale and jumps of least absolute residuals; jumps only where they take a tenth off them."""
+    middle = float(np.median(predicted ** (power / 2)))
+    best = (math.inf, 1.0, 0.0)
+    for jumps in (0.0, *(middle * np.geomspace(1e-3, 10, 25))):
+        off = measured - np.log(_jumped(predicted, float(jumps), power))
+        scale = float(np.median(off))
+        cost = float(np.abs(off - scale).sum())
+        if cost < best[0] * (0.9 if best[2] == 0.0 else 1.0):
+            best = (cost, math.exp(scale), float(jumps))
+    return best[1], best[2]
+
+
+def _widths(residual: np.ndarray, sites: np.ndarray, share: np.ndarray) -> tuple[float, float, float]:
+    """The widths with the largest normal likelihood on a grid."""
+    best = (math.inf, 0.05, 0.2, 0.0)
     for floor in (0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.35, 0.6):
         for single in (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8):
-            variance = floor**2 + single**2 / sites
-            cost = float((np.log(variance) + np.square(residual) / variance).sum())
-            if cost < best[0]:
-                best = (cost, floor, single)
-    return best[1], best[2]
+            for jump in (0.0, 0.3, 0.6, 1.0, 2.0) if share.any() else (0.0,):
+                variance = floor**2 + single**2 / sites + np.square(jump * share)
+                cost = float((np.log(variance) + np.square(residual) / variance).sum())
+                if cost < best[0]:
+                    best = (cost, floor, single, jump)
+    return best[1:]

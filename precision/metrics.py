@@ -39,6 +39,8 @@ class Metric(ABC):
 
     name: str
     unit: str
+    power: float
+    """1 where the metric grows with the square of a change, 2 where it is the root of that: an amplitude."""
 
     @abstractmethod
     def output(self, outputs: Any, batch: Batch) -> torch.Tensor:
@@ -96,7 +98,7 @@ def _signs(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 class KL(Metric):
     """Mean Kullback-Leibler divergence of the next-token (or class) distributions, in nats per position."""
 
-    name, unit = "kl", "nats per token"
+    name, unit, power = "kl", "nats per token", 1.0
 
     def output(self, outputs: Any, batch: Batch) -> torch.Tensor:
         return _tensor(outputs, "logits")
@@ -129,7 +131,7 @@ class KL(Metric):
 class Relative(Metric):
     """Root of the squared error over the squared reference, of logits, hidden states or embeddings."""
 
-    name, unit = "relative", "relative error"
+    name, unit, power = "relative", "relative error", 2.0
 
     def output(self, outputs: Any, batch: Batch) -> torch.Tensor:
         return _tensor(outputs, "last_hidden_state", "logits")
@@ -160,7 +162,7 @@ class Loss(Metric):
     loss(outputs, batch) gives one number a sequence, [B], differentiable in the outputs.
     """
 
-    name, unit = "loss", "change of the loss"
+    name, unit, power = "loss", "change of the loss", 2.0
 
     def __init__(self, loss: Callable[[Any, Batch], torch.Tensor]) -> None:
         self._loss = loss

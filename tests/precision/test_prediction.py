@@ -115,3 +115,20 @@ def test_the_line_can_be_read_backwards() -> None:
     calibration = Calibration.fitted(drawn(48, 0.1, 5))
     for error in (1e-6, 1e-3, 0.1):
         assert calibration.interval(calibration.raw(error), 1.0)[0] == pytest.approx(error, rel=1e-6)
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0])
+def test_jumps_are_told_from_a_scale(power: float) -> None:
+    """Errors that jumps raise where they are small: the middle is right at both ends, and wider at the lower."""
+    draw = np.random.default_rng(3)
+    predicted = np.exp(draw.uniform(-12, -4, 90)) ** (1 / power)
+    exact = (predicted**power + 0.01 * predicted ** (power / 2)) ** (1 / power)
+    noise = 0.03 + 0.5 * 0.01 / (predicted ** (power / 2) + 0.01)
+    measured = exact * np.exp(draw.normal(size=90) * noise)
+    pairs = [Measured(float(p), float(m), 5.0) for p, m in zip(predicted, measured, strict=True)]
+    calibration = Calibration.fitted(pairs, power=power)
+    assert calibration.jumps == pytest.approx(0.01, rel=0.6)
+    ends = [calibration.interval(float(p), 5.0) for p in (predicted.min(), predicted.max())]
+    for (error, _, _), p in zip(ends, (predicted.min(), predicted.max()), strict=True):
+        assert error == pytest.approx(float((p**power + 0.01 * p ** (power / 2)) ** (1 / power)), rel=0.35)
+    assert ends[0][2] / ends[0][1] > ends[1][2] / ends[1][1]

@@ -157,14 +157,14 @@ print(json.dumps({"told": told, "peak": peak() - before, "size": size}))
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks of memory are read from Linux's /proc")
 def test_the_peak_of_memory_stays_below_the_model(tmp_path: Path) -> None:
-    """68 MB of weights in shards are audited in less memory than they take, with the results of the audit in memory,
+    """77 MB of weights in shards are audited in less memory than they take, with the results of the audit in memory,
     which in its turn takes at most three times the model and a batch's activations."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=256,
-        hidden_size=384,
-        intermediate_size=1024,
-        num_hidden_layers=20,
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=12,
         num_attention_heads=8,
         num_key_value_heads=8,
     )
@@ -177,7 +177,7 @@ def test_the_peak_of_memory_stays_below_the_model(tmp_path: Path) -> None:
         found.append(json.loads(ran.stdout.splitlines()[-1]))
     streamed, whole = found
     assert streamed["told"] == pytest.approx(whole["told"], rel=1e-4)
-    assert streamed["size"] == whole["size"] > 130e6
+    assert streamed["size"] == whole["size"] > 150e6
     assert streamed["peak"] < streamed["size"], streamed["peak"]
-    activations = 32 * 20 * (12 * 384 + 4 * 1024) * 4  # of 32 tokens in 20 layers
+    activations = 32 * 12 * (12 * 512 + 4 * 1408) * 4  # of 32 tokens in 12 layers
     assert whole["size"] < whole["peak"] < 3 * whole["size"] + activations, whole["peak"]
