@@ -123,7 +123,7 @@ def test_jumps_are_told_from_a_scale(power: float) -> None:
     draw = np.random.default_rng(3)
     predicted = np.exp(draw.uniform(-12, -4, 90)) ** (1 / power)
     exact = (predicted**power + 0.01 * predicted ** (power / 2)) ** (1 / power)
-    noise = 0.03 + 0.5 * 0.01 / (predicted ** (power / 2) + 0.01)
+    noise = (0.03 + 0.5 * 0.01 / (predicted ** (power / 2) + 0.01)) / power
     measured = exact * np.exp(draw.normal(size=90) * noise)
     pairs = [Measured(float(p), float(m), 5.0) for p, m in zip(predicted, measured, strict=True)]
     calibration = Calibration.fitted(pairs, power=power)
