@@ -24,10 +24,12 @@ Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """x [..., K] and a weight [N, K] to their product [..., N], bias added."""
 LookUp = Callable[[torch.Tensor], torch.Tensor]
 """A table [V, D] to the rows [..., D] that indices stand for."""
-
-
 Handlers = Mapping[Any, Callable[["Tap", Any, Any, Any], Any]]
 """Functions of torch, each with what is done instead: (tap, function, args, kwargs) to a result."""
+
+
+_GIVES_LOGITS = re.compile(r"(^|\.)(lm_head|embed_out|score|classifier|qa_outputs|output_projection|gate|router)$")
+"""Linears whose outputs are logits, by the last part of their names."""
 
 
 class Visitor(Protocol):
@@ -56,7 +58,6 @@ class Tap(TorchFunctionMode):
         self._handlers = handlers
         self.visitor = visitor
         self.path: list[str] = []
-        self.last_linear = ""
         self.gathered: list[tuple[torch.Tensor, int, int]] = []
         """Rows that the modules now open have gathered, of how many, and how deep: how experts get their tokens."""
         self._parameters = _by_storage(model)
@@ -112,9 +113,10 @@ class Tap(TorchFunctionMode):
     def product(
         self, weight: torch.Tensor, x: torch.Tensor, found: tuple[str, int | None, int], product: Product
     ) -> torch.Tensor:
+        """A product with the parameter that was ``found``; logits of a head or a router are a site of their own."""
         name, expert, _ = found
-        self.last_linear = name
-        return self.visitor.linear(name, x, weight, expert, product)
+        output = self.visitor.linear(name, x, weight, expert, product)
+        return self.visitor.values(f"{name}:logits", output) if _GIVES_LOGITS.search(name) else output
 
 
 @contextmanager

@@ -82,6 +82,7 @@ CASES: dict[str, tuple[Callable[[], torch.nn.Module], Any, tuple[tuple[str, str]
             ("model.norm:input", "bf16"),
             ("model.embed_tokens", "bf16"),
             ("lm_head", "w8a8"),
+            ("lm_head:logits", "bf16"),
         ),
     ),
     "gpt2": (MODELS["gpt2"], ids(3), (("transformer.h.0.attn.c_attn", "bf16"), ("transformer.wte", "w8a16"))),
@@ -181,6 +182,7 @@ def test_sites_have_names_roles_and_units() -> None:
     attention = "model.layers.0.self_attn"
     assert {found[f"{attention}.{name}_proj"].unit for name in "qkv"} == {f"{attention}.qkv"}
     assert found["model.layers.0.mlp.gate"].role == "router"
+    assert found["model.layers.0.mlp.gate:logits"].role == found["lm_head:logits"].role == "logits"
     assert {found[f"model.layers.0.mlp.experts.{name}_proj"].role for name in ("gate_up", "down")} == {"experts"}
     assert found["model.layers.0.mlp.experts.down_proj"].shape == (4, 32, 48)
     assert found[f"{attention}:kv_cache"].place == "kv_cache"
