@@ -128,10 +128,25 @@ class KL(Metric):
         return tally.total / tally.weight
 
 
-class Relative(Metric):
+class Amplitude(Metric):
+    """A metric that is the root of a quadratic form."""
+
+    power = 2.0
+
+    def error(self, squares: Any, weight: float) -> Any:
+        return (squares / weight) ** 0.5
+
+    def squares(self, error: float, weight: float) -> float:
+        return weight * error**2
+
+    def mean(self, tally: Tally) -> float:
+        return (tally.total / tally.weight) ** 0.5
+
+
+class Relative(Amplitude):
     """Root of the squared error over the squared reference, of logits, hidden states or embeddings."""
 
-    name, unit, power = "relative", "relative error", 2.0
+    name, unit = "relative", "relative error"
 
     def output(self, outputs: Any, batch: Batch) -> torch.Tensor:
         return _tensor(outputs, "last_hidden_state", "logits")
@@ -146,23 +161,14 @@ class Relative(Metric):
     def weight(self, reference: torch.Tensor, batch: Batch) -> float:
         return float((reference.double().square() * _valid(reference, batch).double()).sum())
 
-    def error(self, squares: Any, weight: float) -> Any:
-        return (squares / weight) ** 0.5
 
-    def squares(self, error: float, weight: float) -> float:
-        return weight * error**2
-
-    def mean(self, tally: Tally) -> float:
-        return (tally.total / tally.weight) ** 0.5
-
-
-class Loss(Metric):
+class Loss(Amplitude):
     """Root mean square, over sequences, of the change of a user's loss.
 
     loss(outputs, batch) gives one number a sequence, [B], differentiable in the outputs.
     """
 
-    name, unit, power = "loss", "change of the loss", 2.0
+    name, unit = "loss", "change of the loss"
 
     def __init__(self, loss: Callable[[Any, Batch], torch.Tensor]) -> None:
         self._loss = loss
@@ -181,15 +187,6 @@ class Loss(Metric):
 
     def weight(self, reference: torch.Tensor, batch: Batch) -> float:
         return float(reference.numel())
-
-    def error(self, squares: Any, weight: float) -> Any:
-        return (squares / weight) ** 0.5
-
-    def squares(self, error: float, weight: float) -> float:
-        return weight * error**2
-
-    def mean(self, tally: Tally) -> float:
-        return (tally.total / tally.weight) ** 0.5
 
 
 def metric_named(metric: str | Callable[[Any, Batch], torch.Tensor]) -> Metric:
