@@ -14,7 +14,7 @@ import torch
 
 from assay.precision.calibration import Calibration, Measured
 from assay.precision.choice import Budgets
-from assay.precision.errors import BadAssignment, BadModel, NoData
+from assay.precision.errors import BadAssignment, BadModel, NoData, UnknownOption
 from assay.precision.kept import Kept
 from assay.precision.metrics import Metric, Tally, metric_named
 from assay.precision.model.menu import Fits, menu_of
@@ -193,10 +193,10 @@ class Audit:
 
     def calibrate(self, count: int = 48) -> None:
         """Measure ``count`` random assignments, from dense to sparse, and fit the interval to them."""
-        draw = random.Random(self._seed)
         began = time.monotonic()
         while len(self.measured) < count:
             share, fine = _KINDS[len(self.measured) % len(_KINDS)]
+            draw = random.Random(f"{self._seed} {len(self.measured)}")
             chosen = self.random_assignment(draw, share, fine=fine)
             raw, effective = self._raw(chosen)
             self.measured.append((chosen, Measured(raw, self.measure(chosen), effective)))
@@ -286,6 +286,8 @@ class Audit:
         self.fits = Fits(self.seen, units, keep=not streamed_parameters(self.model))
         menus = {str(site): menu_of(site, formats) for site in collector.sites.values()}
         self.sites = tuple(site for site in collector.sites.values() if menus[str(site)])
+        if not self.sites:
+            raise UnknownOption(f"expected formats for sites of this model, got {', '.join(formats) or 'none'}")
         self._by_name = {str(site): site for site in self.sites}
         self._menus = {str(site): menus[str(site)] for site in self.sites}
         self._tied = {str(site): site.tied for site in self.sites if site.tied}

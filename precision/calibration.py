@@ -50,19 +50,21 @@ class Calibration:
 
         With n scores the ceil((n + 1) level)-th is taken, the largest where there are fewer than that takes.
         """
-        usable = [pair for pair in pairs if pair.predicted > 0 and pair.measured > 0 and math.isfinite(pair.measured)]
+        usable = [pair for pair in pairs if 0 < pair.predicted < math.inf and pair.measured != 0]
         if len(usable) < 6:
             return cls(power, 1.0, 0.0, 0.5, 0.5, 0.0, 2.0, (0.0, math.inf))
         predicted = np.array([pair.predicted for pair in usable])
-        measured = np.log([pair.measured for pair in usable])
+        # Where the model broke and the prediction did not say so, no interval is wide enough.
+        measured = np.log([pair.measured if math.isfinite(pair.measured) else math.inf for pair in usable])
         sites = np.array([pair.effective for pair in usable])
-        fit = np.arange(len(usable)) % 3 == 0
+        third = np.arange(len(usable)) % 3 == 0
+        fit = third & np.isfinite(measured)
         scale, jumps = _curve(predicted[fit], measured[fit], power)
         share = _share(predicted, jumps, power)
         residual = measured - math.log(scale) - np.log(_jumped(predicted, jumps, power))
         floor, single, jump = _widths(residual[fit], sites[fit], share[fit])
         scores = np.abs(residual) / np.sqrt(floor**2 + single**2 / sites + np.square(jump * share))
-        held = np.sort(scores[~fit])
+        held = np.sort(scores[~third])
         place = min(math.ceil((len(held) + 1) * level), len(held))
         ends = float(predicted.min()), float(predicted.max())
         return cls(power, scale, jumps, floor, single, jump, float(held[place - 1]), ends)

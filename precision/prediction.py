@@ -25,6 +25,8 @@ Key = tuple[str, object]
 
 _DIFFERS = 5.0
 """Standard errors beyond which the direct estimate is believed; less would be enough if products were normal."""
+_FEW = 8
+"""Samples below which neither biases nor correlations are told from chance."""
 _CORRELATES = 4.0
 """Multiples of 1 / sqrt(N) beyond which a correlation is."""
 
@@ -44,11 +46,11 @@ class Products:
 
     keys: tuple[Key, ...]
     sums: np.ndarray
-    """[keys, N]: t of every sequence, over the rows that were looked at."""
+    """[keys, N]: t of every sequence; where one row in n was looked at, times the root of n."""
     squares: np.ndarray
-    """[keys, N]: the sum of squares of the terms of each."""
+    """[keys, N]: the sum of squares of the terms of each, times n."""
     thinning: np.ndarray
-    """[keys]: one row of this many was looked at."""
+    """[keys]: the largest n."""
 
 
 class QuadraticForm:
@@ -84,8 +86,9 @@ class QuadraticForm:
         directions = self._directions[rows]
         correlations = directions @ directions.T
         np.fill_diagonal(correlations, 0.0)
-        correlations[np.abs(correlations) < min(_CORRELATES / math.sqrt(max(directions.shape[1], 1)), 0.9)] = 0.0
-        return float(roots @ correlations @ roots)
+        least = min(_CORRELATES / math.sqrt(max(directions.shape[1], 1)), 0.999)
+        correlations[np.abs(correlations) < least] = 0.0
+        return float(roots @ correlations @ roots) if directions.shape[1] >= _FEW else 0.0
 
 
 def _units(products: Products) -> np.ndarray:
@@ -118,10 +121,10 @@ def _diagonal(products: Products, units: np.ndarray) -> np.ndarray:
         factors = _reliable(groups, ratio - expected, [half - expected for half in halves])
         for name, rows in groups.items():
             expected[rows] += factors[name]
-    believed = known & (np.abs(ratio - expected) > _DIFFERS * error) & (count >= 8)
+    believed = known & (np.abs(ratio - expected) > _DIFFERS * error) & (count >= _FEW)
     # Independent errors grow with the number of rows, those of a common bias with its square.
-    biased = spread * (thin * np.minimum(mean, 1.0) + np.square(thin) * np.maximum(mean - 1.0, 0.0))
-    found = np.where(believed, biased, np.where(known, thin * spread * np.exp(expected), spread * thin))
+    biased = spread * (np.minimum(mean, 1.0) + thin * np.maximum(mean - 1.0, 0.0))
+    found = np.where(believed, biased, np.where(known, spread * np.exp(expected), spread))
     return np.where(finite, found, np.inf)
 
 

@@ -69,30 +69,36 @@ class Planner:
             raise UnknownOption("expected a budget, got none: give max_error, max_bytes, max_kv_bytes or max_time")
         least = "bytes" if set(budgets.limits) == {"error"} else "error"
         inner = self._inner(budgets, 1.0)
-        found = choose(self.units, inner, minimise=least, error_of=self._squares)  # type: ignore[arg-type]
+        found = choose(self.units, inner, minimise=least, error_of=self._squares) if self.units else []  # type: ignore[arg-type]
         if not found:
             choice, binding = closest(self.units, inner, error_of=self._squares)
             best = self._measured(choice)
-            best.met = False
-            best.why = f"no assignment meets {' and '.join(sorted(binding))} together; this one misses by the least"
+            best.met = _keeps(best, budgets)
+            names = " and ".join(sorted(binding)) or "the budgets"
+            best.why = (
+                _why(best, budgets, least) if best.met else f"no assignment meets {names}; this misses by the least"
+            )
             return best
         share = 1.0
-        for _ in range(3):
+        while True:
             tried = [self._measured(choice) for choice in found[:_MEASURED]]
-            limit = math.inf if budgets.max_error is None else budgets.max_error
-            kept = [one for one in tried if one.measured <= limit]
+            kept = [one for one in tried if _keeps(one, budgets)]
             if kept:
                 best = min(kept, key=lambda one: (one.cost.bytes if least == "bytes" else one.measured, one.measured))
                 best.why = _why(best, budgets, least)
                 return best
-            worst = min(tried, key=lambda one: one.measured)
-            share *= 0.9 * limit / worst.measured if worst.measured > 0 else 0.5
-            found = choose(self.units, self._inner(budgets, share), minimise=least, error_of=self._squares)  # type: ignore[arg-type]
+            nearest = min(tried, key=lambda one: one.measured if math.isfinite(one.measured) else math.inf)
+            off = nearest.measured / budgets.max_error if budgets.max_error else math.nan
+            share *= 0.9 / off if 1 < off < math.inf else 0.5
+            found = []
+            if budgets.max_error is not None and share > 0.05:
+                found = choose(self.units, self._inner(budgets, share), minimise=least, error_of=self._squares)  # type: ignore[arg-type]
             if not found:
-                break
-        worst.met = False
-        worst.why = f"predicted to keep max_error, but measured {worst.measured:.3g}; no other candidate did better"
-        return worst
+                nearest.met = False
+                nearest.why = (
+                    f"predicted to keep the budgets, but measured {nearest.measured:.3g}; no candidate did better"
+                )
+                return nearest
 
     def pareto(self, points: int) -> list[tuple[float, float, Prediction, Assignment]]:
         """(bytes, seconds of a decode step, prediction, assignment), by bytes: none beaten in bytes and error."""
@@ -122,7 +128,8 @@ class Planner:
         return units
 
     def _option(self, sites: Sequence[str], scheme: str) -> Option:
-        costs = [self._roofline.cost(site, scheme) for site in sites]
+        sharing = [str(site) for site in self._audit.sites if site.tied in sites]
+        costs = [self._roofline.cost(site, scheme) for site in [*sites, *sharing]]
         error = self._audit.squares(dict.fromkeys(sites, scheme)) if scheme else 0.0
         return Option(
             scheme,
@@ -141,17 +148,18 @@ class Planner:
 
     def _inner(self, budgets: Budgets, share: float) -> Budgets:
         """Budgets of what units add up to: errors as sums of squares, bytes and times without what no unit holds."""
-        rest = self._roofline.rest()
+        whole, left = self.cost({}), [unit.options[0] for unit in self.units]
 
-        def less(limit: float | None, fixed: float) -> float | None:
+        def less(limit: float | None, name: str) -> float | None:
+            fixed = getattr(whole, name) - math.fsum(getattr(option, name) for option in left)
             return None if limit is None else max(limit - fixed, 0.0)
 
         return Budgets(
             None if budgets.max_error is None else self._audit.squares_for(budgets.max_error * share),
-            less(budgets.max_bytes, self._other),
-            less(budgets.max_kv_bytes, rest.kv_bytes),
-            less(budgets.max_prefill, rest.prefill),
-            less(budgets.max_decode, rest.decode),
+            less(budgets.max_bytes, "bytes"),
+            less(budgets.max_kv_bytes, "kv_bytes"),
+            less(budgets.max_prefill, "prefill"),
+            less(budgets.max_decode, "decode"),
         )
 
     def _told(self, choice: Choice) -> Assignment:
@@ -169,11 +177,29 @@ def _costs(option: Option) -> tuple[float, ...]:
     return option.bytes, option.kv_bytes, option.prefill, option.decode
 
 
+def _totals(one: Assignment) -> dict[str, float]:
+    cost = one.cost
+    return {
+        "error": one.measured,
+        "bytes": cost.bytes,
+        "kv_bytes": cost.kv_bytes,
+        "prefill": cost.prefill,
+        "decode": cost.decode,
+    }
+
+
+def _keeps(one: Assignment, budgets: Budgets) -> bool:
+    """Whether the totals, and the error that was measured, keep every budget. An error that is NaN keeps none."""
+    totals = _totals(one)
+    return math.isfinite(one.measured) and all(
+        totals[name] <= limit * (1 + 1e-9) for name, limit in budgets.limits.items()
+    )
+
+
 def _why(best: Assignment, budgets: Budgets, least: str) -> str:
     if least == "bytes":
         return f"the fewest bytes with a measured error of at most {budgets.max_error:.3g}"
-    totals = {"error": best.measured, "bytes": best.cost.bytes, "kv_bytes": best.cost.kv_bytes}
-    totals |= {"prefill": best.cost.prefill, "decode": best.cost.decode}
+    totals = _totals(best)
     near = [name for name, limit in budgets.limits.items() if totals[name] > 0.97 * limit]
     return f"bound by {' and '.join(near)}" if near else "no budget binds: the least error that the formats allow"
 

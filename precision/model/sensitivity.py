@@ -215,12 +215,15 @@ class Sensitivity:
     def _term(self, terms: torch.Tensor, rows: _Rows, thinning: int = 1) -> Term:
         flat = terms.flatten(0, -2)
         sums, squares = flat.sum(-1), torch.linalg.vecdot(flat, flat)
+        # As many rows as stand for one: squares grow with them, sums of independent terms with their root.
+        sums, squares = sums * thinning**0.5, squares * thinning
         return Term(rows.sums(sums, self._batch).cpu(), rows.sums(squares, self._batch).cpu(), thinning)
 
     def _add(self, name: str, part: Part, term: Term) -> None:
         before = self.terms.get((name, part))
         if before is not None:
-            term = Term(before.sums + term.sums, before.squares + term.squares, term.thinning)
+            thinning = max(before.thinning, term.thinning)
+            term = Term(before.sums + term.sums, before.squares + term.squares, thinning)
         self.terms[name, part] = term
 
     def _on_weight(

@@ -105,6 +105,8 @@ class Seen:
 
     def add(self, x: torch.Tensor, columns: bool = True) -> None:
         """Note one batch of values; ``columns``: their last dimension is the same in every batch."""
+        if not x.numel():  # an expert without tokens
+            return
         flat = x.detach().reshape(-1, x.shape[-1])
         least, most = flat.aminmax(dim=0) if columns else flat.aminmax()
         if not columns:
