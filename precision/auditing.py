@@ -17,7 +17,7 @@ from assay.precision.choice import Budgets
 from assay.precision.errors import BadAssignment, BadModel, NoData, UnknownOption
 from assay.precision.kept import Kept
 from assay.precision.metrics import Metric, Tally, metric_named
-from assay.precision.model.menu import Fits, menu_of
+from assay.precision.model.menu import Fits, formats_of, menu_of
 from assay.precision.model.opening import opened
 from assay.precision.model.products import products_of
 from assay.precision.model.running import batch_size, call, mapping, prepared, settled
@@ -27,9 +27,8 @@ from assay.precision.model.sites import Collector, Seen, Site
 from assay.precision.model.streaming import streamed_parameters
 from assay.precision.prediction import Key, Prediction, QuadraticForm
 from assay.precision.recommendation import Assignment, Planner
-from assay.precision.roofline import Cost, Shape, device_named, supports
+from assay.precision.roofline import Cost, Shape
 from assay.precision.schemes import SCHEMES, scheme_named
-from assay.precision.schemes.scheme import DEFAULTS
 
 __all__ = ["Audit", "Progress", "audit"]
 
@@ -67,7 +66,7 @@ def audit(
     for times and the bytes of the KV cache. kept: where what an earlier audit computed is, and this one's goes.
     Raises BadModel, NoData, UnknownScheme, UnknownOption, UnknownDevice.
     """
-    names = _formats(formats, target)
+    names = formats_of(formats, target)
     found = Audit(model, batches, metric_named(metric), names, target, seed, progress or _silent, kept)
     found.bits, found.shape = bits or found.bits, shape
     return found
@@ -327,16 +326,6 @@ class Audit:
             return self._references[index]
         with torch.no_grad(), settled(self.model):
             return self.metric.output(call(self.model, self.batches[index]), mapping(self.batches[index]))
-
-
-def _formats(formats: Collection[str] | None, target: str | None) -> tuple[str, ...]:
-    names = tuple(DEFAULTS if formats is None else dict.fromkeys(formats))
-    for name in names:
-        scheme_named(name)
-    if target is not None:
-        device = device_named(target)
-        names = tuple(name for name in names if supports(device, SCHEMES[name]))
-    return names
 
 
 def _parameters(model: torch.nn.Module | torch.export.ExportedProgram) -> list[torch.Tensor]:

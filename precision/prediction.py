@@ -112,7 +112,9 @@ def _diagonal(products: Products, units: np.ndarray) -> np.ndarray:
     known = finite & (spread > 0) & (mean > 0)
     ratio = np.log(np.where(known, mean, 1.0))
     error = np.where(known, squared.std(1) / np.sqrt(count) / np.where(known, mean, 1.0), np.inf)
-    halves = [np.log(np.where(known, squared[:, half::2].mean(1), 1.0).clip(1e-6)) for half in (0, 1)]
+    # One sample has no second half: its own stands for it.
+    parts = [squared[:, half::2] if squared.shape[1] > half else squared for half in (0, 1)]
+    halves = [np.log(np.where(known, part.mean(1), 1.0).clip(1e-6)) for part in parts]
     expected = np.zeros_like(ratio)
     for place in (0, 1):  # a factor for each site, then one for each part of what remains
         groups: dict[object, list[int]] = {}
@@ -123,7 +125,8 @@ def _diagonal(products: Products, units: np.ndarray) -> np.ndarray:
             expected[rows] += factors[name]
     believed = known & (np.abs(ratio - expected) > _DIFFERS * error) & (count >= _FEW)
     # Independent errors grow with the number of rows, those of a common bias with its square.
-    biased = spread * (np.minimum(mean, 1.0) + thin * np.maximum(mean - 1.0, 0.0))
+    with np.errstate(invalid="ignore"):
+        biased = spread * (np.minimum(mean, 1.0) + thin * np.maximum(mean - 1.0, 0.0))
     found = np.where(believed, biased, np.where(known, spread * np.exp(expected), spread))
     return np.where(finite, found, np.inf)
 

@@ -74,7 +74,9 @@ class Planner:
             choice, binding = closest(self.units, inner, error_of=self._squares)
             best = self._measured(choice)
             best.met = _keeps(best, budgets)
-            names = " and ".join(sorted(binding)) or "the budgets"
+            names = (
+                f"{' and '.join(sorted(binding))} together" if len(binding) > 1 else "".join(binding) or "the budgets"
+            )
             best.why = (
                 _why(best, budgets, least) if best.met else f"no assignment meets {names}; this misses by the least"
             )

@@ -8,10 +8,23 @@ from typing import Any
 import torch
 
 from assay.precision.model.sites import Seen, Site
-from assay.precision.schemes import SCHEMES, Moments, Quantizer, Scheme, Stored
+from assay.precision.roofline import device_named, supports
+from assay.precision.schemes import SCHEMES, Moments, Quantizer, Scheme, Stored, scheme_named
 from assay.precision.schemes.fitting import awq_factors, fit_values, fit_weight, smooth_factors, smoothed
+from assay.precision.schemes.scheme import DEFAULTS
 
-__all__ = ["Fits", "menu_of"]
+__all__ = ["Fits", "formats_of", "menu_of"]
+
+
+def formats_of(formats: Collection[str] | None, target: str | None) -> tuple[str, ...]:
+    """The schemes to look at, of those asked for (None: the default ones) the ones that a device has."""
+    names = tuple(DEFAULTS if formats is None else dict.fromkeys(formats))
+    for name in names:
+        scheme_named(name)
+    if target is not None:
+        device = device_named(target)
+        names = tuple(name for name in names if supports(device, SCHEMES[name]))
+    return names
 
 
 def menu_of(site: Site, formats: Collection[str]) -> tuple[str, ...]:
