@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import torch
@@ -65,6 +66,10 @@ class Planner:
 
         A budget of the error is one of the measured error: where the prediction was off, the choice is made again.
         """
+        for field in fields(budgets):
+            limit = getattr(budgets, field.name)
+            if limit is not None and not limit > 0:
+                raise UnknownOption(f"expected {field.name} above 0, got {limit:g}")
         if not budgets.limits:
             raise UnknownOption("expected a budget, got none: give max_error, max_bytes, max_kv_bytes or max_time")
         least = "bytes" if set(budgets.limits) == {"error"} else "error"
@@ -228,6 +233,6 @@ def shape_of(model: torch.nn.Module) -> Shape:
         heads=heads,
         kv_heads=value("num_key_value_heads", default=heads),
         head_dim=value("head_dim", default=max(value("hidden_size", "n_embd", default=64) // heads, 1)),
-        layers=value("num_hidden_layers", "n_layer", default=1),
+        layers=value("num_hidden_layers", "n_layer", default=0),
         top_k=value("num_experts_per_tok", "top_k", default=1),
     )

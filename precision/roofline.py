@@ -67,15 +67,16 @@ class Shape:
     kv_heads: int
     head_dim: int
     layers: int
-    """Attention layers, those without a KV-cache site too."""
+    """Attention layers, those without a KV-cache site too; 0 for a model without attention."""
     top_k: int = 1
     """Experts that a token goes to."""
     causal: bool = True
 
     def __post_init__(self) -> None:
         for name in ("batch", "prompt", "context", "heads", "kv_heads", "head_dim", "layers", "top_k"):
-            if getattr(self, name) < 1:
-                raise WrongShape(f"expected {name} of at least 1, got {getattr(self, name)}")
+            least = 0 if name == "layers" else 1
+            if getattr(self, name) < least:
+                raise WrongShape(f"expected {name} of at least {least}, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)

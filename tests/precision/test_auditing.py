@@ -162,6 +162,13 @@ def test_an_exported_program_is_audited_as_its_module() -> None:
     assert plain.measure({"0": "w8a8"}) == exported.measure({"0": "w8a8"})
 
 
+def test_a_model_without_attention_has_no_cache() -> None:
+    """Its bytes are its weights'."""
+    found = audit(deep(2), batches(1), "relative", ["w8a8"], bits=16)
+    assert found.cost({}).kv_bytes == 0
+    assert found.cost({}).bytes == 2 * sum(parameter.numel() for parameter in found.model.parameters())
+
+
 def test_overflow_is_said_beforehand() -> None:
     """A hidden value beyond float16's largest: predicted infinite, measured not finite."""
     model = deep(2)
@@ -189,6 +196,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[AssayError], str]] = {
     "format": (lambda: audit(deep(1), batches(1), formats=["fp9"]), UnknownScheme, "fp8"),
     "site": (lambda: audit(deep(1), batches(1), "relative").measure({"O": "fp8"}), BadAssignment, "site"),
     "place": (lambda: audit(deep(1), batches(1), "relative").measure({"0": "kv-fp8"}), BadAssignment, "w8a8"),
+    "budget of nothing": (
+        lambda: audit(deep(1), batches(1), "relative").recommend(max_error=0.0),
+        UnknownOption,
+        "max_error above 0",
+    ),
     "no budget": (lambda: audit(deep(1), batches(1), "relative").recommend(), UnknownOption, "max_error"),
 }
 
