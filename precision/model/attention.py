@@ -14,7 +14,8 @@ __all__ = ["attention", "scaled_dot_product"]
 
 def scaled_dot_product(tap: Tap, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
     """torch.nn.functional.scaled_dot_product_attention."""
-    return attention(tap, *args, **kwargs)[0]
+    names = {"query": "q", "key": "k", "value": "v"}
+    return attention(tap, *args, **{names.get(name, name): value for name, value in kwargs.items()})[0]
 
 
 def attention(

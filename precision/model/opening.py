@@ -21,8 +21,7 @@ def opened(model: torch.nn.Module, visitor: Visitor) -> AbstractContextManager[T
 
 
 def _linear(tap: Tap, func: Any, args: Any, kwargs: Any) -> Any:
-    x, weight = args[0], args[1] if len(args) > 1 else kwargs["weight"]
-    bias = args[2] if len(args) > 2 else kwargs.get("bias")
+    x, weight, bias = list(args) + [kwargs.get(name) for name in ("input", "weight", "bias")[len(args) :]]
     found = tap.named(weight)
     if found is None:
         return func(*args, **kwargs)
@@ -47,6 +46,9 @@ def _addmm(tap: Tap, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _embedding(tap: Tap, func: Any, args: Any, kwargs: Any) -> Any:
+    if len(args) < 2:
+        args = (*args, *(kwargs[name] for name in ("input", "weight")[len(args) :]))
+        kwargs = {name: value for name, value in kwargs.items() if name not in ("input", "weight")}
     # aten.embedding has the weight first, torch.nn.functional.embedding the indices.
     first = 0 if args[0].is_floating_point() else 1
     weight, ids = args[first], args[1 - first]

@@ -132,6 +132,26 @@ def test_routed_tokens_are_given_to_their_sequences() -> None:
     assert any("experts" in site for site, _ in terms)
 
 
+def test_calls_by_keyword_are_seen_too() -> None:
+    """Linear, embedding and attention with their arguments named are the same sites with the same outputs."""
+
+    class Named(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.proj = torch.nn.Embedding(16, 8), torch.nn.Linear(8, 8)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = torch.nn.functional.embedding(input=ids, weight=self.table.weight)
+            x = torch.nn.functional.linear(input=x, weight=self.proj.weight, bias=self.proj.bias)[:, None]
+            return torch.nn.functional.scaled_dot_product_attention(query=x, key=x, value=x)[:, 0]
+
+    torch.manual_seed(0)
+    model, batch = Named(), torch.randint(0, 16, (2, 5))
+    found = Opened(model, batch, 2)
+    assert {"table", "proj", ":scores"} <= set(found.sites)
+    torch.testing.assert_close(found.reference, model(batch).detach())
+
+
 def test_thinned_values_keep_the_size_of_the_error() -> None:
     """Where only some rows are looked at, their squares times the thinning are the squares of all."""
     model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 8))
