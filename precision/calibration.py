@@ -41,8 +41,6 @@ class Calibration:
     single: float
     jump: float
     quantile: float
-    range: tuple[float, float]
-    """Least and largest predicted error that was measured: outside, nothing is known of the interval."""
 
     @classmethod
     def fitted(cls, pairs: Sequence[Measured], level: float = 0.95, *, power: float = 1.0) -> Calibration:
@@ -52,7 +50,7 @@ class Calibration:
         """
         usable = [pair for pair in pairs if 0 < pair.predicted < math.inf and pair.measured != 0]
         if len(usable) < 6:
-            return cls(power, 1.0, 0.0, 0.5, 0.5, 0.0, 2.0, (0.0, math.inf))
+            return cls(power, 1.0, 0.0, 0.5, 0.5, 0.0, 2.0)
         predicted = np.array([pair.predicted for pair in usable])
         # Where the model broke and the prediction did not say so, no interval is wide enough.
         measured = np.log([pair.measured if math.isfinite(pair.measured) else math.inf for pair in usable])
@@ -66,8 +64,7 @@ class Calibration:
         scores = np.abs(residual) / np.sqrt(floor**2 + single**2 / sites + np.square(jump * share))
         held = np.sort(scores[~third])
         place = min(math.ceil((len(held) + 1) * level), len(held))
-        ends = float(predicted.min()), float(predicted.max())
-        return cls(power, scale, jumps, floor, single, jump, float(held[place - 1]), ends)
+        return cls(power, scale, jumps, floor, single, jump, float(held[place - 1]))
 
     def interval(self, predicted: float, effective: float) -> tuple[float, float, float]:
         """The calibrated error and its interval's ends."""

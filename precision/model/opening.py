@@ -85,7 +85,10 @@ def _softmax(tap: Tap, func: Any, args: Any, kwargs: Any) -> Any:
     """A softmax in a module whose name says attention: eager attention's scores and probabilities."""
     if not tap.path or not re.search(r"att", tap.path[-1].rpartition(".")[2]):
         return func(*args, **kwargs)
-    scores = tap.visitor.values(tap.site("scores"), args[0])
+    # Behind a mask that was applied before stand infinities, or the format's least number: no values of the site.
+    visible = args[0] > torch.finfo(args[0].dtype).min / 2
+    scores = tap.visitor.values(tap.site("scores"), args[0].masked_fill(~visible, 0.0))
+    scores = torch.where(visible, scores, args[0])
     return tap.visitor.values(tap.site("probabilities"), func(scores, *args[1:], **kwargs))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -71,7 +71,7 @@ class Tap(TorchFunctionMode):
         return handler(self, func, args, kwargs or {})
 
     def named(self, weight: object) -> tuple[str, int | None, int] | None:
-        """Name of the parameter that a tensor is or is a part of, the part's index, and the parameter's dimensions."""
+        """Name of the parameter that a tensor is, or is one expert of, the expert, and the parameter's dimensions."""
         if not isinstance(weight, torch.Tensor):
             return None
         here = self.path[-1] if self.path else ""
@@ -84,7 +84,8 @@ class Tap(TorchFunctionMode):
         own = [(f"{here}.{attribute}".removesuffix(".weight"), each) for attribute, each in self._own(weight)]
         for name, parameter in own or sorted(found, key=lambda pair: pair[0] != here):
             offset = weight.storage_offset() - parameter.storage_offset()
-            if 0 <= offset < max(parameter.numel(), 1):
+            whole = parameter.numel() // (parameter.shape[0] if parameter.dim() > weight.dim() else 1)
+            if 0 <= offset < max(parameter.numel(), 1) and weight.numel() == whole:
                 return name, _part(weight, parameter), parameter.dim()
         return None
 
@@ -143,7 +144,7 @@ def _enter(tap: Tap, name: str, module: torch.nn.Module) -> Callable[..., Any]:
     def enter(_module: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tap.path.append(name)
         if norm and args and isinstance(args[0], torch.Tensor):
-            with outside(tap):
+            with torch._C.DisableTorchFunction():  # what a visitor computes is no part of the model
                 return (tap.visitor.values(f"{name}:input", args[0]), *args[1:]), kwargs
         return None
 
@@ -162,16 +163,11 @@ def _leave(tap: Tap, name: str, module: torch.nn.Module) -> Callable[..., Any]:
         first = output[0] if isinstance(output, tuple) else output
         if not isinstance(first, torch.Tensor) or not first.is_floating_point():
             return None
-        with outside(tap):
+        with torch._C.DisableTorchFunction():  # what a visitor computes is no part of the model
             first = tap.visitor.values(f"{name}:{suffix}", first)
         return (first, *output[1:]) if isinstance(output, tuple) else first
 
     return leave
-
-
-def outside(tap: Tap) -> AbstractContextManager[object]:
-    """Without the mode: what a visitor computes is no part of the model."""
-    return torch._C.DisableTorchFunction()
 
 
 def _is_norm(module: torch.nn.Module) -> bool:

@@ -17,8 +17,7 @@ Transform = Literal["none", "smooth", "hadamard"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """A sum over K taken in parts: each partial sum in ``partial``, the running sum in ``total``, both by one rounding
-    (toward zero where ``truncated``)."""
+    """A sum over K taken in parts: each partial sum is rounded to ``partial``, each sum of them to ``total``."""
 
     parts: int = 0
     """Number of equal parts, as ranks of tensor parallelism have it; 0: parts of `length`."""

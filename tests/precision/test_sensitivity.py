@@ -152,6 +152,39 @@ def test_calls_by_keyword_are_seen_too() -> None:
     torch.testing.assert_close(found.reference, model(batch).detach())
 
 
+class Eager(torch.nn.Module):
+    """Attention by hand: rows of one weight for q, k and v, and a softmax of scores that are masked already."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = torch.nn.Linear(8, 8)
+        self.weight = torch.nn.Parameter(torch.randn(24, 8) / 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (torch.nn.functional.linear(x, part) for part in self.weight.split(8))
+        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        return self.out(torch.softmax((q @ k.mT).masked_fill(hidden, -torch.inf), -1) @ v)
+
+
+def test_a_mask_before_a_softmax_makes_no_infinity() -> None:
+    """What a mask put there is no value of the scores: errors are finite, predicted and measured."""
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({"attention": Eager()})
+    model.forward = lambda x: model["attention"](x)  # type: ignore[method-assign]
+    found = audit(model, [torch.randn(4, 6, 8)], "relative", ["bf16", "a-fp8"])
+    for scheme in ("bf16", "a-fp8"):
+        predicted, measured = (f({"attention:scores": scheme}) for f in (found.squares, found.measure))
+        assert 0 < predicted < torch.inf
+        assert 0 < measured < 1
+
+
+def test_rows_of_a_weight_are_not_taken_for_the_whole() -> None:
+    """A linear with some rows of a parameter is no site: no other's rows may stand for them."""
+    torch.manual_seed(0)
+    found = audit(Eager(), [torch.randn(4, 6, 8)], "relative", ["bf16"])
+    assert {str(site) for site in found.sites if site.place == "linear"} == {"out"}
+
+
 def test_thinned_values_keep_the_size_of_the_error() -> None:
     """Where only some rows are looked at, their squares times the thinning are the squares of all."""
     model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 8))
