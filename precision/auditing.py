@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
@@ -14,17 +15,18 @@ import torch
 
 from assay.precision.calibration import Calibration, Measured
 from assay.precision.choice import Budgets
-from assay.precision.errors import BadAssignment, BadModel, NoData, UnknownOption
+from assay.precision.errors import BadAssignment
 from assay.precision.kept import Kept
 from assay.precision.metrics import Metric, Tally, metric_named
-from assay.precision.model.menu import Fits, formats_of, menu_of
+from assay.precision.model.menu import formats_of
+from assay.precision.model.observing import observe
 from assay.precision.model.opening import opened
+from assay.precision.model.parts import is_repeated, parts_of
 from assay.precision.model.products import products_of
-from assay.precision.model.running import batch_size, call, mapping, prepared, settled
-from assay.precision.model.sensitivity import Sensitivity, parts_of
+from assay.precision.model.running import call, mapping, prepared, settled, taken
+from assay.precision.model.sensitivity import Sensitivity
 from assay.precision.model.simulation import Simulator
-from assay.precision.model.sites import Collector, Seen, Site
-from assay.precision.model.streaming import streamed_parameters
+from assay.precision.model.sites import Site
 from assay.precision.prediction import Key, Prediction, QuadraticForm
 from assay.precision.recommendation import Assignment, Planner
 from assay.precision.roofline import Cost, Shape
@@ -37,8 +39,6 @@ Progress = Callable[[str, int, int], None]
 
 _KINDS = ((1.0, False), (1.0, True), (0.3, False), (0.1, False))
 """Of the assignments that are measured to calibrate: the share of sites that they take, and whether finely."""
-_KEPT = 256 << 20
-"""Bytes of reference outputs that are kept rather than computed again for every measurement."""
 
 
 def audit(
@@ -66,10 +66,18 @@ def audit(
     for times and the bytes of the KV cache. kept: where what an earlier audit computed is, and this one's goes.
     Raises BadModel, NoData, UnknownScheme, UnknownOption, UnknownDevice.
     """
-    names = formats_of(formats, target)
-    found = Audit(model, batches, metric_named(metric), names, target, seed, progress or _silent, kept)
-    found.bits, found.shape = bits or found.bits, shape
-    return found
+    return Audit(
+        model,
+        batches,
+        metric_named(metric),
+        formats_of(formats, target),
+        target,
+        seed=seed,
+        bits=bits,
+        shape=shape,
+        progress=progress or _silent,
+        kept=kept,
+    )
 
 
 class Audit:
@@ -78,19 +86,22 @@ class Audit:
     def __init__(
         self,
         model: torch.nn.Module | torch.export.ExportedProgram,
-        batches: Sequence[Any],
+        batches: Iterable[Any],
         metric: Metric,
         formats: Sequence[str],
         target: str | None,
+        *,
         seed: int,
+        bits: int | None,
+        shape: Shape | None,
         progress: Progress,
-        kept: Kept | None = None,
+        kept: Kept | None,
     ) -> None:
         self.model = prepared(model)
-        self.bits = min((p.element_size() * 8 for p in _parameters(model)), default=32)
+        self.bits = bits or min((p.element_size() * 8 for p in model.parameters() if p.is_floating_point()), default=32)
         """Of the model's own weights: what a site costs that is left as it is."""
-        self.shape: Shape | None = None
-        self.batches = list(batches)
+        self.shape = shape
+        self.batches = taken(batches)
         self.metric = metric
         self.target = target
         self.seconds: dict[str, float] = {}
@@ -98,21 +109,21 @@ class Audit:
         self._seed = seed
         self._progress = progress
         self._kept = kept
-        self._references: list[torch.Tensor] | None = None
         self._calibration: Calibration | None = None
-        self._floor: float | None = None
         self.measured: list[tuple[dict[str, str], Measured]] = []
         """Assignments that were measured to calibrate the interval."""
-        if not self.batches:
-            raise NoData("expected calibration batches, got none: give a longer text or fewer tokens a sequence")
-        for batch in self.batches:
-            batch_size(batch)  # refuses what has no sequences
-        self._collect(formats)
-        self._differentiate()
+        count = len(self.batches)
+        with self._timed("looking"):
+            found = observe(self.model, self.batches, metric, formats, lambda done: progress("looking", done, count))
+        self.sites, self.seen, self.weights, self.fits = found.sites, found.seen, found.weights, found.fits
+        self._observed = found
+        self._by_name = {str(site): site for site in self.sites}
+        with self._timed("predicting"):
+            self.form = self._differentiate()
 
     def menu(self, site: str) -> tuple[str, ...]:
         """The names of the schemes that may stand at a site. Raises BadAssignment for a site that there is not."""
-        return self._menus[self._known(site)]
+        return self._observed.menus[self._known(site)]
 
     def predict(self, assignment: Mapping[str, str]) -> Prediction:
         """The error of an assignment with its 95 % interval. No model is run, but in the first call, to calibrate."""
@@ -142,22 +153,24 @@ class Audit:
         them, the closest, with ``met`` False and the budgets that bind in ``why``.
         """
         budgets = Budgets(max_error, max_bytes, max_kv_bytes, max_prefill, max_time)
-        return Planner(self, self.shape, self.bits).recommend(budgets)
+        return self._planner.recommend(budgets)
 
     def pareto(self, points: int = 16) -> list[tuple[float, float, Prediction, Assignment]]:
         """(bytes, seconds of a decode step, prediction, assignment) of which none is beaten in bytes and error."""
-        return Planner(self, self.shape, self.bits).pareto(points)
+        return self._planner.pareto(points)
 
     def cost(self, assignment: Mapping[str, str]) -> Cost:
         """Bytes and times of an assignment on the target."""
-        return Planner(self, self.shape, self.bits).cost(self.checked(assignment))
+        return self._planner.cost(self.checked(assignment))
 
-    @property
+    @cached_property
+    def _planner(self) -> Planner:
+        return Planner(self, self.shape, self.bits)
+
+    @cached_property
     def noise_floor(self) -> float:
         """The error with every site rounded to bfloat16: below it, what runs in 16 bits can't be told apart."""
-        if self._floor is None:
-            self._floor = self._simulated({str(site): "bf16" for site in self.sites if not site.tied})
-        return self._floor
+        return self._simulated(dict.fromkeys(self._observed.cast, "bf16"))
 
     def contribution(self, site: str, scheme: str) -> float:
         """The predicted error of one site alone, before calibration."""
@@ -172,36 +185,46 @@ class Audit:
         if self._calibration is None:
             self.calibrate()
         assert self._calibration is not None
-        return self.metric.squares(self._calibration.raw(error), self._weight)
+        return self.metric.squares(self._calibration.raw(error), self._observed.weight)
 
     def _simulated(self, chosen: Mapping[str, str]) -> float:
         if self._kept and (found := self._kept.error(chosen)) is not None:
             return found
-        simulator = Simulator({name: SCHEMES[scheme] for name, scheme in chosen.items()}, self.fits, self._tied)
+        simulator = self._simulator(chosen)
         tally = Tally()
         for index, batch in enumerate(self.batches):
-            reference = self._reference(index)
-            with torch.no_grad(), settled(self.model), opened(self.model, simulator):
-                outputs = call(self.model, batch)
-            with torch.no_grad():
-                tally.add(self.metric.compare(reference, self.metric.output(outputs, mapping(batch)), mapping(batch)))
+            reference, output = self._reference(index), self._run(simulator, index)
+            tally.add(self.metric.compare(reference, output, mapping(batch)))
         error = self.metric.mean(tally)
         if self._kept:
             self._kept.note(chosen, error)
         return error
 
+    def _reference(self, index: int) -> torch.Tensor:
+        kept = self._observed.references
+        return self._run(self._simulator({}), index) if kept is None else kept[index]
+
+    def _simulator(self, chosen: Mapping[str, str]) -> Simulator:
+        schemes = {name: SCHEMES[scheme] for name, scheme in chosen.items()}
+        return Simulator(schemes, self.fits, self._observed.tied)
+
+    def _run(self, simulator: Simulator, index: int) -> torch.Tensor:
+        """What is compared of a batch's outputs, an assignment simulated."""
+        batch = self.batches[index]
+        with torch.no_grad(), settled(self.model), opened(self.model, simulator):
+            return self.metric.output(call(self.model, batch), mapping(batch))
+
     def calibrate(self, count: int = 48) -> None:
         """Measure ``count`` random assignments, from dense to sparse, and fit the interval to them."""
-        began = time.monotonic()
-        while len(self.measured) < count:
-            share, fine = _KINDS[len(self.measured) % len(_KINDS)]
-            draw = random.Random(f"{self._seed} {len(self.measured)}")
-            chosen = self.random_assignment(draw, share, fine=fine)
-            raw, effective = self._raw(chosen)
-            self.measured.append((chosen, Measured(raw, self.measure(chosen), effective)))
-            self._progress("measuring", len(self.measured), count)
+        with self._timed("measuring"):
+            while len(self.measured) < count:
+                share, fine = _KINDS[len(self.measured) % len(_KINDS)]
+                draw = random.Random(f"{self._seed} {len(self.measured)}")
+                chosen = self.random_assignment(draw, share, fine=fine)
+                raw, effective = self._raw(chosen)
+                self.measured.append((chosen, Measured(raw, self.measure(chosen), effective)))
+                self._progress("measuring", len(self.measured), count)
         self._calibration = Calibration.fitted([pair for _, pair in self.measured], power=self.metric.power)
-        self.seconds["measuring"] = self.seconds.get("measuring", 0.0) + time.monotonic() - began
 
     def random_assignment(self, draw: random.Random, share: float = 1.0, *, fine: bool = False) -> dict[str, str]:
         """A random scheme at every site, or at a random share of them (one at least).
@@ -210,12 +233,12 @@ class Audit:
         """
         sites = [site for site in self.sites if not site.tied]
         some = [site for site in sites if draw.random() < share] or [draw.choice(sites)]
-        return {str(site): draw.choice(self._finer[site] if fine else self._menus[site]) for site in some}
+        return {str(site): draw.choice(self._finer[site] if fine else self._observed.menus[site]) for site in some}
 
     @cached_property
     def _finer(self) -> dict[str, tuple[str, ...]]:
         found = {}
-        for name, menu in self._menus.items():
+        for name, menu in self._observed.menus.items():
             by_error = sorted(menu, key=lambda scheme: self.squares({name: scheme}))
             found[name] = tuple(by_error[: (len(by_error) + 1) // 2])
         return found
@@ -228,10 +251,10 @@ class Audit:
         chosen: dict[str, str] = {}
         for name, scheme in assignment.items():
             site = self._known(name)
-            if scheme not in self._menus[site]:
+            if scheme not in self._observed.menus[site]:
                 scheme_named(scheme)
                 raise BadAssignment(
-                    f"expected a scheme for {site} of {', '.join(self._menus[site]) or 'none'}, got {scheme!r}"
+                    f"expected a scheme for {site} of {', '.join(self._observed.menus[site]) or 'none'}, got {scheme!r}"
                 )
             owner = site.tied or str(site)
             if chosen.get(owner, scheme) != scheme:
@@ -247,61 +270,27 @@ class Audit:
         raise BadAssignment(f"expected a site of this model, got {name!r}: {hint}")
 
     def _keys(self, chosen: Mapping[str, str]) -> list[Key]:
-        return [(site, part) for site, scheme in chosen.items() for part in parts_of(SCHEMES[scheme])]
+        """Products of what changes: not of values that an earlier site has left as this one would."""
+        schemes = {name: SCHEMES[scheme] for name, scheme in chosen.items()}
+        return [
+            (name, part)
+            for name, scheme in schemes.items()
+            for part in parts_of(scheme)
+            if not (part[0] == "values" and is_repeated(name, schemes, self._observed.sources))
+        ]
 
     def _raw(self, chosen: Mapping[str, str]) -> tuple[float, float]:
         """The error before calibration, and how many sites it comes from."""
         keys = self._keys(chosen)
         squares = self.form.of(keys)
-        error = math.inf if math.isinf(squares) else float(self.metric.error(squares, self._weight))
+        error = math.inf if math.isinf(squares) else float(self.metric.error(squares, self._observed.weight))
         return error, self.form.effective(keys)
 
-    def _collect(self, formats: Sequence[str]) -> None:
-        """Look: sites, what passes them, and reference outputs."""
-        began = time.monotonic()
-        roles = {name: type(module).__name__ for name, module in self.model.named_modules()}
-        collector = Collector(lambda name: "router" if _is_router(name, roles.get(name, "")) else "linear")
-        kept: list[torch.Tensor] = []
-        size = 0
-        self._weight = 0.0
-        for index, batch in enumerate(self.batches):
-            with torch.no_grad(), settled(self.model), opened(self.model, collector):
-                outputs = call(self.model, batch)
-            reference = self.metric.output(outputs, mapping(batch)).detach()
-            if not bool(reference.isfinite().all()):
-                raise BadModel(
-                    f"expected finite outputs, got NaN or infinities for batch {index}: check model and inputs"
-                )
-            self._weight += self.metric.weight(reference, mapping(batch))
-            size += reference.numel() * reference.element_size()
-            if size <= _KEPT:
-                kept.append(reference)
-            self._progress("looking", index + 1, len(self.batches))
-        self._references = kept if size <= _KEPT else None
-        if not any(site.place == "linear" for site in collector.sites.values()):
-            raise BadModel("expected a model with linear layers, got one that runs none: is it the right module?")
-        self.seen, self.weights = collector.seen, collector.weights
-        units = {str(s): s.unit for s in collector.sites.values() if s.role == "linear"}
-        self.fits = Fits(self.seen, units, keep=not streamed_parameters(self.model))
-        menus = {str(site): menu_of(site, formats) for site in collector.sites.values()}
-        self.sites = tuple(site for site in collector.sites.values() if menus[str(site)])
-        if not self.sites:
-            raise UnknownOption(f"expected formats for sites of this model, got {', '.join(formats) or 'none'}")
-        self._by_name = {str(site): site for site in self.sites}
-        self._menus = {str(site): menus[str(site)] for site in self.sites}
-        self._tied = {str(site): site.tied for site in self.sites if site.tied}
-        for name, owner in self._tied.items():  # a table that a linear shares takes what the linear may take
-            both = [site for site in (self._by_name[name], self._by_name[owner]) if site.place == "linear"]
-            self._menus[name] = self._menus[owner] = self._menus[str(both[0])] if both else self._menus[name]
-            self.seen.setdefault((owner, ""), self.seen.get((name, ""), Seen()))
-        self.seconds["looking"] = time.monotonic() - began
-
-    def _differentiate(self) -> None:
+    def _differentiate(self) -> QuadraticForm:
         """One forward and backward pass a batch: products of every scheme at every site."""
-        began = time.monotonic()
-        if self._kept and (found := self._kept.products(self._menus)):
-            self.form = QuadraticForm(found)
-            return
+        menus, fits, tied = self._observed.menus, self.fits, self._observed.tied
+        if self._kept and (found := self._kept.products(menus)):
+            return QuadraticForm(found)
         generator = torch.Generator().manual_seed(self._seed)
 
         def backward(visitor: Sensitivity, outputs: Any, batch: Any) -> None:
@@ -312,28 +301,19 @@ class Audit:
         products = products_of(
             self.model,
             self.batches,
-            lambda size, index: Sensitivity(self._menus, self.fits, self._tied, size, self._seed + index),
+            lambda size, index: Sensitivity(menus, fits, tied, size, self._seed + index),
             backward,
             lambda done: self._progress("predicting", done, len(self.batches)),
         )
         if self._kept:
             self._kept.keep(products)
-        self.form = QuadraticForm(products)
-        self.seconds["predicting"] = time.monotonic() - began
+        return QuadraticForm(products)
 
-    def _reference(self, index: int) -> torch.Tensor:
-        if self._references is not None:
-            return self._references[index]
-        with torch.no_grad(), settled(self.model):
-            return self.metric.output(call(self.model, self.batches[index]), mapping(self.batches[index]))
-
-
-def _parameters(model: torch.nn.Module | torch.export.ExportedProgram) -> list[torch.Tensor]:
-    return [p for p in model.parameters() if p.is_floating_point()]
-
-
-def _is_router(name: str, kind: str) -> bool:
-    return "Router" in kind or "router" in name.rpartition(".")[2] or (name.endswith(".gate") and "Linear" not in kind)
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.monotonic() - began
 
 
 def _silent(stage: str, done: int, count: int) -> None:

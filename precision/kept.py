@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from assay.precision.model.sensitivity import parts_of
+from assay.precision.model.parts import parts_of
 from assay.precision.model.streaming import streamed_parameters
 from assay.precision.prediction import Key, Products
 from assay.precision.schemes import SCHEMES

@@ -58,6 +58,10 @@ class Metric(ABC):
     def weight(self, reference: torch.Tensor, batch: Batch) -> float:
         """What the sum over a batch is divided by in the end."""
 
+    def compared(self, output: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """The output with zeros where nothing is compared."""
+        return _at_valid(output, batch)
+
     @abstractmethod
     def error(self, squares: Any, weight: float) -> Any:
         """The metric from a sum of squares of (v . dz), numbers or an array of them."""
@@ -80,15 +84,22 @@ def _tensor(outputs: Any, *names: str) -> torch.Tensor:
             return found
     if isinstance(outputs, tuple | list) and outputs and isinstance(outputs[0], torch.Tensor):
         return outputs[0]
-    raise WrongShape(f"expected an output with {' or '.join(names)}, or a tensor, got {type(outputs).__name__}")
+    hidden = isinstance(outputs, Mapping) and "last_hidden_state" in outputs
+    remedy = "; metric='relative' compares hidden states" if hidden else ""
+    raise WrongShape(f"expected an output with {' or '.join(names)}, or a tensor, got {type(outputs).__name__}{remedy}")
 
 
 def _valid(output: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Which positions of [B, T, ...] count, as [B, T, 1, ...]; all where no attention mask has that shape."""
+    """Which positions of [B, T, ...] count, bool [B, T, 1, ...]; all where no attention mask has that shape."""
     mask = batch.get("attention_mask")
     if isinstance(mask, torch.Tensor) and output.dim() > 2 and mask.shape == output.shape[:2]:
-        return mask.to(output.dtype).reshape(*mask.shape, *(1,) * (output.dim() - 2))
-    return torch.ones(output.shape[:-1], dtype=output.dtype, device=output.device)[..., None]
+        return (mask > 0).to(output.device).reshape(*mask.shape, *(1,) * (output.dim() - 2))
+    return torch.ones(*output.shape[:-1], 1, dtype=torch.bool, device=output.device)
+
+
+def _at_valid(values: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """The values with zeros at padding, whatever stands there."""
+    return torch.where(_valid(values, batch), values, 0.0)
 
 
 def _signs(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -108,11 +119,11 @@ class KL(Metric):
         sign = _signs(root, generator)
         # With u = sqrt(p), of norm one, v = u * (s - u (u . s)) has covariance diag(u) (1 - uu') diag(u).
         v = root * (sign - root * torch.linalg.vecdot(root, sign)[..., None])
-        return v * _valid(output, batch)
+        return _at_valid(v, batch)
 
     def compare(self, reference: torch.Tensor, output: torch.Tensor, batch: Batch) -> Tally:
-        p, q = reference.log_softmax(-1), output.log_softmax(-1)
-        each = (p.exp() * (p - q)).double().sum(-1, keepdim=True) * _valid(output, batch).double()
+        pairs = zip(reference, output, strict=True)  # one by one: float64 takes twice the memory
+        each = _at_valid(torch.stack([_divergence(*pair) for pair in pairs]), batch)
         return Tally(float(each.sum()), self.weight(reference, batch))
 
     def weight(self, reference: torch.Tensor, batch: Batch) -> float:
@@ -126,6 +137,13 @@ class KL(Metric):
 
     def mean(self, tally: Tally) -> float:
         return tally.total / tally.weight
+
+
+def _divergence(logits: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """KL of the distributions of logits [..., V], [..., 1], in float64: in float32 the terms, of both signs, leave 1e-8
+    where nothing differs."""
+    p, q = logits.double().log_softmax(-1), others.double().log_softmax(-1)
+    return (p.exp() * (p - q)).sum(-1, keepdim=True)
 
 
 class Amplitude(Metric):
@@ -152,14 +170,14 @@ class Relative(Amplitude):
         return _tensor(outputs, "last_hidden_state", "logits")
 
     def cotangent(self, output: torch.Tensor, batch: Batch, generator: torch.Generator) -> torch.Tensor:
-        return _signs(output, generator) * _valid(output, batch)
+        return _at_valid(_signs(output, generator), batch)
 
     def compare(self, reference: torch.Tensor, output: torch.Tensor, batch: Batch) -> Tally:
-        each = (output.double() - reference.double()).square() * _valid(output, batch).double()
+        each = _at_valid((output.double() - reference.double()).square(), batch)
         return Tally(float(each.sum()), self.weight(reference, batch))
 
     def weight(self, reference: torch.Tensor, batch: Batch) -> float:
-        return float((reference.double().square() * _valid(reference, batch).double()).sum())
+        return float(_at_valid(reference.double().square(), batch).sum())
 
 
 class Loss(Amplitude):

@@ -60,6 +60,7 @@ class QuadraticForm:
         self._row = {key: row for row, key in enumerate(products.keys)}
         units = _units(products)
         self.diagonal = _diagonal(products, units)
+        units[(units != 0).sum(1) < _FEW] = 0.0
         lengths = np.sqrt(np.square(units).sum(1, keepdims=True))
         self._directions = np.divide(units, lengths, out=np.zeros_like(units), where=lengths > 0)
 
@@ -88,7 +89,7 @@ class QuadraticForm:
         np.fill_diagonal(correlations, 0.0)
         least = min(_CORRELATES / math.sqrt(max(directions.shape[1], 1)), 0.999)
         correlations[np.abs(correlations) < least] = 0.0
-        return float(roots @ correlations @ roots) if directions.shape[1] >= _FEW else 0.0
+        return float(roots @ correlations @ roots)
 
 
 def _units(products: Products) -> np.ndarray:
@@ -109,12 +110,11 @@ def _diagonal(products: Products, units: np.ndarray) -> np.ndarray:
     squared = np.square(units)
     count = np.maximum((units != 0).sum(1), 1)
     mean = squared.sum(1) / count
+    deviation = np.sqrt(np.maximum(np.square(squared).sum(1) / count - np.square(mean), 0.0))
     known = finite & (spread > 0) & (mean > 0)
     ratio = np.log(np.where(known, mean, 1.0))
-    error = np.where(known, squared.std(1) / np.sqrt(count) / np.where(known, mean, 1.0), np.inf)
-    # One sample has no second half: its own stands for it.
-    parts = [squared[:, half::2] if squared.shape[1] > half else squared for half in (0, 1)]
-    halves = [np.log(np.where(known, part.mean(1), 1.0).clip(1e-6)) for part in parts]
+    error = np.where(known, deviation / np.sqrt(count) / np.where(known, mean, 1.0), np.inf)
+    halves = [np.log(np.where(known, _mean(squared, squared[:, half::2]), 1.0).clip(1e-6)) for half in (0, 1)]
     expected = np.zeros_like(ratio)
     for place in (0, 1):  # a factor for each site, then one for each part of what remains
         groups: dict[object, list[int]] = {}
@@ -129,6 +129,13 @@ def _diagonal(products: Products, units: np.ndarray) -> np.ndarray:
         biased = spread * (np.minimum(mean, 1.0) + thin * np.maximum(mean - 1.0, 0.0))
     found = np.where(believed, biased, np.where(known, spread * np.exp(expected), spread))
     return np.where(finite, found, np.inf)
+
+
+def _mean(squared: np.ndarray, of: np.ndarray) -> np.ndarray:
+    """Means of those of some samples that aren't zero; of all samples where these are."""
+    count = (of != 0).sum(1)
+    whole = squared.sum(1) / np.maximum((squared != 0).sum(1), 1)
+    return np.where(count > 0, of.sum(1) / np.maximum(count, 1), whole)
 
 
 def _reliable(

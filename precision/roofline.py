@@ -154,7 +154,7 @@ class Roofline:
     def __init__(self, device: Device, sites: Iterable[Site], shape: Shape, bits: int = 16) -> None:
         self.device = device
         self.shape = shape
-        self.sites = {site.name: site for site in sites}
+        self.sites = {str(site): site for site in sites}
         self._own = bits / 8
         self._own_arithmetic = "fp32" if bits > 16 and "fp32" in device.rates else "bf16"
         self._tables = {site.shape for site in self.sites.values() if site.place == "embedding"}
@@ -216,7 +216,7 @@ class Roofline:
         Each token goes to k of E experts, independently and evenly: one is read with probability 1 - (1 - k/E)^tokens.
         """
         held = site.shape[0] if len(site.shape) == 3 else 1
-        found = _EXPERT.match(site.name)
+        found = _EXPERT.match(site)
         experts = self._experts[found[1]] if found else held
         if experts <= 1:
             return 1.0, 1.0

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from assay.precision.advice.finding import Finding
-from assay.precision.advice.local import at_stake, linears, local_error, matrices, owner
+from assay.precision.advice.local import at_stake, linears, matrices, owner
 from assay.precision.advice.passes import control_of
-from assay.precision.model.sensitivity import parts_of
+from assay.precision.model.parts import parts_of
 from assay.precision.model.sites import Site
 from assay.precision.prediction import QuadraticForm
 from assay.precision.schemes import SCHEMES
@@ -48,48 +48,27 @@ def scaling(audit: Audit) -> Iterator[Finding]:
 
 
 def _granularities(audit: Audit) -> Iterator[Finding]:
-    """Schemes of the menu are compared by their predicted errors, others by the local error of the site's output."""
-    sites = linears(audit)
+    """Schemes of one menu, compared by their predicted errors."""
     for base, others in _FAMILIES:
-        squares = {str(site): _squares(audit, site, base) for site in sites if base in audit.menu(site)}
+        squares = {site: _squares_of(audit.form, site, base) for site in linears(audit) if base in audit.menu(site)}
         finite = [square for square in squares.values() if math.isfinite(square)]
         mean = sum(finite) / max(len(finite), 1)
-        for site in sites:
-            before = squares.get(str(site), 0.0)
+        for site, before in squares.items():
             if before < mean or before == 0:  # what costs little needs no repair
                 continue
-            after = _alternatives(audit, site, base, others, before)
-            if not after:
+            after = {name: _squares_of(audit.form, site, name) for name in others if name in audit.menu(site)}
+            best = min(after, key=after.__getitem__, default="")
+            if not best or before < _REPAIRED * after[best]:
                 continue
-            best = min(after, key=lambda name: after[name][0])
-            least, basis = after[best]
-            if before < _REPAIRED * least:
-                continue
+            ratio = before / max(after[best], 1e-300)
             yield Finding(
                 "granularity",
                 str(site),
-                f"{base} makes {min(before / max(least, 1e-300), 1e9):.3g} times the squared error of {best} here "
-                f"({basis}).",
-                {"scheme": base, "better": best, "ratio": before / max(least, 1e-300), "basis": basis},
-                f"Take {best} instead of {base}.",
+                f"{base} is predicted to make {min(ratio, 1e9):.3g} times the squared error of {best} here.",
+                {"scheme": base, "better": best, "ratio": ratio},
+                f"Of the two, take {best}.",
                 audit.contribution(site, base),
             )
-
-
-def _alternatives(
-    audit: Audit, site: Site, base: str, others: tuple[str, ...], before: float
-) -> dict[str, tuple[float, str]]:
-    """The squared error of each other scheme, and whether it was predicted or follows from local errors."""
-    found = {name: (_squares(audit, site, name), "predicted") for name in others if name in audit.menu(site)}
-    local = local_error(audit, site, base)
-    for name in others:
-        if name not in found and local and (error := local_error(audit, site, name)) is not None:
-            found[name] = before * error / local, "local"
-    return found
-
-
-def _squares(audit: Audit, site: Site, scheme: str) -> float:
-    return _squares_of(audit.form, site, scheme)
 
 
 def _bits_or_scales(audit: Audit, repaired: set[tuple[str, str]]) -> Iterator[Finding]:
@@ -104,7 +83,7 @@ def _bits_or_scales(audit: Audit, repaired: set[tuple[str, str]]) -> Iterator[Fi
     control = control_of(audit, {owner(site): bases for site, bases in menus.items()})
     for site, bases in menus.items():
         ratios = {
-            base: _squares(audit, site, base) / random
+            base: _squares_of(audit.form, site, base) / random
             for base in bases
             if (random := _squares_of(control, site, base)) > 0
         }
@@ -119,7 +98,9 @@ def _bits_or_scales(audit: Audit, repaired: set[tuple[str, str]]) -> Iterator[Fi
                 f"{base} costs most here, {ratios[base]:.2g} times the squared error of a random change as large: "
                 + _meaning(ratios[base]),
                 {"scheme": base, "ratio": ratios[base]},
-                "Try groups, smoothing or a searched clip." if kind == "scales" else "Take more bits here.",
+                f"For {base} here, try groups, smoothing or a searched clip."
+                if kind == "scales"
+                else f"Where others have {base}, give this one more bits.",
                 audit.contribution(site, base),
             )
 
@@ -137,9 +118,12 @@ def _meaning(ratio: float) -> str:
 
 
 def dead(audit: Audit) -> Iterator[Finding]:
-    """Linears whose change, by any scheme, the output does not see; also weights that are all zero."""
+    """Linears whose change, by any scheme, doesn't reach the output that is compared; also weights that are all zero.
+
+    A pooler is one where hidden states are compared: it is used, but elsewhere.
+    """
     sites = [site for site in linears(audit) if audit.menu(site)]
-    costs = {str(site): np.array([_squares(audit, site, name) for name in audit.menu(site)]) for site in sites}
+    costs = {str(site): np.array([_squares_of(audit.form, site, name) for name in audit.menu(site)]) for site in sites}
     schemes = {str(site): audit.menu(site) for site in sites}
     medians = {
         name: float(np.median([costs[site][menu.index(name)] for site, menu in schemes.items() if name in menu]))
@@ -150,13 +134,17 @@ def dead(audit: Audit) -> Iterator[Finding]:
         limits = np.array([_DEAD * medians[name] for name in audit.menu(site)])
         if not zero and not (costs[str(site)] <= limits).all():
             continue
-        why = "Its weight is all zero." if zero else "No scheme changes the output: nothing that it gives is used."
         yield Finding(
             "dead",
             str(site),
-            why,
+            "Its weight is all zero."
+            if zero
+            else f"No scheme here changes the output that is compared (metric {audit.metric.name}): what this linear "
+            "gives doesn't reach it.",
             {"parameters": site.parameters, "zero": zero},
-            "Take the fewest bits here, or leave the layer out; and ask whether this checkpoint is complete.",
+            "Leave the layer out, or take the fewest bits; and ask whether this checkpoint is complete."
+            if zero
+            else "Any scheme will do for this output; where another one is used, audit with a loss of that one.",
         )
 
 

@@ -11,9 +11,10 @@ import torch
 
 from assay.precision.advice.experts import Router, flip_share, routers_of
 from assay.precision.model.menu import Fits
+from assay.precision.model.parts import parts_of
 from assay.precision.model.products import products_of
 from assay.precision.model.running import mapping
-from assay.precision.model.sensitivity import Sensitivity, parts_of
+from assay.precision.model.sensitivity import Sensitivity
 from assay.precision.model.tap import Product
 from assay.precision.prediction import QuadraticForm
 from assay.precision.schemes import SCHEMES, Scheme, Stored

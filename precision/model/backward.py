@@ -65,17 +65,17 @@ class ValuesOf(torch.autograd.Function):
     """Values without a weight."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Any, x: Any, visitor: Any, name: Any, part: Any, rows: Any) -> Any:
+    def forward(ctx: Any, anchor: Any, x: Any, visitor: Any, name: Any, part: Any, rows: Any, copied: Any) -> Any:
         ctx.save_for_backward(x)
         ctx.rest = visitor, name, part, rows
-        return x.view_as(x)
+        return x.clone() if copied else x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, g: Any) -> Any:
         (x,) = ctx.saved_tensors
         visitor, name, part, rows = ctx.rest
         visitor.on_values(name, x, part, rows, g)
-        return None, g, *(None,) * 4
+        return None, g, *(None,) * 5
 
 
 def _now(held: torch.Tensor | Streamed) -> torch.Tensor:

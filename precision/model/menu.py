@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from assay.precision.model.sites import Seen, Site
+from assay.precision.model.streaming import Weights
 from assay.precision.roofline import device_named, supports
 from assay.precision.schemes import SCHEMES, Moments, Quantizer, Scheme, Stored, scheme_named
 from assay.precision.schemes.fitting import awq_factors, fit_values, fit_weight, smooth_factors, smoothed
 from assay.precision.schemes.scheme import DEFAULTS
 
 __all__ = ["Fits", "formats_of", "menu_of"]
+
+_EXPERTS = 8
+"""Of a layer's experts so many tell its column factors."""
 
 
 def formats_of(formats: Collection[str] | None, target: str | None) -> tuple[str, ...]:
@@ -41,17 +45,24 @@ def _fits(scheme: Scheme, site: Site) -> bool:
 class Fits:
     """What schemes store, fitted to each site when first asked for: scales and column factors, never whole weights.
 
-    ``units``: which linears share an input and run as one product. They share column factors, which the first of them
-    that is asked for decides: what comes before them can take up one set of factors only. ``keep``: whether a weight's
-    scales are kept, which groups of 32 have an eighth as many bytes of as there are weights, for every scheme.
+    ``weights``: of the sites. ``together``: groups of linears that share an input and run as one product. They share
+    column factors, for what comes before them can take up one set only, and a scale of the tensor, for the product has
+    one. ``keep``: whether a weight's scales are kept, which groups of 32 have an eighth as many bytes of as there are
+    weights, for every scheme.
     """
 
     def __init__(
-        self, seen: Mapping[tuple[str, str], Seen], units: Mapping[str, str] | None = None, *, keep: bool = True
+        self,
+        seen: Mapping[tuple[str, str], Seen],
+        weights: Mapping[str, Weights] | None = None,
+        together: Sequence[Sequence[str]] = (),
+        *,
+        keep: bool = True,
     ) -> None:
         self._keep = keep
         self._seen = seen
-        self._units = units or {}
+        self._weights = weights or {}
+        self._together = {name: tuple(names) for names in together for name in names}
         self._fitted: dict[tuple[object, ...], Any] = {}
 
     def weight(self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None = None) -> Stored | None:
@@ -65,7 +76,8 @@ class Fits:
 
         def fitted() -> Stored:
             factors = self._awq_factors(name, quantizer, weight)
-            return fit_weight(quantizer, weight, self._moments(name), factors, rotated)
+            largest = None if rotated else self._largest(name, quantizer)
+            return fit_weight(quantizer, weight, self._moments(name), factors, rotated, largest)
 
         return self._once(("weight", name, expert, quantizer, rotated), fitted) if self._keep else fitted()
 
@@ -86,18 +98,34 @@ class Fits:
         return self.values(name, scheme)
 
     def _smoothed(self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None) -> tuple[Stored, Stored]:
-        moments = self._moments(name)
-        assert moments is not None
-        key = ("smooth factors", self._units.get(name, name), weight.shape[-1], scheme.name)
-        factors = self._once(key, lambda: smooth_factors(scheme, weight, moments))
+        key = ("smooth factors", self._group(name), scheme.name)
+        factors = self._once(key, lambda: smooth_factors(scheme, *self._joint(name, weight)))
         return self._once(("smooth", name, expert, scheme.name), lambda: smoothed(scheme, weight, factors))
 
     def _awq_factors(self, name: str, quantizer: Quantizer, weight: torch.Tensor) -> torch.Tensor | None:
-        moments = self._moments(name)
-        if quantizer.rule != "awq" or moments is None:
+        if quantizer.rule != "awq" or self._moments(name) is None:
             return None
-        key = ("awq factors", self._units.get(name, name), weight.shape[-1], quantizer)
-        return self._once(key, lambda: awq_factors(quantizer, weight, moments))
+        key = ("awq factors", self._group(name), quantizer)
+        return self._once(key, lambda: awq_factors(quantizer, *self._joint(name, weight)))
+
+    def _largest(self, name: str, quantizer: Quantizer) -> torch.Tensor | None:
+        """Largest magnitude of all weights of a product, [1, 1]; None where they share no scale."""
+        group = self._group(name)
+        if len(group) == 1 or not (quantizer.per == "tensor" or quantizer.scale_format == "float8_e4m3fn"):
+            return None
+        whole = (weight.abs().amax() for each in group for weight in self._weights[each].values())
+        return self._once(("largest", group), lambda: torch.stack(list(whole)).amax().reshape(1, 1))
+
+    def _joint(self, name: str, weight: torch.Tensor) -> tuple[torch.Tensor, Moments]:
+        """Weights of a product one below the other, [N, K], and what its input showed; of many experts, some."""
+        group = self._group(name)
+        own: Mapping[int | None, torch.Tensor] = {None: weight}
+        weights = [self._weights.get(each, own) for each in group]
+        moments = [found for each in group if (found := self._moments(each)) is not None]
+        return torch.cat([held[expert] for held in weights for expert in _some(held)]), Moments.joint(moments)
+
+    def _group(self, name: str) -> tuple[str, ...]:
+        return self._together.get(name, (name,))
 
     def _moments(self, name: str, part: str = "") -> Moments | None:
         seen = self._seen.get((name, part))
@@ -107,3 +135,9 @@ class Fits:
         if key not in self._fitted:
             self._fitted[key] = make()
         return self._fitted[key]
+
+
+def _some(held: Mapping[int | None, torch.Tensor]) -> list[int | None]:
+    """A few experts of a weight, evenly spread."""
+    experts = sorted(held, key=lambda expert: -1 if expert is None else expert)
+    return experts[:: -(-len(experts) // _EXPERTS)]

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from assay.precision.model.opening import opened
+from assay.precision.model.parts import Part
 from assay.precision.model.running import batch_size, call, settled
-from assay.precision.model.sensitivity import Part, Sensitivity, Term
+from assay.precision.model.sensitivity import Sensitivity, Term
 from assay.precision.prediction import Products
 
 __all__ = ["products_of"]
@@ -23,29 +24,40 @@ def products_of(
     backward: Callable[[Sensitivity, Any, Any], None],
     done: Callable[[int], None] = lambda count: None,
 ) -> Products:
-    """One forward and one backward pass a batch.
+    """One forward and one backward pass a batch, with copies of values where the model writes over them.
 
     ``visitor_of`` a batch's size and number; ``backward`` takes visitor, outputs and batch, and differentiates with
     respect to the visitor's anchor; ``done`` is told how many batches are.
     """
     terms: list[dict[tuple[str, Part], Term]] = []
-    known = True
     sizes = [batch_size(batch) for batch in batches]
-    for index, (batch, size) in enumerate(zip(batches, sizes, strict=True)):
-        visitor = visitor_of(size, index)
+    copies = False
+
+    def passed(index: int) -> Sensitivity:
+        visitor = visitor_of(sizes[index], index)
+        visitor.copies = copies
         with torch.enable_grad(), settled(model):
             with opened(model, visitor) as tap:
                 visitor.tap = tap
-                outputs = call(model, batch)
-            backward(visitor, outputs, batch)
+                outputs = call(model, batches[index])
+            backward(visitor, outputs, batches[index])
+        return visitor
+
+    for index in range(len(batches)):
+        try:
+            visitor = passed(index)
+        except RuntimeError as error:
+            if copies or "inplace" not in str(error):
+                raise
+            copies = True
+            visitor = passed(index)
         terms.append(visitor.terms)
-        known = known and visitor.known
         done(index + 1)
-    return _gathered(terms, sizes, known)
+    return _gathered(terms, sizes)
 
 
-def _gathered(batches: Sequence[Mapping[tuple[str, Part], Term]], sizes: Sequence[int], known: bool) -> Products:
-    """The batches' products side by side; one sample a batch where sequences could not be told apart."""
+def _gathered(batches: Sequence[Mapping[tuple[str, Part], Term]], sizes: Sequence[int]) -> Products:
+    """The batches' products side by side."""
     keys = tuple(dict.fromkeys(key for batch in batches for key in batch))
     parts: dict[str, list[np.ndarray]] = {"sums": [], "squares": []}
     thinning = np.ones(len(keys))
@@ -53,7 +65,6 @@ def _gathered(batches: Sequence[Mapping[tuple[str, Part], Term]], sizes: Sequenc
         nothing = Term(torch.zeros(size), torch.zeros(size), 1)
         found = [batch.get(key, nothing) for key in keys]
         for name, part in parts.items():
-            each = torch.stack([getattr(term, name) for term in found]).double().numpy()
-            part.append(each if known else each.sum(1, keepdims=True))
+            part.append(torch.stack([getattr(term, name) for term in found]).double().numpy())
         thinning = np.maximum(thinning, [term.thinning for term in found])
     return Products(keys, np.concatenate(parts["sums"], 1), np.concatenate(parts["squares"], 1), thinning)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from assay.precision.errors import BadModel, NoData
 from assay.precision.model.streaming import streamed_parameters
 
-__all__ = ["batch_size", "call", "mapping", "prepared", "settled"]
+__all__ = ["batch_size", "call", "mapping", "prepared", "settled", "taken"]
 
 
 def prepared(model: torch.nn.Module | torch.export.ExportedProgram) -> torch.nn.Module:
@@ -61,7 +61,7 @@ def settled(model: torch.nn.Module) -> Iterator[None]:
         (config, key, getattr(config, key)) for config in configs.values() for key in settings if hasattr(config, key)
     ]
     try:
-        if hasattr(torch, "export") and not _is_exported(model):
+        if not _is_exported(model):
             model.eval()
         for parameter in wanted:
             parameter.requires_grad_(False)
@@ -91,6 +91,30 @@ def call(model: torch.nn.Module, batch: Any) -> Any:
     if isinstance(batch, Sequence):
         return model(*batch)
     return model(batch)
+
+
+def taken(batches: Iterable[Any]) -> list[Any]:
+    """The batches, tensors of 16 or 64 bits in float32 as the model is. Raises NoData for what is no list of batches
+    and for batches without sequences."""
+    if batches is None or isinstance(batches, torch.Tensor | Mapping | str):
+        given = type(batches).__name__
+        raise NoData(f"expected a list of batches, got {given}: put one batch into a list")
+    found = [_in_float32(batch) for batch in batches]
+    if not found:
+        raise NoData("expected calibration batches, got none: give a longer text or fewer tokens a sequence")
+    for batch in found:
+        batch_size(batch)
+    return found
+
+
+def _in_float32(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.float() if value.is_floating_point() else value
+    if isinstance(value, Mapping):
+        return {key: _in_float32(each) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(_in_float32(each) for each in value)
+    return value
 
 
 def mapping(batch: Any) -> Mapping[str, Any]:

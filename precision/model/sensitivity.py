@@ -16,12 +16,13 @@ import torch
 
 from assay.precision.model.backward import ProductOf, RowsOf, ValuesOf
 from assay.precision.model.menu import Fits
-from assay.precision.model.simulation import split_product
+from assay.precision.model.parts import Part, parts_of
+from assay.precision.model.simulation import SPLITS, split_product
 from assay.precision.model.streaming import Streamed
 from assay.precision.model.tap import LookUp, Product, Tap
-from assay.precision.schemes import SCHEMES, Scheme, Stored
+from assay.precision.schemes import SCHEMES, Stored
 
-__all__ = ["Part", "Sensitivity", "Term", "parts_of"]
+__all__ = ["Sensitivity", "Term"]
 
 _AT_ONCE = 1 << 24
 """Elements of weights' gradients, and of their changes, that are held at once; but no fewer rows than _BLOCK."""
@@ -30,22 +31,6 @@ _BLOCK = 128
 _ENOUGH = 1 << 17
 """Elements of values that tell the size of an error: more are thinned to these, but not below _ROWS rows."""
 _ROWS = 256
-
-Part = tuple[str, object, str]
-"""What a scheme does to one tensor of a site: "weight", "values" or "sum", how it is stored, how transformed."""
-
-
-def parts_of(scheme: Scheme) -> tuple[Part, ...]:
-    """The parts that a scheme's change is made of. Schemes that store a weight alike share that part."""
-    transform = scheme.name if scheme.transform == "smooth" else scheme.transform
-    found: list[Part] = []
-    if scheme.weight is not None:
-        found.append(("weight", scheme.weight, transform))
-    if scheme.activation is not None:
-        found.append(("values", scheme.activation, transform))
-    if scheme.split is not None:
-        found.append(("sum", scheme.split, transform))
-    return tuple(found)
 
 
 @dataclass(slots=True)
@@ -62,13 +47,17 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Which sequence each row of a flattened tensor is of: ``each`` rows in order, or an index [n]; else unknown."""
+    """Which sequence each row of a flattened tensor is of: ``each`` rows in order, or an index [n]; else unknown.
+
+    Unknown are rows that sequences share and those that came by a way that isn't followed. Their products are given to
+    the first sequence as one, whose expected square is that of all, for cotangents of sequences are independent.
+    """
 
     each: int = 0
     index: torch.Tensor | None = None
 
     def sums(self, products: torch.Tensor, batch: int) -> torch.Tensor:
-        """Sums over the rows [n] of every sequence, [B]; all in the first where the sequences are unknown."""
+        """Sums over the rows [n] of every sequence, [B]."""
         if self.each:
             return products.reshape(batch, -1).sum(1)
         found = products.new_zeros(batch)
@@ -89,17 +78,17 @@ class _Rows:
 class Sensitivity:
     """A visitor that leaves the forward pass as it is and, in the backward pass, forms products for every menu.
 
-    The batch's `terms` are there once `torch.autograd.grad` has run with respect to `anchor`; `known` is False where
-    some rows could not be given to sequences: then only the batch's sum over sequences means anything.
+    The batch's `terms` are there once `torch.autograd.grad` has run with respect to `anchor`.
     """
 
     def __init__(
         self, menus: Mapping[str, Sequence[str]], fits: Fits, tied: Mapping[str, str], batch: int, seed: int = 0
     ) -> None:
         self.terms: dict[tuple[str, Part], Term] = {}
-        self.known = True
         self.anchor = torch.zeros((), requires_grad=True)
         self.tap: Tap | None = None
+        self.copies = False
+        """Whether values are kept in copies, for a model that writes over them."""
         self._menus = menus
         self._fits = fits
         self._tied = tied
@@ -115,6 +104,7 @@ class Sensitivity:
         self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
     ) -> torch.Tensor:
         held = self._held(weight)
+        x = x.clone() if self.copies else x
         return ProductOf.apply(self.anchor, x, weight.detach(), held, self, name, expert, product, self._rows(x))  # type: ignore[no-untyped-call]
 
     def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
@@ -125,7 +115,7 @@ class Sensitivity:
         return RowsOf.apply(self.anchor, weight.detach(), self._held(weight), self, name, ids, look_up)  # type: ignore[no-untyped-call]
 
     def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
-        return ValuesOf.apply(self.anchor, x, self, name, part, self._rows(x))  # type: ignore[no-untyped-call]
+        return ValuesOf.apply(self.anchor, x, self, name, part, self._rows(x), self.copies)  # type: ignore[no-untyped-call]
 
     def _held(self, weight: torch.Tensor) -> torch.Tensor | Streamed:
         """What the backward pass has the weight from."""
@@ -135,13 +125,13 @@ class Sensitivity:
     def _rows(self, x: torch.Tensor) -> _Rows:
         count = x.numel() // max(x.shape[-1], 1)
         gathered = self.tap.gathered if self.tap is not None else []
-        if x.dim() == 2 and gathered and gathered[-1][0].numel() == count:
+        if x.dim() == 2 and gathered:
             index, source, _ = gathered[-1]
-            return _Rows(index=index * self._batch // source)
-        if count and count % self._batch == 0 and (x.dim() != 2 or not gathered):
-            return _Rows(each=count // self._batch)
-        self.known = False
-        return _Rows()
+            return _Rows(index=index * self._batch // source if index.numel() == count else None)
+        if x.dim() == 3 and x.shape[1] == self._batch != x.shape[0]:  # [T, B, K]
+            return _Rows(index=torch.arange(count, device=x.device) % self._batch)
+        shared = x.dim() > 2 and x.shape[0] == 1 < self._batch
+        return _Rows() if shared or not count or count % self._batch else _Rows(each=count // self._batch)
 
     def on_linear(
         self,
@@ -161,23 +151,26 @@ class Sensitivity:
         self._on_weight(owner, weights, x, weight, g, rows)
         inputs = {parts_of(s)[-1]: self._fits.input(owner, s, weight, expert) for s in schemes if s.activation}
         self._on_values(owner, inputs, x, gx, rows)
-        for suffix in (":accumulator", ":all_reduce"):
+        for suffix in SPLITS:
             for scheme in self._menus.get(name + suffix, ()):
                 split = SCHEMES[scheme].split
                 assert split is not None
-                change = split_product(x, weight, split, product) - product(x, weight)
+                change = split_product(x, weight, [split], product) - product(x, weight)
                 self._add(name + suffix, parts_of(SCHEMES[scheme])[0], self._term(g * change, rows))
 
     def on_embedding(self, name: str, weight: torch.Tensor, ids: torch.Tensor, g: torch.Tensor) -> None:
-        """Products of a table [V, D]: cotangents g [B, ..., D] of the rows ids [B, ...] that were looked up.
+        """Products of a table [V, D]: cotangents g [..., D] of the rows ids [B, ...] or [T] that were looked up.
 
         A row that a sequence looks up often changes in one way at all these places: its cotangents are added first.
         """
         owner = self._tied.get(name, name)
-        sequence = torch.arange(g.numel() // g.shape[-1], device=g.device) * self._batch * g.shape[-1] // g.numel()
+        count = ids.numel()
+        shared = ids.dim() == 1 and bool((ids.diff() > 0).all())  # positions, which all sequences share
+        known = not shared and count % self._batch == 0
+        sequence = torch.arange(count, device=g.device) * (self._batch if known else 0) // count
         places, of = torch.unique(sequence * weight.shape[0] + ids.flatten(), return_inverse=True)
         g = g.new_zeros(len(places), g.shape[-1]).index_add_(0, of, g.flatten(0, -2))
-        ids, rows = places % weight.shape[0], _Rows(index=places // weight.shape[0])
+        ids, rows = places % weight.shape[0], _Rows(index=places // weight.shape[0] if known else None)
         schemes = [SCHEMES[scheme] for scheme in self._menus.get(owner, ())]
         for part, scheme in {parts_of(s)[0]: s for s in schemes if s.weight}.items():
             stored = self._fits.weight(owner, scheme, weight)
@@ -194,7 +187,7 @@ class Sensitivity:
     ) -> None:
         """Linears that share an input, as q, k and v do, share its changes, and so does the norm that it comes from."""
         kept, thin, changes = self._changes
-        if kept is None or kept.data_ptr() != x.data_ptr() or kept.shape != x.shape:
+        if kept is None or (kept.data_ptr(), kept.shape, kept.stride()) != (x.data_ptr(), x.shape, x.stride()):
             thin, changes = self._thin(x), {}
             self._changes = (x, thin, changes)
         some = thin.of(x)

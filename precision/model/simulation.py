@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -12,7 +12,10 @@ from assay.precision.model.tap import LookUp, Product, Tap
 from assay.precision.schemes import Scheme, Split
 from assay.precision.schemes.rounding import round_element
 
-__all__ = ["Simulator", "split_product"]
+__all__ = ["SPLITS", "Simulator", "split_product"]
+
+SPLITS = (":all_reduce", ":accumulator")
+"""Sites of a linear whose schemes take its sum in parts: those of ranks, and of each the steps of its accumulator."""
 
 
 class Simulator:
@@ -34,11 +37,9 @@ class Simulator:
         if scheme is not None:
             of_input = self._fits.input(owner, scheme, weight, expert)
             x = x if of_input is None else of_input(x)
-        for suffix in (":accumulator", ":all_reduce"):
-            summed = self._assignment.get(name + suffix)
-            if summed is not None and summed.split is not None:
-                return split_product(x, stored, summed.split, product)
-        return product(x, stored)
+        summed = [self._assignment[name + suffix].split for suffix in SPLITS if name + suffix in self._assignment]
+        splits = [split for split in summed if split is not None]
+        return split_product(x, stored, splits, product) if splits else product(x, stored)
 
     def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
         return look_up(self._weight(name, weight, None))
@@ -64,18 +65,26 @@ class Simulator:
         return stored
 
 
-def split_product(x: torch.Tensor, weight: torch.Tensor, split: Split, product: Product) -> torch.Tensor:
-    """x @ weight' with the sum over K in parts: each partial sum and each running sum rounded.
+def split_product(x: torch.Tensor, weight: torch.Tensor, splits: Sequence[Split], product: Product) -> torch.Tensor:
+    """x @ weight' with the sum over K in parts, each partial and each running sum rounded; the parts again in parts.
 
     The bias comes last, in full precision, as epilogues have it.
     """
+    nothing = x.new_zeros(*x.shape[:-1], weight.shape[-1])
+    return _summed(x, weight, splits) + product(nothing, weight)
+
+
+def _summed(x: torch.Tensor, weight: torch.Tensor, splits: Sequence[Split]) -> torch.Tensor:
+    if not splits:
+        return x @ weight.mT
+    split, *inner = splits
     columns = weight.shape[-1]
     length = split.length or -(-columns // split.parts)
     partial, total = format_named(split.partial), format_named(split.total)
     running: torch.Tensor | None = None
     for start in range(0, columns, length):
-        part = round_element(x[..., start : start + length] @ weight[..., start : start + length].mT, partial)
-        running = part if running is None else round_element(running + part, total)
+        some = slice(start, start + length)
+        part = round_element(_summed(x[..., some], weight[..., some], inner), partial)
+        running = round_element(part if running is None else running + part, total)
     assert running is not None
-    nothing = x.new_zeros(*x.shape[:-1], columns)
-    return running + product(nothing, weight)
+    return running

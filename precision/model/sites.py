@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from assay.precision.errors import BadModel
 from assay.precision.model.streaming import Weights
@@ -49,6 +50,7 @@ class Site(str):
         shape: tuple[int, ...] = (),
         unit: str = "",
         tied: str = "",
+        source: str = "",
     ) -> Site:
         site = super().__new__(cls, name)
         site.place = place
@@ -56,6 +58,7 @@ class Site(str):
         site.shape = shape
         site.unit = unit or name
         site.tied = tied
+        site.source = source
         return site
 
     place: Place
@@ -68,11 +71,8 @@ class Site(str):
     """What takes one scheme together in a serving engine: q, k and v; gate and up; the experts of a layer."""
     tied: str
     """Name of the site that holds the same weight, whose scheme is this one's too; mostly empty."""
-
-    @property
-    def name(self) -> str:
-        """The name alone."""
-        return str(self)
+    source: str
+    """Name of the site whose values come here as they left it: a norm's output in a linear; mostly empty."""
 
     @property
     def parameters(self) -> int:
@@ -137,20 +137,29 @@ class Seen:
 class Collector:
     """A visitor that notes the sites and what passes them."""
 
-    def __init__(self, roles: Callable[[str], str]) -> None:
+    def __init__(self, model: torch.nn.Module) -> None:
         self.sites: dict[str, Site] = {}
         self.seen: dict[tuple[str, str], Seen] = {}
         self.weights: dict[str, Weights] = {}
         """Of each site, and of each expert that got tokens: the weight itself, [N, K] or [V, D]."""
         self.tap: Tap | None = None
         self._weights: dict[object, str] = {}
-        self._role = roles
+        self._modules = dict(model.named_modules())
+        self._experts = {name.removesuffix(".weight"): len(p) for name, p in _tensors(model) if p.dim() == 3}
+        self._inputs: dict[str, str] = {}
+        """Of each linear, the first that was given the same tensor."""
+        self._left = _Marks()
+        """Which site a tensor comes from as it is."""
+        self._taken = _Marks()
+        """Which linear a tensor was given to first."""
 
     def linear(
         self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
     ) -> torch.Tensor:
         if name not in self.sites:
-            self._note(name, "linear", weight, expert)
+            self._note(name, "linear", weight, expert, x)
+            self._inputs[name] = self._taken[x] = self._taken[x] or name
+        self._trace(name, x)
         self._hold(name, weight, expert)
         seen = self.seen.setdefault((name, ""), Seen())
         seen.add(x)
@@ -164,7 +173,7 @@ class Collector:
 
     def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
         if name not in self.sites:
-            self._note(name, "embedding", weight, None)
+            self._note(name, "embedding", weight, None, None)
         self._hold(name, weight, None)
         return look_up(weight)
 
@@ -172,13 +181,29 @@ class Collector:
         role = name.rpartition(":")[2]
         if name not in self.sites:
             place: Place = "kv_cache" if role == "kv_cache" else "activation"
-            self.sites[name] = Site(name, place, role)
+            self.sites[name] = Site(name, place, role, source=self._left[x])
+        self._trace(name, x)
+        self._left[x] = name
         # The length of a row of scores changes with the sequence.
         seen = self.seen.setdefault((name, part), Seen())
         seen.add(x, columns=role not in ("scores", "probabilities"))
         if role == "residual" and x.dim() == 3:
             seen.peaks.append(torch.linalg.vector_norm(x.detach(), torch.inf, dim=-1))
         return x
+
+    def together(self) -> list[list[str]]:
+        """Linears that serving engines run as one product of one input: they share its column factors, and a scale of
+        the tensor where they have one. Experts that are modules of their own stand together: one norm feeds them."""
+        found: dict[object, list[str]] = {}
+        for name, first in self._inputs.items():
+            unit, columns = self.sites[name].unit, self.sites[name].shape[-1]
+            found.setdefault((unit, columns, "" if unit.endswith("experts") else first), []).append(name)
+        return list(found.values())
+
+    def _trace(self, name: str, x: torch.Tensor) -> None:
+        """A site that is passed from several places has no source."""
+        if self.sites[name].source and self.sites[name].source != self._left[x]:
+            self.sites[name].source = ""
 
     def _hold(self, name: str, weight: torch.Tensor, expert: int | None) -> None:
         held = self.weights.setdefault(name, Weights())
@@ -189,20 +214,57 @@ class Collector:
             raise BadModel(f"expected finite weights, got NaN or infinities in {name}: load the model anew")
         held.hold(expert, streamed or weight.detach())
 
-    def _note(self, name: str, place: Place, weight: torch.Tensor, expert: int | None) -> None:
-        shape = tuple(weight.shape)
-        if expert is not None:
-            experts = weight.untyped_storage().nbytes() // weight.element_size() // weight.numel()
-            shape = (experts, *shape)
-        role = "experts" if expert is not None else self._role(name) if place == "linear" else place
+    def _note(self, name: str, place: Place, weight: torch.Tensor, expert: int | None, x: torch.Tensor | None) -> None:
+        shape = tuple(weight.shape) if expert is None else (self._experts[name], *weight.shape)
+        role = "experts" if expert is not None else "router" if _is_router(name, self._modules) else place
         streamed = self.tap.streamed(weight) if self.tap is not None else None
         same = weight.data_ptr() if streamed is None else streamed.source
         tied = self._weights.setdefault(same, name) if expert is None else name
-        self.sites[name] = Site(name, place, role, shape, _unit(name), "" if tied == name else tied)
+        source = "" if x is None else self._left[x]
+        self.sites[name] = Site(name, place, role, shape, _unit(name), "" if tied == name else tied, source)
         if place == "linear" and expert is None:
             self.sites[f"{name}:accumulator"] = Site(f"{name}:accumulator", "accumulator", "accumulator")
             if _SPLIT.search(name):
                 self.sites[f"{name}:all_reduce"] = Site(f"{name}:all_reduce", "all_reduce", "all_reduce")
+
+
+def _is_router(name: str, modules: Mapping[str, torch.nn.Module]) -> bool:
+    """Whether a linear gives the logits that experts are chosen by: by its kind or name, or as a gate beside experts,
+    which a gated unit's gate isn't."""
+    parent, _, last = name.rpartition(".")
+    if "router" in last or "Router" in type(modules.get(name)).__name__:
+        return True
+    return last == "gate" and hasattr(modules.get(parent), "experts")
+
+
+def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers()
+
+
+class _Marks:
+    """Names of tensors, as long as these live and are not written to. Other shapes of the same rows share a name."""
+
+    def __init__(self) -> None:
+        self._names: MutableMapping[torch.Tensor, dict[object, tuple[str, int]]] = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]
+
+    def __setitem__(self, x: torch.Tensor, name: str) -> None:
+        self._names.setdefault(_base(x), {})[_rows(x)] = name, x._version
+
+    def __getitem__(self, x: torch.Tensor) -> str:
+        """The name; empty where there is none."""
+        name, written = self._names.get(_base(x), {}).get(_rows(x), ("", 0))
+        return name if written == x._version else ""
+
+
+def _base(x: torch.Tensor) -> torch.Tensor:
+    return x if x._base is None else x._base
+
+
+def _rows(x: torch.Tensor) -> tuple[object, ...]:
+    """What rows along the last dimension a tensor has of its base: one that is contiguous may have any shape."""
+    layout = () if x.is_contiguous() else (x.shape, x.stride())
+    return x.storage_offset(), x.numel(), x.shape[-1:], layout
 
 
 def _unit(name: str) -> str:

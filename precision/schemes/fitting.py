@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,6 +33,14 @@ class Moments:
     largest: torch.Tensor
     rows: torch.Tensor
     """A sample of inputs [R, K]."""
+
+    @classmethod
+    def joint(cls, several: Sequence[Moments]) -> Moments:
+        """Of inputs that share column factors: one input seen by several linears, or those of several experts."""
+        mean, square, largest = (
+            torch.stack([getattr(one, name) for one in several]) for name in ("mean", "square", "largest")
+        )
+        return cls(mean.mean(0), square.mean(0), largest.amax(0), torch.cat([one.rows for one in several]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +79,10 @@ class Stored:
 
 
 def smooth_factors(scheme: Scheme, weight: torch.Tensor, seen: Moments) -> torch.Tensor:
-    """Factors [K] on the weight's columns, max|x|^a / max|w|^(1-a), with the a that leaves the least error of x W'."""
+    """Factors [K] on the weight's columns, max|x|^a / max|w|^(1-a), with the a that leaves the least error of x W'.
+
+    weight: [N, K], of all linears that share the input one below the other.
+    """
     inputs = seen.largest.clamp(min=1e-5 * float(seen.largest.max().clamp(min=1e-30)))
     weights = weight.abs().amax(tuple(range(weight.dim() - 1)))
     weights = weights.clamp(min=1e-5 * float(weights.max().clamp(min=1e-30)))
@@ -92,7 +104,10 @@ def smoothed(scheme: Scheme, weight: torch.Tensor, factors: torch.Tensor) -> tup
 
 
 def awq_factors(quantizer: Quantizer, weight: torch.Tensor, seen: Moments) -> torch.Tensor:
-    """Factors [K], mean|x|^p with the p that leaves the least error of the output, inputs taken as uncorrelated."""
+    """Factors [K], mean|x|^p with the p that leaves the least error of the output, inputs taken as uncorrelated.
+
+    weight: [N, K], of all linears that share the input one below the other.
+    """
     sample = weight[:: max(weight.shape[0] // _SAMPLE, 1)]  # factors belong to columns: some rows will do
     means = seen.mean.clamp(min=1e-4 * float(seen.mean.max().clamp(min=1e-30)))
 
@@ -119,15 +134,21 @@ def fit_weight(
     seen: Moments | None,
     factors: torch.Tensor | None = None,
     rotated: bool = False,
+    largest: torch.Tensor | None = None,
 ) -> Stored:
     """How a weight [N, K] or [E, N, K] is stored: scales by the quantizer's rule, weighted by its input where known.
 
-    factors: on its columns, for a quantizer with the rule "awq".
+    factors: on its columns, for a quantizer with the rule "awq". largest: magnitude of all weights that share the
+    scale of a tensor with this one, [1, 1]; None: it has its own.
     """
     if quantizer.per == "element":
         return Stored(quantizer)
     if rotated:
         return Stored(quantizer, scales_of(rotate(weight), quantizer), rotated=True)
+    if largest is not None and quantizer.per == "tensor":
+        return Stored(quantizer, scales_of(largest, quantizer))
+    if largest is not None:
+        return Stored(quantizer, scales_of(weight, quantizer, divisor=divisor_of(largest, quantizer)))
     if quantizer.rule in ("absmax", "awq") or (seen is None and quantizer.rule != "mse"):
         columns = None if factors is None else weight * factors
         return Stored(quantizer, scales_of(weight if columns is None else columns, quantizer), factors)

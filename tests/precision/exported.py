@@ -56,11 +56,11 @@ class Subject:
         return made
 
     def _look(self, ids: torch.Tensor) -> None:
-        collector = Collector(lambda _: "linear")
+        collector = Collector(self.model)
         with torch.no_grad(), opened(self.model, collector):
             self.model(ids)
         self.sites: dict[str, Site] = collector.sites
-        self.fits = Fits(collector.seen)
+        self.fits = Fits(collector.seen, collector.weights, collector.together())
 
     def weights(self, scheme: str) -> dict[str, str]:
         """The scheme at every linear but the head."""

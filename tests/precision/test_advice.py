@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,10 +17,12 @@ from assay.precision.auditing import Audit, audit
 from assay.precision.errors import BadAssignment
 from assay.precision.loading import load
 from assay.precision.model.opening import opened
+from assay.precision.model.parts import parts_of
 from assay.precision.model.running import call, settled
-from assay.precision.model.sensitivity import parts_of
 from assay.precision.model.simulation import Simulator
 from assay.precision.schemes import SCHEMES
+from tests.precision import traps
+from tests.precision.tiny_models import MODELS
 from tests.precision.traps import HELD_OUT
 
 
@@ -58,6 +62,63 @@ def test_findings_are_sentences(llama: Audit) -> None:
             assert words[0].isupper() or words.split()[0] in SCHEMES
             assert words.endswith(".")
             assert "\n" not in words
+
+
+def named(finding: Finding) -> set[str]:
+    """The schemes that a finding's sentences and numbers name."""
+    numbers = (value for key, value in finding.numbers.items() if key not in ("flips", "kind"))
+    text = " ".join([finding.words, finding.remedy, *map(str, numbers)])
+    return {word.rstrip("-") for word in re.findall(r"[a-z][a-z0-9-]*", text)} & set(SCHEMES)
+
+
+@pytest.mark.parametrize(
+    ("trap", "formats", "options"),
+    [
+        (None, ("fp8", "w8a8"), {}),
+        (None, ("w4a16-g128", "fp8-tensor", "mxfp4"), {}),
+        (traps.outlier_channel, ("w8a8", "fp8"), {"layer": 1, "channel": 17}),
+        (traps.outlier_channel, ("w4a16-g32",), {"layer": 1, "channel": 17}),
+        (traps.scaled_units, ("fp8", "fp8-tensor"), {"layer": 0, "units": list(range(100)), "factor": 2.0**-20}),
+        (traps.scaled_units, ("fp16", "w8a16"), {"layer": 2, "units": [5], "factor": 2.0**20}),
+        (traps.scaled_units, ("fp16",), {"layer": 2, "units": [5], "factor": 2.0**20}),
+        (traps.key_channel, ("kv-int8",), {"layer": 2, "head": 1, "channel": 20}),
+    ],
+)
+def test_findings_name_only_what_the_menu_has(
+    trap: Callable[..., object] | None, formats: tuple[str, ...], options: dict[str, Any]
+) -> None:
+    """Whatever is asked for, what a finding speaks of and recommends may stand at its site."""
+    loaded = load("stdlib-llama")
+    model = loaded.model if trap is None else traps.planted(loaded.model, trap, **options)
+    found = audit(model, loaded.batches(HELD_OUT, sequence=32, sequences=4, batch=4), formats=formats)
+    findings = advise(found)
+    assert findings
+    for finding in findings:
+        assert named(finding) <= set(found.menu(finding.site)), str(finding)
+
+
+def test_what_overflows_is_replaced_by_what_the_menu_has() -> None:
+    """The remedy names the mildest scheme that has the range, and no other where the menu has none."""
+    torch.manual_seed(0)
+    model, values = torch.nn.Sequential(torch.nn.Linear(32, 8)), [torch.randn(8, 32) * 1e5]
+    remedies = []
+    for formats in (("fp16", "w4a16-g32", "w8a16"), ("fp16",)):
+        (finding,) = [each for each in advise(audit(model, values, "relative", formats)) if each.kind == "overflow"]
+        remedies.append(finding.remedy)
+    assert remedies == ["Take w8a16 here, or leave it as it is.", "Leave it as it is."]
+
+
+def test_a_pooler_is_said_to_feed_another_output() -> None:
+    """Where hidden states are compared, what the pooler gives doesn't reach them; it isn't said to be unused."""
+    torch.manual_seed(0)
+    model = MODELS["bert"]()
+    batches = [{"input_ids": torch.randint(0, 256, (4, 16))} for _ in range(2)]
+    dead = [finding for finding in advise(audit(model, batches, "relative", ["w8a16"])) if finding.kind == "dead"]
+    assert [finding.site for finding in dead] == ["pooler.dense"]
+    assert "doesn't reach" in dead[0].words
+    assert "output that is compared" in dead[0].words
+    assert "used" not in dead[0].words
+    assert "leave the layer out" not in dead[0].remedy.lower()
 
 
 def test_random_changes_are_as_large() -> None:
@@ -186,6 +247,19 @@ def test_experts_that_are_modules() -> None:
     assert (router.top, router.tokens) == (2, 96)
     unseen = [finding for finding in advise(found) if finding.kind == "unseen_expert"]
     assert [(finding.site, finding.numbers["expert"]) for finding in unseen] == [("experts", 3)]
+
+
+def test_a_recommendation_says_where_no_prediction_holds() -> None:
+    """Experts that no token reached are named in what is said of the choice that stores them, and only there."""
+    torch.manual_seed(0)
+    found = audit(Mixture(), list(torch.randn(3, 4, 8, 16)), "relative", formats=("bf16", "fp8"))
+    found.calibrate(6)
+    chosen = found.recommend(max_bytes=0.3 * found.cost({}).bytes)
+    assert any(site.startswith("experts") for site in chosen)
+    assert "go by what was measured" in chosen.why
+    assert "expert 3 of experts" in chosen.why
+    untouched = found.recommend(max_bytes=2 * found.cost({}).bytes)
+    assert untouched.why == "no budget binds: the model as it is keeps them"
 
 
 def test_a_model_without_routers_has_no_routing(llama: Audit) -> None:

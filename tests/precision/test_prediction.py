@@ -91,18 +91,18 @@ def drawn(count: int, noise: float, seed: int) -> list[Measured]:
     return [Measured(*map(float, row)) for row in zip(predicted, measured, sites, strict=True)]
 
 
-@given(noise=st.floats(0.02, 0.4), seed=st.integers(0, 10_000))
-@settings(max_examples=20, deadline=None)
-def test_the_interval_covers(noise: float, seed: int) -> None:
-    """Fitted to 48 pairs, the interval holds more than nine in ten of 400 others, and its middle is right."""
-    calibration = Calibration.fitted(drawn(48, noise, seed))
+@pytest.mark.parametrize("noise", [0.02, 0.1, 0.4])
+def test_the_interval_covers(noise: float) -> None:
+    """Fitted to 48 pairs, 40 times, the intervals hold 95 % of others on average, and their middle is right."""
     inside, off = [], []
-    for pair in drawn(400, noise, seed + 1):
-        error, low, high = calibration.interval(pair.predicted, pair.effective)
-        inside.append(low <= pair.measured <= high)
-        off.append(math.log(error / pair.measured))
-    assert np.mean(inside) >= 0.85  # 95 % on average; of 32 scores, one draw in a thousand gives less than this
-    assert abs(float(np.median(off))) < 0.05 + noise
+    for seed in range(40):
+        calibration = Calibration.fitted(drawn(48, noise, seed))
+        for pair in drawn(100, noise, seed + 1000):
+            error, low, high = calibration.interval(pair.predicted, pair.effective)
+            inside.append(low <= pair.measured <= high)
+            off.append(math.log(error / pair.measured))
+    assert np.mean(inside) >= 0.94
+    assert abs(float(np.median(off))) < 0.2 * noise
 
 
 def test_the_interval_is_not_wide_for_nothing() -> None:

@@ -10,8 +10,9 @@ from assay.precision.auditing import audit
 from assay.precision.metrics import metric_named
 from assay.precision.model.menu import Fits, menu_of
 from assay.precision.model.opening import opened
+from assay.precision.model.parts import Part, parts_of
 from assay.precision.model.running import call, settled
-from assay.precision.model.sensitivity import Part, Sensitivity, Term, parts_of
+from assay.precision.model.sensitivity import Sensitivity, Term
 from assay.precision.model.simulation import Simulator
 from assay.precision.model.sites import Collector, Site
 from assay.precision.schemes import SCHEMES
@@ -25,12 +26,12 @@ class Opened:
 
     def __init__(self, model: torch.nn.Module, batch: Any, size: int, formats: tuple[str, ...] = FORMATS) -> None:
         self.model, self.batch, self.size = model.eval(), batch, size
-        collector = Collector(lambda name: "linear")
+        collector = Collector(model)
         self.reference = self.run(collector)
         self.sites = collector.sites
         self.tied = {str(site): site.tied for site in self.sites.values() if site.tied}
         self.menus = {str(site): menu_of(site, formats) for site in self.sites.values()}
-        self.fits = Fits(collector.seen)
+        self.fits = Fits(collector.seen, collector.weights, collector.together())
 
     def run(self, visitor: Any) -> torch.Tensor:
         with torch.no_grad(), settled(self.model), opened(self.model, visitor):
@@ -49,7 +50,6 @@ class Opened:
                 outputs = call(self.model, self.batch)
             output = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
             torch.autograd.grad(output, visitor.anchor, cotangent, allow_unused=True)
-        assert visitor.known
         return visitor.terms
 
     def products(self, cotangent: torch.Tensor, site: str, scheme: str) -> torch.Tensor:

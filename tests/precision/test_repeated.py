@@ -1,0 +1,208 @@
+"""Tensors that several sites share: roundings that repeat, factors and scales that products have together."""
+
+import random
+
+import pytest
+import torch
+
+from assay.precision import audit
+from assay.precision.auditing import Audit
+from assay.precision.model.parts import is_repeated
+from assay.precision.schemes import SCHEMES
+from tests.precision.tiny_models import MODELS
+
+
+def llama(**options: object) -> Audit:
+    torch.manual_seed(0)
+    ids = torch.randint(0, 256, (16, 24), generator=torch.Generator().manual_seed(1))
+    return audit(MODELS["llama"](), [{"input_ids": ids}], **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def audited() -> Audit:
+    return llama(formats=["bf16", "tf32", "fp8", "a-fp8", "fp8-tensor", "w4a16-g32-awq", "w8a8-smooth", "w-nvfp4"])
+
+
+def test_a_site_knows_whose_values_it_is_given(audited: Audit) -> None:
+    """A norm's output goes into q, k and v, a layer's into the next norm; what is computed anew has no source."""
+    source = {str(site): site.source for site in audited.sites}
+    norm = "model.layers.0.input_layernorm:output"
+    assert {source[f"model.layers.0.self_attn.{name}_proj"] for name in "qkv"} == {norm}
+    assert source["model.layers.1.input_layernorm:input"] == "model.layers.0:residual"
+    assert source["model.layers.0.self_attn:k"] == "model.layers.0.self_attn:kv_cache"
+    assert source["lm_head"] == "model.norm:output"
+    assert source["model.layers.0.self_attn:q"] == source["model.layers.0.mlp.down_proj"] == source[norm] == ""
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [("bf16", "bf16"), ("bf16", "tf32"), ("tf32", "bf16"), ("a-fp8", "fp8"), ("bf16", "fp8"), ("a-fp8", "bf16")],
+)
+def test_what_is_rounded_twice_is_counted_as_often_as_it_changes(audited: Audit, first: str, then: str) -> None:
+    """The same rounding, or one to a wider format, of values that a norm has rounded changes nothing more."""
+    one, other = "model.norm:output", "lm_head"
+    schemes = {one: SCHEMES[first], other: SCHEMES[then]}
+    repeats = (first, then) in {("bf16", "bf16"), ("bf16", "tf32"), ("a-fp8", "fp8")}
+    assert is_repeated(other, schemes, {other: one}) == repeats
+    predicted, _ = audited._raw({one: first, other: then})
+    assert predicted == pytest.approx(audited.measure({one: first, other: then}), rel=0.5)
+
+
+def test_a_tensor_written_to_has_no_source() -> None:
+    """What is added in place makes other values of the same tensor."""
+
+    class InPlace(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.one, self.two = torch.nn.LayerNorm(32), torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.norm(x)
+            y = self.one(x)
+            x += 1
+            return y + self.two(x)
+
+    found = audit(InPlace(), [torch.randn(4, 5, 32)], "relative", ["bf16"])
+    source = {str(site): site.source for site in found.sites}
+    assert (source["one"], source["two"]) == ("norm:output", "")
+
+
+def test_factors_of_a_product_are_those_of_all_its_linears() -> None:
+    """AWQ's and SmoothQuant's column factors of q, k and v are one set, whichever is asked for first."""
+    for scheme in ("w4a16-g32-awq", "w8a8-smooth"):
+        found = []
+        for order in ("qkv", "vkq"):
+            audited = llama(formats=[scheme])
+            audited.fits._fitted.clear()
+            names = [f"model.layers.0.self_attn.{name}_proj" for name in order]
+            stored = [audited.fits.weight(name, SCHEMES[scheme], audited.weights[name][None]) for name in names]
+            assert all(one is not None and torch.equal(one.columns, stored[0].columns) for one in stored)  # type: ignore[arg-type, union-attr]
+            found.append(stored[0].columns)  # type: ignore[union-attr]
+        assert torch.equal(*found)  # type: ignore[arg-type]
+
+
+def test_a_tensors_scale_is_one_for_a_fused_product(audited: Audit) -> None:
+    """q, k and v run as one product, so their per-tensor scale covers the largest of all three; o has its own."""
+    layer = "model.layers.0.self_attn"
+    with torch.no_grad():
+        audited.weights[f"{layer}.v_proj"][None][0, 0] = 3.0
+    audited.fits._fitted.clear()
+    try:
+        for scheme in ("fp8-tensor", "w-nvfp4"):
+            stored = {
+                name: audited.fits.weight(site, SCHEMES[scheme], audited.weights[site][None])
+                for name in "qkvo"
+                if (site := f"{layer}.{name}_proj")
+            }
+            shared = {
+                name: float((s.scales.scale.amax() if scheme == "fp8-tensor" else s.scales.divisor).reshape(()))  # type: ignore[union-attr]
+                for name, s in stored.items()
+            }
+            assert shared["q"] == shared["k"] == shared["v"] != shared["o"]
+    finally:
+        audited.fits._fitted.clear()
+
+
+def test_cross_attention_shares_factors_where_it_shares_inputs() -> None:
+    """k and v are given the memory, q something else: two sets of factors."""
+
+    class Cross(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q_proj, self.k_proj, self.v_proj = (torch.nn.Linear(32, 32) for _ in range(3))
+
+        def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(
+                self.q_proj(x), self.k_proj(memory), self.v_proj(memory)
+            )
+
+    torch.manual_seed(0)
+    spread = torch.logspace(-2, 2, 32)
+    found = audit(Cross(), [(torch.randn(4, 6, 32), torch.randn(4, 6, 32) * spread)], "relative", ["w4a16-g32-awq"])
+    of = {
+        name: found.fits.weight(name, SCHEMES["w4a16-g32-awq"], found.weights[name][None]).columns  # type: ignore[union-attr]
+        for name in ("q_proj", "k_proj", "v_proj")
+    }
+    assert torch.equal(of["k_proj"], of["v_proj"])  # type: ignore[arg-type]
+    assert not torch.equal(of["q_proj"], of["k_proj"])  # type: ignore[arg-type]
+
+
+class Gated(torch.nn.Module):
+    """A mixture of two linears, its gate a plain linear; or a gated unit, whose gate isn't a router."""
+
+    def __init__(self, *, routed: bool) -> None:
+        super().__init__()
+        self.gate = torch.nn.Linear(16, 2 if routed else 16)
+        if routed:
+            self.experts = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(2))
+        else:
+            self.up = torch.nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate = self.gate(x)
+        if not hasattr(self, "experts"):
+            return gate.sigmoid() * self.up(x)
+        share = gate.softmax(-1)
+        return sum(share[..., [place]] * expert(x) for place, expert in enumerate(self.experts))  # type: ignore[return-value, arg-type]
+
+
+@pytest.mark.parametrize("routed", [True, False])
+def test_a_gate_beside_experts_is_a_router(routed: bool) -> None:
+    """And one beside another linear is not."""
+    found = audit(Gated(routed=routed), [torch.randn(4, 5, 16)], "relative", ["bf16"])
+    assert {str(site): site.role for site in found.sites}["gate"] == ("router" if routed else "linear")
+
+
+def test_experts_are_counted_by_their_parameter() -> None:
+    """Also where many parameters lie in one storage."""
+    torch.manual_seed(0)
+    model = MODELS["mixtral"]()
+    flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    start = 0
+    for parameter in model.parameters():
+        parameter.data = flat[start : start + parameter.numel()].view_as(parameter)
+        start += parameter.numel()
+    found = audit(model, [{"input_ids": torch.randint(0, 256, (4, 12))}], formats=["w8a16"])
+    experts = [site for site in found.sites if site.role == "experts"]
+    assert experts
+    assert all(site.shape[0] == 4 for site in experts)
+
+
+def test_both_parts_of_a_sum_are_simulated() -> None:
+    """Ranks' partial sums in bfloat16, each accumulated in float16 by steps of 32."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential()
+    model.add_module("o_proj", torch.nn.Linear(128, 16, bias=False))
+    x = torch.randn(64, 128)
+    found = audit(model, [x], "relative", ["acc-fp16", "tp2-bf16"])
+    exact, ranks = model(x).detach(), []
+    for rank in (0, 64):
+        first, second = (x[:, k : k + 32] @ model.o_proj.weight[:, k : k + 32].mT for k in (rank, rank + 32))
+        ranks.append((first.half().float() + second).half().bfloat16().float())
+    expected = ((ranks[0] + ranks[1]).detach().bfloat16().float() - exact).norm() / exact.norm()
+    measured = found.measure({"o_proj:accumulator": "acc-fp16", "o_proj:all_reduce": "tp2-bf16"})
+    assert measured == pytest.approx(float(expected), rel=1e-5)
+    assert measured != pytest.approx(found.measure({"o_proj:all_reduce": "tp2-bf16"}), rel=1e-5)
+
+
+def test_a_short_sum_is_rounded_too() -> None:
+    """One step of an accumulator is the product rounded to its format."""
+    model, x = torch.nn.Sequential(torch.nn.Linear(16, 8, bias=False)), torch.randn(4, 16)
+    found = audit(model, [x], "relative", ["acc-fp16"])
+    exact = model(x).detach()
+    expected = float((exact.half().double() - exact.double()).norm() / exact.double().norm())
+    assert found.measure({"0:accumulator": "acc-fp16"}) == pytest.approx(expected)
+
+
+def test_the_noise_floor_doesn_t_depend_on_the_formats() -> None:
+    """It is the model's own in bfloat16, whatever else is looked at."""
+    assert llama(formats=["w4a16-g32"]).noise_floor == llama(formats=["bf16", "kv-fp8"]).noise_floor > 0
+
+
+def test_random_assignments_with_repeated_roundings_are_predicted() -> None:
+    """Casts at every site, of which many repeat what was done before."""
+    audited = llama(formats=["bf16", "tf32", "fp16"])
+    draw = random.Random(0)
+    some = [audited.random_assignment(draw) for _ in range(12)]
+    ratios = sorted(audited._raw(one)[0] / audited.measure(one) for one in some)
+    assert 0.7 < ratios[6] < 1.4
