@@ -1,9 +1,9 @@
-"""How well an audit predicts, and what it takes: `audit_predictions.py MODEL --text FILE [--sequences 64] [--tokens 128]`.
+"""How well an audit predicts, and what it takes: `audit_predictions.py MODEL --text FILE [--sequences N --tokens N]`.
 
 Audits the model and calibrates as its users do; then fresh random assignments, and those of the front of bytes and
 error, are predicted and measured. Prints of either the median of predicted / measured, how many measurements the 95 %
-intervals hold, and Spearman's rank correlation; then processor time of the pass that predicts, in multiples of one plain
-forward and backward pass, and of one forward pass for each (site, scheme), which it replaces.
+intervals hold, and Spearman's rank correlation; then processor time of the pass that predicts, in multiples of one
+plain forward and backward pass, and of one forward pass for each (site, scheme), which it replaces.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.stats import spearmanr
+
 from assay.precision.auditing import Audit, audit
 from assay.precision.loading import load
 from assay.precision.model.running import call, mapping, settled
 from assay.precision.prediction import Prediction
-from scipy.stats import spearmanr
 
 
 def told(name: str, pairs: Sequence[tuple[Prediction, float]]) -> None:

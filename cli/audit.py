@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.cli.progress import Ticker
-from assay.precision.errors import BadAssignment, UnknownOption
+from assay.precision.errors import AssayError, BadAssignment, CannotExport, UnknownOption
 
 if TYPE_CHECKING:
+    import torch
+
     from assay.precision.auditing import Audit
+    from assay.precision.export import Exported
     from assay.precision.loading import Loaded
     from assay.precision.recommendation import Assignment
 
@@ -50,6 +53,10 @@ def audit(
     batch: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 8,
     lines: Annotated[bool, typer.Option("--lines", help="Every line of the text is a sequence: for encoders.")] = False,
     context: Annotated[int, typer.Option(min=1, help="Tokens in the KV cache, for its bytes and for times.")] = 4096,
+    max_memory: Annotated[
+        str,
+        typer.Option(metavar="N", help="Most bytes of weights in memory, in float32: 2GB; the others are read."),
+    ] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Take what DIR holds of the same audit.")] = False,
     compare: Annotated[
         tuple[Path, Path] | None,
@@ -68,10 +75,12 @@ def audit(
     Without a budget the weights may have half of their bytes. Exits with 1 where the budgets can't be met; then the
     closest assignment and the budgets that bind are told.
     """
-    size, wanted = _bytes(max_bytes), _exports(export or [])
-    for flag, limit in (("--max-kl", max_kl), ("--max-time", max_time)):
-        if limit is not None and not limit >= 0:
-            raise UnknownOption(f"{flag} {limit}; expected a number of at least 0")
+    size, memory, wanted = _bytes("--max-bytes", max_bytes), _bytes("--max-memory", max_memory), _exports(export or [])
+    for flag, limit in (("--max-kl", max_kl), ("--max-bytes", size), ("--max-time", max_time)):
+        if limit is not None and not limit > 0:
+            raise UnknownOption(f"{flag} {limit:g}; expected a number above 0")
+    if compare and (wanted or checkpoint):
+        raise UnknownOption("--compare writes no exports; leave --export and --checkpoint away, or --compare")
     from assay.precision.auditing import audit as examine
     from assay.precision.kept import Kept, fingerprint
     from assay.precision.loading import load
@@ -82,7 +91,9 @@ def audit(
     _check(names, target, metric)
     assignments = [_assignment(path) for path in compare or ()]
     plotly_source()
-    loaded = load(model, trust=trust)
+    loaded = load(model, trust=trust, max_memory=None if memory is None else int(memory))
+    if checkpoint:
+        _check_checkpoint(loaded.model)
     metric = metric or ("relative" if loaded.kind == "encoder" else "kl")
     length = sequence or min(_LONGEST, loaded.positions or _LONGEST)
     batches = loaded.batches(text, sequence=length, sequences=sequences, batch=batch, lines=lines)
@@ -123,10 +134,13 @@ def audit(
     about |= {"stored": str(loaded.stored).removeprefix("torch."), "text": str(text), "fingerprint": digest}
     about |= {"sequences": sum(len(each["input_ids"]) for each in batches), "context": context}
     about |= {"tokens": sum(int(each["attention_mask"].sum()) for each in batches)}
-    again = (out / "audit.json").is_file()
-    _report(found, chosen, front, about | {"formats": names or [], "budgets": limits}, out)
-    if wanted or checkpoint:
-        _export(found, loaded, chosen, out, wanted, checkpoint=checkpoint, overwrite=again)
+    about |= {"formats": names or [], "budgets": limits}
+    try:
+        exported = _export(found, loaded, chosen, out / "export", wanted, checkpoint)
+    except AssayError:  # what has been computed is told in any case
+        _report(found, chosen, front, about, _export(found, loaded, chosen, out / "export", [], False), out)
+        raise
+    _report(found, chosen, front, about, exported, out)
     return int(not chosen.met)
 
 
@@ -161,51 +175,54 @@ class Stages:
             self._ticker = None
 
 
-def _report(found: Audit, chosen: Assignment, front: Sequence[Any], about: Mapping[str, Any], out: Path) -> None:
-    """Write audit.json and report.html, and print the summary."""
+def _report(
+    found: Audit,
+    chosen: Assignment,
+    front: Sequence[Any],
+    about: Mapping[str, Any],
+    exported: Exported | None,
+    out: Path,
+) -> None:
+    """Write audit.json and report.html, and print the summary; what exports don't express goes to standard error."""
     from assay.precision.advice import advise
     from assay.precision.kept import write_whole
     from assay.precision.report import About, content_of, page, summary
 
-    content = content_of(found, chosen, front, advise(found), About(**about))
+    parts = exported.parts if exported else ()
+    content = content_of(found, chosen, front, advise(found), About(**about), parts)
     paths = [
         write_whole(out / "audit.json", (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()),
         write_whole(out / "report.html", page(content).encode()),
     ]
+    paths += [path for part in parts for path in part.paths]
     print(summary(content, [str(path) for path in paths]))
+    for note in exported.notes if exported else ():
+        print(f"assay: {note}", file=sys.stderr)
 
 
 def _export(
-    found: Audit,
-    loaded: Loaded,
-    chosen: Mapping[str, str],
-    out: Path,
-    formats: Sequence[str],
-    *,
-    checkpoint: bool,
-    overwrite: bool,
-) -> None:
-    """Write what serving stacks load into DIR/export; what it doesn't express goes to standard error."""
-    from assay.precision.export import export
-    from assay.precision.roofline import device_named
+    found: Audit, loaded: Loaded, chosen: Mapping[str, str], folder: Path, formats: Sequence[str], checkpoint: bool
+) -> Exported | None:
+    """Write what serving stacks load into a folder, instead of what an earlier audit exported there."""
+    from assay.precision.export import clear, export
 
-    done = export(
+    if not formats and not checkpoint:
+        if clear(folder):
+            print(f"assay: removed from {folder} what an earlier audit exported", file=sys.stderr)
+        return None
+    return export(
         found.model,
         chosen,
-        out / "export",
+        folder,
         formats,
         sites={str(site): site for site in found.sites},
         fits=found.fits,
         source=loaded.path,
         dtype=loaded.stored,
-        supported=tuple(device_named(found.target).rates) if found.target else None,
+        target=found.target,
         checkpoint=checkpoint,
-        overwrite=overwrite,
+        overwrite=True,
     )
-    for path in done.paths:
-        print(f"  wrote       {path}")
-    for note in done.notes:
-        print(f"assay: {note}", file=sys.stderr)
 
 
 def _compare(found: Audit, names: Sequence[str], assignments: Sequence[Mapping[str, str]], out: Path) -> int:
@@ -251,6 +268,16 @@ def _check(names: Sequence[str] | None, target: str, metric: str) -> None:
             raise UnknownOption(f"--formats {name}: {how.note}; leave it out, or choose another --target")
 
 
+def _check_checkpoint(model: torch.nn.Module) -> None:
+    """Raise for what would keep a checkpoint from being written, before anything is computed."""
+    from assay.precision.export.folder import needed
+    from assay.precision.model.streaming import streamed_parameters
+
+    needed("compressed_tensors")
+    if streamed_parameters(model):
+        raise CannotExport("--checkpoint is written from weights in memory; give --max-memory more, or leave it away")
+
+
 def _exports(texts: Sequence[str]) -> list[str]:
     from assay.precision.export import FORMATS
 
@@ -263,13 +290,13 @@ def _exports(texts: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _bytes(text: str) -> float | None:
+def _bytes(flag: str, text: str) -> float | None:
     """``800MB``, ``3.2GB`` (10^9), ``1.5GiB`` (2^30), or a number of bytes."""
     if not text:
         return None
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise UnknownOption(f"--max-bytes {text!r}; expected a number of bytes, or 800MB, 3.2GB, 1.5GiB")
+        raise UnknownOption(f"{flag} {text!r}; expected a number of bytes, or 800MB, 3.2GB, 1.5GiB")
     number, power, prefix, binary = found.groups()
     base = 1024 if binary else 1000
     return float(number) * 10 ** int(power or 0) * base ** _PREFIXES[prefix.lower()]

@@ -10,19 +10,34 @@ from assay.precision.errors import AssayError
 
 if TYPE_CHECKING:
     from assay.precision import formats
+    from assay.precision.advice import Finding, advise, reliability
     from assay.precision.auditing import Audit, audit
     from assay.precision.prediction import Prediction
     from assay.precision.recommendation import Assignment
     from assay.precision.rounding import round_to
 
-__all__ = ["AssayError", "Assignment", "Audit", "Prediction", "audit", "formats", "round_to"]
+__all__ = [
+    "AssayError",
+    "Assignment",
+    "Audit",
+    "Finding",
+    "Prediction",
+    "advise",
+    "audit",
+    "formats",
+    "reliability",
+    "round_to",
+]
 
 _HOMES = {
     "Assignment": "assay.precision.recommendation",
     "Audit": "assay.precision.auditing",
+    "Finding": "assay.precision.advice",
     "Prediction": "assay.precision.prediction",
+    "advise": "assay.precision.advice",
     "audit": "assay.precision.auditing",
     "formats": "assay.precision.formats",
+    "reliability": "assay.precision.advice",
     "round_to": "assay.precision.rounding",
 }
 

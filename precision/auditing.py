@@ -31,14 +31,15 @@ from assay.precision.prediction import Key, Prediction, QuadraticForm
 from assay.precision.recommendation import Assignment, Planner
 from assay.precision.roofline import Cost, Shape
 from assay.precision.schemes import SCHEMES, scheme_named
+from assay.precision.trials import KINDS, check_doubtful, random_assignment
 
 __all__ = ["Audit", "Progress", "audit"]
 
+_CHOSEN = 10
+"""Points of the front of bytes and error that are measured to calibrate."""
+
 Progress = Callable[[str, int, int], None]
 """Told the stage, how many of its steps are done, and how many there are."""
-
-_KINDS = ((1.0, False), (1.0, True), (0.3, False), (0.1, False))
-"""Of the assignments that are measured to calibrate: the share of sites that they take, and whether finely."""
 
 
 def audit(
@@ -111,7 +112,11 @@ class Audit:
         self._kept = kept
         self._calibration: Calibration | None = None
         self.measured: list[tuple[dict[str, str], Measured]] = []
-        """Assignments that were measured to calibrate the interval."""
+        """Random assignments that were measured to calibrate the interval."""
+        self.chosen: list[tuple[dict[str, str], Measured]] = []
+        """And those of the front of bytes and error."""
+        self.alone: list[tuple[str, str, float, float]] = []
+        """Site, scheme, predicted and measured error of what was measured alone, since its prediction was doubtful."""
         count = len(self.batches)
         with self._timed("looking"):
             found = observe(self.model, self.batches, metric, formats, lambda done: progress("looking", done, count))
@@ -127,11 +132,8 @@ class Audit:
 
     def predict(self, assignment: Mapping[str, str]) -> Prediction:
         """The error of an assignment with its 95 % interval. No model is run, but in the first call, to calibrate."""
-        raw, effective = self._raw(self.checked(assignment))
-        if self._calibration is None:
-            self.calibrate()
-        assert self._calibration is not None
-        return Prediction(*self._calibration.interval(raw, effective))
+        calibration = self._calibrated()
+        return Prediction(*calibration.interval(*self._raw(self.checked(assignment))))
 
     def measure(self, assignment: Mapping[str, str]) -> float:
         """The error with that assignment simulated, over all calibration data; not finite where the model breaks."""
@@ -153,10 +155,12 @@ class Audit:
         them, the closest, with ``met`` False and the budgets that bind in ``why``.
         """
         budgets = Budgets(max_error, max_bytes, max_kv_bytes, max_prefill, max_time)
+        self._calibrated()
         return self._planner.recommend(budgets)
 
     def pareto(self, points: int = 16) -> list[tuple[float, float, Prediction, Assignment]]:
         """(bytes, seconds of a decode step, prediction, assignment) of which none is beaten in bytes and error."""
+        self._calibrated()
         return self._planner.pareto(points)
 
     def cost(self, assignment: Mapping[str, str]) -> Cost:
@@ -178,14 +182,15 @@ class Audit:
 
     def squares(self, assignment: Mapping[str, str]) -> float:
         """The quadratic form of an assignment: errors of choices add up in it, apart from cross terms."""
-        return self.form.of(self._keys(assignment))
+        return self.form.of(self.keys(assignment))
 
     def squares_for(self, error: float) -> float:
         """The quadratic form at which the calibrated prediction is ``error``."""
-        if self._calibration is None:
-            self.calibrate()
-        assert self._calibration is not None
-        return self.metric.squares(self._calibration.raw(error), self._observed.weight)
+        return self.as_squares(self._calibrated().raw(error))
+
+    def as_squares(self, error: float) -> float:
+        """The quadratic form at which the error is ``error``, before calibration."""
+        return self.metric.squares(error, self._observed.weight)
 
     def _simulated(self, chosen: Mapping[str, str]) -> float:
         if self._kept and (found := self._kept.error(chosen)) is not None:
@@ -215,33 +220,37 @@ class Audit:
             return self.metric.output(call(self.model, batch), mapping(batch))
 
     def calibrate(self, count: int = 48) -> None:
-        """Measure ``count`` random assignments, from dense to sparse, and fit the interval to them."""
+        """Measure what the prediction is least sure of, some assignments that are the best by it, and ``count`` random
+        ones, from dense to sparse: the interval is fitted to both."""
         with self._timed("measuring"):
+            if not self.measured:
+                self.alone = check_doubtful(self, count // 2)
+                self.__dict__.pop("_planner", None)  # which has options as they were predicted
+                self.chosen = [self._trial(one) for one in self._planner.optimal(_CHOSEN) if one]
             while len(self.measured) < count:
-                share, fine = _KINDS[len(self.measured) % len(_KINDS)]
+                share, fine = KINDS[len(self.measured) % len(KINDS)]
                 draw = random.Random(f"{self._seed} {len(self.measured)}")
-                chosen = self.random_assignment(draw, share, fine=fine)
-                raw, effective = self._raw(chosen)
-                self.measured.append((chosen, Measured(raw, self.measure(chosen), effective)))
+                self.measured.append(self._trial(self.random_assignment(draw, share, fine=fine)))
                 self._progress("measuring", len(self.measured), count)
-        self._calibration = Calibration.fitted([pair for _, pair in self.measured], power=self.metric.power)
+        pairs, chosen = ([pair for _, pair in trials] for trials in (self.measured, self.chosen))
+        self._calibration = Calibration.fitted(pairs, chosen, power=self.metric.power)
+
+    def _trial(self, chosen: dict[str, str]) -> tuple[dict[str, str], Measured]:
+        raw, effective = self._raw(chosen)
+        return chosen, Measured(raw, self.measure(chosen), effective)
+
+    def _calibrated(self) -> Calibration:
+        if self._calibration is None:
+            self.calibrate()
+        assert self._calibration is not None
+        return self._calibration
 
     def random_assignment(self, draw: random.Random, share: float = 1.0, *, fine: bool = False) -> dict[str, str]:
         """A random scheme at every site, or at a random share of them (one at least).
 
         fine: of the half of each menu with the smaller errors, as what is recommended mostly has.
         """
-        sites = [site for site in self.sites if not site.tied]
-        some = [site for site in sites if draw.random() < share] or [draw.choice(sites)]
-        return {str(site): draw.choice(self._finer[site] if fine else self._observed.menus[site]) for site in some}
-
-    @cached_property
-    def _finer(self) -> dict[str, tuple[str, ...]]:
-        found = {}
-        for name, menu in self._observed.menus.items():
-            by_error = sorted(menu, key=lambda scheme: self.squares({name: scheme}))
-            found[name] = tuple(by_error[: (len(by_error) + 1) // 2])
-        return found
+        return random_assignment(self, draw, share, fine=fine)
 
     def checked(self, assignment: Mapping[str, str]) -> dict[str, str]:
         """The assignment, its names known and allowed, that of a tied weight put at the site that holds it.
@@ -269,8 +278,8 @@ class Audit:
         hint = f"did you mean {near[0]}?" if near else "see .sites"
         raise BadAssignment(f"expected a site of this model, got {name!r}: {hint}")
 
-    def _keys(self, chosen: Mapping[str, str]) -> list[Key]:
-        """Products of what changes: not of values that an earlier site has left as this one would."""
+    def keys(self, chosen: Mapping[str, str]) -> list[Key]:
+        """Of the form, those of what changes: not of values that an earlier site has left as this one would."""
         schemes = {name: SCHEMES[scheme] for name, scheme in chosen.items()}
         return [
             (name, part)
@@ -281,7 +290,7 @@ class Audit:
 
     def _raw(self, chosen: Mapping[str, str]) -> tuple[float, float]:
         """The error before calibration, and how many sites it comes from."""
-        keys = self._keys(chosen)
+        keys = self.keys(chosen)
         squares = self.form.of(keys)
         error = math.inf if math.isinf(squares) else float(self.metric.error(squares, self._observed.weight))
         return error, self.form.effective(keys)
@@ -301,7 +310,7 @@ class Audit:
         products = products_of(
             self.model,
             self.batches,
-            lambda size, index: Sensitivity(menus, fits, tied, size, self._seed + index),
+            lambda size, index: Sensitivity(menus, fits, tied, size, (index, len(self.batches)), self._seed),
             backward,
             lambda done: self._progress("predicting", done, len(self.batches)),
         )

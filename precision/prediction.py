@@ -60,6 +60,10 @@ class QuadraticForm:
         self._row = {key: row for row, key in enumerate(products.keys)}
         units = _units(products)
         self.diagonal = _diagonal(products, units)
+        with np.errstate(invalid="ignore", over="ignore"):
+            totals = products.squares.sum(1)
+            shares = np.divide(products.squares, totals[:, None], out=np.zeros_like(units), where=totals[:, None] > 0)
+            self._doubt = self.diagonal * np.sqrt(np.square(shares).sum(1))
         units[(units != 0).sum(1) < _FEW] = 0.0
         lengths = np.sqrt(np.square(units).sum(1, keepdims=True))
         self._directions = np.divide(units, lengths, out=np.zeros_like(units), where=lengths > 0)
@@ -76,6 +80,17 @@ class QuadraticForm:
         if not np.isfinite(diagonal).all():
             return math.inf
         return float(max(diagonal.sum() + self._cross(rows, np.sqrt(diagonal)), 0.0))
+
+    def doubt(self, key: Key) -> float:
+        """Standard error of a key's part of the form, from how unevenly sequences add to it; zero once measured."""
+        doubt = float(self._doubt[self._row[key]]) if key in self._row else 0.0
+        return doubt if math.isfinite(doubt) else 0.0
+
+    def correct(self, key: Key, change: float) -> None:
+        """Add what a measurement showed to be missing of a key's part, which keeps a twentieth at least."""
+        row = self._row[key]
+        self.diagonal[row] = max(self.diagonal[row] + change, self.diagonal[row] / 20)
+        self._doubt[row] = 0.0
 
     def effective(self, keys: Sequence[Key]) -> float:
         """How many sites the error comes from: (sum of contributions)^2 / sum of their squares, at least 1."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from assay.precision.choice import Budgets, Choice, Option, Unit, choose, closest, front
+from assay.precision.advice.reliability import reliability
+from assay.precision.amounts import in_bytes, in_error, in_seconds
+from assay.precision.choice import Budgets, Choice, Option, Quantity, Unit, choose, closest, front
 from assay.precision.errors import UnknownOption
+from assay.precision.explanation import ARGUMENTS, Totals, among, bound, missed, outdone, untrusted
 from assay.precision.prediction import Prediction
 from assay.precision.roofline import Cost, Roofline, Shape, device_named
 
@@ -23,10 +27,19 @@ _DEVICE = "h100"
 """Whose times are told where no target is given."""
 _MEASURED = 4
 """Candidates that are measured for one recommendation."""
+_OFF = 1.2
+"""Ratio of measured to predicted from which on a choice's units are measured."""
+_ROUNDS = 4
+"""Choices that are made anew with what was learnt."""
+_RUNS = 24
+"""Measurements that look for the units to blame in each."""
+_COSTS = tuple(field.name for field in fields(Cost))
+_NEAR = 0.97
+"""Share of a budget from which on it counts as used up."""
 
 
 class Assignment(dict[str, str]):
-    """Site names to scheme names, with what is known of them."""
+    """Site names to scheme names, with what is known of them. Printed in a line; `dict(a)` shows all sites."""
 
     prediction: Prediction
     measured: float = math.nan
@@ -37,6 +50,24 @@ class Assignment(dict[str, str]):
     """Whether every budget is kept."""
     why: str = ""
     """In words: what bound the choice, or which budgets can't be met together."""
+
+    def __str__(self) -> str:
+        counted = Counter(self.values()).most_common()
+        parts = [f"{len(self)} site{'s' * (len(self) != 1)}"]
+        if self:
+            parts[0] += ": " + ", ".join(f"{count} {scheme}" for scheme, count in counted)
+        if hasattr(self, "prediction"):
+            low, high = in_error(self.prediction.low), in_error(self.prediction.high)
+            parts.append(f"error predicted {in_error(self.prediction.error)} ({low} to {high})")
+        if not math.isnan(self.measured):
+            parts.append(f"measured {in_error(self.measured)}")
+        if hasattr(self, "cost"):
+            parts.append(f"weights {in_bytes(self.cost.bytes)}, KV cache {in_bytes(self.cost.kv_bytes)}")
+            parts.append(f"prefill {in_seconds(self.cost.prefill)}, decode step {in_seconds(self.cost.decode)}")
+        return "; ".join(parts if self.met else [*parts, "budgets not met"])
+
+    def __repr__(self) -> str:
+        return f"Assignment({self})"
 
 
 class Planner:
@@ -52,66 +83,67 @@ class Planner:
             device_named(audit.target or _DEVICE), audit.sites, shape or shape_of(audit.model), bits
         )
         held = sum(site.parameters for site in audit.sites if not site.tied)
-        self._other = (sum(p.numel() for p in audit.model.parameters()) - held) * bits / 8
+        self._other = max((sum(p.numel() for p in audit.model.parameters()) - held) * bits / 8, 0.0)
         """Bytes of what no site holds, norms' weights and biases."""
         self.units = self._units()
         self._sites = {unit.name: unit.sites for unit in self.units}
+        self._all = (*self.units, self._rest())
+        self._learnt: dict[tuple[str, str], float] = {}
+        """What units measured beyond their predictions under a scheme, as sums of squares."""
 
     def cost(self, assignment: Mapping[str, str]) -> Cost:
         """Of the whole model."""
-        return self._roofline.total(assignment) + Cost(bytes=max(self._other, 0.0))
+        return self._roofline.total(assignment) + Cost(bytes=self._other)
 
     def recommend(self, budgets: Budgets) -> Assignment:
         """The assignment of least error within the budgets; of fewest bytes where only the error has one.
 
-        A budget of the error is one of the measured error: where the prediction was off, the choice is made again.
+        A budget of the error is one of the measured error: where the prediction was off, the choice is made again. So
+        it is where the best choice measures worse than predicted, with the measured errors of the units to blame.
         """
-        for field in fields(budgets):
-            limit = getattr(budgets, field.name)
-            if limit is not None and not limit > 0:
-                raise UnknownOption(f"expected {field.name} above 0, got {limit:g}")
-        if not budgets.limits:
-            raise UnknownOption("expected a budget, got none: give max_error, max_bytes, max_kv_bytes or max_time")
-        least = "bytes" if set(budgets.limits) == {"error"} else "error"
-        inner = self._inner(budgets, 1.0)
-        found = choose(self.units, inner, minimise=least, error_of=self._squares) if self.units else []  # type: ignore[arg-type]
+        limits = _checked(budgets)
+        minimise: Quantity = "bytes" if set(limits) == {"error"} else "error"
+        self._learnt = {}
+        found = self._choices(budgets, 1.0, minimise)
         if not found:
-            choice, binding = closest(self.units, inner, error_of=self._squares)
-            best = self._measured(choice)
-            best.met = _keeps(best, budgets)
-            names = (
-                f"{' and '.join(sorted(binding))} together" if len(binding) > 1 else "".join(binding) or "the budgets"
-            )
-            best.why = (
-                _why(best, budgets, least) if best.met else f"no assignment meets {names}; this misses by the least"
-            )
-            return best
-        share = 1.0
+            return self._closest(budgets)
+        before: list[Choice] = []
+        while len(before) < _ROUNDS and self._learn(found[0].schemes):
+            before.append(found[0])
+            found = self._choices(budgets, 1.0, minimise) or found
+        share, found = 1.0, [*found[:_MEASURED], *before]
         while True:
-            tried = [self._measured(choice) for choice in found[:_MEASURED]]
-            kept = [one for one in tried if _keeps(one, budgets)]
+            tried = [self._measured(choice) for choice in found]
+            kept = [one for one in tried if not _over(_totals(one.measured, one.cost), limits)]
             if kept:
-                best = min(kept, key=lambda one: (one.cost.bytes if least == "bytes" else one.measured, one.measured))
-                best.why = _why(best, budgets, least)
-                return best
+                best = min(
+                    kept, key=lambda one: (one.cost.bytes if minimise == "bytes" else one.measured, one.measured)
+                )
+                return self._explained(best, self._bound(best, limits, minimise))
             nearest = min(tried, key=lambda one: one.measured if math.isfinite(one.measured) else math.inf)
             off = nearest.measured / budgets.max_error if budgets.max_error else math.nan
             share *= 0.9 / off if 1 < off < math.inf else 0.5
             found = []
             if budgets.max_error is not None and share > 0.05:
-                found = choose(self.units, self._inner(budgets, share), minimise=least, error_of=self._squares)  # type: ignore[arg-type]
+                found = self._choices(budgets, share, minimise)[:_MEASURED]
             if not found:
                 nearest.met = False
-                nearest.why = (
-                    f"predicted to keep the budgets, but measured {nearest.measured:.3g}; no candidate did better"
+                return self._explained(
+                    nearest, outdone(_totals(nearest.measured, nearest.cost), limits, self._audit.metric.unit)
                 )
-                return nearest
 
     def pareto(self, points: int) -> list[tuple[float, float, Prediction, Assignment]]:
         """(bytes, seconds of a decode step, prediction, assignment), by bytes: none beaten in bytes and error."""
-        choices = front(self.units, minimise=("bytes", "error"), points=points, error_of=self._squares)
-        told = [self._told(choice) for choice in choices]
+        told = [self._told(choice) for choice in self._front(points)]
         return [(one.cost.bytes, one.cost.decode, one.prediction, one) for one in told]
+
+    def optimal(self, points: int) -> list[dict[str, str]]:
+        """The assignments of `pareto`, without predictions."""
+        return [self._assignment(choice.schemes) for choice in self._front(points)]
+
+    def _front(self, points: int) -> list[Choice]:
+        self._learnt = {}
+        return front(self._all, minimise=("bytes", "error"), points=points, error_of=self._squares)
 
     def _units(self) -> list[Unit]:
         """What takes one scheme together, with the schemes that all of its sites may have."""
@@ -125,49 +157,99 @@ class Planner:
                 scheme for scheme in self._audit.menu(sites[0]) if all(scheme in self._audit.menu(s) for s in sites)
             ]
             left, *others = (self._option(sites, scheme) for scheme in ["", *shared])
-            gains = [
-                one
-                for one in others
-                if any(part < whole for part, whole in zip(_costs(one), _costs(left), strict=True))
-            ]
+            gains = [one for one in others if any(getattr(one, what) < getattr(left, what) for what in _COSTS)]
             if gains:  # elsewhere another format would cost accuracy and win nothing that is counted
                 units.append(Unit(name, tuple(sites), (left, *gains)))
         return units
 
+    def _rest(self) -> Unit:
+        """What the units leave out, as one without a choice: so budgets and their excess are of the whole model."""
+        whole = self.cost({})
+        left = {
+            what: max(math.fsum([getattr(whole, what), *(-getattr(unit.options[0], what) for unit in self.units)]), 0.0)
+            for what in _COSTS
+        }
+        return Unit("", (), (Option("", 0.0, **left),))
+
     def _option(self, sites: Sequence[str], scheme: str) -> Option:
         sharing = [str(site) for site in self._audit.sites if site.tied in sites]
-        costs = [self._roofline.cost(site, scheme) for site in [*sites, *sharing]]
-        error = self._audit.squares(dict.fromkeys(sites, scheme)) if scheme else 0.0
-        return Option(
-            scheme,
-            error,
-            math.fsum(cost.bytes for cost in costs),
-            math.fsum(cost.kv_bytes for cost in costs),
-            math.fsum(cost.prefill for cost in costs),
-            math.fsum(cost.decode for cost in costs),
-        )
+        cost = sum((self._roofline.cost(site, scheme) for site in [*sites, *sharing]), Cost())
+        return Option(scheme, self._audit.squares(dict.fromkeys(sites, scheme)) if scheme else 0.0, **asdict(cost))
 
     def _squares(self, schemes: Mapping[str, str]) -> float:
-        return self._audit.squares(self._assignment(schemes))
+        learnt = math.fsum(self._learnt.get(taken, 0.0) for taken in schemes.items())
+        return max(self._audit.squares(self._assignment(schemes)) + learnt, 0.0)
+
+    def _learn(self, schemes: Mapping[str, str]) -> bool:
+        """Where a choice measures worse than predicted, the units to blame, found by halving; whether there are any.
+
+        Of many options the choice takes those whose errors are predicted too small, if there are such: then their
+        measured errors count.
+        """
+        taken = {unit: scheme for unit, scheme in schemes.items() if scheme}
+        whole, parts, runs = self._squares(taken), [taken], 0
+        if not taken or self._measured_squares(taken) <= _OFF * whole:
+            return False
+        before = len(self._learnt)
+        while parts and runs < _RUNS:
+            names = list(part := parts.pop(0))
+            for some in (names[: len(names) // 2], names[len(names) // 2 :]):
+                half = {name: part[name] for name in some}
+                runs += 1
+                more = self._measured_squares(half) - self._squares(half) if half else 0.0
+                if more <= (_OFF - 1) / 2 * whole:
+                    continue
+                if len(half) > 1:
+                    parts.append(half)
+                else:
+                    (one,) = half.items()
+                    self._learnt[one] = self._learnt.get(one, 0.0) + more
+        return len(self._learnt) > before
+
+    def _measured_squares(self, schemes: Mapping[str, str]) -> float:
+        error = self._audit.measure(self._assignment(schemes))
+        return self._audit.squares_for(error) if 0 < error < math.inf else 0.0 if error == 0 else math.inf
 
     def _assignment(self, schemes: Mapping[str, str]) -> dict[str, str]:
         return {site: scheme for unit, scheme in schemes.items() if scheme for site in self._sites[unit]}
 
-    def _inner(self, budgets: Budgets, share: float) -> Budgets:
-        """Budgets of what units add up to: errors as sums of squares, bytes and times without what no unit holds."""
-        whole, left = self.cost({}), [unit.options[0] for unit in self.units]
+    def _choices(self, budgets: Budgets, share: float, minimise: Quantity) -> list[Choice]:
+        units = [
+            replace(
+                unit,
+                options=tuple(
+                    replace(option, error=option.error + self._learnt.get((unit.name, option.scheme), 0.0))
+                    for option in unit.options
+                ),
+            )
+            for unit in self._all
+        ]
+        return choose(units, self._squared(budgets, share), minimise=minimise, error_of=self._squares)
 
-        def less(limit: float | None, name: str) -> float | None:
-            fixed = getattr(whole, name) - math.fsum(getattr(option, name) for option in left)
-            return None if limit is None else max(limit - fixed, 0.0)
+    def _closest(self, budgets: Budgets) -> Assignment:
+        """Where no assignment is predicted to keep the budgets. An amplitude's excess is that of its square."""
+        choice, names = closest(self._all, self._squared(budgets), error_of=self._squares)
+        best, limits = self._measured(choice), budgets.limits
+        totals = _totals(best.measured, best.cost)
+        over = _over(totals, limits)
+        best.met = not over
+        if best.met:
+            return self._explained(best, self._bound(best, limits, "error"))
+        binding: list[Quantity] = [name for name in limits if f"max_{name}" in names] or over
+        shown = [name for name in limits if name in binding or name in over]
+        unit = self._audit.metric.unit
+        return self._explained(best, missed(binding, shown, totals, limits, unit, self._formats))
 
-        return Budgets(
-            None if budgets.max_error is None else self._audit.squares_for(budgets.max_error * share),
-            less(budgets.max_bytes, "bytes"),
-            less(budgets.max_kv_bytes, "kv_bytes"),
-            less(budgets.max_prefill, "prefill"),
-            less(budgets.max_decode, "decode"),
-        )
+    @property
+    def _formats(self) -> int:
+        """How many schemes the audit looked at."""
+        return len({scheme for site in self._audit.sites for scheme in self._audit.menu(site)})
+
+    def _squared(self, budgets: Budgets, share: float = 1.0) -> Budgets:
+        """Budgets of what units add up to: a share of the error's, as a sum of squares."""
+        if budgets.max_error is None:
+            return budgets
+        return replace(budgets, max_error=self._audit.squares_for(budgets.max_error * share))
 
     def _told(self, choice: Choice) -> Assignment:
         found = Assignment(self._assignment(choice.schemes))
@@ -179,36 +261,46 @@ class Planner:
         found.measured = self._audit.measure(found)
         return found
 
+    def _bound(self, best: Assignment, limits: Totals, minimise: Quantity) -> str:
+        """What bound a choice that keeps the budgets: of those that the model as it is does not, what is used up."""
+        totals, metric = _totals(best.measured, best.cost), self._audit.metric.unit
+        if minimise == "bytes":
+            fewest = math.fsum(min(option.bytes for option in unit.options) for unit in self._all)
+            if best.cost.bytes > fewest * (1 + 1e-9):
+                return bound(["error"], totals, limits, metric)
+            return f"no budget binds: the fewest bytes that there are {among(self._formats)}"
+        whole = _totals(0.0, self.cost({}))
+        used = {name: totals[name] / limit for name, limit in limits.items() if whole[name] > limit}
+        if not used:
+            return "no budget binds: the model as it is keeps them"
+        near = [name for name in used if used[name] >= min(_NEAR, max(used.values()))]
+        return bound(near, totals, limits, metric)
 
-def _costs(option: Option) -> tuple[float, ...]:
-    return option.bytes, option.kv_bytes, option.prefill, option.decode
-
-
-def _totals(one: Assignment) -> dict[str, float]:
-    cost = one.cost
-    return {
-        "error": one.measured,
-        "bytes": cost.bytes,
-        "kv_bytes": cost.kv_bytes,
-        "prefill": cost.prefill,
-        "decode": cost.decode,
-    }
-
-
-def _keeps(one: Assignment, budgets: Budgets) -> bool:
-    """Whether the totals, and the error that was measured, keep every budget. An error that is NaN keeps none."""
-    totals = _totals(one)
-    return math.isfinite(one.measured) and all(
-        totals[name] <= limit * (1 + 1e-9) for name, limit in budgets.limits.items()
-    )
+    def _explained(self, one: Assignment, why: str) -> Assignment:
+        one.why = why + untrusted(reliability(self._audit, one))
+        return one
 
 
-def _why(best: Assignment, budgets: Budgets, least: str) -> str:
-    if least == "bytes":
-        return f"the fewest bytes with a measured error of at most {budgets.max_error:.3g}"
-    totals = _totals(best)
-    near = [name for name, limit in budgets.limits.items() if totals[name] > 0.97 * limit]
-    return f"bound by {' and '.join(near)}" if near else "no budget binds: the least error that the formats allow"
+def _checked(budgets: Budgets) -> dict[Quantity, float]:
+    """The limits that there are. Raises UnknownOption for one that is not above 0, and where there are none."""
+    for name, argument in ARGUMENTS.items():
+        limit = getattr(budgets, f"max_{name}")
+        if limit is not None and not limit > 0:
+            raise UnknownOption(f"expected {argument} above 0, got {limit:g}")
+    if not budgets.limits:
+        raise UnknownOption(f"expected a finite budget, got none: give {', '.join(ARGUMENTS.values())}, or several")
+    return budgets.limits
+
+
+def _totals(error: float, cost: Cost) -> dict[Quantity, float]:
+    return {name: error if name == "error" else getattr(cost, name) for name in ARGUMENTS}
+
+
+def _over(totals: Totals, limits: Totals) -> list[Quantity]:
+    """Budgets that totals, with the error that was measured, don't keep; all where the model breaks."""
+    if not math.isfinite(totals["error"]):
+        return list(limits)
+    return [name for name, limit in limits.items() if totals[name] > limit * (1 + 1e-9)]
 
 
 def shape_of(model: torch.nn.Module) -> Shape:

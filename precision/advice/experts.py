@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from assay.precision.advice.finding import Finding
-from assay.precision.advice.local import at_stake, matrices, rows_of
+from assay.precision.advice.local import at_stake, matrices, product_of, rows_of
 from assay.precision.model.sites import Site
-from assay.precision.schemes import SCHEMES
 
 if TYPE_CHECKING:
     from assay.precision.auditing import Audit
@@ -109,12 +108,7 @@ def near_ties(audit: Audit) -> Iterator[Finding]:
         weight = found[None]
         shares = {}
         for scheme in dict.fromkeys(("bf16", *audit.menu(router.site))):
-            of_input = audit.fits.input(str(router.site), SCHEMES[scheme], weight)
-            of_weight = audit.fits.weight(str(router.site), SCHEMES[scheme], weight)
-            logits = (rows if of_input is None else of_input(rows)) @ (
-                weight if of_weight is None else of_weight(weight)
-            ).mT
-            noise = logits - rows @ weight.mT
+            noise = product_of(audit, router.site, scheme, rows, weight) - rows @ weight.mT
             # A margin is the difference of two logits; what is common to all of them changes nothing.
             deviation = math.sqrt(2) * float((noise - noise.mean(-1, keepdim=True)).square().mean().sqrt())
             shares[scheme] = flip_share(router.margins, deviation)
@@ -122,10 +116,10 @@ def near_ties(audit: Audit) -> Iterator[Finding]:
             yield Finding(
                 "router_ties",
                 str(router.site),
-                f"The choice of {router.top} experts is close to a tie for many tokens: rounding the router to bf16 "
-                f"sends {shares['bf16']:.1%} of them elsewhere.",
+                f"The choice of {router.top} experts is close to a tie for many tokens: rounding the router's input "
+                f"and weight to bfloat16 sends {shares['bf16']:.1%} of them elsewhere.",
                 {"flips": shares, "median_margin": float(router.margins.median()), "top": router.top},
-                "Keep the router in float32 and measure what you choose: no prediction sees a flip.",
+                "Leave the router as it is and measure what you choose: no prediction sees a flip.",
                 at_stake(audit, router.site),
             )
 

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from assay.precision.model.menu import menu_of
 from assay.precision.model.sites import Site
 from assay.precision.schemes import SCHEMES
 
 if TYPE_CHECKING:
     from assay.precision.auditing import Audit
 
-__all__ = ["at_stake", "linears", "local_error", "matrices", "owner", "remedied", "rows_of"]
+__all__ = ["at_stake", "linears", "local_error", "matrices", "owner", "product_of", "remedied", "rows_of"]
 
 
 def linears(audit: Audit) -> list[Site]:
@@ -41,21 +40,28 @@ def matrices(audit: Audit, site: str) -> Mapping[int | None, torch.Tensor]:
 
 
 def local_error(audit: Audit, site: Site, scheme: str) -> float | None:
-    """Squared error of a linear's output over its square, on the sample of inputs; None where the scheme can't stand.
+    """Squared error of a linear's output over its square, on the sample of inputs; None where it isn't on the menu.
 
     Of experts the first that got tokens stands for all.
     """
     rows, found = rows_of(audit, site), matrices(audit, site)
-    if rows is None or not found or not menu_of(site, [scheme]) or not bool(rows.isfinite().all()):
+    if rows is None or not found or scheme not in audit.menu(site) or not bool(rows.isfinite().all()):
         return None
     expert, weight = next(iter(found.items()))
+    exact = rows @ weight.mT
+    size = float(exact.square().sum())
+    stored = product_of(audit, site, scheme, rows, weight, expert)
+    return float((stored - exact).square().sum()) / size if size > 0 else None
+
+
+def product_of(
+    audit: Audit, site: Site, scheme: str, rows: torch.Tensor, weight: torch.Tensor, expert: int | None = None
+) -> torch.Tensor:
+    """What a linear gives for rows [R, K] of its input under a scheme, [R, N]."""
     name, chosen = owner(site), SCHEMES[scheme]
     of_weight = audit.fits.weight(name, chosen, weight, expert)
     of_input = audit.fits.input(name, chosen, weight, expert)
-    exact = rows @ weight.mT
-    stored = (rows if of_input is None else of_input(rows)) @ (weight if of_weight is None else of_weight(weight)).mT
-    size = float(exact.square().sum())
-    return float((stored - exact).square().sum()) / size if size > 0 else None
+    return (rows if of_input is None else of_input(rows)) @ (weight if of_weight is None else of_weight(weight)).mT
 
 
 def at_stake(audit: Audit, site: str) -> float:
@@ -74,7 +80,7 @@ def remedied(
     audit: Audit, site: Site, base: str, others: tuple[str, ...], advice: str, otherwise: str
 ) -> tuple[str, dict[str, Any]]:
     """A remedy, with local errors under the scheme that suffers and under the best of others; ``otherwise`` where none
-    of them halves the squared error."""
+    of them halves the squared error, or the menu lacks them."""
     before = local_error(audit, site, base)
     errors = {name: error for name in others if (error := local_error(audit, site, name)) is not None}
     if before is None or not errors:

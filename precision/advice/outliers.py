@@ -18,6 +18,8 @@ __all__ = ["channels", "rows_and_columns", "tokens"]
 
 _FAR = 20.0
 """Multiples of the median from which on a channel, row or token is an outlier."""
+_FEW = 0.05
+"""Share of channels or rows up to which they are outliers; of more, it is the others that are small."""
 _NAMED = 8
 """Outliers that a sentence names."""
 
@@ -35,14 +37,14 @@ def channels(audit: Audit) -> Iterator[Finding]:
             continue
         told.add((site.unit, found[0][0]))
         places, ratio = found
-        remedy, numbers = ("Keep this cache in bf16, or give its keys scales per channel.", dict[str, Any]())
+        remedy, numbers = ("Leave this cache as it is, or give its keys scales per channel.", dict[str, Any]())
         if site.place == "linear":
             remedy, numbers = _better_inputs(audit, site)
         yield Finding(
             "outlier_channel",
             str(site),
-            f"{_listed(places, 'channel')} of {seen.largest.numel()} in the {part or 'input'} "
-            f"{_reach(places)} {ratio:.0f} times the median channel's largest magnitude.",
+            f"{_listed(places, 'channel', seen.largest.numel())} in the {part or 'input'} {_reach(places)} {ratio:.0f} "
+            "times the median channel's largest magnitude.",
             {"channels": places, "ratio": ratio, **numbers},
             remedy,
             at_stake(audit, site),
@@ -67,8 +69,8 @@ def rows_and_columns(audit: Audit) -> Iterator[Finding]:
             yield Finding(
                 kind,
                 str(site),
-                f"{_listed(far[0], what)} of the weight{of} {_reach(far[0])} {ratio:.0f} times the largest magnitude "
-                f"of the median {what}.",
+                f"{_listed(far[0], what, sizes[expert].numel())} in the weight{of} {_reach(far[0])} {ratio:.0f} times "
+                f"the median {what}'s largest magnitude.",
                 {f"{what}s": far[0], "ratio": ratio, **({} if expert is None else {"expert": expert}), **numbers},
                 remedy,
                 at_stake(audit, site),
@@ -98,7 +100,7 @@ def tokens(audit: Audit) -> Iterator[Finding]:
             f"The residual at position {position} reaches {ratio:.0f} times the median token's largest magnitude, in "
             f"{sequences} of {sum(p.shape[0] for p in seen.peaks)} sequences.",
             {"position": position, "ratio": ratio, "sequences": sequences},
-            "Give activations scales per token, not one for the tensor, and leave the residual stream in bf16.",
+            "Give activations scales per token, not one for the tensor, and leave the residual stream as it is.",
             at_stake(audit, site),
         )
     if first is not None:
@@ -112,17 +114,17 @@ def _far(sizes: torch.Tensor) -> tuple[list[int], float] | None:
     if not median > 0 or not bool(sizes.isfinite().all()):
         return None
     places = (sizes > _FAR * median).nonzero().flatten()
-    if not len(places):
+    if not 0 < len(places) <= max(_FEW * len(sizes), 1):
         return None
     places = places[sizes[places].argsort(descending=True)]
     return places.tolist(), float(sizes.max()) / median
 
 
-def _listed(places: list[int], what: str) -> str:
+def _listed(places: list[int], what: str, count: int) -> str:
     if len(places) == 1:
-        return f"{what.capitalize()} {places[0]}"
+        return f"{what.capitalize()} {places[0]} of {count}"
     shown = ", ".join(map(str, places[:_NAMED])) + (", ..." if len(places) > _NAMED else "")
-    return f"{len(places)} {what}s ({shown})"
+    return f"{what.capitalize()}s {shown} ({len(places)} of {count})"
 
 
 def _reach(places: list[int]) -> str:
@@ -136,7 +138,7 @@ def _better_inputs(audit: Audit, site: Site) -> tuple[str, dict[str, Any]]:
         "w8a8",
         ("w8a8-smooth", "w8a8-hadamard"),
         "Balance the channels before storing",
-        "Leave 8-bit integers to other sites: balancing does not help here.",
+        "Prefer schemes here that leave the input as it is, or give groups of its channels scales.",
     )
 
 
@@ -152,5 +154,5 @@ def _by_group(audit: Audit, site: Site) -> tuple[str, dict[str, Any]]:
         "w8a16",
         ("w4a16-g128-awq", "w4a16-g32", "mxfp8"),
         "Take scales of groups along the row",
-        "Keep groups along the row small here.",
+        "Prefer schemes with small groups along the row here.",
     )

@@ -80,7 +80,7 @@ def control_of(audit: Audit, menus: Mapping[str, tuple[str, ...]]) -> QuadraticF
     products = products_of(
         audit.model,
         audit.batches,
-        lambda size, seed: Sensitivity(menus, controls, _tied(audit), size, seed),
+        lambda size, seed: Sensitivity(menus, controls, _tied(audit), size, seed=seed),
         backward,
     )
     return QuadraticForm(products)

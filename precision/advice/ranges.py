@@ -40,25 +40,39 @@ def nonfinite(audit: Audit) -> Iterator[Finding]:
 def overflows(audit: Audit) -> Iterator[Finding]:
     """Values beyond the largest of a format that the menu offers without a scale."""
     for site in audit.sites:
-        weights = [float(w.abs().max()) for w in matrices(audit, site).values() if w.numel()]
-        # What passes a table are indices.
-        values = 0.0 if site.place == "embedding" else _largest(audit, site)
-        for name in audit.menu(site):
-            scheme = SCHEMES[name]
-            pairs = ("values", scheme.activation, values), ("weight", scheme.weight, max(weights, default=0.0))
-            for what, quantizer, largest in pairs:
-                if quantizer is None or not _is_beyond(largest, quantizer):
-                    continue
-                limit, tensor = quantizer.element.largest, "input" if weights and what == "values" else what
-                yield Finding(
-                    "overflow",
-                    str(site),
-                    f"The {tensor} reaches {largest:.3g}, and {quantizer.element.name} ends at {limit:.6g}: {name} "
-                    "makes infinities here.",
-                    {"scheme": name, "largest": largest, "limit": limit, "tensor": tensor},
-                    "Keep bf16 here, or a scheme with scales.",
-                    math.inf,
-                )
+        found = list(_beyond(audit, site))
+        if not found:
+            continue
+        costs = {name: audit.contribution(str(site), name) for name in audit.menu(site)}
+        fit = [name for name in costs.keys() - {scheme for scheme, *_ in found} if math.isfinite(costs[name])]
+        mildest = min(sorted(fit), key=costs.__getitem__, default="")
+        for scheme, tensor, largest, quantizer in found:
+            limit = quantizer.element.largest
+            yield Finding(
+                "overflow",
+                str(site),
+                f"The {tensor} reaches {largest:.3g}, and {quantizer.element.name} ends at {limit:.6g}: {scheme} makes "
+                "infinities here.",
+                {"scheme": scheme, "largest": largest, "limit": limit, "tensor": tensor},
+                f"Take {mildest} here, or leave it as it is." if mildest else "Leave it as it is.",
+                math.inf,
+            )
+
+
+def _beyond(audit: Audit, site: Site) -> Iterator[tuple[str, str, float, Quantizer]]:
+    """Schemes that have no code for the largest of a tensor: scheme, tensor, its largest magnitude, quantizer."""
+    weights = [float(w.abs().max()) for w in matrices(audit, site).values() if w.numel()]
+    # What passes a table are indices.
+    values = 0.0 if site.place == "embedding" else _largest(audit, site)
+    for name in audit.menu(site):
+        scheme = SCHEMES[name]
+        pairs = (
+            ("input" if weights else "values", scheme.activation, values),
+            ("weight", scheme.weight, max(weights, default=0.0)),
+        )
+        for tensor, quantizer, largest in pairs:
+            if quantizer is not None and _is_beyond(largest, quantizer):
+                yield name, tensor, largest, quantizer
 
 
 def _is_beyond(largest: float, quantizer: Quantizer) -> bool:
@@ -135,7 +149,7 @@ def underflows(audit: Audit) -> Iterator[Finding]:
                 scheme,
                 ("fp8-block", "mxfp8"),
                 "Take scales of groups",
-                "Move the spread of the channels into the neighbouring weight, or keep bf16 here.",
+                "Move the spread of the channels into the neighbouring weight, or leave this site as it is.",
             )
             yield Finding(
                 "underflow",

@@ -41,7 +41,7 @@ def choose(
         eager = greedy(judge, calls // 4) if minimise == "error" else None
         starts = list(dict.fromkeys([*starts, *([eager] if eager is not None else [])]))
         starts = [refine(judge, start, calls // 2 // len(starts)) for start in starts]
-        starts += [_relinearised(judge, start, calls, Clock(seconds)) for start in sorted(starts, key=judge.key)[:1]]
+        starts.append(_relinearised(judge, min(starts, key=judge.key), calls, Clock(seconds)))
     fit = [picks for picks in dict.fromkeys(starts) if judge.key(picks)[0] == 0]
     ordered = sorted(fit, key=lambda picks: (judge.key(picks)[1:], picks))
     return [judge.choice(picks) for picks in ordered[:candidates]]
@@ -61,8 +61,7 @@ def _starts(judge: Judge, kept: Mask, candidates: int, distance: int, seconds: f
         found.append(least(judge, kept, limits, Clock(seconds / 8)))
     starts = list(dict.fromkeys(picks for picks in found if picks is not None))
     if not starts:
-        closest = nearest(problem, kept, judge.limits, Clock(seconds / 4))
-        return [] if closest is None else [closest]
+        return [nearest(problem, kept, problem.yardsticks(judge.limits), Clock(seconds / 4))]
     near = narrowed(problem, kept, problem.column(judge.minimise), limits)
     while near is not None and len(starts) < candidates:
         cuts = [Cut(picks, distance) for picks in starts]

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from assay.precision.choice.choosing import least
-from assay.precision.choice.problem import Budgets, Choice, ErrorOf, Problem, Quantity, Unit
-from assay.precision.choice.program import Clock, nearest, solve
+from assay.precision.choice.problem import Budgets, Choice, ErrorOf, Picks, Problem, Quantity, Unit
+from assay.precision.choice.program import Clock, least_sum, nearest, solve
 from assay.precision.choice.refinement import Judge, refine
 
 __all__ = ["closest"]
@@ -27,11 +27,10 @@ def closest(
     Those that bind are an irreducible set: no assignment meets them all, but without any one of them some does (J. W.
     Chinneck, E. W. Dravnieks, *Locating minimal infeasible constraint sets*, ORSA J. Computing 3(2), 1991: the deletion
     filter), judged with errors added up. The others are met as well if that costs those that bind no more. No binding
-    budgets: some assignment meets all, and the choice is the one of least error. Arguments and errors as of `choose`.
+    budgets: some assignment meets all. Of choices that miss alike, the one of least error. What misses a budget of 0
+    is compared with a millionth of the largest sum that there can be. Arguments and errors as of `choose`.
     """
     problem, limits, clock = Problem(units), budgets.limits, Clock(seconds)
-    judge = Judge(problem, limits, "error", error_of)
-    kept = problem.undominated(("error", *limits))
     if not units:
         return problem.choice(()), ()
     binding = tuple(limits) if not _feasible(problem, limits, clock) else ()
@@ -39,21 +38,33 @@ def closest(
         fewer = {name: limits[name] for name in binding if name != quantity}
         if not _feasible(problem, fewer, clock):
             binding = tuple(fewer)
-    picks = least(judge, kept, limits, clock) if not binding else None
-    if picks is None:
-        picks = nearest(problem, kept, limits, Clock(seconds))
-        assert picks is not None
-        share = 1 + problem.choice(picks).excess({name: limits[name] for name in limits if limits[name] > 0})
-        over = problem.choice(picks)
-        wider = {name: max(limit * share, 0.0 if limit else getattr(over, name)) for name, limit in limits.items()}
-        for kept_limits in ({name: wider[name] if name in binding else limits[name] for name in limits}, wider):
-            better = least(judge, kept, kept_limits, clock)
-            if better is not None:
-                picks = better
-                break
+    judge = Judge(problem, problem.yardsticks(limits), "error", error_of)
+    picks = _start(judge, binding, Clock(seconds))
     if not judge.exact:
         picks = refine(judge, picks, calls)
     return judge.choice(picks), tuple(f"max_{quantity}" for quantity in binding)
+
+
+def _start(judge: Judge, binding: Sequence[Quantity], clock: Clock) -> Picks:
+    """The closest with errors added up, the others than those that bind within their limits if that can be.
+
+    No excess is below that of the least sums of each quantity alone. Where one assignment has it, as where one budget
+    is far out of reach, that is found exactly; otherwise the excess is the integer program's.
+    """
+    problem, limits = judge.problem, judge.limits
+    kept = problem.undominated(tuple(dict.fromkeys(("error", *limits))))
+
+    def least_missing(share: float) -> Picks | None:
+        wide = {name: limit * share for name, limit in limits.items()}
+        some = least(judge, kept, {**limits, **{name: wide[name] for name in binding}}, clock)
+        return some or least(judge, kept, wide, clock)
+
+    alone = [least_sum(problem, kept, problem.column(name)) / limit for name, limit in limits.items()]
+    picks = least_missing(max([1.0, *alone]))
+    if picks is None:
+        near = nearest(problem, kept, limits, clock)
+        picks = least_missing(1 + problem.choice(near).excess(limits)) or near
+    return picks
 
 
 def _feasible(problem: Problem, limits: Mapping[Quantity, float], clock: Clock) -> bool:

@@ -84,10 +84,6 @@ class Choice:
     prefill: float
     decode: float
 
-    def sites(self, units: Sequence[Unit]) -> dict[str, str]:
-        """The assignment, site names to scheme names, of the sites that take one."""
-        return {site: self.schemes[unit.name] for unit in units if self.schemes[unit.name] for site in unit.sites}
-
     def excess(self, limits: Mapping[Quantity, float]) -> float:
         """Largest share by which a total exceeds its limit; 0 where all hold. Of a limit of 0: infinite."""
         return max([0.0, *(_excess(getattr(self, quantity), limit) for quantity, limit in limits.items())])
@@ -134,6 +130,12 @@ class Problem:
         """What each option adds to a total."""
         column: Floats = self.values[:, QUANTITIES.index(quantity)]
         return column
+
+    def yardsticks(self, limits: Mapping[Quantity, float]) -> dict[Quantity, float]:
+        """What excesses over the limits are relative to: the limits; for one of 0, a millionth of the largest sum."""
+        kept = np.where(self.finite[:, None], self.values, 0.0)
+        most = np.maximum.reduceat(kept, self.starts[:-1]).sum(0)
+        return {name: limit or float(most[QUANTITIES.index(name)]) * 1e-6 or 1.0 for name, limit in limits.items()}
 
     def rows(self, picks: Picks) -> NDArray[np.int64]:
         """The options taken, as rows of `values`."""

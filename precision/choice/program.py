@@ -24,7 +24,7 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from assay.precision.choice.problem import Floats, Picks, Problem, Quantity
 
-__all__ = ["Clock", "Cut", "Mask", "narrowed", "nearest", "solve"]
+__all__ = ["Clock", "Cut", "Mask", "least_sum", "narrowed", "nearest", "solve"]
 
 Mask = NDArray[np.bool_]
 """Which options may be taken, [options]."""
@@ -173,29 +173,30 @@ def narrowed(problem: Problem, kept: Mask, costs: Floats, limits: Mapping[Quanti
     return few
 
 
-def nearest(problem: Problem, kept: Mask, limits: Mapping[Quantity, float], clock: Clock) -> Picks | None:
-    """The picks whose largest relative excess over the limits is least; None if the time is up before any is found.
+def nearest(problem: Problem, kept: Mask, limits: Mapping[Quantity, float], clock: Clock) -> Picks:
+    """The picks whose largest relative excess over the limits, all above 0, is least.
 
-    A limit of 0 counts by the largest sum that the quantity can have.
+    Totals are divided by the least multiple of the limits that any can have, so limits far out of reach give figures
+    about 1 all the same. When the time is up, the best found so far: of none, the options of least sums of shares.
     """
     places = np.flatnonzero(kept)
-    rows, most = [], []
-    for quantity, limit in limits.items():
-        column = problem.column(quantity)
-        above, least = above_least(problem, kept, column), _least(problem, kept, column)
-        unit = limit or math.fsum(np.maximum.reduceat(np.where(kept, above, 0.0), problem.starts[:-1])) or 1.0
-        rows.append(np.append(above[places] / unit, -1.0))
-        most.append(math.fsum([limit, *-least]) / unit)
+    columns = [problem.column(quantity) / limit for quantity, limit in limits.items()]
+    alone = [least_sum(problem, kept, column) for column in columns]
+    scale = max([1.0, *alone])
+    rows = [np.append(above_least(problem, kept, column)[places] / scale, -1.0) for column in columns]
     one = sparse.hstack([_one_each(problem, places), sparse.csr_array((len(problem.units), 1))], format="csr")
     x = _milp(
         np.append(np.zeros(len(places)), 1.0),
         _GAP,
         clock,
         integrality=np.append(np.ones(len(places)), 0),
-        bounds=Bounds(0, np.append(np.ones(len(places)), np.inf)),
-        constraints=[LinearConstraint(one, 1.0, 1.0), LinearConstraint(np.stack(rows), -np.inf, np.array(most))],
+        bounds=Bounds(np.append(np.zeros(len(places)), 1 / scale), np.append(np.ones(len(places)), np.inf)),
+        constraints=[
+            LinearConstraint(one, 1.0, 1.0),
+            LinearConstraint(np.stack(rows), -np.inf, -np.array(alone) / scale),
+        ],
     )
-    return None if x is None else _picks(problem, places, x[:-1])
+    return _picks(problem, places, -np.sum(columns, 0)[places] if x is None else x[:-1])
 
 
 def above_least(problem: Problem, kept: Mask, column: Floats) -> Floats:
@@ -207,6 +208,11 @@ def above_least(problem: Problem, kept: Mask, column: Floats) -> Floats:
 def _least(problem: Problem, kept: Mask, column: Floats) -> Floats:
     least: Floats = np.minimum.reduceat(np.where(kept, column, np.inf), problem.starts[:-1])
     return least
+
+
+def least_sum(problem: Problem, kept: Mask, column: Floats) -> float:
+    """Of a quantity alone, the least that any assignment can have."""
+    return math.fsum(_least(problem, kept, column))
 
 
 def _limited(
@@ -253,7 +259,7 @@ def _milp(costs: Floats, gap: float, clock: Clock, **program: Any) -> Floats | N
 
 
 def _picks(problem: Problem, places: NDArray[np.int64], x: Floats) -> Picks:
-    taken = np.full(len(problem.unit_of), -1.0)
+    taken = np.full(len(problem.unit_of), -np.inf)
     taken[places] = x
     bounds = zip(problem.starts, problem.starts[1:], strict=False)
     return tuple(int(np.argmax(taken[first:last])) for first, last in bounds)

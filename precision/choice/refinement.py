@@ -94,7 +94,7 @@ def _step(judge: Judge, picks: Picks, last: int) -> Picks | None:
         """Exchanges of the moves at ``places`` [n, 1 to 3], what they change [n, 5]."""
         keys = judge.estimated(totals + change)
         order = np.lexsort(keys.T[::-1])[: last - judge.calls + len(moves)]
-        order = order[judge.excess(totals + change[order], but="error") <= judge.key(picks)[0] + 1e-9]
+        order = order[judge.excess(totals + change[order], but="error") <= judge.key(picks)[0] * (1 + 1e-9) + 1e-9]
         return _first_better(judge, picks, moves[places[order]], keys[order], last)
 
     found = best_of(np.arange(len(moves))[:, None], changes)

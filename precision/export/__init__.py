@@ -1,13 +1,12 @@
 """What serving stacks load: configurations of an assignment, and a checkpoint that equals its simulation.
 
 compressed_tensors · modelopt · torchao · vllm (configurations) · checkpoint (with folder, folding, pieces, tensors) ·
-lint · plan and targets (what they share).
+opening (a checkpoint loaded again) · lint · record (what an export wrote) · plan and targets (what they share).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -16,13 +15,15 @@ from pathlib import Path
 import torch
 
 from assay.precision.errors import CannotExport
+from assay.precision.export import record
 from assay.precision.export.checkpoint import Written, write_checkpoint
 from assay.precision.export.compressed_tensors import quantization_config
 from assay.precision.export.folder import config_json, dtype_of
-from assay.precision.export.lint import lint, lint_config
+from assay.precision.export.lint import lint, lint_config, lint_scales
 from assay.precision.export.modelopt import hf_quant_config
+from assay.precision.export.opening import load_checkpoint, packed_zero_points
 from assay.precision.export.pieces import pieces_of
-from assay.precision.export.plan import Recipe
+from assay.precision.export.plan import Recipe, plan_of
 from assay.precision.export.torchao import fqn_to_config
 from assay.precision.export.vllm import command_line, online_config
 from assay.precision.model.menu import Fits
@@ -31,15 +32,20 @@ from assay.precision.model.sites import Site
 __all__ = [
     "FORMATS",
     "Exported",
+    "Part",
     "Recipe",
     "Written",
+    "clear",
     "command_line",
     "export",
     "fqn_to_config",
     "hf_quant_config",
     "lint",
     "lint_config",
+    "lint_scales",
+    "load_checkpoint",
     "online_config",
+    "packed_zero_points",
     "quantization_config",
     "write_checkpoint",
 ]
@@ -53,14 +59,33 @@ _FILES = {
 _RECIPES = {"modelopt": hf_quant_config, "torchao": fqn_to_config, "vllm": online_config}
 FORMATS = tuple(_FILES)
 """The configurations that can be written."""
+_NOTHING = "can express nothing of this assignment, so nothing is written for it"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One format of an export, or its checkpoint."""
+
+    format: str
+    """Of `FORMATS`, or "checkpoint"."""
+    paths: tuple[Path, ...]
+    held: dict[str, str]
+    """What of the assignment it expresses."""
+    bytes: int | None = None
+    """Of the checkpoint's tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The files and folders that were written, and what they don't express or would do in silence, a line each."""
+    """What was written, and what it doesn't express or engines would do in silence, a line each."""
 
-    paths: tuple[Path, ...]
+    parts: tuple[Part, ...]
     notes: tuple[str, ...]
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Files, and the folder of the checkpoint."""
+        return tuple(path for part in self.parts for path in part.paths)
 
 
 def export(
@@ -73,18 +98,20 @@ def export(
     fits: Fits,
     source: str | Path | None = None,
     dtype: torch.dtype | None = None,
-    supported: Collection[str] | None = None,
+    target: str | None = None,
     checkpoint: bool = False,
     overwrite: bool = False,
 ) -> Exported:
     """Write an assignment of site names to scheme names into the folder ``out``, as ``formats`` have it.
 
     One file a format, and with "vllm" the command line too; with ``checkpoint`` a quantised checkpoint in
-    ``out/checkpoint``. source: the directory or hub name of the model. dtype: of what isn't quantised; by default
-    that of ``source``, else the model's. supported: as `lint` has it. Files of the same names are replaced only with
-    ``overwrite``; if the checkpoint is refused, nothing is written.
+    ``out/checkpoint``; and ``out/export.json``, which says of which assignment they are. What would express nothing of
+    it isn't written, and noted. source: the directory or hub name of the model. dtype: of what isn't quantised; by
+    default that of ``source``, else the model's. target: the device that `lint` is told.
 
-    Raises CannotExport, NotInstalled, UnknownScheme.
+    overwrite: the files of an earlier export into ``out`` are removed, all of them. Other files there stay in any case.
+    If anything is refused, all is as it was. Raises CannotExport, NotInstalled, UnknownDevice,
+    UnknownScheme.
     """
     unknown = [name for name in formats if name not in _FILES]
     if unknown:
@@ -93,44 +120,61 @@ def export(
     origin = Path(source) if source is not None and Path(source).is_dir() else None
     if dtype is None:
         dtype = dtype_of(model, config_json(model, origin)) if hasattr(model, "config") else torch.bfloat16
-    files: dict[Path, str] = {}
     names = {name: [piece.name for piece in pieces] for name, pieces in pieces_of(model, sites).items()}
-    notes = [f"lint: {line}" for line in lint(assignment, sites, supported)]
+    said: dict[str, list[str]] = {line: ["lint"] for line in lint(assignment, sites, target)}
+    texts: dict[str, str] = {}
+    parts: list[Part] = []
     for name in dict.fromkeys(formats):
         if name == "compressed-tensors":
             recipe = quantization_config(assignment, sites, dtype, names)
         else:
             recipe = _RECIPES[name](assignment, sites, dtype)
-        files[folder / _FILES[name]] = json.dumps(recipe.content, indent=2) + "\n"
-        notes += [f"{name}: {line}" for line in recipe.notes]
-        if name == "vllm":
-            files[folder / "vllm.txt"] = command_line(str(source or "MODEL"), assignment, sites) + "\n"
-    present = [path for path in files if path.exists()]
-    if present and not overwrite:
-        raise CannotExport(f"{present[0]} exists: give another folder, or pass overwrite=True to replace it")
-    paths = list(files)
-    if checkpoint:
-        written = write_checkpoint(
-            model,
-            assignment,
-            folder / "checkpoint",
-            sites=sites,
-            fits=fits,
-            source=origin,
-            dtype=dtype,
-            overwrite=overwrite,
-        )
-        paths.append(written.path)
-        notes += [f"checkpoint: {line}" for line in written.notes]
-    for path, text in files.items():
-        _write(path, text)
-    return Exported(tuple(paths), tuple(dict.fromkeys(notes)))
+        files = _texts(name, recipe, str(source or "MODEL"), assignment, sites)
+        _note(said, name, [*recipe.notes, *([] if files else [_NOTHING])])
+        if files:
+            parts.append(Part(name, tuple(folder / file for file in files), recipe.held))
+        texts |= files
+    plan = plan_of(assignment, sites, dtype, experts=True)
+    if checkpoint and not (plan.linears or plan.experts or plan.cache == "kv-fp8"):
+        _note(said, "checkpoint", [_NOTHING])
+        checkpoint = False
+    record.check(folder, texts, overwrite)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as room:
+        place = Path(room) / "new"  # with the rights that a folder of the user has
+        place.mkdir()
+        for file, text in texts.items():
+            (place / file).write_text(text, encoding="utf-8")
+        if checkpoint:
+            made = write_checkpoint(
+                model, assignment, place / "checkpoint", sites=sites, fits=fits, source=origin, dtype=dtype
+            )
+            parts.append(Part("checkpoint", (folder / "checkpoint",), made.held, made.bytes))
+            _note(said, "checkpoint", [line for line in made.notes if said.get(line) != ["lint"]])
+        notes = tuple(f"{', '.join(who)}: {line}" for line, who in said.items())
+        record.move(place, folder, assignment, notes, overwrite)
+    return Exported(tuple(parts), notes)
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as room:
-        place = Path(room) / path.name
-        place.write_text(text, encoding="utf-8")
-        os.replace(place, path)
+def clear(out: str | Path) -> bool:
+    """Remove what an earlier export wrote into the folder ``out``, and nothing else; whether there was anything."""
+    return record.remove(Path(out))
+
+
+def _note(said: dict[str, list[str]], who: str, lines: Collection[str]) -> None:
+    """Put down lines of a format, beside those that others said too."""
+    for line in lines:
+        said.setdefault(line, []).append(who)
+
+
+def _texts(
+    name: str, recipe: Recipe, model: str, assignment: Mapping[str, str], sites: Mapping[str, Site]
+) -> dict[str, str]:
+    """The files of a format by name; none where it expresses nothing."""
+    if not recipe.held:
+        return {}
+    texts = {_FILES[name]: json.dumps(recipe.content, indent=2) + "\n"}
+    if name != "vllm":
+        return texts
+    command = {"vllm.txt": command_line(model, assignment, sites) + "\n"}
+    return texts | command if recipe.content["targets"] else command

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from assay.precision.errors import CannotExport, NotInstalled
-from assay.precision.export.compressed_tensors import config_of, groups_of, why_not
-from assay.precision.export.folder import config_json, dtype_of, save, whole
+from assay.precision.errors import CannotExport
+from assay.precision.export.compressed_tensors import config_of, format_of, groups_of, why_not
+from assay.precision.export.folder import config_json, dtype_of, needed, save, whole
 from assay.precision.export.folding import Folded, folded
-from assay.precision.export.lint import lint, lint_config
-from assay.precision.export.pieces import Piece, pieces_of, rows_of
+from assay.precision.export.lint import lint, lint_config, lint_scales
+from assay.precision.export.pieces import Piece, pieces_of, rows_of, saved
 from assay.precision.export.plan import Plan, plan_of
-from assay.precision.export.tensors import compressed, input_tensors
+from assay.precision.export.tensors import compressed, held_scales, input_tensors
 from assay.precision.model.menu import Fits
 from assay.precision.model.sites import Site
 from assay.precision.model.streaming import streamed_parameters
@@ -33,6 +31,8 @@ class Written:
     path: Path
     held: dict[str, str]
     """What of the assignment it holds: simulated, this gives what the loaded model computes."""
+    bytes: int
+    """Of all tensors; the files add their headers."""
     notes: tuple[str, ...]
     """What it doesn't hold, and what loaders would do in silence, a line each."""
 
@@ -56,9 +56,9 @@ def write_checkpoint(
 
     The folder appears whole or not at all; one that exists is replaced only with ``overwrite``, and that is noted.
     Notes tell which sites a checkpoint can't express. Raises CannotExport for a linear that can't be stored as
-    assigned, NotInstalled.
+    assigned and where there is nothing to quantise, NotInstalled.
     """
-    _need("compressed_tensors", "transformers", "huggingface_hub")
+    needed("compressed_tensors", "transformers", "huggingface_hub")
     folder, origin = Path(out), None if source is None else Path(source)
     config = config_json(model, origin)
     dtype = dtype or dtype_of(model, config)
@@ -67,27 +67,26 @@ def write_checkpoint(
     _refuse(model, plan, pieces)
     names = {name: [piece.name for piece in some] for name, some in pieces.items()}
     recipe = config_of(plan, names)
-    fitted = {name: fits.weight(name, scheme, _weight(model, name)) for name, scheme in plan.linears.items()}
+    if not recipe.held:
+        raise CannotExport("expected a linear or all KV caches to quantise, got none: the model is such a checkpoint")
+    weights = _weights(model, plan)
+    fitted = {name: fits.weight(name, scheme, weights[name]) for name, scheme in plan.linears.items()}
     columns = {name: stored.columns for name, stored in fitted.items() if stored and stored.columns is not None}
     into = folded(model, columns)
-    tensors = _quantised(model, plan, pieces, names, fits, into)
-    tensors |= _caches(plan, fits, recipe.content)
+    tensors = _quantised(weights, plan, pieces, names, fits, into)
+    tensors |= _caches(plan, fits) if recipe.content["kv_cache_scheme"] is not None else {}
     tensors |= _others(model, tensors, {names[name][0]: name for name in into.rows}, into, dtype)
     config["dtype"] = str(dtype).removeprefix("torch.")
     config.pop("torch_dtype", None)
-    content = recipe.content
-    if content["config_groups"] or content["kv_cache_scheme"]:
-        config["quantization_config"] = content
-    cached = plan.caches if content["kv_cache_scheme"] is not None else {}
-    within = {*plan.linears, *plan.experts, *cached}
-    held = {name: scheme for name, scheme in assignment.items() if name in within}
-    notes = [*recipe.notes, *lint(assignment, sites), *lint_config(content, held, sites, names)]
-    notes += _warnings(plan, into, dtype)
+    config["quantization_config"] = recipe.content
+    held = {name: scheme for name, scheme in assignment.items() if name in recipe.held}
+    notes = [*recipe.notes, *lint(assignment, sites), *lint_config(recipe.content, held, sites, names)]
+    notes += [*lint_scales(tensors, sites), *_warnings(plan, into, dtype)]
     with whole(folder, overwrite) as (place, replaced):
         save(place, tensors, config, model, origin)
     if replaced:
         notes.append(f"{folder}: replaced the folder that was there")
-    return Written(folder, held, tuple(notes))
+    return Written(folder, held, sum(values.nbytes for values in tensors.values()), tuple(notes))
 
 
 def _refuse(model: torch.nn.Module, plan: Plan, pieces: Mapping[str, list[Piece]]) -> None:
@@ -119,14 +118,17 @@ def _refuse(model: torch.nn.Module, plan: Plan, pieces: Mapping[str, list[Piece]
         raise CannotExport(reasons[0] + (f" (and {len(reasons) - 1} more linears)" if len(reasons) > 1 else ""))
 
 
-def _weight(model: torch.nn.Module, name: str) -> torch.Tensor:
-    """A linear's weight, or a parameter of experts, by the name of its site."""
+def _weights(model: torch.nn.Module, plan: Plan) -> dict[str, torch.Tensor]:
+    """Weights of linears and parameters of experts by the names of their sites."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    return (parameters[name] if name in parameters else parameters[f"{name}.weight"]).detach()
+    return {
+        name: (parameters[name] if name in parameters else parameters[f"{name}.weight"]).detach()
+        for name in (*plan.linears, *plan.experts)
+    }
 
 
 def _quantised(
-    model: torch.nn.Module,
+    weights: Mapping[str, torch.Tensor],
     plan: Plan,
     pieces: Mapping[str, list[Piece]],
     names: Mapping[str, list[str]],
@@ -137,13 +139,9 @@ def _quantised(
     groups = groups_of(plan, names)
     tensors: dict[str, torch.Tensor] = {}
     for name, scheme in {**plan.linears, **plan.experts}.items():
-        whole = _weight(model, name)
         for piece in pieces[name]:
-            weight = whole if piece.expert is None else whole[piece.expert]
-            stored, of_input = (
-                fits.weight(name, scheme, weight, piece.expert),
-                fits.input(name, scheme, weight, piece.expert),
-            )
+            weight = weights[name] if piece.expert is None else weights[name][piece.expert]
+            stored = fits.weight(name, scheme, weight, piece.expert)
             assert stored is not None
             part = rows_of(piece.name, stored, piece.start, piece.stop, weight.shape[0])
             rows = weight[piece.start : piece.stop].float()
@@ -151,7 +149,7 @@ def _quantised(
             local = compressed(piece.name, rows, part, groups[scheme.name])
             if name in into.rows:
                 local["weight_scale"] = _divided(name, stored, local["weight_scale"], into.rows[name])
-            local |= input_tensors(name, of_input)
+            local |= input_tensors(name, fits.input(name, scheme, weight, piece.expert))
             tensors |= {f"{piece.name}.{key}": values for key, values in local.items()}
     return tensors
 
@@ -166,10 +164,8 @@ def _divided(name: str, stored: Stored, scale: torch.Tensor, rows: torch.Tensor)
     return (scale.float() / rows[:, None]).to(scale.dtype)
 
 
-def _caches(plan: Plan, fits: Fits, content: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def _caches(plan: Plan, fits: Fits) -> dict[str, torch.Tensor]:
     """Scales of keys and values, for each attention."""
-    if content["kv_cache_scheme"] is None:
-        return {}
     tensors = {}
     for name, scheme in plan.caches.items():
         attention = name.partition(":")[0]
@@ -177,7 +173,7 @@ def _caches(plan: Plan, fits: Fits, content: Mapping[str, Any]) -> dict[str, tor
             stored = fits.values(name, scheme, part)
             if stored is None or stored.scales is None:
                 raise CannotExport(f"{name}: its scale needs calibration data, which showed none")
-            tensors[f"{attention}.{key}"] = stored.scales.scale.reshape(1)
+            tensors[f"{attention}.{key}"] = held_scales(stored.scales.scale, stored).reshape(1)
     return tensors
 
 
@@ -198,8 +194,7 @@ def _others(
         seen.add(place)
         if key in into.vectors:
             state[key] = into.vectors[key]
-    if hasattr(model, "save_pretrained"):
-        state = import_module("transformers.core_model_loading").revert_weight_conversion(model, state)
+    state = saved(model, state)
     linears = {key.rpartition(".")[0] for key in quantised}
     kept: dict[str, torch.Tensor] = {}
     for key, values in state.items():
@@ -215,35 +210,25 @@ def _others(
 
 def _warnings(plan: Plan, into: Folded, dtype: torch.dtype) -> list[str]:
     found = []
-    scaled = [
-        name
-        for name, scheme in {**plan.linears, **plan.experts}.items()
-        if scheme.weight is not None and scheme.weight.scale_format == "float32"
-    ]
-    if scaled and dtype != torch.float32:
-        kept = str(dtype).removeprefix("torch.")
-        found.append(
-            f"{scaled[0]} and all with float32 scales: transformers rounds them to {kept} unless it loads with "
-            "dtype=torch.float32; serving engines keep them"
-        )
     if into.vectors or into.rows:
         found.append(
             f"column factors are folded into norms and linears before, whose weights are rounded to {dtype} again"
         )
-    packed = [
-        name for name, scheme in plan.linears.items() if scheme.weight is not None and not scheme.weight.symmetric
-    ]
+    weights = {name: (format_of(scheme), scheme.weight) for name, scheme in {**plan.linears, **plan.experts}.items()}
+    packed = [name for name, (_, weight) in weights.items() if weight is not None and not weight.symmetric]
     if packed:
         found.append(
-            f"{packed[0]}: its zero-points are packed, as vLLM reads them; transformers 5.23 with compressed-tensors "
-            "0.20 loads them with dequantize=True only"
+            f"{packed[0]}: its zero-points are packed, as vLLM reads them; with compressed-tensors 0.20 transformers "
+            "loads them by assay.precision.export.load_checkpoint"
+        )
+    narrow = [
+        name
+        for name, (format, weight) in weights.items()
+        if format == "int-quantized" and weight is not None and weight.element_bits < 8
+    ]
+    if narrow:
+        found.append(
+            f"{narrow[0]}: below int8 inputs compressed-tensors stores int4 codes one a byte, "
+            "so the checkpoint is larger than the assignment"
         )
     return found
-
-
-def _need(*packages: str) -> None:
-    for package in packages:
-        try:
-            import_module(package)
-        except ImportError:
-            raise NotInstalled(f"a checkpoint needs {package}: pip install kernel-assay[audit]") from None

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from assay.precision.export.plan import Notes, Plan, Recipe, plan_of
+from assay.precision.export.plan import Notes, Plan, Recipe, named, plan_of
 from assay.precision.export.targets import targets_of
 from assay.precision.model.sites import Site
 from assay.precision.schemes import SCHEMES, Quantizer, Scheme
@@ -60,6 +60,7 @@ def config_of(plan: Plan, names: Names) -> Recipe:
             notes.add(name, scheme.name, str(why_not(scheme)))
             left += names.get(name, [name])
     formats = {group["format"] for group in groups.values()}
+    cache = _cache(plan, notes)
     content = {
         "quant_method": "compressed-tensors",
         "version": VERSION,
@@ -67,10 +68,11 @@ def config_of(plan: Plan, names: Names) -> Recipe:
         "quantization_status": "compressed",
         "global_compression_ratio": None,
         "ignore": targets_of(left),
-        "kv_cache_scheme": _cache(plan, notes),
+        "kv_cache_scheme": cache,
         "config_groups": {f"group_{number:03d}": group for number, group in enumerate(groups.values())},
     }
-    return Recipe(content, notes.lines())
+    held = {name: scheme for name, scheme in named({**plan.linears, **plan.experts}).items() if scheme in groups}
+    return Recipe(content, held | (named(plan.caches) if cache else {}), notes.lines())
 
 
 def groups_of(plan: Plan, names: Names) -> dict[str, dict[str, Any]]:
@@ -141,7 +143,7 @@ def _arguments(quantizer: Quantizer, row: str, *, dynamic: bool | str) -> dict[s
 
 
 def _cache(plan: Plan, notes: Notes) -> dict[str, Any] | None:
-    if plan.whole_cache is not None and plan.whole_cache.name == "kv-fp8":
+    if plan.cache == "kv-fp8":
         return dict(_KV)
     for name, scheme in plan.caches.items():
         one = (

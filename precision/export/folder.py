@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from assay.precision.errors import CannotExport
+from assay.precision.errors import CannotExport, NotInstalled
+from assay.precision.loading.quiet import quiet
 
-__all__ = ["config_json", "dtype_of", "save", "whole"]
+__all__ = ["config_json", "dtype_of", "needed", "save", "whole"]
 
 _COPIED = (
     "tokenizer*",
@@ -72,6 +73,16 @@ def dtype_of(model: torch.nn.Module, config: Mapping[str, Any]) -> torch.dtype:
     said = config.get("dtype") or config.get("torch_dtype")
     found = getattr(torch, str(said).removeprefix("torch."), None)
     return found if isinstance(found, torch.dtype) else next(model.parameters()).dtype
+
+
+def needed(*packages: str) -> None:
+    """Raise NotInstalled where a package that checkpoints need is missing."""
+    for package in packages:
+        try:
+            with quiet():
+                import_module(package)
+        except ImportError:
+            raise NotInstalled(f"a checkpoint needs {package}: pip install kernel-assay[audit]") from None
 
 
 @contextmanager

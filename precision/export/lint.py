@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from assay.precision.export.plan import units_of
+import torch
+
+from assay.precision.export.plan import fused_name, listed, units_of
 from assay.precision.export.targets import matches
 from assay.precision.model.sites import Site
-from assay.precision.schemes import SCHEMES
+from assay.precision.roofline import device_named, running
+from assay.precision.schemes import SCHEMES, scheme_named
 
-__all__ = ["lint", "lint_config"]
+__all__ = ["lint", "lint_config", "lint_scales"]
 
 
-def lint(
-    assignment: Mapping[str, str], sites: Mapping[str, Site], supported: Collection[str] | None = None
-) -> list[str]:
+def lint(assignment: Mapping[str, str], sites: Mapping[str, Site], target: str | None = None) -> list[str]:
     """Warnings about an assignment itself.
 
-    Linears that are fused and disagree, or share less than their kernel assumes; weights that are tied; formats that
-    the device lacks (``supported``: what it computes in, as `Scheme.compute` names it, and "microscaling" where its
-    products take a scale for every 16 or 32 elements; None: not known).
+    Linears that are fused and disagree; weights that are tied; schemes that the device ``target`` of
+    configs/devices.toml has no products for. Raises UnknownDevice, UnknownScheme.
     """
     found = []
     for unit, members in units_of(sites).items():
@@ -28,20 +28,15 @@ def lint(
         if len(names) > 1:
             choices = ", ".join(f"{_last(member)} {assignment.get(member, 'as it is')}" for member in members)
             found.append(f"{unit}: serving engines run its linears as one product, which takes one scheme: {choices}")
-        elif names != {None}:
-            found += _shared_scales(unit, members, str(names.pop()))
     found += _tied(assignment, sites)
-    if supported is not None:
-        missing: dict[tuple[str, str], list[str]] = {}
+    if target is not None:
+        device = device_named(target)
+        fallen: dict[str, list[str]] = {}
         for name, scheme in assignment.items():
-            lacking = _needed(scheme) - set(supported)
-            if lacking:
-                missing.setdefault((scheme, " and ".join(sorted(lacking))), []).append(name)
-        found += [
-            f"{scheme}: the device has no {lacking} products (it has {', '.join(sorted(supported))}), "
-            f"so {_listed(names)} would run in another arithmetic"
-            for (scheme, lacking), names in missing.items()
-        ]
+            how = running(device, scheme_named(scheme))
+            if not how.native:
+                fallen.setdefault(how.note, []).append(name)
+        found += [f"{note}, at {listed(names)}: not what was simulated" for note, names in fallen.items()]
     return found
 
 
@@ -75,6 +70,19 @@ def lint_config(
     return found
 
 
+def lint_scales(tensors: Mapping[str, torch.Tensor], sites: Mapping[str, Site]) -> list[str]:
+    """Warnings about a checkpoint's tensors: fused linears whose scales of the tensor differ; engines have one."""
+    found = []
+    for unit, members in units_of(sites).items():
+        if fused_name(unit) is None:
+            continue
+        for key, does in (("weight_global_scale", "takes the largest for all"), ("weight_scale", "rounds all to one")):
+            scales = [tensors[f"{name}.{key}"].float() for name in members if f"{name}.{key}" in tensors]
+            if all(scale.numel() == 1 for scale in scales) and len({float(scale) for scale in scales}) > 1:
+                found.append(f"{unit}: its {len(scales)} weights have a {key} each, of which vLLM {does}")
+    return found
+
+
 def _of_linear(name: str, place: Site, given: str, groups: Mapping[str, Any], ignored: list[str]) -> list[str]:
     classes = _classes(place)
     hits = [
@@ -93,27 +101,6 @@ def _of_linear(name: str, place: Site, given: str, groups: Mapping[str, Any], ig
     return []
 
 
-def _needed(name: str) -> set[str]:
-    """What a device computes in, natively, where it runs a scheme."""
-    scheme = SCHEMES.get(name)
-    if scheme is None:
-        return set()
-    scaled = scheme.activation is not None and scheme.activation.scale_format in ("float8_e8m0fnu", "float8_e4m3fn")
-    return {scheme.compute, "microscaling"} if scaled else {scheme.compute}
-
-
-def _shared_scales(unit: str, members: list[str], name: str) -> list[str]:
-    """What engines take to be one value for all linears of a unit."""
-    weight = SCHEMES[name].weight if name in SCHEMES else None
-    if weight is None:
-        return []
-    if weight.scale_format == "float8_e4m3fn":
-        return [f"{unit}: {name} has a scale for each of its {len(members)} weights; vLLM takes the largest for all"]
-    if weight.per == "tensor":
-        return [f"{unit}: {name} has a scale for each of its {len(members)} weights; vLLM rounds again to the largest"]
-    return []
-
-
 def _tied(assignment: Mapping[str, str], sites: Mapping[str, Site]) -> list[str]:
     return [
         f"{name}: shares its weight with {site.tied}; {assignment.get(name) or assignment.get(site.tied)} is both's"
@@ -128,7 +115,3 @@ def _classes(site: Site) -> tuple[str, ...]:
 
 def _last(name: str) -> str:
     return name.rpartition(".")[2]
-
-
-def _listed(names: list[str]) -> str:
-    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from assay.precision.export.plan import Recipe, plan_of
+from assay.precision.export.plan import Recipe, named, plan_of
 from assay.precision.model.sites import Site
 
 __all__ = ["VERSION", "hf_quant_config"]
@@ -46,13 +46,12 @@ def hf_quant_config(
     for name, scheme in plan.caches.items():
         if scheme.name != "kv-fp8":
             notes.add(name, scheme.name, "ModelOpt's readers know kv-fp8 only")
-        elif plan.whole_cache is None:
+        elif not plan.cache:
             notes.add(name, scheme.name, "one scheme holds for the caches of all layers")
-    cache = "FP8" if plan.whole_cache is not None and plan.whole_cache.name == "kv-fp8" else None
-    return Recipe(
-        {"producer": {"name": "modelopt", "version": VERSION}, "quantization": _body(layers, sites, cache)},
-        notes.lines(),
-    )
+    cache = "FP8" if plan.cache == "kv-fp8" else None
+    held = named({name: plan.linears[name] for name in layers} | (plan.caches if cache else {}))
+    content = {"producer": {"name": "modelopt", "version": VERSION}, "quantization": _body(layers, sites, cache)}
+    return Recipe(content, held, notes.lines())
 
 
 def _body(layers: dict[str, dict[str, Any]], sites: Mapping[str, Site], cache: str | None) -> dict[str, Any]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 
 import torch
 
 from assay.precision.errors import CannotExport
+from assay.precision.loading.quiet import quiet
 from assay.precision.model.sites import Site
-from assay.precision.schemes import Scales, Stored
+from assay.precision.schemes import Stored
 
-__all__ = ["Piece", "pieces_of", "rows_of"]
+__all__ = ["Piece", "pieces_of", "rows_of", "saved"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +47,9 @@ def pieces_of(model: torch.nn.Module, sites: Mapping[str, Site]) -> dict[str, li
             count += rows
     found: dict[str, list[Piece]] = {name: [] for name in linears}
     moved: set[str] = set()
-    for saved, values in _saved(model, numbers).items():
+    for key, values in saved(model, numbers).items():
         index = bisect_right(begins, int(values.flatten()[0])) - 1
-        piece = _piece(saved, values - begins[index], sites[linears[index]].shape)
+        piece = _piece(key, values - begins[index], sites[linears[index]].shape)
         if piece is None:
             moved.add(linears[index])
         else:
@@ -58,23 +59,19 @@ def pieces_of(model: torch.nn.Module, sites: Mapping[str, Site]) -> dict[str, li
 
 def rows_of(name: str, stored: Stored, start: int, stop: int, rows: int) -> Stored:
     """The stored form of some of a weight's rows. Raises CannotExport where a block of scales would be cut."""
-    scales, quantizer = stored.scales, stored.quantizer
-    if scales is None or quantizer.per == "tensor" or (start, stop) == (0, rows):
-        return stored
-    step = quantizer.size if quantizer.per == "block" else 1
+    step = stored.quantizer.size if stored.quantizer.per == "block" else 1
     if start % step or (stop % step and stop != rows):
         raise CannotExport(f"{name}: rows {start} to {stop} cut a block of {step}; take a scheme with scales of rows")
-    part = slice(start // step, -(-stop // step))
-    zero = None if scales.zero is None else scales.zero[part]
-    return replace(stored, scales=Scales(scales.scale[part], zero, scales.divisor))
+    return stored.of_rows(start, stop)
 
 
-def _saved(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def saved(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors of a model as its checkpoints have them: by their names, experts apart."""
     if not hasattr(model, "save_pretrained"):
         return tensors
-    converted: dict[str, torch.Tensor] = import_module("transformers.core_model_loading").revert_weight_conversion(
-        model, tensors
-    )
+    with quiet():
+        loading = import_module("transformers.core_model_loading")
+    converted: dict[str, torch.Tensor] = loading.revert_weight_conversion(model, tensors)
     return converted
 
 

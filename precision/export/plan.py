@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,17 +12,20 @@ from assay.precision.errors import CannotExport
 from assay.precision.model.sites import Site
 from assay.precision.schemes import Scheme, scheme_named
 
-__all__ = ["Notes", "Plan", "Recipe", "plan_of", "units_of"]
+__all__ = ["Notes", "Plan", "Recipe", "fused_name", "listed", "named", "plan_of", "units_of"]
 
 _CASTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What one serving stack reads, and one line for each kind of site that it can't express."""
+    """What one serving stack reads."""
 
     content: dict[str, Any]
+    held: dict[str, str]
+    """What of the assignment it expresses; empty: there is nothing that the stack would do."""
     notes: tuple[str, ...] = ()
+    """One line for each kind of site that it can't express."""
 
 
 @dataclass(slots=True)
@@ -36,10 +39,7 @@ class Notes:
 
     def lines(self) -> tuple[str, ...]:
         """One line a scheme and reason: the first site, how many more, why."""
-        return tuple(
-            f"{scheme} at {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {reason}"
-            for (scheme, reason), names in self.sites.items()
-        )
+        return tuple(f"{scheme} at {listed(names)}: {reason}" for (scheme, reason), names in self.sites.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class Plan:
     """Linears and embeddings that keep the checkpoint's dtype."""
     caches: dict[str, Scheme]
     """KV caches that are quantised."""
-    whole_cache: Scheme | None
-    """The scheme of every KV cache, where they all have one."""
+    cache: str
+    """The scheme of all KV caches, where they have one; else empty."""
     notes: Notes
 
 
@@ -104,8 +104,18 @@ def plan_of(
     left = tuple(name for name, site in sites.items() if site.shape and name not in linears and name not in together)
     every = {name for name, site in sites.items() if site.place == "kv_cache"}
     shared = {scheme.name for scheme in caches.values()}
-    whole = next(iter(caches.values())) if caches and set(caches) == every and len(shared) == 1 else None
-    return Plan(linears, together, left, caches, whole, notes)
+    cache = shared.pop() if set(caches) == every and len(shared) == 1 else ""
+    return Plan(linears, together, left, caches, cache, notes)
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def named(schemes: Mapping[str, Scheme]) -> dict[str, str]:
+    """Schemes by their names, as assignments have them."""
+    return {site: scheme.name for site, scheme in schemes.items()}
 
 
 def units_of(names: Mapping[str, Site]) -> dict[str, list[str]]:
@@ -115,3 +125,9 @@ def units_of(names: Mapping[str, Site]) -> dict[str, list[str]]:
         if site.shape and site.unit and site.unit != name:
             units.setdefault(site.unit, []).append(name)
     return {unit: members for unit, members in units.items() if len(members) > 1}
+
+
+def fused_name(unit: str) -> str | None:
+    """The name that vLLM gives to the fused linears of a unit; None where it isn't one of its usual ones."""
+    head, _, last = unit.rpartition(".")
+    return f"{head}.{last}_proj" if last in ("qkv", "gate_up") else None

@@ -9,7 +9,7 @@ import torch
 from assay.precision.errors import CannotExport
 from assay.precision.schemes import Scales, Stored, store
 
-__all__ = ["compressed", "input_tensors"]
+__all__ = ["compressed", "held_scales", "input_tensors"]
 
 
 def compressed(name: str, weight: torch.Tensor, stored: Stored, group: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -29,20 +29,19 @@ def compressed(name: str, weight: torch.Tensor, stored: Stored, group: dict[str,
     compressor = BaseCompressor.get_value_from_registry(group["format"])
     packed = compressor.compress({"weight": weight, **_scales(scales, stored)}, scheme)
     expected = store(weight, stored.quantizer, scales)
-    if "weight_global_scale" not in packed and packed["weight_scale"].is_floating_point():
-        opened = {**packed, "weight_scale": packed["weight_scale"].float()}
-    else:
-        opened = packed
-    read = compressor.decompress(opened, scheme)["weight"]  # of FP4 and MX formats in bfloat16
+    read = compressor.decompress(packed, scheme)["weight"]  # of FP4 and MX formats in bfloat16
     if not torch.equal(read, expected.to(read.dtype)):
         raise CannotExport(
             f"{name}: compressed-tensors reads back {int((read != expected.to(read.dtype)).sum())} of {read.numel()} "
             "values otherwise than simulated; use the version that this one was tested with, or another scheme"
         )
-    dtype = {"bfloat16": torch.bfloat16}.get(stored.quantizer.scale_format)
-    if dtype is not None:
-        packed["weight_scale"] = packed["weight_scale"].to(dtype)
+    packed["weight_scale"] = held_scales(packed["weight_scale"], stored)
     return {key: values.detach().clone(memory_format=torch.contiguous_format) for key, values in packed.items()}
+
+
+def held_scales(scale: torch.Tensor, stored: Stored) -> torch.Tensor:
+    """Scales in the dtype that they are stored in, which holds them."""
+    return scale.to(torch.bfloat16) if stored.quantizer.scale_format == "bfloat16" else scale
 
 
 def input_tensors(name: str, stored: Stored | None) -> dict[str, torch.Tensor]:
@@ -57,7 +56,7 @@ def input_tensors(name: str, stored: Stored | None) -> dict[str, torch.Tensor]:
         return {}
     if stored.scales is None:
         raise CannotExport(f"{name}: its input's scale needs calibration data, which showed none")
-    return {"input_scale": stored.scales.scale.reshape(1)}
+    return {"input_scale": held_scales(stored.scales.scale, stored).reshape(1)}
 
 
 def _scales(scales: Scales, stored: Stored) -> dict[str, torch.Tensor]:

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from assay.precision.export.plan import Recipe, plan_of, units_of
+from assay.precision.export.plan import Recipe, fused_name, named, plan_of, units_of
 from assay.precision.model.sites import Site
 from assay.precision.schemes import Scheme
 
-__all__ = ["fqn_to_config", "fused_name"]
+__all__ = ["fqn_to_config"]
 
 
 def fqn_to_config(
@@ -35,25 +35,19 @@ def fqn_to_config(
             configs[name] = entry
     for name, scheme in plan.caches.items():
         notes.add(name, scheme.name, "torchao's configurations hold linears only")
-    named = {name: configs.get(name) for name, site in sites.items() if site.shape}
+    entries = {name: configs.get(name) for name, site in sites.items() if site.shape}
     for unit, members in units_of(sites).items():
         fused = fused_name(unit)
-        entries = [configs.get(member) for member in members]
-        if fused is None or fused in named:
+        several = [configs.get(member) for member in members]
+        if fused is None or fused in entries:
             continue
-        if all(entry == entries[0] for entry in entries):
-            named[fused] = entries[0]
+        if all(entry == several[0] for entry in several):
+            entries[fused] = several[0]
         else:
             notes.add(unit, "mixed", f"vLLM runs {len(members)} linears as {fused}, which has no entry: they differ")
     # vLLM reads the second name of the same table.
-    content = _object("FqnToConfig", fqn_to_config=named, module_fqn_to_config=named)
-    return Recipe(content, notes.lines())
-
-
-def fused_name(unit: str) -> str | None:
-    """The name that vLLM gives to the fused linears of a unit; None where it isn't one of its usual ones."""
-    head, _, last = unit.rpartition(".")
-    return f"{head}.{last}_proj" if last in ("qkv", "gate_up") else None
+    content = _object("FqnToConfig", fqn_to_config=entries, module_fqn_to_config=entries)
+    return Recipe(content, named({name: plan.linears[name] for name in configs}), notes.lines())
 
 
 def _config(scheme: Scheme) -> dict[str, Any] | str:

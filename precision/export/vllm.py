@@ -11,9 +11,8 @@ from collections.abc import Mapping
 
 import torch
 
-from assay.precision.export.plan import Plan, Recipe, plan_of, units_of
+from assay.precision.export.plan import Plan, Recipe, fused_name, named, plan_of, units_of
 from assay.precision.export.targets import targets_of
-from assay.precision.export.torchao import fused_name
 from assay.precision.model.sites import Site
 
 __all__ = ["command_line", "online_config"]
@@ -44,6 +43,7 @@ def online_config(
             known = ", ".join(_SHORTHANDS)
             notes.add(name, scheme.name, f"vLLM quantises linears online to {known} only")
     found = {name: shorthand for shorthand, names in members.items() for name in names}
+    held = named({name: plan.linears[name] for name in found} | (plan.caches if _cache(plan) else {}))
     left = [name for name, site in sites.items() if site.shape and name not in found]
     for unit, names in units_of(sites).items():
         fused = fused_name(unit)
@@ -53,6 +53,7 @@ def online_config(
         only = shorthands.pop()
         if shorthands:
             notes.add(unit, "mixed", f"vLLM runs {len(names)} linears as {fused}, which has no target: they differ")
+            held = {name: scheme for name, scheme in held.items() if name not in names}
         elif only is not None:
             members[only].append(fused)
         else:
@@ -61,7 +62,7 @@ def online_config(
         if _cache(plan) is None:
             notes.add(name, scheme.name, "vLLM takes one kind of cache, and layers that keep the model's dtype")
     targets = {target: shorthand for shorthand, names in members.items() for target in targets_of(names)}
-    return Recipe({"targets": targets, "ignore": targets_of(left)}, notes.lines())
+    return Recipe({"targets": targets, "ignore": targets_of(left)}, held, notes.lines())
 
 
 def command_line(model: str, assignment: Mapping[str, str], sites: Mapping[str, Site]) -> str:

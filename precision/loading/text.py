@@ -1,5 +1,6 @@
 """Texts as token sequences: equal cuts spread evenly over a text, or its lines, padded."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,8 @@ def _read(text: str | Path) -> tuple[str, str]:
             ) from None
         except OSError as error:
             raise BadText(f"{source} can't be read ({error.strerror}); give a file of UTF-8 text") from None
+    elif os.path.isfile(text):
+        raise BadText(f"expected a text or a pathlib.Path, got the name of a file; give Path({text!r})")
     if not text.strip():
         raise BadText(f"{source} is empty; give a text like those that the model will see")
     return source, text

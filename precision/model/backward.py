@@ -14,6 +14,9 @@ from assay.precision.model.streaming import Streamed
 
 __all__ = ["ProductOf", "RowsOf", "ValuesOf"]
 
+_LARGE = 1 << 20
+"""Elements of a weight whose products leave the heap worth giving back."""
+
 
 class ProductOf(torch.autograd.Function):
     """A product with a weight."""
@@ -42,7 +45,8 @@ class ProductOf(torch.autograd.Function):
         weight = _now(held)
         gx = g @ weight
         visitor.on_linear(name, x, weight, expert, product, rows, g, gx)
-        give_back()
+        if weight.numel() >= _LARGE:
+            give_back()
         return None, gx, *(None,) * 7
 
 

@@ -28,7 +28,9 @@ _AT_ONCE = 1 << 24
 """Elements of weights' gradients, and of their changes, that are held at once; but no fewer rows than _BLOCK."""
 _BLOCK = 128
 """Rows of a weight that are looked at together: a multiple of those of every scheme's blocks."""
-_ENOUGH = 1 << 17
+_TURNS = 4
+"""Batches that may share a weight's rows among them."""
+_ENOUGH = 1 << 16
 """Elements of values that tell the size of an error: more are thinned to these, but not below _ROWS rows."""
 _ROWS = 256
 
@@ -40,7 +42,7 @@ class Term:
     sums: torch.Tensor
     """[B], float32: the products of every sequence."""
     squares: torch.Tensor
-    """[B], float32: the sum of squares of all terms of each product."""
+    """[B], float32: the squares of each product's terms, a row of the tensor each, summed."""
     thinning: int
     """One row of this many was looked at."""
 
@@ -78,11 +80,18 @@ class _Rows:
 class Sensitivity:
     """A visitor that leaves the forward pass as it is and, in the backward pass, forms products for every menu.
 
-    The batch's `terms` are there once `torch.autograd.grad` has run with respect to `anchor`.
+    The batch's `terms` are there once `torch.autograd.grad` has run with respect to `anchor`. ``batch``: its sequences;
+    ``turn``: its number and how many batches there are, which look at a weight's rows in turns.
     """
 
     def __init__(
-        self, menus: Mapping[str, Sequence[str]], fits: Fits, tied: Mapping[str, str], batch: int, seed: int = 0
+        self,
+        menus: Mapping[str, Sequence[str]],
+        fits: Fits,
+        tied: Mapping[str, str],
+        batch: int,
+        turn: tuple[int, int] = (0, 1),
+        seed: int = 0,
     ) -> None:
         self.terms: dict[tuple[str, Part], Term] = {}
         self.anchor = torch.zeros((), requires_grad=True)
@@ -93,7 +102,8 @@ class Sensitivity:
         self._fits = fits
         self._tied = tied
         self._batch = batch
-        self._draw = random.Random(seed)
+        self._turn = turn
+        self._draw = random.Random(seed + turn[0])
         self._changes: tuple[torch.Tensor | None, _Thin, dict[object, tuple[Stored, torch.Tensor]]] = (
             None,
             _Thin(0, 1),
@@ -206,11 +216,9 @@ class Sensitivity:
         return _Thin(self._draw.randrange(step), step)
 
     def _term(self, terms: torch.Tensor, rows: _Rows, thinning: int = 1) -> Term:
-        flat = terms.flatten(0, -2)
-        sums, squares = flat.sum(-1), torch.linalg.vecdot(flat, flat)
-        # As many rows as stand for one: squares grow with them, sums of independent terms with their root.
-        sums, squares = sums * thinning**0.5, squares * thinning
-        return Term(rows.sums(sums, self._batch).cpu(), rows.sums(squares, self._batch).cpu(), thinning)
+        # As many rows as stand for one: squares grow with them, sums of independent rows with their root.
+        sums = terms.flatten(0, -2).sum(-1) * thinning**0.5
+        return Term(rows.sums(sums, self._batch).cpu(), rows.sums(sums.square(), self._batch).cpu(), thinning)
 
     def _add(self, name: str, part: Part, term: Term) -> None:
         before = self.terms.get((name, part))
@@ -232,17 +240,29 @@ class Sensitivity:
         wanted = [(part, stored) for part, stored in menu.items() if stored is not None]
         if not wanted:
             return
-        for start, stop in _some_rows(weight, self._batch):
+        turns, mine = self._rows_in_turn(weight)
+        for start, stop in mine:
             piece = weight[start:stop]
-            gradients = self._gradients(x, g[..., start:stop], rows).flatten(1)
+            gradients = self._gradients(x, g[..., start:stop], rows).permute(1, 2, 0)
             step = max(_AT_ONCE // max(piece.numel(), 1), 1)
             for first in range(0, len(wanted), step):
                 some = wanted[first : first + step]
-                changes = torch.stack([(stored.of_rows(start, stop)(piece) - piece).flatten() for _, stored in some])
-                sums = (changes @ gradients.T).cpu()
-                squares = (changes.square_() @ gradients.square().T).cpu()
+                changes = torch.stack([stored.of_rows(start, stop)(piece) - piece for _, stored in some], 1)
+                products = (changes @ gradients).mul_(turns**0.5)
+                sums, squares = products.sum(0).cpu(), products.square_().sum(0).cpu()
                 for (part, _), each, square in zip(some, sums, squares, strict=True):
-                    self._add(name, part, Term(each, square, 1))
+                    self._add(name, part, Term(each, square, turns))
+
+    def _rows_in_turn(self, weight: torch.Tensor) -> tuple[int, list[tuple[int, int]]]:
+        """How many batches look at all rows of a weight together, and this one's ranges. So none is stored anew for
+        every batch; as many batches look at each row."""
+        index, count = self._turn
+        blocks = -(-weight.shape[0] // _BLOCK)
+        turns = max(turns for turns in range(1, _TURNS + 1) if count % turns == 0 and turns <= blocks)
+        size = -(-blocks // turns) * _BLOCK
+        first = index % turns * size
+        mine = weight[first : first + size]
+        return turns, [(first + start, first + stop) for start, stop in _some_rows(mine, self._batch)]
 
     def _gradients(self, x: torch.Tensor, g: torch.Tensor, rows: _Rows) -> torch.Tensor:
         """The weight's gradient of every sequence, [B, N, K]."""

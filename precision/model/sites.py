@@ -246,7 +246,7 @@ class _Marks:
     """Names of tensors, as long as these live and are not written to. Other shapes of the same rows share a name."""
 
     def __init__(self) -> None:
-        self._names: MutableMapping[torch.Tensor, dict[object, tuple[str, int]]] = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]
+        self._names: MutableMapping[torch.Tensor, dict[object, tuple[str, int]]] = WeakIdKeyDictionary()
 
     def __setitem__(self, x: torch.Tensor, name: str) -> None:
         self._names.setdefault(_base(x), {})[_rows(x)] = name, x._version

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from assay.precision.amounts import in_bytes, in_error, in_seconds
 from assay.precision.auditing import Audit
 from assay.precision.report.summary import interval
-from assay.precision.report.words import in_bytes, in_error, in_seconds, plain
+from assay.precision.report.words import plain
 
 __all__ = ["compared", "in_lines"]
 

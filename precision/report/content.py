@@ -13,11 +13,13 @@ from typing import Any
 import torch
 
 from assay.precision.advice import Finding
+from assay.precision.amounts import in_bytes, in_error
 from assay.precision.auditing import Audit
+from assay.precision.export import Part
 from assay.precision.model.sites import Seen, Site
 from assay.precision.prediction import Prediction
 from assay.precision.recommendation import Assignment
-from assay.precision.report.words import Group, grouped, in_bytes, in_error, place_of, plain
+from assay.precision.report.words import Group, grouped, place_of, plain
 from assay.precision.roofline import Cost
 from assay.precision.schemes import SCHEMES
 
@@ -53,11 +55,12 @@ def content_of(
     front: Sequence[tuple[float, float, Prediction, Assignment]],
     findings: Sequence[Finding],
     about: About,
+    exports: Sequence[Part] = (),
 ) -> dict[str, Any]:
     """The content of audit.json: only what JSON has, by the schema audit.schema.json.
 
-    front: as `Audit.pareto` gives it. findings: as `advise` gives them, the most important first. Numbers that aren't
-    finite are strings, errors that nobody measured null.
+    front: as `Audit.pareto` gives it. findings: as `advise` gives them, the most important first. exports: what was
+    written of ``chosen``. Numbers that aren't finite are strings, errors that nobody measured null.
     """
     sites = [_site(audit, site, chosen) for site in audit.sites]
     untouched = audit.cost({})
@@ -87,6 +90,7 @@ def content_of(
         "device": audit.target or "h100",
         "untouched": _cost(untouched),
         "recommended": _assignment(chosen) | {"met": chosen.met, "why": chosen.why},
+        "exports": [_export(audit, part) for part in exports],
         "pareto": [_assignment(assignment) for _, _, _, assignment in front],
         "changes": [_change(audit, group, chosen, untouched) for group in grouped(sites) if _matters(group, sites)],
         "calibration": [_pair(audit, assignment, pair.measured) for assignment, pair in audit.measured],
@@ -175,6 +179,13 @@ def _assignment(assignment: Assignment) -> dict[str, Any]:
         "measured": plain(assignment.measured),
         **_cost(assignment.cost),
     }
+
+
+def _export(audit: Audit, part: Part) -> dict[str, Any]:
+    """A part of an export, with the bytes of what it expresses where it holds no weights itself."""
+    size = plain(audit.cost(part.held).bytes) if part.bytes is None else part.bytes
+    paths = [str(path) for path in part.paths]
+    return {"format": part.format, "paths": paths, "sites": len(part.held), "bytes": size}
 
 
 def _pair(audit: Audit, assignment: Mapping[str, str], measured: float) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from typing import Any
 
 import jinja2
 
+from assay.precision.amounts import in_bytes, in_error, in_seconds
 from assay.precision.errors import NotInstalled
-from assay.precision.report.summary import budget_lines, coverage, interval
-from assay.precision.report.words import grouped, in_bytes, in_error, in_seconds
+from assay.precision.report.summary import budget_lines, coverage, export_lines, interval
+from assay.precision.report.words import grouped
 
 __all__ = ["page", "plotly_source"]
 
@@ -31,6 +32,7 @@ def page(content: Mapping[str, Any]) -> str:
             data=embedded,
             plotly=plotly_source(),
             budgets=budget_lines(content),
+            exports=export_lines(content),
             coverage=coverage(content),
             worst=max((site["outlier"] or 0.0 for site in content["sites"]), default=0.0),
         )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from assay.precision.report.words import grouped, in_bytes, in_error, in_seconds, layers_of
+from assay.precision.amounts import in_bytes, in_error, in_seconds
+from assay.precision.report.words import grouped, layers_of
 
-__all__ = ["budget_lines", "coverage", "interval", "summary"]
+__all__ = ["budget_lines", "coverage", "export_lines", "interval", "summary"]
 
 _WIDTH = 116
 _FINDINGS = 3
@@ -29,6 +30,7 @@ def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
         _line("measured", f"{in_error(chosen['measured'])} {settings['unit']}{_beside(content)}"),
         *_coverage(content),
         *_costs(content),
+        *(_line("exported", line) for line in export_lines(content)),
     ]
     told = _foremost(content["findings"])
     for finding in told:
@@ -58,6 +60,16 @@ def budget_lines(content: Mapping[str, Any]) -> list[str]:
         value, words = took[name]
         kept = value is not None and float(value) <= float(limit) * (1 + 1e-9)
         lines.append(f"{name} of at most {words(limit)}: {words(value)}, {'kept' if kept else 'NOT kept'}")
+    return lines
+
+
+def export_lines(content: Mapping[str, Any]) -> list[str]:
+    """Of each export, the bytes of weights that it gives, which are more where it can't express all sites."""
+    count, limit = len(content["recommended"]["assignment"]), content["settings"]["budgets"].get("bytes")
+    lines = []
+    for part in content["exports"]:
+        over = f", above the budget of {in_bytes(limit)}" if limit is not None and part["bytes"] > limit else ""
+        lines.append(f"{part['format']}: weights {in_bytes(part['bytes'])}{over}; {part['sites']} of {count} sites")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Names and numbers as readers take them: which layers take what, bytes, seconds, errors."""
+"""Names and numbers as readers and JSON take them: which layers take what, what isn't finite."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Group", "Place", "grouped", "in_bytes", "in_error", "in_seconds", "layers_of", "place_of", "plain"]
+__all__ = ["Group", "Place", "grouped", "layers_of", "place_of", "plain"]
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?:[.:]|$)")
 
@@ -69,30 +69,6 @@ def layers_of(layers: Sequence[int]) -> str:
         else:
             runs.append([layer])
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
-def in_bytes(count: float) -> str:
-    """Bytes in three digits, decimal prefixes."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.0f} B"
-
-
-def in_seconds(seconds: float) -> str:
-    """A time in three digits."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"
-
-
-def in_error(error: float | str | None) -> str:
-    """An error in three digits, from a number or as audit.json has it."""
-    if error is None:
-        return "not measured"
-    value = float(error)
-    return "∞" if math.isinf(value) else f"{value:.3g}"
 
 
 def plain(value: float) -> float | str | None:

@@ -32,8 +32,8 @@ class Quantizer:
     dynamic: bool = True
     """An activation's scales are taken from the values at hand; otherwise once, from the calibration data."""
     scale_format: ScaleFormat = "float32"
-    """bfloat16: as checkpoints of 16-bit models hold the scales of integers; e8m0: powers of two, as in OCP MX; e4m3:
-    with one float32 scale of the tensor beside them, as in NVFP4."""
+    """bfloat16: as checkpoints of 16-bit models hold scales, and transformers rounds those to that are float32; e8m0:
+    powers of two, as in OCP MX; e4m3: with one float32 scale of the tensor beside them, as in NVFP4."""
     rule: Rule = "absmax"
     """How a weight's scale is searched: from the largest magnitude; by least squared error; by least squared error of
     the output, columns weighted by the mean square of their input ("output"); with the columns scaled by a power of

@@ -89,14 +89,18 @@ def _micro(format: str) -> Quantizer:
 
 
 _E4M3, _E5M2, _E2M1 = "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"
-_FP8_ROW = Quantizer(format=_E4M3, per="row")
-_INT8_ROW = Quantizer(format="int8", per="row")
-_INT8_STATIC = Quantizer(format="int8", per="tensor", dynamic=False)
+# Scales that a checkpoint holds are bfloat16 (or powers of two, or e4m3); those taken from the values at hand float32.
+_FP8_CHANNEL = Quantizer(format=_E4M3, per="row", scale_format="bfloat16")
+_INT8_CHANNEL = Quantizer(format="int8", per="row", scale_format="bfloat16")
+_FP8_TOKEN = Quantizer(format=_E4M3, per="row")
+_INT8_TOKEN = Quantizer(format="int8", per="row")
+_FP8_STATIC = Quantizer(format=_E4M3, per="tensor", dynamic=False, scale_format="bfloat16")
+_INT8_STATIC = Quantizer(format="int8", per="tensor", dynamic=False, scale_format="bfloat16")
 _NVFP4 = Quantizer(format=_E2M1, per="group", size=16, scale_format="float8_e4m3fn")
 
 
 def _weight_only() -> list[Scheme]:
-    rows = [_linear("w8a16", _INT8_ROW)]
+    rows = [_linear("w8a16", _INT8_CHANNEL)]
     for size in (32, 64, 128):
         rows += [
             _linear(f"w4a16-g{size}", _int4(size)),
@@ -112,28 +116,29 @@ def _weight_only() -> list[Scheme]:
 
 
 def _both() -> list[Scheme]:
-    static = Quantizer(format=_E4M3, per="tensor", dynamic=False)
+    tensor = Quantizer(format=_E4M3, per="tensor", scale_format="bfloat16")
+    block = Quantizer(format=_E4M3, per="block", size=128, scale_format="bfloat16")
     group = Quantizer(format=_E4M3, per="group", size=128)
-    block = Quantizer(format=_E4M3, per="block", size=128)
-    wide = Quantizer(format=_E5M2, per="row")
+    wide_channel = Quantizer(format=_E5M2, per="row", scale_format="bfloat16")
+    wide_token = Quantizer(format=_E5M2, per="row")
     return [
-        _linear("fp8", _FP8_ROW, _FP8_ROW, compute="fp8"),
-        _linear("fp8-tensor", Quantizer(format=_E4M3, per="tensor"), static, compute="fp8"),
+        _linear("fp8", _FP8_CHANNEL, _FP8_TOKEN, compute="fp8"),
+        _linear("fp8-tensor", tensor, _FP8_STATIC, compute="fp8"),
         _linear("fp8-block", block, group, compute="fp8"),
-        _linear("e5m2", wide, wide, compute="fp8"),
-        _linear("w8a8", _INT8_ROW, _INT8_ROW, compute="int8"),
-        _linear("w8a8-static", _INT8_ROW, _INT8_STATIC, compute="int8", on_request=True),
+        _linear("e5m2", wide_channel, wide_token, compute="fp8"),
+        _linear("w8a8", _INT8_CHANNEL, _INT8_TOKEN, compute="int8"),
+        _linear("w8a8-static", _INT8_CHANNEL, _INT8_STATIC, compute="int8", on_request=True),
         _linear(
             "w8a8-asym",
-            _INT8_ROW,
+            _INT8_CHANNEL,
             Quantizer(format="int8", per="row", symmetric=False),
             compute="int8",
             on_request=True,
         ),
-        _linear("w8a8-smooth", _INT8_ROW, _INT8_ROW, transform="smooth", compute="int8", on_request=True),
-        _linear("w8a8-hadamard", _INT8_ROW, _INT8_ROW, transform="hadamard", compute="int8", on_request=True),
-        _linear("w4a8-g128", _int4(128), _INT8_ROW, compute="int8"),
-        _linear("w4a8-fp8-g128", _int4(128), _FP8_ROW, compute="fp8", on_request=True),
+        _linear("w8a8-smooth", _INT8_CHANNEL, _INT8_TOKEN, transform="smooth", compute="int8", on_request=True),
+        _linear("w8a8-hadamard", _INT8_CHANNEL, _INT8_TOKEN, transform="hadamard", compute="int8", on_request=True),
+        _linear("w4a8-g128", _int4(128), _INT8_TOKEN, compute="int8"),
+        _linear("w4a8-fp8-g128", _int4(128), _FP8_TOKEN, compute="fp8", on_request=True),
         _linear("mxfp8", _micro(_E4M3), _micro(_E4M3), compute="fp8"),
         _linear("mxfp6", _micro("float6_e2m3fn"), _micro("float6_e2m3fn"), compute="fp6"),
         _linear("mxfp4", _micro(_E2M1), _micro(_E2M1), compute="fp4"),
@@ -147,11 +152,11 @@ def _values() -> list[Scheme]:
     cache: frozenset[Place] = frozenset({"kv_cache"})
     int4_row = Quantizer(format="int4", per="row", symmetric=False)
     return [
-        Scheme(name="a-fp8", places=activation, activation=_FP8_ROW, compute="fp8"),
+        Scheme(name="a-fp8", places=activation, activation=_FP8_TOKEN, compute="fp8"),
         Scheme(name="a-e5m2", places=activation, activation=Quantizer(format=_E5M2), compute="fp8", on_request=True),
-        Scheme(name="a-int8", places=activation, activation=_INT8_ROW, compute="int8"),
-        Scheme(name="kv-fp8", places=cache, activation=Quantizer(format=_E4M3, per="tensor", dynamic=False)),
-        Scheme(name="kv-int8", places=cache, activation=_INT8_ROW),
+        Scheme(name="a-int8", places=activation, activation=_INT8_TOKEN, compute="int8"),
+        Scheme(name="kv-fp8", places=cache, activation=_FP8_STATIC),
+        Scheme(name="kv-int8", places=cache, activation=_INT8_TOKEN),
         Scheme(name="kv-int4", places=cache, activation=int4_row),
     ]
 

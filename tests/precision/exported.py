@@ -60,6 +60,7 @@ class Subject:
         with torch.no_grad(), opened(self.model, collector):
             self.model(ids)
         self.sites: dict[str, Site] = collector.sites
+        self.seen = collector.seen
         self.fits = Fits(collector.seen, collector.weights, collector.together())
 
     def weights(self, scheme: str) -> dict[str, str]:
@@ -92,7 +93,7 @@ def logits(model: torch.nn.Module, schemes: Mapping[str, Any], fits: Fits, tied:
 
 
 def loaded(folder: Path, dtype: torch.dtype | str = torch.float32, **options: Any) -> Any:
-    """The checkpoint as transformers loads it, its weights decompressed by a first run."""
+    """The checkpoint as transformers loads it by itself, its weights decompressed by a first run."""
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, **options)

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,29 @@ import jsonschema
 import pytest
 
 from assay.precision.advice import Finding
+from assay.precision.amounts import in_bytes
 from assay.precision.auditing import Audit, audit
 from assay.precision.errors import NotInstalled
+from assay.precision.export import Part
 from assay.precision.report import About, content_of, page, summary
 from assay.precision.report.comparison import compared, in_lines
 from assay.precision.report.page import plotly_source
-from assay.precision.report.words import grouped, in_bytes, in_error, in_seconds, layers_of, place_of, plain
+from assay.precision.report.words import grouped, layers_of, place_of, plain
 from tests.precision.small_models import FORMATS, made
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 WIDTHS = (400, 1280)
+ABOUT = About(
+    model="</script><b>bold</b>",
+    kind="module",
+    stored="float32",
+    text="none",
+    sequences=8,
+    tokens=64,
+    formats=FORMATS,
+    context=4096,
+    fingerprint="0" * 64,
+)
 SCHEMA = json.loads((files("assay.precision.report") / "audit.schema.json").read_text())
 
 
@@ -50,18 +64,7 @@ def content(audited: Audit) -> dict[str, Any]:
         Finding("overflow", site, f"Thing {number} is too large.", {"largest": math.inf, "at": [1, 2]}, "Mend it.")
         for number, site in enumerate(["head", "head", "layers.0.proj", "layers.1.proj", "layers.2.proj"])
     ]
-    about = About(
-        model="</script><b>bold</b>",
-        kind="module",
-        stored="float32",
-        text="none",
-        sequences=8,
-        tokens=64,
-        formats=FORMATS,
-        context=4096,
-        fingerprint="0" * 64,
-        budgets={"bytes": audited.cost({}).bytes / 2, "error": None, "time": None},
-    )
+    about = replace(ABOUT, budgets={"bytes": audited.cost({}).bytes / 2, "error": None, "time": None})
     return content_of(audited, chosen, front, findings, about)
 
 
@@ -195,13 +198,37 @@ def test_groups_hold_layers_of_one_scheme() -> None:
     assert [(group.where, group.scheme) for group in groups] == [("up, layers 0-1, 3-4", "fp8"), ("up, layer 2", "")]
 
 
-def test_numbers_are_short() -> None:
-    """Three digits and a unit; what isn't finite has a name."""
-    assert [in_bytes(count) for count in (12, 3456, 7.89e6, 1.234e10)] == ["12 B", "3.46 kB", "7.89 MB", "12.3 GB"]
-    assert [in_seconds(time) for time in (2.5, 0.00125, 3e-7)] == ["2.5 s", "1.25 ms", "0.3 µs"]
-    assert [in_error(error) for error in (0.0012345, "inf", None)] == ["0.00123", "∞", "not measured"]
+def test_numbers_are_what_json_has() -> None:
+    """Six digits; what isn't finite has a name, what wasn't measured is null."""
     assert [plain(value) for value in (math.inf, math.nan, 0.123456789)] == ["inf", None, 0.123457]
     assert layers_of([0, 1, 2, 5]) == "0-2, 5"
+
+
+def test_exports_are_told_with_their_own_bytes(audited: Audit, content: dict[str, Any]) -> None:
+    """Each export has the bytes of what it expresses, or of its tensors, beside the assignment's, and the budget's."""
+    chosen = audited.recommend(max_bytes=audited.cost({}).bytes / 2)
+    some = dict(list(chosen.items())[:1])
+    parts = [Part("torchao", (Path("out/torchao.json"),), some), Part("checkpoint", (Path("out/c"),), dict(chosen), 7)]
+    budgets = {"bytes": audited.cost({}).bytes / 2}
+    found = content_of(audited, chosen, [], [], replace(ABOUT, budgets=budgets), parts)
+    jsonschema.validate(found, SCHEMA)
+    torchao, checkpoint = found["exports"]
+    assert torchao == {
+        "format": "torchao",
+        "paths": ["out/torchao.json"],
+        "sites": 1,
+        "bytes": plain(audited.cost(some).bytes),
+    }
+    assert torchao["bytes"] > found["recommended"]["bytes"]
+    assert checkpoint["bytes"] == 7
+    told = summary(found)
+    over = f"above the budget of {in_bytes(budgets['bytes'])}; 1 of {len(chosen)} sites"
+    assert f"  exported    torchao: weights {in_bytes(torchao['bytes'])}, {over}\n" in told
+    assert f"checkpoint: weights 7 B; {len(chosen)} of {len(chosen)} sites" in told
+    assert "checkpoint: weights 7 B" in page(found)
+    assert content["exports"] == []
+    assert "exported" not in summary(content)
+    assert "<h2>Exports</h2>" not in page(content)
 
 
 MEASURE = """

@@ -73,6 +73,7 @@ def test_a_text_that_gives_nothing_is_refused(tmp_path: Path) -> None:
     assert "(byte 0xff at 3)" in text_refusal(loaded, binary)
     assert f"{tmp_path} can't be read" in text_refusal(loaded, tmp_path)
     assert "No such file" in text_refusal(loaded, tmp_path / "none.txt")
+    assert "give Path(" in text_refusal(loaded, str(binary))
     assert "at most 256 tokens, got sequence=512" in text_refusal(loaded, TEXT, sequence=512)
     with pytest.raises(AssayError, match="sequence=1; expected at least 2"):
         loaded.batches(TEXT, sequence=1)

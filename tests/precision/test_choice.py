@@ -132,16 +132,6 @@ def test_an_option_that_makes_infinities_is_never_taken() -> None:
         choose([Unit("u", ("u",), options[1:])], Budgets())
 
 
-def test_a_choice_as_an_assignment_of_sites() -> None:
-    """All sites of a unit take its scheme; those left as they are do not appear."""
-    units = [
-        Unit("qkv", ("q", "k", "v"), (Option("", 0.0, 6.0), Option("fp8", 0.1, 3.0))),
-        Unit("o", ("o",), (Option("", 0.0, 2.0), Option("fp8", 0.1, 1.0))),
-    ]
-    (found, *_) = choose(units, Budgets(max_bytes=5.0))
-    assert found.sites(units) == {"q": "fp8", "k": "fp8", "v": "fp8"}
-
-
 def test_dominated_options_are_dropped() -> None:
     """Only an option that none beats in every quantity asked about stays; of equals, the first."""
     options = (

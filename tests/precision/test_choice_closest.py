@@ -38,6 +38,29 @@ def test_the_closest_choice_has_the_least_relative_excess(seed: int) -> None:
         assert any(not choice.excess(rest) for choice in every)
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("limit", [0.0, 1e-9, 1.0])
+def test_far_out_of_reach_the_least_is_the_closest(seed: int, limit: float) -> None:
+    """Under a budget that nothing comes near, the choice has the fewest bytes, and of those the least true error."""
+    units, error_of = random_problem(seed, units=5)
+    found, binding = closest(units, Budgets(max_bytes=limit), error_of=error_of)
+    every = everything(units, error_of)
+    assert binding == ("max_bytes",)
+    assert found.bytes == min(choice.bytes for choice in every)
+    assert found.error == min(choice.error for choice in every if choice.bytes == found.bytes)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_two_budgets_far_out_of_reach_are_missed_by_the_least(seed: int) -> None:
+    """The larger of two huge relative excesses is the least that any assignment has."""
+    units, error_of = random_problem(seed, units=4)
+    limits = Budgets(max_bytes=1e-5 * whole(units), max_decode=0.8e-5 * whole(units, "decode"))
+    found, binding = closest(units, limits, error_of=error_of)
+    least = min(choice.excess(limits.limits) for choice in everything(units, None))
+    assert len(binding) == 1
+    assert found.excess(limits.limits) == pytest.approx(least, rel=1e-9)
+
+
 def test_budgets_that_can_be_met_bind_nothing() -> None:
     """Then the closest is the choice of least error."""
     units, _ = random_problem(3)

@@ -8,31 +8,31 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from assay.precision.errors import CannotExport
-from assay.precision.export import Written, write_checkpoint
+from assay.precision.errors import BadModel, CannotExport
+from assay.precision.export import Written, load_checkpoint, packed_zero_points, write_checkpoint
+from assay.precision.export.compressed_tensors import why_not
 from assay.precision.loading import bundled, load
 from assay.precision.model.menu import Fits
+from assay.precision.schemes import SCHEMES
 from tests.precision.exported import Subject, loaded, logits, subject
 
-EXACT = (
-    "fp8",
-    "fp8-tensor",
-    "fp8-block",
-    "w8a8",
-    "w8a8-static",
-    "w8a8-asym",
-    "w8a16",
-    "w4a16-g32",
-    "w4a16-g128",
-    "w4a16-g128-mse",
-    "w4a16-g128-clip",
-    "w3a16-g64",
-    "w4a8-g128",
-    "w4a8-fp8-g128",
-)
-"""Schemes whose weights transformers gives back in the dtype that it is asked for."""
 BFLOAT16 = ("mxfp8", "mxfp6", "mxfp4", "w-mxfp4")
-"""Schemes whose weights it gives back in bfloat16, which holds them."""
+"""Schemes whose weights transformers gives back in bfloat16, which holds them."""
+NVFP4 = ("nvfp4", "w-nvfp4")
+"""Schemes whose weights it gives back in bfloat16, rounded."""
+STORED = {
+    name: scheme.weight
+    for name, scheme in SCHEMES.items()
+    if "linear" in scheme.places
+    and scheme.weight is not None
+    and scheme.weight.per != "element"
+    and scheme.weight.rule != "awq"
+    and scheme.transform == "none"
+    and why_not(scheme) is None
+}
+"""How linears' weights are stored in all schemes without column factors (test_export_folding has those)."""
+EXACT = [name for name in STORED if name not in (*BFLOAT16, *NVFP4)]
+"""Schemes whose weights it gives back in the dtype that it is asked for."""
 LAYER = "model.layers.{}.{}"
 
 
@@ -59,15 +59,51 @@ def mixed() -> dict[str, str]:
     }
 
 
+def test_all_ways_to_store_a_weight_are_tried() -> None:
+    """Integers of three widths with and without zero-points, in rows, groups and tensors, and FP8 are among them."""
+    assert {"w8a16", "w4a16-g32-asym", "w4a16-g128-asym", "w4a16-g64", "w3a16-g32", "w8a8-asym"} <= set(EXACT)
+    assert {"fp8", "fp8-tensor", "fp8-block", "w4a8-g128", "w4a8-fp8-g128", "w4a16-g128-clip"} <= set(EXACT)
+    assert len(STORED) == len(EXACT) + len(BFLOAT16) + len(NVFP4)
+
+
 @pytest.mark.parametrize("scheme", EXACT)
 def test_what_is_loaded_is_what_was_simulated(scheme: str, tmp_path: Path) -> None:
-    """Weights and logits of the loaded model equal the simulated ones in every bit."""
+    """Weights and logits of the loaded model equal the simulated ones in every bit, zero-points or not."""
     assignment = subject().weights(scheme)
     write(subject(), assignment, tmp_path / "out")
-    model = loaded(tmp_path / "out")
+    model = load_checkpoint(tmp_path / "out")
     for name in assignment:
         assert torch.equal(model.get_submodule(name).weight, subject().stored(name, scheme)), name
     assert torch.equal(run(model), subject().simulated(assignment))
+
+
+@pytest.mark.parametrize("scheme", EXACT)
+def test_in_bfloat16_no_scale_is_rounded(scheme: str, tmp_path: Path) -> None:
+    """Loaded in the checkpoint's own dtype, weights are the simulated ones rounded once: their scales are bfloat16."""
+    assignment = subject().weights(scheme)
+    write(subject(), assignment, tmp_path / "out")
+    model = load_checkpoint(tmp_path / "out", "auto")
+    for name in assignment:
+        assert torch.equal(model.get_submodule(name).weight, subject().stored(name, scheme).bfloat16()), name
+
+
+@pytest.mark.parametrize("scheme", STORED)
+def test_the_bytes_that_count_are_the_bytes_that_are_stored(scheme: str, tmp_path: Path) -> None:
+    """Codes, scales and zero-points take the bits that a budget counts; int4 below int8 inputs, a note says, twice."""
+    name = LAYER.format(0, "mlp.up_proj")
+    written = write(subject(), {name: scheme}, tmp_path / "out")
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert written.bytes == sum(tensor.nbytes for tensor in tensors.values())
+    taken = 8 * sum(
+        tensor.nbytes
+        for key, tensor in tensors.items()
+        if key.startswith(f"{name}.weight") and not key.endswith("weight_shape")
+    )
+    quantizer = STORED[scheme]
+    assert quantizer is not None
+    bytewise = any("one a byte" in note for note in written.notes)
+    assert bytewise == (scheme == "w4a8-g128")
+    assert taken == quantizer.bits((256, 128)) + (4 * 256 * 128 if bytewise else 0)
 
 
 @pytest.mark.parametrize("scheme", BFLOAT16)
@@ -81,7 +117,7 @@ def test_microscaled_weights_are_exact_in_bfloat16(scheme: str, tmp_path: Path) 
     assert torch.equal(run(model), subject().simulated(assignment))
 
 
-@pytest.mark.parametrize("scheme", ["nvfp4", "w-nvfp4"])
+@pytest.mark.parametrize("scheme", NVFP4)
 def test_nvfp4_is_exact_but_for_the_loader_s_rounding(scheme: str, tmp_path: Path) -> None:
     """The loader rounds its values to bfloat16; with the stored ones in their place the logits are as simulated."""
     assignment = subject().weights(scheme)
@@ -106,19 +142,58 @@ def unpacked(packed: torch.Tensor) -> torch.Tensor:
     return torch.where(nibbles > 7, -1.0, 1.0) * table[nibbles & 7]
 
 
-@pytest.mark.parametrize("scheme", ["w4a16-g64-asym", "w4a16-g32-asym"])
-def test_zero_points_are_stored_packed(scheme: str, tmp_path: Path) -> None:
-    """Asymmetric groups load by dequantize=True, rounded to their scales' bfloat16; a note says what else can't."""
-    assignment = subject().weights(scheme)
+def test_zero_points_load_beside_other_schemes(tmp_path: Path) -> None:
+    """Packed zero-points of two sizes in a mixed checkpoint are loaded as simulated; a note says by what."""
+    assignment = mixed() | {
+        LAYER.format(0, "self_attn.o_proj"): "w4a16-g64-asym",
+        LAYER.format(1, "self_attn.o_proj"): "w4a16-g32-asym",
+    }
     written = write(subject(), assignment, tmp_path / "out")
-    from transformers import CompressedTensorsConfig
+    assert any("load_checkpoint" in note for note in written.notes)
+    assert torch.equal(run(load_checkpoint(tmp_path / "out")), subject().simulated(assignment))
+    other = write(subject(), mixed(), tmp_path / "other")
+    assert not any("load_checkpoint" in note for note in other.notes)
 
-    model = loaded(tmp_path / "out", quantization_config=CompressedTensorsConfig(dequantize=True))
-    for name in assignment:
-        assert torch.equal(model.get_submodule(name).weight, subject().stored(name, scheme).bfloat16().float()), name
-        model.get_submodule(name).weight.data = subject().stored(name, scheme)
-    assert torch.equal(run(model), subject().simulated(assignment))
-    assert any("dequantize=True" in note for note in written.notes)
+
+def test_a_table_that_the_head_shares_stays_as_it_is(tmp_path: Path) -> None:
+    """Tied to its table of embeddings, lm_head is stored once, in the model's dtype, and a note names the table."""
+    made = Subject(tie_word_embeddings=True, num_hidden_layers=1)
+    linears = made.weights("w8a16")
+    written = write(made, linears | {"model.embed_tokens": "fp8"}, tmp_path / "out")
+    assert written.held == linears
+    assert any(note.startswith("fp8 at model.embed_tokens: no serving stack") for note in written.notes)
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert tensors["model.embed_tokens.weight"].dtype == torch.bfloat16
+    assert not any("lm_head" in name for name in tensors)
+    assert torch.equal(run(load_checkpoint(tmp_path / "out")), made.simulated(linears))
+
+
+def test_caches_alone_are_a_checkpoint(tmp_path: Path) -> None:
+    """FP8 caches of all layers without a quantised linear are held, and loaded as simulated."""
+    assignment = {LAYER.format(layer, "self_attn:kv_cache"): "kv-fp8" for layer in (0, 1)}
+    written = write(subject(), assignment, tmp_path / "out")
+    assert written.held == assignment
+    assert torch.equal(run(load_checkpoint(tmp_path / "out")), subject().simulated(assignment))
+    assert not torch.equal(subject().simulated(assignment), subject().simulated({}))
+
+
+def test_a_model_that_is_not_quantised_is_no_checkpoint(tmp_path: Path) -> None:
+    """Folders without a quantised model are refused in one line."""
+    with pytest.raises(BadModel, match="isn't quantised"):
+        load_checkpoint(bundled()["stdlib-llama"])
+    with pytest.raises(BadModel, match=r"has no config\.json"):
+        load_checkpoint(tmp_path)
+
+
+def test_packed_zero_points_are_needed_for_them(tmp_path: Path) -> None:
+    """transformers alone refuses packed zero-points; where it no longer does, `packed_zero_points` can go."""
+    write(subject(), {"lm_head": "w4a16-g64-asym"}, tmp_path / "out")
+    with pytest.raises(RuntimeError, match=r"size mismatch|mismatched"):
+        loaded(tmp_path / "out")
+    with packed_zero_points():
+        loaded(tmp_path / "out")
+    with pytest.raises(RuntimeError, match=r"size mismatch|mismatched"):
+        loaded(tmp_path / "out")
 
 
 def test_a_mixed_assignment_is_loaded_as_simulated(tmp_path: Path) -> None:
@@ -171,6 +246,29 @@ def test_what_a_checkpoint_can_not_hold_is_refused(name: str, scheme: str, words
     with pytest.raises(CannotExport, match=words) as caught:
         write(subject(), {name: scheme}, tmp_path / "out")
     assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fused_linears_have_one_scale_of_the_tensor(tmp_path: Path) -> None:
+    """q, k and v share it where an audit's fits know them as one product; where they don't, a note names the unit."""
+    for scheme, key in (("nvfp4", "weight_global_scale"), ("fp8-tensor", "weight_scale")):
+        assignment = {LAYER.format(0, f"self_attn.{part}"): scheme for part in ("q_proj", "k_proj", "v_proj")}
+        written = write(subject(), assignment, tmp_path / scheme)
+        tensors = load_file(tmp_path / scheme / "model.safetensors")
+        assert len({float(tensors[f"{name}.{key}"]) for name in assignment}) == 1
+        assert not any("self_attn.qkv" in note for note in written.notes)
+        apart = Subject.__new__(Subject)
+        apart.model, apart.sites, apart.fits = subject().model, subject().sites, Fits(subject().seen)
+        other = write(apart, assignment, tmp_path / f"{scheme} apart")
+        (warning,) = [note for note in other.notes if "self_attn.qkv" in note]
+        assert f"its 3 weights have a {key} each" in warning
+
+
+def test_without_anything_to_quantise_there_is_no_checkpoint(tmp_path: Path) -> None:
+    """A copy of the model as it is would pass for what was asked."""
+    for assignment in ({}, {"model.layers.1.self_attn:scores": "fp16", "lm_head": "bf16"}):
+        with pytest.raises(CannotExport, match="expected a linear or all KV caches to quantise"):
+            write(subject(), assignment, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 

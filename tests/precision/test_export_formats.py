@@ -3,7 +3,6 @@
 import json
 import shlex
 from collections import OrderedDict
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +10,7 @@ import torch
 
 from assay.precision.errors import CannotExport, UnknownScheme
 from assay.precision.export import (
-    FORMATS,
     command_line,
-    export,
     fqn_to_config,
     hf_quant_config,
     online_config,
@@ -308,32 +305,6 @@ def test_a_site_or_a_scheme_that_there_is_not_is_refused() -> None:
         quantization_config({"model.nothing": "fp8"}, subject().sites)
     with pytest.raises(UnknownScheme, match="fp8"):
         quantization_config({"lm_head": "fp88"}, subject().sites)
-
-
-def test_export_writes_a_file_for_each_format(tmp_path: Path) -> None:
-    """Four configurations, vLLM's command and a checkpoint; notes name their format; nothing is replaced unasked."""
-    made = subject()
-    assignment = {**made.weights("fp8"), "model.layers.0.self_attn:scores": "fp16"}
-    given = {"sites": made.sites, "fits": made.fits}
-    done = export(made.model, assignment, tmp_path / "out", checkpoint=True, supported={"bf16"}, **given)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(path.name for path in done.paths)
-    assert {"vllm.json", "vllm.txt", "torchao.json", "hf_quant_config.json", "checkpoint"} <= {
-        p.name for p in done.paths
-    }
-    for prefix in (*FORMATS, "checkpoint"):
-        assert any(note.startswith(f"{prefix}: fp16 at model.layers.0.self_attn:scores") for note in done.notes)
-    assert any(note.startswith("lint: fp8: the device has no fp8") for note in done.notes)
-    content = json.loads((tmp_path / "out" / "quantization_config.json").read_text())
-    config = json.loads((tmp_path / "out" / "checkpoint" / "config.json").read_text())
-    assert config["quantization_config"] == content
-    with pytest.raises(CannotExport, match="overwrite=True"):
-        export(made.model, assignment, tmp_path / "out", ["vllm"], **given)
-    export(made.model, assignment, tmp_path / "out", ["vllm"], overwrite=True, **given)
-    with pytest.raises(CannotExport, match="no float8_e5m2"):
-        export(made.model, {"lm_head": "e5m2"}, tmp_path / "refused", checkpoint=True, **given)
-    assert not (tmp_path / "refused").exists()
-    with pytest.raises(CannotExport, match="expected formats of"):
-        export(made.model, assignment, tmp_path / "out", ["gguf"], **given)
 
 
 def test_the_table_of_torchao_is_ordered() -> None:

@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
+import torch
 
-from assay.precision.export import lint, lint_config, quantization_config
+from assay.precision.export import lint, lint_config, lint_scales, quantization_config
 from assay.precision.model.sites import Site
 from tests.precision.test_export_formats import chosen, many_layers
 
@@ -19,9 +20,9 @@ def config(assignment: dict[str, str]) -> dict[str, Any]:
 
 def test_a_sound_assignment_has_no_warning() -> None:
     """Fused linears alike, formats that the device has, groups as they are written: nothing to say."""
-    assert lint(SOUND, SITES, {"bf16", "fp8"}) == []
+    assert lint(SOUND, SITES, "h200") == []
     assert lint_config(config(SOUND), SOUND, SITES) == []
-    assert lint({}, SITES, set()) == []
+    assert lint({}, SITES, "a100") == []
 
 
 @pytest.mark.parametrize("part", ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"])
@@ -43,29 +44,43 @@ def test_fused_linears_that_disagree_are_found(part: str, other: str | None) -> 
     assert f"{part} {other or 'as it is'}" in warning
 
 
-@pytest.mark.parametrize(("scheme", "words"), [("nvfp4", "takes the largest for all"), ("fp8-tensor", "rounds again")])
-def test_scales_that_fused_linears_would_share_are_found(scheme: str, words: str) -> None:
-    """A scale of the whole tensor becomes one of all fused tensors in vLLM, which isn't what was simulated."""
-    (warning,) = lint(chosen(SITES, "self_attn.", scheme, range(4, 5)), SITES)
-    assert words in warning
-    assert lint(chosen(SITES, "o_proj", scheme, range(12)), SITES) == []
+def test_scales_that_fused_linears_would_share_are_found() -> None:
+    """Scales of the tensor that differ within a product are a warning; equal ones, and those of rows, are none."""
+    names = [f"model.layers.4.self_attn.{part}_proj" for part in "qkv"]
+
+    def scales(key: str, *values: float) -> dict[str, torch.Tensor]:
+        return {f"{name}.{key}": torch.tensor([value]) for name, value in zip(names, values, strict=True)}
+
+    (warning,) = lint_scales(scales("weight_global_scale", 1, 1, 2), SITES)
+    assert warning == (
+        "model.layers.4.self_attn.qkv: its 3 weights have a weight_global_scale each, of which vLLM takes the largest "
+        "for all"
+    )
+    (warning,) = lint_scales(scales("weight_scale", 1, 3, 1), SITES)
+    assert "vLLM rounds all to one" in warning
+    assert lint_scales(scales("weight_scale", 2, 2, 2) | scales("weight_global_scale", 3, 3, 3), SITES) == []
+    rows = {f"{name}.weight_scale": torch.arange(1.0, 129.0)[:, None] for name in names}
+    assert lint_scales(rows, SITES) == []
+    assert lint_scales({"model.layers.4.self_attn.o_proj.weight_scale": torch.ones(1)}, SITES) == []
 
 
 def test_formats_that_the_device_lacks_are_found() -> None:
     """A scheme whose products the device has not is named with a site, and how many more."""
-    (warning,) = lint(SOUND, SITES, {"bf16", "int8"})
-    assert warning.startswith(
-        "fp8: the device has no fp8 products (it has bf16, int8), so model.layers.0.self_attn.q_proj and 47 "
+    (warning,) = lint(SOUND, SITES, "a100")
+    assert warning == (
+        "a100 has no fp8 products: fp8 runs in bf16, at model.layers.0.self_attn.q_proj and 47 more: not what was "
+        "simulated"
     )
 
 
 def test_a_device_without_microscaling_is_found() -> None:
-    """MX and NVFP4 products need a unit that takes their scales; weights alone in them do not."""
+    """MX and NVFP4 products need a unit that takes their scales, which a B200 has; weights alone in them do not."""
     assignment = chosen(SITES, "mlp", "mxfp8", range(2))
-    (warning,) = lint(assignment, SITES, {"bf16", "fp8"})
-    assert warning.startswith("mxfp8: the device has no microscaling products")
-    assert lint(assignment, SITES, {"bf16", "fp8", "microscaling"}) == []
-    assert lint(chosen(SITES, "mlp", "w-mxfp4", range(2)), SITES, {"bf16"}) == []
+    (warning,) = lint(assignment, SITES, "h200")
+    assert warning.startswith("h200 has no scales in its products: mxfp8 runs in bf16, at ")
+    assert lint(assignment, SITES, "b200") == []
+    assert lint(chosen(SITES, "mlp", "nvfp4", range(2)), SITES, "b200") == []
+    assert lint(chosen(SITES, "mlp", "w-mxfp4", range(2)), SITES, "a100") == []
 
 
 def test_a_tied_weight_is_named() -> None:
@@ -73,6 +88,7 @@ def test_a_tied_weight_is_named() -> None:
     sites = {**SITES, "lm_head": Site("lm_head", "linear", "linear", (64, 128), tied="model.embed_tokens")}
     (warning,) = lint({"model.embed_tokens": "w8a16"}, sites)
     assert warning.startswith("lm_head: shares its weight with model.embed_tokens")
+    assert lint(SOUND, sites) == []
 
 
 def edited(**changes: Any) -> list[str]:

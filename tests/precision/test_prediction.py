@@ -4,8 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from assay.precision.calibration import Calibration, Measured
 from assay.precision.prediction import Key, Products, QuadraticForm

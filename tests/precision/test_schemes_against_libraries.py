@@ -6,6 +6,7 @@ compressed-tensors does; where it multiplies by the reciprocal instead, codes ma
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,7 +81,7 @@ def ranges(x: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def test_weights_are_stored_as_compressed_tensors_stores_them(scheme: str) -> None:
     """Its scales and zero-points from a weight, and its values with them, equal the simulated ones in every bit.
 
-    The scales of integers are held in bfloat16 here, as in checkpoints; the library's are rounded to it as well.
+    Scales are held in bfloat16 here, as in checkpoints; the library's are rounded to it as well.
     """
     from compressed_tensors.quantization.lifecycle.forward import fake_quantize
     from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
@@ -146,14 +147,21 @@ def test_inputs_are_stored_as_compressed_tensors_stores_them(scheme: str) -> Non
         assert torch.equal(stored(x), forward_quantize(module, x.clone(), "input", args))
 
 
+def in_float32(scheme: str) -> Quantizer:
+    """How a scheme stores a weight, but with float32 scales."""
+    quantizer = SCHEMES[scheme].weight
+    assert quantizer is not None
+    return replace(quantizer, scale_format="float32")
+
+
 def test_fp8_rows_are_torchao_s() -> None:
-    """torchao's float8 tensors of rows, blocks and the whole have the simulated scales, codes and values."""
+    """torchao's float8 tensors of rows, blocks and the whole have the simulated scales, codes and values, where these
+    scales are float32 as torchao's are."""
     from torchao.quantization.granularity import PerBlock, PerRow, PerTensor
     from torchao.quantization.quantize_.workflows import Float8Tensor
 
     for scheme, granularity in (("fp8", PerRow()), ("fp8-tensor", PerTensor()), ("fp8-block", PerBlock([128, 128]))):
-        quantizer = SCHEMES[scheme].weight
-        assert quantizer is not None
+        quantizer = in_float32(scheme)
         for x in tensors(128)[:6]:
             theirs = Float8Tensor.from_hp(x, float8_dtype=torch.float8_e4m3fn, granularity=granularity)
             ours = scales_of(x, quantizer)
@@ -175,8 +183,7 @@ def test_int8_rows_are_torchao_s_but_for_midpoints() -> None:
     from torchao.quantization.granularity import PerRow
     from torchao.quantization.quantize_.workflows import Int8Tensor
 
-    quantizer = SCHEMES["w8a16"].weight
-    assert quantizer is not None
+    quantizer = in_float32("w8a16")
     for x in tensors()[:6]:
         theirs = Int8Tensor.from_hp(x, granularity=PerRow())
         close, share = near(x, quantizer, theirs.scale, theirs.dequantize().float())

@@ -1,0 +1,33 @@
+"""Bytes, seconds and errors as readers take them."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["in_bytes", "in_error", "in_seconds"]
+
+
+def in_bytes(count: float, digits: int = 3) -> str:
+    """Bytes with a decimal prefix: 1.25 MB."""
+    return _scaled(count, (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0)), digits)
+
+
+def in_seconds(seconds: float, digits: int = 3) -> str:
+    """A time in s, ms, µs or ns."""
+    return _scaled(seconds, (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)), digits)
+
+
+def in_error(error: float | str | None, digits: int = 3) -> str:
+    """An error, from a number or as audit.json has it."""
+    if error is None:
+        return "not measured"
+    value = float(error)
+    return "∞" if math.isinf(value) else f"{value:.{digits}g}"
+
+
+def _scaled(value: float, units: tuple[tuple[str, float], ...], digits: int) -> str:
+    """In the largest unit of which it is one at least, once it is rounded; else in the smallest."""
+    rounded = float(f"{value:.{digits}g}")
+    unit, size = next((pair for pair in units if rounded >= pair[1]), units[-1])
+    number = rounded / size
+    return f"{number:.0f} {unit}" if number >= 10**digits else f"{number:.{digits}g} {unit}"

@@ -1,0 +1,102 @@
+"""What `assay audit` exports: of this run alone, with its own bytes, and never in place of the user's files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from assay.precision.amounts import in_bytes
+from assay.precision.errors import CannotExport
+from tests.cli.audits import read, run
+
+
+def test_a_checkpoint_is_written(models: Path, audited: Path, tmp_path: Path) -> None:
+    """With --checkpoint there is a folder that says how it is quantised, with scales of each quantised linear."""
+    out = shutil.copytree(audited, tmp_path / "whole")
+    more = ("--formats", "bf16,fp8,w8a16,kv-fp8", "--max-kl", "0.01", "--target", "h200", "--checkpoint")
+    assert run(models, out, *more) == 0
+    content, folder = read(out), out / "export" / "checkpoint"
+    config = json.loads((folder / "config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == "compressed-tensors"
+    linears = [site for site in content["sites"] if site["place"] == "linear" and site["scheme"] in ("fp8", "w8a16")]
+    assert linears
+    assert {f"{site['name']}.weight_scale" for site in linears} <= set(load_file(folder / "model.safetensors"))
+
+
+def test_the_bytes_of_a_checkpoint_are_told(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where a table of embeddings is assigned, the checkpoint leaves it, and the summary has the bytes on disk; what a
+    budget counts of the sites that it holds is within 2 % of them."""
+    out = tmp_path / "out"
+    assert run(models, out, "--formats", "w8a16", "--max-bytes", "36kB", "--checkpoint") == 0
+    said, err = capsys.readouterr()
+    content = read(out)
+    chosen, (part,) = content["recommended"], content["exports"]
+    assert chosen["assignment"]["model.embed_tokens"] == "w8a16"
+    assert "w8a16 at model.embed_tokens: no serving stack loads a quantised table of embeddings" in err
+    assert part["sites"] == len(chosen["assignment"]) - 1
+    file = out / "export" / "checkpoint" / "model.safetensors"
+    header = 8 + int.from_bytes(file.read_bytes()[:8], "little")
+    assert part["bytes"] == file.stat().st_size - header
+    table = 256 * 32 * 2  # of which the assignment has half, and a scale for each row
+    counted = chosen["bytes"] + table - (256 * 32 + 256 * 2)
+    assert part["bytes"] == pytest.approx(counted, rel=0.02)
+    assert f"  exported    checkpoint: weights {in_bytes(part['bytes'])}, above the budget of 36 kB; " in said
+
+
+def test_exports_are_those_of_the_run(
+    models: Path, audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under another budget with --resume, files that this run doesn't write go; the user's own stay."""
+    out = shutil.copytree(audited, tmp_path / "again")
+    (out / "export" / "mine.txt").write_text("a note of the user")
+    more = ("--max-bytes", "45kB", "--target", "h200", "--resume")
+    assert run(models, out, *more, "--export", "compressed-tensors") == 0
+    found = {path.name for path in (out / "export").iterdir()}
+    assert found == {"export.json", "mine.txt", "quantization_config.json"}
+    of = json.loads((out / "export" / "export.json").read_text())["assignment"]
+    assert of == read(out)["recommended"]["assignment"]
+    capsys.readouterr()
+    assert run(models, out, *more) == 0
+    assert "what an earlier audit exported" in capsys.readouterr().err
+    assert [path.name for path in (out / "export").iterdir()] == ["mine.txt"]
+    assert read(out)["exports"] == []
+
+
+def test_a_refused_export_leaves_no_earlier_one(
+    models: Path, audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a checkpoint can't be written, the report is, and what an earlier run exported goes: it is of another."""
+    out = shutil.copytree(audited, tmp_path / "refused")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise CannotExport("no place for it")
+
+    monkeypatch.setattr("assay.precision.export.write_checkpoint", refuse)
+    assert run(models, out, "--max-bytes", "45kB", "--target", "h200", "--resume", "--checkpoint") == 2
+    said, err = capsys.readouterr()
+    assert "budget      bytes of at most 45 kB" in said
+    assert err.endswith("assay: no place for it\n")
+    assert not (out / "export").exists()
+    assert read(out)["settings"]["budgets"] == {"bytes": 45e3}
+
+
+def test_a_file_of_the_user_is_never_replaced(
+    models: Path, audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that has the name of an export is told in one line, after the report, which is written in any case."""
+    out = shutil.copytree(audited, tmp_path / "mine")
+    shutil.rmtree(out / "export")
+    (out / "audit.json").unlink()
+    (out / "export").mkdir()
+    (out / "export" / "torchao.json").write_text("{}")
+    more = ("--max-kl", "0.01", "--target", "h200", "--resume", "--export", "torchao")
+    assert run(models, out, *more) == 2
+    said, err = capsys.readouterr()
+    assert said.startswith("MET  llama")
+    assert err.endswith("torchao.json exists and is of no export: move it away, or give another folder\n")
+    assert (out / "export" / "torchao.json").read_text() == "{}"
+    assert read(out)["exports"] == []

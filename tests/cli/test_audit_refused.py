@@ -1,0 +1,150 @@
+"""What `assay audit` refuses: mistakes in options, bad models, texts and assignments, in one line each."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from assay.cli.main import main
+from tests.cli.audits import one_line, run
+from tests.precision.tiny_models import edit_json, edit_weights
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--max-bytes", "lots"), "--max-bytes 'lots'; expected a number of bytes, or 800MB"),
+        (("--max-bytes", "-3GB"), "--max-bytes '-3GB'"),
+        (("--max-memory", "much"), "--max-memory 'much'; expected a number of bytes, or 800MB"),
+        (("--max-kl", "-1"), "--max-kl -1; expected a number above 0"),
+        (("--max-kl", "0"), "--max-kl 0; expected a number above 0"),
+        (("--max-bytes", "0"), "--max-bytes 0; expected a number above 0"),
+        (("--max-time", "nan"), "--max-time nan; expected"),
+        (("--metric", "accuracy"), "expected metric 'kl', 'relative'"),
+        (("--target", "h2000"), "expected a device, got 'h2000': did you mean h200"),
+        (("--formats", "w4a61"), "expected a scheme, got 'w4a61': did you mean"),
+        (("--formats", "fp8,mxfp4", "--target", "h100"), "--formats mxfp4: h100 has no fp4 products"),
+        (("--formats", "fp8", "--target", "a100"), "--formats fp8: a100 has no fp8 products"),
+        (("--export", "onnx"), "--export onnx; expected compressed-tensors, modelopt, torchao, vllm or all"),
+        (("--sequences", "0"), "--sequences"),
+        (("--sequence", "1000000"), "takes at most 2048 tokens, got sequence=1000000; choose fewer"),
+        (("--compare", "a", "b", "--export", "all"), "--compare writes no exports; leave --export"),
+        (("--compare", "nosuch.json", "nosuch.json"), "nosuch.json can't be read (No such file or directory)"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: Sequence[str], message: str
+) -> None:
+    """What is wrong, and how to mend it, before anything is computed or written."""
+    assert run(models, tmp_path / "out", *arguments) == 2
+    one_line(capsys, message)
+    assert not (tmp_path / "out").exists()
+
+
+def without_text(folder: Path) -> None:
+    (folder.parent / "text.txt").unlink()
+
+
+def empty_text(folder: Path) -> None:
+    (folder.parent / "text.txt").write_text(" \n")
+
+
+def one_token(folder: Path) -> None:
+    (folder.parent / "text.txt").write_text("a")
+
+
+def binary_text(folder: Path) -> None:
+    (folder.parent / "text.txt").write_bytes(b"\xff\xfe\x00")
+
+
+def nan_weights(folder: Path) -> None:
+    edit_weights(folder, lambda weights: weights["model.layers.1.mlp.up_proj.weight"][0, :3].fill_(torch.nan))
+
+
+def cut_weights(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-100])
+
+
+def other_tokenizer(folder: Path) -> None:
+    def narrow(weights: dict[str, torch.Tensor]) -> None:
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            weights[name] = weights[name][:100].clone()
+
+    edit_weights(folder, narrow)
+    edit_json(folder / "config.json", vocab_size=100)
+
+
+def no_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (without_text, "text.txt can't be read (No such file or directory)"),
+        (empty_text, "text.txt is empty; give a text"),
+        (one_token, "gives 1 token; expected at least 2"),
+        (binary_text, "isn't UTF-8 text"),
+        (nan_weights, "model.layers.1.mlp.up_proj.weight holds 3 NaN and 0 infinite among 1536 values"),
+        (cut_weights, "is no safetensors file, or is cut off"),
+        (other_tokenizer, "the tokenizer isn't llama's: it gives token"),
+        (no_tokenizer, "has no tokenizer"),
+    ],
+)
+def test_bad_files_are_named_in_one_line(
+    models: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    damage: Callable[[Path], None],
+    message: str,
+) -> None:
+    """A text or a model that can't be audited is exit status 2 and one line that says why."""
+    home = shutil.copytree(models, tmp_path / "home")
+    damage(home / "llama")
+    assert run(home, tmp_path / "out") == 2
+    one_line(capsys, message)
+
+
+def test_a_model_without_linears_is_refused(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no format to choose in it."""
+    (tmp_path / "a_model_of_mine.py").write_text("import torch\n\ndef make():\n    return torch.nn.Embedding(8, 8)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    target = ("a_model_of_mine:make", "--text", str(models / "text.txt"), "--out", str(tmp_path / "out"))
+    assert main(("audit", *target)) == 2
+    one_line(capsys, "without linear layers")
+
+
+@pytest.mark.parametrize("missing", ["--text", "--out"])
+def test_text_and_folder_are_needed(models: Path, capsys: pytest.CaptureFixture[str], missing: str) -> None:
+    """Without one of them the line names the option."""
+    given = {"--text": str(models / "text.txt"), "--out": str(models / "out")}
+    rest = [word for option, value in given.items() if option != missing for word in (option, value)]
+    assert main(("audit", str(models / "llama"), *rest)) == 2
+    one_line(capsys, f"Missing option '{missing}'")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1]", "expected a JSON object of site names to scheme names, or an audit.json"),
+        ("{", "is no JSON"),
+        ('{"lm_haed": "fp8"}', "expected a site of this model, got 'lm_haed': did you mean lm_head?"),
+        ('{"lm_head": "nvfp4"}', "expected a scheme for lm_head of"),
+    ],
+)
+def test_a_bad_assignment_is_one_line(
+    models: Path, audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, message: str
+) -> None:
+    """A file that is no assignment, or one of another model, is named."""
+    out = shutil.copytree(audited, tmp_path / "out")
+    (tmp_path / "bad.json").write_text(content)
+    bad = str(tmp_path / "bad.json")
+    assert run(models, out, "--target", "h200", "--resume", "--compare", bad, bad) == 2
+    one_line(capsys, message)

@@ -1,0 +1,221 @@
+"""What is recommended where budgets are out of reach, what it says of itself, and how it is printed."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import math
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from assay.precision import Assignment, Prediction, audit
+from assay.precision.amounts import in_bytes, in_error, in_seconds
+from assay.precision.auditing import Audit
+from assay.precision.choice import Budgets
+from assay.precision.errors import UnknownOption
+from assay.precision.recommendation import Planner
+from assay.precision.roofline import Cost
+from tests.precision.small_models import FORMATS, made
+
+ARGUMENTS = ("max_error", "max_bytes", "max_kv_bytes", "max_prefill", "max_time")
+
+
+@pytest.fixture(scope="module")
+def audited() -> Audit:
+    """An audit of the small model in four schemes, its interval from few measurements."""
+    found = audit(*made(), "relative", FORMATS)
+    found.calibrate(8)
+    return found
+
+
+@pytest.fixture(scope="module")
+def every(audited: Audit) -> list[tuple[Cost, dict[str, str]]]:
+    """The cost of each of the 625 assignments."""
+    sites = [str(site) for site in audited.sites if "fp8" in audited.menu(site)]
+    found = []
+    for schemes in itertools.product(["", *FORMATS], repeat=len(sites)):
+        assignment = {site: scheme for site, scheme in zip(sites, schemes, strict=True) if scheme}
+        found.append((audited.cost(assignment), assignment))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("budget", "what"), [("max_bytes", "bytes"), ("max_time", "decode"), ("max_prefill", "prefill")]
+)
+def test_out_of_reach_the_least_is_recommended(
+    audited: Audit, every: list[tuple[Cost, dict[str, str]]], budget: str, what: str
+) -> None:
+    """Under a budget that nothing comes near, what it limits is the least there is, with the least predicted error."""
+    found = audited.recommend(**{budget: 1.0 if budget == "max_bytes" else 1e-15})
+    least = min(getattr(cost, what) for cost, _ in every)
+    alike = [assignment for cost, assignment in every if getattr(cost, what) <= least * (1 + 1e-12)]
+    assert not found.met
+    assert getattr(found.cost, what) == pytest.approx(least, rel=1e-12)
+    assert audited.squares(found) == pytest.approx(min(map(audited.squares, alike)), rel=1e-9)
+
+
+def test_two_budgets_out_of_reach_are_missed_by_the_least(
+    audited: Audit, every: list[tuple[Cost, dict[str, str]]]
+) -> None:
+    """Excesses are of the whole model's totals: the larger one is the least that any of the 625 assignments has."""
+    whole = audited.cost({})
+    for share in (0.04, 1e-6):
+        limits = {"bytes": share * whole.bytes, "prefill": share * whole.prefill}
+        found = audited.recommend(max_bytes=limits["bytes"], max_prefill=limits["prefill"])
+        excess = [max(getattr(cost, name) / limit for name, limit in limits.items()) for cost, _ in every]
+        reached = max(getattr(found.cost, name) / limit for name, limit in limits.items())
+        assert reached == pytest.approx(min(excess), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("budgets", "words"),
+    [
+        ({"max_bytes": 1.0}, ["max_bytes can't be kept with the 4 formats", "at most 1 B", "kB where max_bytes"]),
+        ({"max_time": 1e-15}, ["max_time can't be kept with the 4 formats", "at most 1e-06 ns", "ns where max_time"]),
+        ({"max_prefill": 2e-9}, ["max_prefill can't be kept", "at most 2 ns", "where max_prefill asks"]),
+        (
+            {"max_error": 1e-6, "max_bytes": 5000.0},
+            [
+                "max_error and max_bytes can't be kept together",
+                "relative error where max_error",
+                "at most 1e-06",
+                "5 kB",
+            ],
+        ),
+    ],
+)
+def test_budgets_that_can_t_be_kept_are_named_as_they_were_given(
+    audited: Audit, budgets: dict[str, float], words: list[str]
+) -> None:
+    """By the arguments' names, with what was asked for and what the closest has, among the formats looked at."""
+    found = audited.recommend(**budgets)
+    assert not found.met
+    assert "that this audit looked at" in found.why
+    assert "decode" not in found.why
+    assert [name for name in ARGUMENTS if name in found.why] == list(budgets)
+    assert [part for part in words if part not in found.why] == [], found.why
+
+
+@pytest.mark.parametrize("budget", ARGUMENTS)
+def test_a_budget_of_nothing_is_refused_by_its_name(audited: Audit, budget: str) -> None:
+    """The line names the argument, and none that there is not."""
+    with pytest.raises(UnknownOption, match=f"expected {budget} above 0, got -1"):
+        audited.recommend(**{budget: -1.0})
+
+
+def test_what_bound_the_choice_is_told(audited: Audit) -> None:
+    """The budget that forced it with its figures; none where the model as it is keeps all, or has no fewer bytes."""
+    whole = audited.cost({})
+    found = audited.recommend(max_bytes=0.5 * whole.bytes, max_time=2 * whole.decode)
+    assert found.why.startswith(f"bound by max_bytes ({in_bytes(found.cost.bytes)} of at most")
+    assert "max_time" not in found.why
+    found = audited.recommend(max_error=0.01)
+    assert found.why.startswith(f"bound by max_error ({in_error(found.measured)} relative error of at most 0.01)")
+    assert audited.recommend(max_bytes=2 * whole.bytes).why.startswith("no budget binds: the model as it is")
+    found = audited.recommend(max_error=10.0)
+    assert "the fewest bytes that there are with the 4 formats" in found.why
+    assert found.cost.bytes == audited.recommend(max_bytes=1.0).cost.bytes
+
+
+def test_figures_that_differ_are_told_apart(audited: Audit) -> None:
+    """Where a total and its limit agree in three digits, more are shown."""
+    least = audited.recommend(max_bytes=1.0).cost.bytes
+    found = audited.recommend(max_bytes=least - 0.5)
+    assert not found.met
+    assert f"{in_bytes(least, 6)} where max_bytes asks for at most {in_bytes(least - 0.5, 6)}" in found.why
+
+
+def test_a_prediction_that_was_off_is_told(audited: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing that is predicted to keep the error does so when measured, the measured error is told."""
+    monkeypatch.setattr(audited, "measure", lambda assignment: 0.5)
+    found = audited.recommend(max_error=0.01)
+    assert not found.met
+    assert "predicted to keep max_error, but measured 0.5 relative error where at most 0.01 was asked for" in found.why
+
+
+@pytest.mark.parametrize("budget", [{"max_bytes": 7776.0}, {"max_error": 0.01}])
+def test_what_is_predicted_far_too_small_is_found_by_measuring(
+    audited: Audit, monkeypatch: pytest.MonkeyPatch, budget: dict[str, float]
+) -> None:
+    """One scheme of one unit is predicted a thousandth of its error: the choice is as if it had been predicted well."""
+    honest = audited.recommend(**budget)
+    true, fooled = audited.squares, {"layers.1.proj": "w4a16-g32"}
+
+    def squares(assignment: Mapping[str, str]) -> float:
+        return true(assignment) - 0.999 * true(fooled) * (fooled.items() <= assignment.items())
+
+    monkeypatch.setattr(audited, "squares", squares)
+    found = Planner(audited, None, audited.bits).recommend(Budgets(**budget))
+    assert found.measured <= honest.measured * 1.01
+    assert found.cost.bytes <= honest.cost.bytes * 1.01
+
+
+def test_an_assignment_is_printed_in_a_line_and_stays_a_dict() -> None:
+    """However many sites: how many take what, errors, bytes, times, whether budgets are kept; JSON has the sites."""
+    found = Assignment({f"model.layers.{layer}.mlp": "fp8" if layer < 60 else "w8a8" for layer in range(100)})
+    found.prediction, found.measured, found.met = Prediction(0.25, 0.125, 0.5), 0.3, False
+    found.cost = Cost(bytes=1.25e9, kv_bytes=2e6, prefill=0.25, decode=1.5e-3)
+    for words in (
+        "100 sites: 60 fp8, 40 w8a8",
+        "predicted 0.25 (0.125 to 0.5)",
+        "measured 0.3",
+        "1.25 GB",
+        "2 MB",
+        "250 ms",
+        "1.5 ms",
+        "not met",
+    ):
+        assert words in str(found), str(found)
+        assert words in repr(found)
+    assert len(repr(found)) < 250
+    assert repr(found).startswith("Assignment(")
+    assert json.loads(json.dumps(found)) == found == dict(found)
+    for same in (copy.copy(found), pickle.loads(pickle.dumps(found))):
+        assert repr(same) == repr(found)
+
+
+def test_an_assignment_without_figures_is_printed() -> None:
+    """Nothing is said of what nobody predicted or measured."""
+    assert repr(Assignment()) == "Assignment(0 sites)"
+    assert repr(Assignment(head="fp8")) == "Assignment(1 site: 1 fp8)"
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (in_bytes(999.7e6), "1 GB"),
+        (in_bytes(1.2345e9, 6), "1.2345 GB"),
+        (in_bytes(12), "12 B"),
+        (in_bytes(2e15), "2000000 GB"),
+        (in_seconds(0.9996e-3), "1 ms"),
+        (in_seconds(2.5e-9), "2.5 ns"),
+        (in_seconds(0.0), "0 ns"),
+        (in_error(math.inf), "∞"),
+        (in_error(None), "not measured"),
+    ],
+)
+def test_amounts(words: str, value: str) -> None:
+    """Three digits unless more are asked for, in the unit that suits the rounded value."""
+    assert words == value
+
+
+def test_a_model_of_one_linear() -> None:
+    """With nothing but one unit, budgets are kept or missed as with many."""
+    torch.manual_seed(0)
+    data: list[Any] = [torch.randn(8, 32) for _ in range(2)]
+    found = audit(torch.nn.Linear(32, 32), data, "relative", ["w8a16"])
+    found.calibrate(6)
+    assert found.recommend(max_bytes=1.0)
+    assert found.recommend(max_bytes=1e9) == {}
+
+
+def test_advice_is_at_the_top() -> None:
+    """What an audit tells beside its errors is imported from where `audit` is."""
+    from assay.precision import Finding, advice, advise, reliability
+
+    assert (advise, reliability, Finding) == (advice.advise, advice.reliability, advice.Finding)
