@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "check_doubtful", "random_assignment"]
 
-_DOUBTFUL = 0.3
+_DOUBTFUL = 0.1
 """Relative standard error beyond which a prediction is checked by a measurement."""
 KINDS = ((1.0, False), (1.0, True), (0.3, False), (0.1, False))
 """Of the assignments that are measured to calibrate: the share of sites that they take, and whether finely."""

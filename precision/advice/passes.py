@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +11,12 @@ import torch
 
 from assay.precision.advice.experts import Router, flip_share, routers_of
 from assay.precision.model.menu import Fits
-from assay.precision.model.parts import parts_of
 from assay.precision.model.products import products_of
 from assay.precision.model.running import mapping
 from assay.precision.model.sensitivity import Sensitivity
 from assay.precision.model.tap import Product
-from assay.precision.prediction import QuadraticForm
-from assay.precision.schemes import SCHEMES, Scheme, Stored
+from assay.precision.prediction import Key, QuadraticForm
+from assay.precision.schemes import Scheme, Stored
 
 if TYPE_CHECKING:
     from assay.precision.auditing import Audit
@@ -119,11 +118,12 @@ class Routing:
 
     form: QuadraticForm
     routers: tuple[Router, ...]
+    keys: Callable[[Mapping[str, str]], list[Key]]
+    """`Audit.keys`."""
 
     def noise(self, assignment: Mapping[str, str]) -> float:
         """Root mean square change of a margin, in units of logits; infinite where the assignment makes infinities."""
-        keys = [(site, part) for site, scheme in assignment.items() for part in parts_of(SCHEMES[scheme])]
-        return float((self.form.of(keys) / sum(router.tokens for router in self.routers)) ** 0.5)
+        return float((self.form.of(self.keys(assignment)) / sum(router.tokens for router in self.routers)) ** 0.5)
 
     def flips(self, assignment: Mapping[str, str]) -> float:
         """Expected share of choices, over tokens and routers, that change."""
@@ -137,7 +137,7 @@ def routing_of(audit: Audit) -> Routing | None:
     """The margins' form of an audit, made when first asked for; None for a model without routers."""
     if audit not in _ROUTINGS:
         routers = tuple(routers_of(audit))
-        _ROUTINGS[audit] = Routing(_routing_form(audit, routers), routers) if routers else None
+        _ROUTINGS[audit] = Routing(_routing_form(audit, routers), routers, audit.keys) if routers else None
     return _ROUTINGS[audit]
 
 
@@ -159,7 +159,7 @@ def _routing_form(audit: Audit, routers: tuple[Router, ...]) -> QuadraticForm:
     products = products_of(
         audit.model,
         audit.batches,
-        lambda size, seed: _Routed(tops, menus, audit.fits, _tied(audit), size, seed),
+        lambda size, seed: _Routed(tops, menus, audit.fits, _tied(audit), size, (0, 1), seed),
         backward,
     )
     return QuadraticForm(products)

@@ -14,7 +14,7 @@ from assay.precision.model.streaming import Streamed
 
 __all__ = ["ProductOf", "RowsOf", "ValuesOf"]
 
-_LARGE = 1 << 20
+_LARGE = 1 << 18
 """Elements of a weight whose products leave the heap worth giving back."""
 
 

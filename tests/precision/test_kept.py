@@ -22,9 +22,11 @@ def test_a_second_audit_computes_nothing_again(tmp_path: Path) -> None:
     kept = Kept(tmp_path, digest)
     second = audit(model, batches, "relative", FORMATS, kept=kept)
     second.calibrate(12)
-    distinct = len({tuple(assignment.items()) for assignment, _ in first.measured})
+    measured = [assignment for assignment, _ in (*first.measured, *first.chosen)]
+    measured += [{site: scheme} for site, scheme, *_ in first.alone]
+    distinct = len({tuple(sorted(assignment.items())) for assignment in measured})
     assert (whole, model.calls) == (2 * (2 + distinct), 2)
-    assert kept.reused == 12
+    assert kept.reused == len(measured)
     assert second.predict({"head": "fp8"}) == first.predict({"head": "fp8"})
 
 
