@@ -120,7 +120,9 @@ def audit(
         if all(limit is None for limit in limits.values()):
             limits["bytes"] = found.cost({}).bytes / 2
         began = time.monotonic()
-        chosen = found.recommend(limits["error"], limits["bytes"], limits["time"])
+        tables = [site for site in found.sites if site.place == "embedding"]
+        fixed = tables if wanted or checkpoint else []  # which no serving stack loads quantised
+        chosen = found.recommend(limits["error"], limits["bytes"], limits["time"], fixed=fixed)
         front = found.pareto()
         found.seconds["choosing"] = time.monotonic() - began
         began = time.monotonic()

@@ -147,16 +147,20 @@ class Audit:
         *,
         max_kv_bytes: float | None = None,
         max_prefill: float | None = None,
+        fixed: Collection[str] = (),
     ) -> Assignment:
         """The assignment to take under budgets, measured: of least error, or of fewest bytes if only the error has one.
 
         max_error: in the metric's unit. max_bytes: of all weights. max_kv_bytes: of the cache at the context length of
-        ``shape``. max_time: seconds of a decode step on the target, max_prefill of a prefill. Where no assignment meets
-        them, the closest, with ``met`` False and the budgets that bind in ``why``.
+        ``shape``. max_time: seconds of a decode step on the target, max_prefill of a prefill. fixed: sites that keep
+        their own format. Where no assignment meets them, the closest, with ``met`` False and the budgets that bind in
+        ``why``. Raises UnknownOption, BadAssignment.
         """
         budgets = Budgets(max_error, max_bytes, max_kv_bytes, max_prefill, max_time)
+        kept = {self._known(site).tied or site for site in fixed}
         self._calibrated()
-        return self._planner.recommend(budgets)
+        planner = Planner(self, self.shape, self.bits, kept) if kept else self._planner
+        return planner.recommend(budgets)
 
     def pareto(self, points: int = 16) -> list[tuple[float, float, Prediction, Assignment]]:
         """(bytes, seconds of a decode step, prediction, assignment) of which none is beaten in bytes and error."""
@@ -232,8 +236,8 @@ class Audit:
                 draw = random.Random(f"{self._seed} {len(self.measured)}")
                 self.measured.append(self._trial(self.random_assignment(draw, share, fine=fine)))
                 self._progress("measuring", len(self.measured), count)
-        pairs, chosen = ([pair for _, pair in trials] for trials in (self.measured, self.chosen))
-        self._calibration = Calibration.fitted(pairs, chosen, power=self.metric.power)
+        pairs = [pair for _, pair in (*self.measured, *self.chosen)]
+        self._calibration = Calibration.fitted(pairs, power=self.metric.power)
 
     def _trial(self, chosen: dict[str, str]) -> tuple[dict[str, str], Measured]:
         raw, effective = self._raw(chosen)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -43,38 +43,28 @@ class Calibration:
     quantile: float
 
     @classmethod
-    def fitted(
-        cls, pairs: Sequence[Measured], chosen: Sequence[Measured] = (), level: float = 0.95, *, power: float = 1.0
-    ) -> Calibration:
+    def fitted(cls, pairs: Sequence[Measured], level: float = 0.95, *, power: float = 1.0) -> Calibration:
         """From pairs in random order: a third fits the curve and the widths, the rest the quantile.
 
         With n scores the ceil((n + 1) level)-th is taken, the largest where there are fewer than that takes.
-        ``chosen``: pairs of assignments that were chosen by their predictions, which are rather too low there; the
-        quantile is the larger one of the two kinds, so that the interval holds for both.
         """
-        usable, chosen = _usable(pairs), _usable(chosen)
+        usable = [pair for pair in pairs if 0 < pair.predicted < math.inf and pair.measured != 0]
         if len(usable) < 6:
             return cls(power, 1.0, 0.0, 0.5, 0.5, 0.0, 2.0)
+        predicted = np.array([pair.predicted for pair in usable])
+        # Where the model broke and the prediction did not say so, no interval is wide enough.
+        measured = np.log([pair.measured if math.isfinite(pair.measured) else math.inf for pair in usable])
+        sites = np.array([pair.effective for pair in usable])
         third = np.arange(len(usable)) % 3 == 0
-        predicted, measured, sites = _columns(usable)
         fit = third & np.isfinite(measured)
         scale, jumps = _curve(predicted[fit], measured[fit], power)
         share = _share(predicted, jumps, power)
         residual = measured - math.log(scale) - np.log(_jumped(predicted, jumps, power))
-        widths = _widths(residual[fit], sites[fit], share[fit])
-        found = cls(power, scale, jumps, *widths, 1.0)
-        held = [pair for pair, used in zip(usable, third, strict=True) if not used]
-        return replace(found, quantile=max(found._quantile(held, level), found._quantile(chosen, level)))
-
-    def _quantile(self, pairs: Sequence[Measured], level: float) -> float:
-        """Of the distances of measurements from the middle, in widths."""
-        if not pairs:
-            return 0.0
-        predicted, measured, sites = _columns(pairs)
-        residual = measured - math.log(self.scale) - np.log(_jumped(predicted, self.jumps, self.power))
-        wild = self.jump * _share(predicted, self.jumps, self.power)
-        scores = np.sort(np.abs(residual) / np.sqrt(self.floor**2 + self.single**2 / sites + np.square(wild)))
-        return float(scores[min(math.ceil((len(scores) + 1) * level), len(scores)) - 1])
+        floor, single, jump = _widths(residual[fit], sites[fit], share[fit])
+        scores = np.abs(residual) / np.sqrt(floor**2 + single**2 / sites + np.square(jump * share))
+        held = np.sort(scores[~third])
+        place = min(math.ceil((len(held) + 1) * level), len(held))
+        return cls(power, scale, jumps, floor, single, jump, float(held[place - 1]))
 
     def interval(self, predicted: float, effective: float) -> tuple[float, float, float]:
         """The calibrated error and its interval's ends."""
@@ -95,17 +85,6 @@ class Calibration:
         return low
 
 
-def _usable(pairs: Sequence[Measured]) -> list[Measured]:
-    return [pair for pair in pairs if 0 < pair.predicted < math.inf and pair.measured != 0]
-
-
-def _columns(pairs: Sequence[Measured]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Predicted errors, logarithms of measured ones, numbers of sites."""
-    # Where the model broke and the prediction did not say so, no interval is wide enough.
-    measured = [pair.measured if math.isfinite(pair.measured) else math.inf for pair in pairs]
-    return np.array([pair.predicted for pair in pairs]), np.log(measured), np.array([pair.effective for pair in pairs])
-
-
 def _jumped(predicted: np.ndarray, jumps: float, power: float) -> np.ndarray:
     found: np.ndarray = (predicted**power + jumps * predicted ** (power / 2)) ** (1 / power)
     return found
@@ -118,14 +97,14 @@ def _share(predicted: np.ndarray, jumps: float, power: float) -> np.ndarray:
 
 
 def _curve(predicted: np.ndarray, measured: np.ndarray, power: float) -> tuple[float, float]:
-    """Scale and jumps of least absolute residuals; jumps only where they take a tenth off them."""
+    """Scale and jumps of least absolute residuals; jumps only where they take a quarter off them."""
     middle = float(np.median(predicted ** (power / 2)))
     best = (math.inf, 1.0, 0.0)
     for jumps in (0.0, *(middle * np.geomspace(1e-3, 10, 25))):
         off = measured - np.log(_jumped(predicted, float(jumps), power))
         scale = float(np.median(off))
         cost = float(np.abs(off - scale).sum())
-        if cost < best[0] * (0.9 if best[2] == 0.0 else 1.0):
+        if cost < best[0] * (0.75 if best[2] == 0.0 else 1.0):
             best = (cost, math.exp(scale), float(jumps))
     return best[1], best[2]
 

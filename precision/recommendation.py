@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING
 
@@ -74,11 +74,12 @@ class Planner:
     """Units, costs and errors of an audit's choices; what `Audit.recommend` and `Audit.pareto` do.
 
     ``shape``: what is served; None: one prompt of 2048 tokens and a context of 4096, heads and layers as the model's
-    configuration has them. ``bits``: of the model's own weights.
+    configuration has them. ``bits``: of the model's own weights. ``fixed``: names of sites that keep their own format.
     """
 
-    def __init__(self, audit: Audit, shape: Shape | None, bits: int) -> None:
+    def __init__(self, audit: Audit, shape: Shape | None, bits: int, fixed: Collection[str] = ()) -> None:
         self._audit = audit
+        self._fixed = frozenset(fixed)
         self._roofline = Roofline(
             device_named(audit.target or _DEVICE), audit.sites, shape or shape_of(audit.model), bits
         )
@@ -153,6 +154,8 @@ class Planner:
                 groups.setdefault(site.unit, []).append(str(site))
         units = []
         for name, sites in groups.items():
+            if not self._fixed.isdisjoint(sites):
+                continue
             shared = [
                 scheme for scheme in self._audit.menu(sites[0]) if all(scheme in self._audit.menu(s) for s in sites)
             ]

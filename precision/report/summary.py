@@ -24,7 +24,7 @@ def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
         _line("cost", ", ".join(f"{stage} {spent:.1f} s" for stage, spent in content["seconds"].items())),
         _line("noise floor", f"{in_error(content['noise_floor'])} {settings['unit']} (every site in bfloat16)"),
         *(_line("budget", line) for line in budget_lines(content)),
-        _line("decided by", chosen["why"]),
+        *_folded(_line("decided by", ""), chosen["why"]),
         *_table(content),
         _line("predicted", f"{interval(chosen['prediction'])} {settings['unit']}"),
         _line("measured", f"{in_error(chosen['measured'])} {settings['unit']}{_beside(content)}"),
@@ -34,7 +34,7 @@ def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
     ]
     told = _foremost(content["findings"])
     for finding in told:
-        lines += _folded(f"  {'finding':<12}", f"{finding['site']}: {finding['words']} {finding['remedy']}")
+        lines += _folded(_line("finding", ""), f"{finding['site']}: {finding['words']} {finding['remedy']}")
     if len(content["findings"]) > len(told):
         lines.append(_line("", f"and {len(content['findings']) - len(told)} more findings in the report"))
     lines += [_line("wrote", path) for path in written]
@@ -74,7 +74,7 @@ def export_lines(content: Mapping[str, Any]) -> list[str]:
 
 
 def coverage(content: Mapping[str, Any]) -> tuple[int, int]:
-    """Of the front's measured assignments, none of which the interval was fitted to, how many lie in it; how many."""
+    """How many of the front's measured assignments lie in their intervals; how many there are."""
     pairs = [(point["prediction"], point["measured"]) for point in content["pareto"] if point["measured"] is not None]
     inside = sum(float(p["low"]) <= float(measured) <= float(p["high"]) for p, measured in pairs)
     return inside, len(pairs)
@@ -109,7 +109,7 @@ def _beside(content: Mapping[str, Any]) -> str:
 
 def _coverage(content: Mapping[str, Any]) -> list[str]:
     inside, count = coverage(content)
-    words = f"{inside} of {count} measured assignments of the front lie inside, none of which it was fitted to"
+    words = f"{inside} of {count} measured assignments of the front lie inside"
     return [_line("interval", words)] if count else []
 
 

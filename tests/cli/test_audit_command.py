@@ -60,12 +60,12 @@ def test_a_model_larger_than_the_memory_is_audited(
     streamed: list[int] = []
     before = Audit.recommend
 
-    def noted(self: Audit, *budgets: Any) -> Any:
+    def noted(self: Audit, *budgets: Any, **others: Any) -> Any:
         streamed.append(len(streamed_parameters(self.model)))
-        return before(self, *budgets)
+        return before(self, *budgets, **others)
 
     monkeypatch.setattr(Audit, "recommend", noted)
-    few = ("--max-kl", "0.01", "--target", "h200", "--max-memory", "30kB")
+    few = ("--max-kl", "0.01", "--target", "h200", "--export", "vllm", "--max-memory", "30kB")
     assert run(models, tmp_path / "out", *few) == 0
     assert streamed[0] > 0
     assert read(tmp_path / "out")["recommended"] == read(audited)["recommended"]
@@ -79,7 +79,7 @@ def test_an_interrupted_audit_goes_on(
 ) -> None:
     """What was measured before the interruption is not measured again."""
 
-    def stop(self: Audit, *budgets: object) -> None:
+    def stop(self: Audit, *budgets: object, **_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:

@@ -28,23 +28,19 @@ def test_a_checkpoint_is_written(models: Path, audited: Path, tmp_path: Path) ->
 
 
 def test_the_bytes_of_a_checkpoint_are_told(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where a table of embeddings is assigned, the checkpoint leaves it, and the summary has the bytes on disk; what a
-    budget counts of the sites that it holds is within 2 % of them."""
+    """No stack loads a quantised table of embeddings, so it keeps its format where something is exported; the summary
+    has the bytes on disk, within 2 % of what the budget counts."""
     out = tmp_path / "out"
-    assert run(models, out, "--formats", "w8a16", "--max-bytes", "36kB", "--checkpoint") == 0
-    said, err = capsys.readouterr()
+    assert run(models, out, "--formats", "w8a16", "--max-bytes", "48kB", "--checkpoint") == 0
     content = read(out)
     chosen, (part,) = content["recommended"], content["exports"]
-    assert chosen["assignment"]["model.embed_tokens"] == "w8a16"
-    assert "w8a16 at model.embed_tokens: no serving stack loads a quantised table of embeddings" in err
-    assert part["sites"] == len(chosen["assignment"]) - 1
+    assert "model.embed_tokens" not in chosen["assignment"]
+    assert part["sites"] == len(chosen["assignment"]) > 0
     file = out / "export" / "checkpoint" / "model.safetensors"
     header = 8 + int.from_bytes(file.read_bytes()[:8], "little")
-    assert part["bytes"] == file.stat().st_size - header
-    table = 256 * 32 * 2  # of which the assignment has half, and a scale for each row
-    counted = chosen["bytes"] + table - (256 * 32 + 256 * 2)
-    assert part["bytes"] == pytest.approx(counted, rel=0.02)
-    assert f"  exported    checkpoint: weights {in_bytes(part['bytes'])}, above the budget of 36 kB; " in said
+    assert part["bytes"] == file.stat().st_size - header <= 48e3
+    assert part["bytes"] == pytest.approx(chosen["bytes"], rel=0.02)
+    assert f"  exported    checkpoint: weights {in_bytes(part['bytes'])}; " in capsys.readouterr().out
 
 
 def test_exports_are_those_of_the_run(

@@ -17,7 +17,7 @@ from assay.precision import Assignment, Prediction, audit
 from assay.precision.amounts import in_bytes, in_error, in_seconds
 from assay.precision.auditing import Audit
 from assay.precision.choice import Budgets
-from assay.precision.errors import UnknownOption
+from assay.precision.errors import BadAssignment, UnknownOption
 from assay.precision.recommendation import Planner
 from assay.precision.roofline import Cost
 from tests.precision.small_models import FORMATS, made
@@ -57,6 +57,21 @@ def test_out_of_reach_the_least_is_recommended(
     assert not found.met
     assert getattr(found.cost, what) == pytest.approx(least, rel=1e-12)
     assert audited.squares(found) == pytest.approx(min(map(audited.squares, alike)), rel=1e-9)
+
+
+def test_sites_that_are_fixed_keep_their_own_format(audited: Audit) -> None:
+    """Of the rest the choice is made as before; a name that there isn't is refused."""
+    least = {
+        site: min(audited.menu(site), key=lambda s: audited.cost({site: s}).bytes) for site in map(str, audited.sites)
+    }
+    budget = audited.cost({"layers.0.proj": least["layers.0.proj"], "head": least["head"]}).bytes
+    free, found = audited.recommend(max_bytes=budget), audited.recommend(max_bytes=budget, fixed=["layers.1.proj"])
+    assert "layers.1.proj" in free
+    assert "layers.1.proj" not in found
+    assert found.met
+    assert found.cost.bytes <= budget
+    with pytest.raises(BadAssignment):
+        audited.recommend(max_bytes=budget, fixed=["layers.9.proj"])
 
 
 def test_two_budgets_out_of_reach_are_missed_by_the_least(
