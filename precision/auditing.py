@@ -15,27 +15,26 @@ import torch
 
 from assay.precision.calibration import Calibration, Measured
 from assay.precision.choice import Budgets
-from assay.precision.errors import BadAssignment
+from assay.precision.errors import BadAssignment, BadModel
 from assay.precision.kept import Kept
-from assay.precision.metrics import Metric, Tally, metric_named
+from assay.precision.metrics import Metric, metric_named
+from assay.precision.model.measuring import measured
 from assay.precision.model.menu import formats_of
 from assay.precision.model.observing import observe
-from assay.precision.model.opening import opened
 from assay.precision.model.parts import is_repeated, parts_of
 from assay.precision.model.products import products_of
-from assay.precision.model.running import call, mapping, prepared, settled, taken
+from assay.precision.model.running import mapping, prepared, taken
 from assay.precision.model.sensitivity import Sensitivity
-from assay.precision.model.simulation import Simulator
 from assay.precision.model.sites import Site
 from assay.precision.prediction import Key, Prediction, QuadraticForm
 from assay.precision.recommendation import Assignment, Planner
 from assay.precision.roofline import Cost, Shape
 from assay.precision.schemes import SCHEMES, scheme_named
-from assay.precision.trials import KINDS, check_doubtful, random_assignment
+from assay.precision.trials import KINDS, check_doubtful, random_assignment, without_gradient
 
 __all__ = ["Audit", "Progress", "audit"]
 
-_CHOSEN = 10
+_CHOSEN = 16
 """Points of the front of bytes and error that are measured to calibrate."""
 
 Progress = Callable[[str, int, int], None]
@@ -125,6 +124,11 @@ class Audit:
         self._by_name = {str(site): site for site in self.sites}
         with self._timed("predicting"):
             self.form = self._differentiate()
+        self.cut = without_gradient(self)
+        """Sites whose formats change the output though no gradient leads back to them: they keep their own."""
+        for site in self.cut:
+            del self._observed.menus[site], self._by_name[site]
+        self.sites = tuple(self._by_name.values())
 
     def menu(self, site: str) -> tuple[str, ...]:
         """The names of the schemes that may stand at a site. Raises BadAssignment for a site that there is not."""
@@ -199,49 +203,44 @@ class Audit:
     def _simulated(self, chosen: Mapping[str, str]) -> float:
         if self._kept and (found := self._kept.error(chosen)) is not None:
             return found
-        simulator = self._simulator(chosen)
-        tally = Tally()
-        for index, batch in enumerate(self.batches):
-            reference, output = self._reference(index), self._run(simulator, index)
-            tally.add(self.metric.compare(reference, output, mapping(batch)))
-        error = self.metric.mean(tally)
+        error = measured(self.model, self.batches, self.metric, self._observed, chosen)
         if self._kept:
             self._kept.note(chosen, error)
         return error
 
-    def _reference(self, index: int) -> torch.Tensor:
-        kept = self._observed.references
-        return self._run(self._simulator({}), index) if kept is None else kept[index]
-
-    def _simulator(self, chosen: Mapping[str, str]) -> Simulator:
-        schemes = {name: SCHEMES[scheme] for name, scheme in chosen.items()}
-        return Simulator(schemes, self.fits, self._observed.tied)
-
-    def _run(self, simulator: Simulator, index: int) -> torch.Tensor:
-        """What is compared of a batch's outputs, an assignment simulated."""
-        batch = self.batches[index]
-        with torch.no_grad(), settled(self.model), opened(self.model, simulator):
-            return self.metric.output(call(self.model, batch), mapping(batch))
-
     def calibrate(self, count: int = 48) -> None:
-        """Measure what the prediction is least sure of, some assignments that are the best by it, and ``count`` random
-        ones, from dense to sparse: the interval is fitted to both."""
+        """Measure ``count`` / 2 schemes alone, of which the prediction is least sure, 16 assignments that are the best
+        by it, and ``count`` random ones, from dense to sparse: the interval is fitted to both kinds."""
+        total, done = count // 2 + _CHOSEN + count, 0
+
+        def step() -> None:
+            nonlocal done
+            done += 1
+            self._progress("measuring", min(done, total - 1), total)
+
         with self._timed("measuring"):
             if not self.measured:
-                self.alone = check_doubtful(self, count // 2)
-                self.__dict__.pop("_planner", None)  # which has options as they were predicted
-                self.chosen = [self._trial(one) for one in self._planner.optimal(_CHOSEN) if one]
+                self.alone = check_doubtful(self, count // 2, step)
+                self.chosen = [self._trial(one, step) for one in self._planner.optimal(_CHOSEN) if one]
             while len(self.measured) < count:
                 share, fine = KINDS[len(self.measured) % len(KINDS)]
                 draw = random.Random(f"{self._seed} {len(self.measured)}")
-                self.measured.append(self._trial(self.random_assignment(draw, share, fine=fine)))
-                self._progress("measuring", len(self.measured), count)
-        pairs = [pair for _, pair in (*self.measured, *self.chosen)]
-        self._calibration = Calibration.fitted(pairs, power=self.metric.power)
+                self.measured.append(self._trial(self.random_assignment(draw, share, fine=fine), step))
+        self._progress("measuring", total, total)
+        kinds = ([pair for _, pair in trials] for trials in (self.measured, self.chosen))
+        self._calibration = Calibration.fitted(*kinds, power=self.metric.power)
 
-    def _trial(self, chosen: dict[str, str]) -> tuple[dict[str, str], Measured]:
+    def correct(self, assignment: Mapping[str, str], measured: float) -> None:
+        """Let the form for an assignment be the error that was measured of it."""
+        squares = self.as_squares(measured) if math.isfinite(measured) else math.inf
+        self.form.correct(self.keys(assignment), squares)
+        self.__dict__.pop("_planner", None)  # whose options are as they were predicted
+
+    def _trial(self, chosen: dict[str, str], done: Callable[[], None]) -> tuple[dict[str, str], Measured]:
         raw, effective = self._raw(chosen)
-        return chosen, Measured(raw, self.measure(chosen), effective)
+        error = self.measure(chosen)
+        done()
+        return chosen, Measured(raw, error, effective)
 
     def _calibrated(self) -> Calibration:
         if self._calibration is None:
@@ -250,7 +249,7 @@ class Audit:
         return self._calibration
 
     def random_assignment(self, draw: random.Random, share: float = 1.0, *, fine: bool = False) -> dict[str, str]:
-        """A random scheme at every site, or at a random share of them (one at least).
+        """A random scheme at every site, or at a random share of them (one at least); 0: one wherever it may stand.
 
         fine: of the half of each menu with the smaller errors, as what is recommended mostly has.
         """
@@ -278,6 +277,10 @@ class Audit:
     def _known(self, name: str) -> Site:
         if name in self._by_name:
             return self._by_name[name]
+        if name in self.cut:
+            raise BadAssignment(
+                f"no error of {name} can be predicted, since no gradient leads back to it: leave it out"
+            )
         near = get_close_matches(name, self._by_name)
         hint = f"did you mean {near[0]}?" if near else "see .sites"
         raise BadAssignment(f"expected a site of this model, got {name!r}: {hint}")
@@ -308,6 +311,11 @@ class Audit:
 
         def backward(visitor: Sensitivity, outputs: Any, batch: Any) -> None:
             output = self.metric.output(outputs, mapping(batch))
+            if not output.requires_grad:
+                raise BadModel(
+                    "expected outputs that gradients lead back from, got none: take torch.no_grad, inference_mode, "
+                    "argmax and casts to integers out of forward"
+                )
             cotangent = self.metric.cotangent(output.detach(), mapping(batch), generator)
             torch.autograd.grad(output, visitor.anchor, cotangent, allow_unused=True)
 

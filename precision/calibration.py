@@ -43,28 +43,30 @@ class Calibration:
     quantile: float
 
     @classmethod
-    def fitted(cls, pairs: Sequence[Measured], level: float = 0.95, *, power: float = 1.0) -> Calibration:
-        """From pairs in random order: a third fits the curve and the widths, the rest the quantile.
+    def fitted(cls, *kinds: Sequence[Measured], level: float = 0.95, power: float = 1.0) -> Calibration:
+        """From pairs of one kind of assignments or several, each kind in random order: a third fits the curve and the
+        widths, the rest the quantile, the largest of the kinds', so that the interval holds for each of them.
 
-        With n scores the ceil((n + 1) level)-th is taken, the largest where there are fewer than that takes.
+        Of n scores the ceil((n + 1) level)-th is taken, the largest where there are fewer than that takes.
         """
-        usable = [pair for pair in pairs if 0 < pair.predicted < math.inf and pair.measured != 0]
-        if len(usable) < 6:
-            return cls(power, 1.0, 0.0, 0.5, 0.5, 0.0, 2.0)
-        predicted = np.array([pair.predicted for pair in usable])
+        usable = [[pair for pair in kind if 0 < pair.predicted < math.inf and pair.measured != 0] for kind in kinds]
+        pairs = [pair for kind in usable for pair in kind]
+        third = np.array([place % 3 == 0 for kind in usable for place in range(len(kind))])
         # Where the model broke and the prediction did not say so, no interval is wide enough.
-        measured = np.log([pair.measured if math.isfinite(pair.measured) else math.inf for pair in usable])
-        sites = np.array([pair.effective for pair in usable])
-        third = np.arange(len(usable)) % 3 == 0
-        fit = third & np.isfinite(measured)
+        measured = np.log([pair.measured if math.isfinite(pair.measured) else math.inf for pair in pairs])
+        fit = third & np.isfinite(measured) if pairs else third
+        if fit.sum() < 2:
+            return cls(power, 1.0, 0.0, 0.5, 0.5, 0.0, 2.0)
+        predicted, sites = np.array([(pair.predicted, pair.effective) for pair in pairs]).T
         scale, jumps = _curve(predicted[fit], measured[fit], power)
         share = _share(predicted, jumps, power)
         residual = measured - math.log(scale) - np.log(_jumped(predicted, jumps, power))
         floor, single, jump = _widths(residual[fit], sites[fit], share[fit])
         scores = np.abs(residual) / np.sqrt(floor**2 + single**2 / sites + np.square(jump * share))
-        held = np.sort(scores[~third])
-        place = min(math.ceil((len(held) + 1) * level), len(held))
-        return cls(power, scale, jumps, floor, single, jump, float(held[place - 1]))
+        of = np.repeat(np.arange(len(usable)), [len(kind) for kind in usable])
+        held = [scores[(of == kind) & ~third] for kind in range(len(usable))]
+        quantile = max(_quantile(each, level) for each in held if len(each))
+        return cls(power, scale, jumps, floor, single, jump, quantile)
 
     def interval(self, predicted: float, effective: float) -> tuple[float, float, float]:
         """The calibrated error and its interval's ends."""
@@ -78,11 +80,14 @@ class Calibration:
 
     def raw(self, error: float) -> float:
         """The error before calibration that is calibrated to ``error``."""
-        low, high = error / 1e6, error * 100
-        for _ in range(80):
-            middle = math.sqrt(low * high)
-            low, high = (middle, high) if self.interval(middle, 1.0)[0] < error else (low, middle)
-        return low
+        squared = (error / self.scale) ** self.power
+        root = 2 * squared / (self.jumps + math.sqrt(self.jumps**2 + 4 * squared))
+        return float(root ** (2 / self.power))
+
+
+def _quantile(scores: np.ndarray, level: float) -> float:
+    place = min(math.ceil((len(scores) + 1) * level), len(scores))
+    return float(np.sort(scores)[place - 1])
 
 
 def _jumped(predicted: np.ndarray, jumps: float, power: float) -> np.ndarray:
@@ -91,7 +96,7 @@ def _jumped(predicted: np.ndarray, jumps: float, power: float) -> np.ndarray:
 
 
 def _share(predicted: np.ndarray, jumps: float, power: float) -> np.ndarray:
-    """Of the error squared, what jumps make."""
+    """Of error^power, what jumps make."""
     found: np.ndarray = jumps / (predicted ** (power / 2) + jumps) if jumps else np.zeros_like(predicted)
     return found
 

@@ -82,8 +82,10 @@ def _tensor(outputs: Any, *names: str) -> torch.Tensor:
         found = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
         if isinstance(found, torch.Tensor):
             return found
-    if isinstance(outputs, tuple | list) and outputs and isinstance(outputs[0], torch.Tensor):
-        return outputs[0]
+    if isinstance(outputs, tuple | list):
+        tensors = [each for each in outputs if isinstance(each, torch.Tensor)]
+        for each in sorted(tensors, key=lambda tensor: tensor.dim() < 2):  # a loss may come first
+            return each
     hidden = isinstance(outputs, Mapping) and "last_hidden_state" in outputs
     remedy = "; metric='relative' compares hidden states" if hidden else ""
     raise WrongShape(f"expected an output with {' or '.join(names)}, or a tensor, got {type(outputs).__name__}{remedy}")
@@ -91,7 +93,7 @@ def _tensor(outputs: Any, *names: str) -> torch.Tensor:
 
 def _valid(output: torch.Tensor, batch: Batch) -> torch.Tensor:
     """Which positions of [B, T, ...] count, bool [B, T, 1, ...]; all where no attention mask has that shape."""
-    mask = batch.get("attention_mask")
+    mask = batch.get("decoder_attention_mask" if "decoder_input_ids" in batch else "attention_mask")
     if isinstance(mask, torch.Tensor) and output.dim() > 2 and mask.shape == output.shape[:2]:
         return (mask > 0).to(output.device).reshape(*mask.shape, *(1,) * (output.dim() - 2))
     return torch.ones(*output.shape[:-1], 1, dtype=torch.bool, device=output.device)
@@ -143,7 +145,7 @@ def _divergence(logits: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     """KL of the distributions of logits [..., V], [..., 1], in float64: in float32 the terms, of both signs, leave 1e-8
     where nothing differs."""
     p, q = logits.double().log_softmax(-1), others.double().log_softmax(-1)
-    return (p.exp() * (p - q)).sum(-1, keepdim=True)
+    return (p.exp() * (p - q)).sum(-1, keepdim=True).clamp(min=0.0)
 
 
 class Amplitude(Metric):

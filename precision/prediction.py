@@ -68,9 +68,6 @@ class QuadraticForm:
         lengths = np.sqrt(np.square(units).sum(1, keepdims=True))
         self._directions = np.divide(units, lengths, out=np.zeros_like(units), where=lengths > 0)
 
-    def __contains__(self, key: Key) -> bool:
-        return key in self._row
-
     def of(self, keys: Sequence[Key]) -> float:
         """The form for sites that take these schemes; infinite where one makes infinities or NaN."""
         rows = [self._row[key] for key in keys if key in self._row]
@@ -82,15 +79,25 @@ class QuadraticForm:
         return float(max(diagonal.sum() + self._cross(rows, np.sqrt(diagonal)), 0.0))
 
     def doubt(self, key: Key) -> float:
-        """Standard error of a key's part of the form, from how unevenly sequences add to it; zero once measured."""
+        """Standard error of a key's part of the form, from how sequences add to it; zero once it was measured."""
         doubt = float(self._doubt[self._row[key]]) if key in self._row else 0.0
         return doubt if math.isfinite(doubt) else 0.0
 
-    def correct(self, key: Key, change: float) -> None:
-        """Add what a measurement showed to be missing of a key's part, which keeps a twentieth at least."""
-        row = self._row[key]
-        self.diagonal[row] = max(self.diagonal[row] + change, self.diagonal[row] / 20)
-        self._doubt[row] = 0.0
+    def correct(self, keys: Sequence[Key], squares: float) -> None:
+        """Let the form for these keys together be what was measured of them; infinite for what is not finite.
+
+        The difference is shared among those that nothing has corrected yet, in proportion to their parts, which keep a
+        twentieth at least.
+        """
+        rows = np.array([self._row[key] for key in keys if key in self._row])
+        open_rows = rows[self._doubt[rows] > 0] if len(rows) else rows
+        rows = open_rows if len(open_rows) else rows
+        parts = self.diagonal[rows]
+        if not len(rows) or not np.isfinite(parts).all() or not parts.sum() > 0:
+            return
+        change = squares - self.of(keys) if math.isfinite(squares) else math.inf
+        self.diagonal[rows] = np.maximum(parts * (1 + change / parts.sum()), parts / 20)
+        self._doubt[rows] = 0.0
 
     def effective(self, keys: Sequence[Key]) -> float:
         """How many sites the error comes from: (sum of contributions)^2 / sum of their squares, at least 1."""
@@ -127,9 +134,11 @@ def _diagonal(products: Products, units: np.ndarray) -> np.ndarray:
     mean = squared.sum(1) / count
     deviation = np.sqrt(np.maximum(np.square(squared).sum(1) / count - np.square(mean), 0.0))
     known = finite & (spread > 0) & (mean > 0)
-    ratio = np.log(np.where(known, mean, 1.0))
+    # The median of log(chi^2 / N) of N samples is about -2 / (3 N).
+    ratio = np.log(np.where(known, mean, 1.0)) + 2 / (3 * count)
     error = np.where(known, deviation / np.sqrt(count) / np.where(known, mean, 1.0), np.inf)
-    halves = [np.log(np.where(known, _mean(squared, squared[:, half::2]), 1.0).clip(1e-6)) for half in (0, 1)]
+    means = [np.where(known, _mean(squared, squared[:, half::2]), 1.0) for half in (0, 1)]
+    halves = [np.log(mean.clip(1e-6)) + 4 / (3 * count) for mean in means]
     expected = np.zeros_like(ratio)
     for place in (0, 1):  # a factor for each site, then one for each part of what remains
         groups: dict[object, list[int]] = {}

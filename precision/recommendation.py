@@ -86,11 +86,13 @@ class Planner:
         held = sum(site.parameters for site in audit.sites if not site.tied)
         self._other = max((sum(p.numel() for p in audit.model.parameters()) - held) * bits / 8, 0.0)
         """Bytes of what no site holds, norms' weights and biases."""
+        self._renew()
+
+    def _renew(self) -> None:
+        """Options with errors as the audit's form has them now."""
         self.units = self._units()
         self._sites = {unit.name: unit.sites for unit in self.units}
         self._all = (*self.units, self._rest())
-        self._learnt: dict[tuple[str, str], float] = {}
-        """What units measured beyond their predictions under a scheme, as sums of squares."""
 
     def cost(self, assignment: Mapping[str, str]) -> Cost:
         """Of the whole model."""
@@ -104,7 +106,6 @@ class Planner:
         """
         limits = _checked(budgets)
         minimise: Quantity = "bytes" if set(limits) == {"error"} else "error"
-        self._learnt = {}
         found = self._choices(budgets, 1.0, minimise)
         if not found:
             return self._closest(budgets)
@@ -143,7 +144,6 @@ class Planner:
         return [self._assignment(choice.schemes) for choice in self._front(points)]
 
     def _front(self, points: int) -> list[Choice]:
-        self._learnt = {}
         return front(self._all, minimise=("bytes", "error"), points=points, error_of=self._squares)
 
     def _units(self) -> list[Unit]:
@@ -180,34 +180,32 @@ class Planner:
         return Option(scheme, self._audit.squares(dict.fromkeys(sites, scheme)) if scheme else 0.0, **asdict(cost))
 
     def _squares(self, schemes: Mapping[str, str]) -> float:
-        learnt = math.fsum(self._learnt.get(taken, 0.0) for taken in schemes.items())
-        return max(self._audit.squares(self._assignment(schemes)) + learnt, 0.0)
+        return self._audit.squares(self._assignment(schemes))
 
     def _learn(self, schemes: Mapping[str, str]) -> bool:
         """Where a choice measures worse than predicted, the units to blame, found by halving; whether there are any.
 
-        Of many options the choice takes those whose errors are predicted too small, if there are such: then their
-        measured errors count.
+        Of many options the choice takes those whose errors are predicted too small, if there are such: their measured
+        errors take the place of these in the audit's form.
         """
         taken = {unit: scheme for unit, scheme in schemes.items() if scheme}
-        whole, parts, runs = self._squares(taken), [taken], 0
+        whole, parts, runs, found = self._squares(taken), [taken], 0, False
         if not taken or self._measured_squares(taken) <= _OFF * whole:
             return False
-        before = len(self._learnt)
         while parts and runs < _RUNS:
             names = list(part := parts.pop(0))
             for some in (names[: len(names) // 2], names[len(names) // 2 :]):
                 half = {name: part[name] for name in some}
                 runs += 1
-                more = self._measured_squares(half) - self._squares(half) if half else 0.0
-                if more <= (_OFF - 1) / 2 * whole:
+                if not half or self._measured_squares(half) - self._squares(half) <= (_OFF - 1) / 2 * whole:
                     continue
                 if len(half) > 1:
                     parts.append(half)
                 else:
-                    (one,) = half.items()
-                    self._learnt[one] = self._learnt.get(one, 0.0) + more
-        return len(self._learnt) > before
+                    assignment, found = self._assignment(half), True
+                    self._audit.correct(assignment, self._audit.measure(assignment))
+        self._renew()
+        return found
 
     def _measured_squares(self, schemes: Mapping[str, str]) -> float:
         error = self._audit.measure(self._assignment(schemes))
@@ -217,17 +215,7 @@ class Planner:
         return {site: scheme for unit, scheme in schemes.items() if scheme for site in self._sites[unit]}
 
     def _choices(self, budgets: Budgets, share: float, minimise: Quantity) -> list[Choice]:
-        units = [
-            replace(
-                unit,
-                options=tuple(
-                    replace(option, error=option.error + self._learnt.get((unit.name, option.scheme), 0.0))
-                    for option in unit.options
-                ),
-            )
-            for unit in self._all
-        ]
-        return choose(units, self._squared(budgets, share), minimise=minimise, error_of=self._squares)
+        return choose(self._all, self._squared(budgets, share), minimise=minimise, error_of=self._squares)
 
     def _closest(self, budgets: Budgets) -> Assignment:
         """Where no assignment is predicted to keep the budgets. An amplitude's excess is that of its square."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from assay.precision.advice.effect import dead, scaling, tied
+from assay.precision.advice.effect import dead, no_gradient, scaling, tied
 from assay.precision.advice.experts import near_ties, unseen_experts
 from assay.precision.advice.finding import KINDS, Finding, ordered
 from assay.precision.advice.outliers import channels, rows_and_columns, tokens
@@ -23,6 +23,7 @@ __all__ = ["KINDS", "Finding", "advise", "reliability"]
 _DETECTORS = (
     nonfinite,
     overflows,
+    no_gradient,
     near_ties,
     unseen_experts,
     static_scales,

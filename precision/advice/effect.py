@@ -19,7 +19,7 @@ from assay.precision.schemes import SCHEMES
 if TYPE_CHECKING:
     from assay.precision.auditing import Audit
 
-__all__ = ["dead", "scaling", "tied"]
+__all__ = ["dead", "no_gradient", "scaling", "tied"]
 
 _FAMILIES = (
     ("fp8-tensor", ("fp8", "fp8-block", "mxfp8")),
@@ -145,6 +145,20 @@ def dead(audit: Audit) -> Iterator[Finding]:
             "Leave the layer out, or take the fewest bits; and ask whether this checkpoint is complete."
             if zero
             else "Any scheme will do for this output; where another one is used, audit with a loss of that one.",
+        )
+
+
+def no_gradient(audit: Audit) -> Iterator[Finding]:
+    """Sites that change the output though no gradient leads back to them."""
+    if audit.cut:
+        count = len(audit.cut)
+        more = f" and of {count - 1} more site{'s' * (count > 2)}" if count > 1 else ""
+        yield Finding(
+            "no_gradient",
+            str(audit.cut[0]),
+            f"No error of it{more} can be predicted: no gradient leads back through what rounds, detaches or picks.",
+            {"sites": [str(site) for site in audit.cut]},
+            "It keeps its own format; for another audit what lies before that step by itself, with a loss of its own.",
         )
 
 

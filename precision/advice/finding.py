@@ -11,6 +11,7 @@ __all__ = ["KINDS", "Finding", "ordered"]
 KINDS = {
     "nonfinite": 0,
     "overflow": 0,
+    "no_gradient": 1,
     "router_ties": 1,
     "unseen_expert": 1,
     "static_scale": 1,

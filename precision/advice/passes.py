@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -118,16 +118,15 @@ class Routing:
 
     form: QuadraticForm
     routers: tuple[Router, ...]
-    keys: Callable[[Mapping[str, str]], list[Key]]
-    """`Audit.keys`."""
 
-    def noise(self, assignment: Mapping[str, str]) -> float:
-        """Root mean square change of a margin, in units of logits; infinite where the assignment makes infinities."""
-        return float((self.form.of(self.keys(assignment)) / sum(router.tokens for router in self.routers)) ** 0.5)
+    def noise(self, keys: Sequence[Key]) -> float:
+        """Root mean square change of a margin, in units of logits, by an assignment's `Audit.keys`; infinite where they
+        hold infinities."""
+        return float((self.form.of(keys) / sum(router.tokens for router in self.routers)) ** 0.5)
 
-    def flips(self, assignment: Mapping[str, str]) -> float:
+    def flips(self, keys: Sequence[Key]) -> float:
         """Expected share of choices, over tokens and routers, that change."""
-        return flip_share(torch.cat([router.margins for router in self.routers]), self.noise(assignment))
+        return flip_share(torch.cat([router.margins for router in self.routers]), self.noise(keys))
 
 
 _ROUTINGS: weakref.WeakKeyDictionary[Audit, Routing | None] = weakref.WeakKeyDictionary()
@@ -137,7 +136,7 @@ def routing_of(audit: Audit) -> Routing | None:
     """The margins' form of an audit, made when first asked for; None for a model without routers."""
     if audit not in _ROUTINGS:
         routers = tuple(routers_of(audit))
-        _ROUTINGS[audit] = Routing(_routing_form(audit, routers), routers, audit.keys) if routers else None
+        _ROUTINGS[audit] = Routing(_routing_form(audit, routers), routers) if routers else None
     return _ROUTINGS[audit]
 
 

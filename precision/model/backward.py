@@ -33,10 +33,12 @@ class ProductOf(torch.autograd.Function):
         expert: Any,
         product: Any,
         rows: Any,
+        copied: Any,
     ) -> Any:
-        ctx.save_for_backward(x)
+        ctx.save_for_backward(x.clone() if copied else x)
         ctx.rest = held, visitor, name, expert, product, rows
-        return product(x, weight)
+        result = product(x, weight)
+        return result.clone() if copied else result
 
     @staticmethod
     def backward(ctx: Any, g: Any) -> Any:
@@ -47,22 +49,25 @@ class ProductOf(torch.autograd.Function):
         visitor.on_linear(name, x, weight, expert, product, rows, g, gx)
         if weight.numel() >= _LARGE:
             give_back()
-        return None, gx, *(None,) * 7
+        return None, gx, *(None,) * 8
 
 
 class RowsOf(torch.autograd.Function):
     """Rows of a table."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Any, weight: Any, held: Any, visitor: Any, name: Any, ids: Any, look_up: Any) -> Any:
+    def forward(
+        ctx: Any, anchor: Any, weight: Any, held: Any, visitor: Any, name: Any, ids: Any, look_up: Any, copied: Any
+    ) -> Any:
         ctx.rest = held, visitor, name, ids
-        return look_up(weight)
+        result = look_up(weight)
+        return result.clone() if copied else result
 
     @staticmethod
     def backward(ctx: Any, g: Any) -> Any:
         held, visitor, name, ids = ctx.rest
         visitor.on_embedding(name, _now(held), ids, g)
-        return (None,) * 7
+        return (None,) * 8
 
 
 class ValuesOf(torch.autograd.Function):
@@ -70,7 +75,7 @@ class ValuesOf(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Any, x: Any, visitor: Any, name: Any, part: Any, rows: Any, copied: Any) -> Any:
-        ctx.save_for_backward(x)
+        ctx.save_for_backward(x.clone() if copied else x)
         ctx.rest = visitor, name, part, rows
         return x.clone() if copied else x.view_as(x)
 

@@ -45,10 +45,9 @@ def _fits(scheme: Scheme, site: Site) -> bool:
 class Fits:
     """What schemes store, fitted to each site when first asked for: scales and column factors, never whole weights.
 
-    ``weights``: of the sites. ``together``: groups of linears that share an input and run as one product. They share
-    column factors, for what comes before them can take up one set only, and a scale of the tensor, for the product has
-    one. ``keep``: whether a weight's scales are kept, which groups of 32 have an eighth as many bytes of as there are
-    weights, for every scheme.
+    ``weights``: of the sites. ``together``: groups of linears that share column factors, for what comes before them can
+    take up one set only. ``fused``: groups that run as one product, whose tensor has one scale. ``keep``: whether a
+    weight's scales are kept, which groups of 32 have an eighth as many bytes of as there are weights, for every scheme.
     """
 
     def __init__(
@@ -56,6 +55,7 @@ class Fits:
         seen: Mapping[tuple[str, str], Seen],
         weights: Mapping[str, Weights] | None = None,
         together: Sequence[Sequence[str]] = (),
+        fused: Sequence[Sequence[str]] = (),
         *,
         keep: bool = True,
     ) -> None:
@@ -63,6 +63,7 @@ class Fits:
         self._seen = seen
         self._weights = weights or {}
         self._together = {name: tuple(names) for names in together for name in names}
+        self._fused = {name: tuple(names) for names in fused for name in names}
         self._fitted: dict[tuple[object, ...], Any] = {}
 
     def weight(self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None = None) -> Stored | None:
@@ -110,7 +111,7 @@ class Fits:
 
     def _largest(self, name: str, quantizer: Quantizer) -> torch.Tensor | None:
         """Largest magnitude of all weights of a product, [1, 1]; None where they share no scale."""
-        group = self._group(name)
+        group = self._fused.get(name, (name,))
         if len(group) == 1 or not (quantizer.per == "tensor" or quantizer.scale_format == "float8_e4m3fn"):
             return None
         whole = (weight.abs().amax() for each in group for weight in self._weights[each].values())

@@ -19,6 +19,9 @@ from assay.precision.schemes import SCHEMES
 
 __all__ = ["Observed", "observe"]
 
+_SAME = 1e-3
+"""Relative difference of outputs that summation in another order may make."""
+
 _KEPT = 256 << 20
 """Bytes of reference outputs that are kept rather than computed again for every measurement."""
 
@@ -60,6 +63,8 @@ def observe(
         with torch.no_grad(), settled(model), opened(model, collector):
             outputs = call(model, batch)
         reference = metric.output(outputs, mapping(batch)).detach()
+        if not index:
+            _check(model, batch, metric, reference)
         weight += metric.weight(reference, mapping(batch))
         if not bool(metric.compared(reference, mapping(batch)).isfinite().all()):
             raise BadModel(f"expected finite outputs, got NaN or infinities for batch {index}: check model and inputs")
@@ -91,7 +96,26 @@ def observe(
         {tied.get(name, name): site.source for name, site in sites.items() if site.source},
         collector.seen,
         collector.weights,
-        Fits(collector.seen, collector.weights, collector.together(), keep=not streamed_parameters(model)),
+        Fits(
+            collector.seen,
+            collector.weights,
+            collector.together(),
+            collector.fused(),
+            keep=not streamed_parameters(model),
+        ),
         references if size <= _KEPT else None,
         weight,
     )
+
+
+def _check(model: torch.nn.Module, batch: Any, metric: Metric, reference: torch.Tensor) -> None:
+    """Raise BadModel where the model by itself gives other outputs than opened."""
+    with torch.no_grad(), settled(model, opened=False):
+        own = metric.output(call(model, batch), mapping(batch))
+    own, seen = (metric.compared(each, mapping(batch)).double() for each in (own, reference))
+    off = float((seen - own).norm() / own.norm().clamp(min=1e-300))
+    if off > _SAME:
+        raise BadModel(
+            f"expected the same outputs at every call, got other ones by {off:.1%}: "
+            "take out dropout, noise and state that forward keeps, or set attn_implementation='eager'"
+        )

@@ -48,7 +48,11 @@ def _last(name: str, schemes: Mapping[str, Scheme], sources: Mapping[str, str]) 
 
 
 def _leaves(quantizer: Quantizer, stored: Quantizer) -> bool:
-    """Whether all that the one has stored is as it is to the other: the same once more, or a cast to a wider format."""
+    """Whether all that the one has stored is as it is to the other: the same once more, or a cast to a wider format.
+
+    Symmetric integers change a little more each time, for their largest magnitude lies half a step beyond the last
+    code, so a new scale is smaller: by less than half of the first error, which counts alone.
+    """
     if quantizer == stored:
         return True
     if quantizer.per != "element" or stored.per != "element":

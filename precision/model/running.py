@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,8 +41,9 @@ def prepared(model: torch.nn.Module | torch.export.ExportedProgram) -> torch.nn.
 
 
 @contextmanager
-def settled(model: torch.nn.Module) -> Iterator[None]:
-    """Within: evaluation mode, no gradients of weights, no cache, sdpa attention and a plain loop over experts."""
+def settled(model: torch.nn.Module, *, opened: bool = True) -> Iterator[None]:
+    """Within: evaluation mode and no gradients of weights; ``opened``: no cache, attention and experts that can be seen
+    into. Eager attention stays: where it is, scaled_dot_product_attention may lack a mask, sinks or caps."""
     training = {name: module.training for name, module in model.named_modules()}
     wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
     streamed = [
@@ -58,7 +59,10 @@ def settled(model: torch.nn.Module) -> Iterator[None]:
     }
     settings = {"use_cache": False, "_attn_implementation": "sdpa", "_experts_implementation": "eager"}
     before = [
-        (config, key, getattr(config, key)) for config in configs.values() for key in settings if hasattr(config, key)
+        (config, key, getattr(config, key))
+        for config in (configs.values() if opened else ())
+        for key in settings
+        if hasattr(config, key) and (key, getattr(config, key)) != ("_attn_implementation", "eager")
     ]
     try:
         if not _is_exported(model):
@@ -85,7 +89,8 @@ def _is_exported(model: torch.nn.Module) -> bool:
 
 
 def call(model: torch.nn.Module, batch: Any) -> Any:
-    """The model's outputs for a batch: a dict of keyword arguments, a tuple of positional ones, or one tensor."""
+    """The model's outputs for a copy of a batch: a dict of keyword arguments, a tuple of positional ones, a tensor."""
+    batch = _copied(batch)
     if isinstance(batch, Mapping):
         return model(**batch)
     if isinstance(batch, Sequence):
@@ -108,12 +113,21 @@ def taken(batches: Iterable[Any]) -> list[Any]:
 
 
 def _in_float32(value: Any) -> Any:
+    return _mapped(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor, value)
+
+
+def _copied(value: Any) -> Any:
+    return _mapped(torch.Tensor.clone, value)
+
+
+def _mapped(of: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """A batch with a function of each of its tensors."""
     if isinstance(value, torch.Tensor):
-        return value.float() if value.is_floating_point() else value
+        return of(value)
     if isinstance(value, Mapping):
-        return {key: _in_float32(each) for key, each in value.items()}
+        return {key: _mapped(of, each) for key, each in value.items()}
     if isinstance(value, tuple | list):
-        return tuple(_in_float32(each) for each in value)
+        return tuple(_mapped(of, each) for each in value)
     return value
 
 

@@ -8,7 +8,6 @@ each sequence only, which is formed for some rows of one product at a time and n
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,7 +43,7 @@ class Term:
     squares: torch.Tensor
     """[B], float32: the squares of each product's terms, a row of the tensor each, summed."""
     thinning: int
-    """One row of this many was looked at."""
+    """One row of this many was looked at, but for the largest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +67,13 @@ class _Rows:
             return found
         return found.index_add_(0, self.index.to(found.device), products)
 
-    def thinned(self, count: int, start: int, step: int) -> _Rows:
-        """Of every ``step``-th of ``count`` rows from ``start``."""
-        if step == 1:
+    def thinned(self, index: torch.Tensor | None) -> _Rows:
+        """Of some of the rows."""
+        if index is None:
             return self
         if self.each:
-            return _Rows(index=torch.arange(start, count, step) // self.each)
-        return _Rows(index=None if self.index is None else self.index[start::step])
+            return _Rows(index=index // self.each)
+        return _Rows(index=None if self.index is None else self.index[index])
 
 
 class Sensitivity:
@@ -103,10 +102,10 @@ class Sensitivity:
         self._tied = tied
         self._batch = batch
         self._turn = turn
-        self._draw = random.Random(seed + turn[0])
+        self._draw = torch.Generator().manual_seed(seed + turn[0])
         self._changes: tuple[torch.Tensor | None, _Thin, dict[object, tuple[Stored, torch.Tensor]]] = (
             None,
-            _Thin(0, 1),
+            _Thin(),
             {},
         )
 
@@ -114,15 +113,16 @@ class Sensitivity:
         self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
     ) -> torch.Tensor:
         held = self._held(weight)
-        x = x.clone() if self.copies else x
-        return ProductOf.apply(self.anchor, x, weight.detach(), held, self, name, expert, product, self._rows(x))  # type: ignore[no-untyped-call]
+        return ProductOf.apply(
+            self.anchor, x, weight.detach(), held, self, name, expert, product, self._rows(x), self.copies
+        )  # type: ignore[no-untyped-call]
 
     def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
         if ids.dim() == 2 and ids.shape[0] == 1 and self._batch > 1:  # positions, which all sequences share
             shared = look_up
             look_up = lambda w: shared(w).expand(self._batch, -1, -1)  # noqa: E731
             ids = ids.expand(self._batch, -1)
-        return RowsOf.apply(self.anchor, weight.detach(), self._held(weight), self, name, ids, look_up)  # type: ignore[no-untyped-call]
+        return RowsOf.apply(self.anchor, weight.detach(), self._held(weight), self, name, ids, look_up, self.copies)  # type: ignore[no-untyped-call]
 
     def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
         return ValuesOf.apply(self.anchor, x, self, name, part, self._rows(x), self.copies)  # type: ignore[no-untyped-call]
@@ -202,23 +202,35 @@ class Sensitivity:
             self._changes = (x, thin, changes)
         some = thin.of(x)
         cotangents = thin.of(g)
-        few = rows.thinned(x.numel() // x.shape[-1], thin.start, thin.step)
+        few = rows.thinned(thin.index)
         for part, stored in menu.items():
             if stored is None:
                 continue
             key = _identity(stored)
             if key not in changes:
                 changes[key] = stored, stored(some) - some  # both: an identity is only one's own as long as one lives
-            self._add(name, part, self._term(cotangents * changes[key][1], few, thin.step))
+            self._add(name, part, self._term(cotangents * changes[key][1], few, thin))
 
     def _thin(self, x: torch.Tensor) -> _Thin:
-        step = max(min(x.numel() // _ENOUGH, x.numel() // x.shape[-1] // _ROWS, 16), 1)
-        return _Thin(self._draw.randrange(step), step)
+        """One row at random of every few, and all of those that are much larger than the mean."""
+        count = x.numel() // x.shape[-1]
+        step = max(min(x.numel() // _ENOUGH, count // _ROWS, 16), 1)
+        if step == 1:
+            return _Thin()
+        sizes = x.detach().flatten(0, -2).abs().amax(-1)
+        large = sizes > step * sizes.mean()
+        picks = torch.arange(0, count, step) + torch.randint(step, (-(-count // step),), generator=self._draw)
+        picks = picks[picks < count].to(x.device)
+        picks = picks[~large[picks]]
+        index = torch.cat([large.nonzero()[:, 0], picks])
+        return _Thin(step, index, torch.where(large[index], 1.0, step**0.5))
 
-    def _term(self, terms: torch.Tensor, rows: _Rows, thinning: int = 1) -> Term:
-        # As many rows as stand for one: squares grow with them, sums of independent rows with their root.
-        sums = terms.flatten(0, -2).sum(-1) * thinning**0.5
-        return Term(rows.sums(sums, self._batch).cpu(), rows.sums(sums.square(), self._batch).cpu(), thinning)
+    def _term(self, terms: torch.Tensor, rows: _Rows, thin: _Thin | None = None) -> Term:
+        sums = terms.flatten(0, -2).sum(-1)
+        if thin is not None and thin.roots is not None:
+            sums = sums * thin.roots
+        step = 1 if thin is None else thin.step
+        return Term(rows.sums(sums, self._batch).cpu(), rows.sums(sums.square(), self._batch).cpu(), step)
 
     def _add(self, name: str, part: Part, term: Term) -> None:
         before = self.terms.get((name, part))
@@ -281,13 +293,17 @@ class Sensitivity:
 
 @dataclass(frozen=True, slots=True)
 class _Thin:
-    """Every ``step``-th row from ``start``."""
+    """Some of a tensor's rows, or all."""
 
-    start: int
-    step: int
+    step: int = 1
+    """How many rows the smaller ones of them stand for."""
+    index: torch.Tensor | None = None
+    roots: torch.Tensor | None = None
+    """Of each row the root of how many it stands for: squares grow with them, sums of independent rows with that."""
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
-        return x.flatten(0, -2)[self.start :: self.step].contiguous()
+        flat = x.flatten(0, -2)
+        return flat.contiguous() if self.index is None else flat[self.index]
 
 
 def _some_rows(weight: torch.Tensor, batch: int = 1) -> Iterator[tuple[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 
 import torch
@@ -31,6 +31,8 @@ _FUSED = (
     ("gate_up", re.compile(r"(gate_proj|up_proj|w1|w3)$")),
 )
 """Linears that serving engines run as one product, by the last part of their names."""
+
+_EXPERT = re.compile(r"(experts\.)\d+")
 
 _SPLIT = re.compile(r"(o_proj|out_proj|down_proj|c_proj|output\.dense|out_lin|lin2|fc2|w2|dense_4h_to_h)$")
 """Linears whose K is split over the ranks of tensor parallelism."""
@@ -124,7 +126,9 @@ class Seen:
             self.nonfinite += int((~flat.isfinite()).sum())
         self.looked_at += some.shape[0]
         if len(self.rows) < _ROWS // 8:
-            self.rows.append(some[:: max(some.shape[0] // 8, 1)][:8].clone())
+            # At random, for rows at equal distances may all be of one position.
+            chosen = torch.randperm(some.shape[0], generator=torch.Generator().manual_seed(len(self.rows)))[:8]
+            self.rows.append(some[chosen.to(some.device)])
 
     def moments(self) -> Moments:
         assert self.largest is not None
@@ -191,13 +195,19 @@ class Collector:
             seen.peaks.append(torch.linalg.vector_norm(x.detach(), torch.inf, dim=-1))
         return x
 
+    def fused(self) -> list[list[str]]:
+        """Linears that serving engines run as one product of one input, whose tensor has one scale."""
+        return self._groups(lambda first: first)
+
     def together(self) -> list[list[str]]:
-        """Linears that serving engines run as one product of one input: they share its column factors, and a scale of
-        the tensor where they have one. Experts that are modules of their own stand together: one norm feeds them."""
+        """Linears that share column factors, which what gives them their input takes up: products of one input, and
+        of experts that are modules of their own all that have theirs from one norm."""
+        return self._groups(lambda first: _EXPERT.sub(r"\1*", first))
+
+    def _groups(self, of: Callable[[str], str]) -> list[list[str]]:
         found: dict[object, list[str]] = {}
         for name, first in self._inputs.items():
-            unit, columns = self.sites[name].unit, self.sites[name].shape[-1]
-            found.setdefault((unit, columns, "" if unit.endswith("experts") else first), []).append(name)
+            found.setdefault((self.sites[name].unit, self.sites[name].shape[-1], of(first)), []).append(name)
         return list(found.values())
 
     def _trace(self, name: str, x: torch.Tensor) -> None:
@@ -249,12 +259,14 @@ class _Marks:
         self._names: MutableMapping[torch.Tensor, dict[object, tuple[str, int]]] = WeakIdKeyDictionary()
 
     def __setitem__(self, x: torch.Tensor, name: str) -> None:
+        if x.is_inference():  # without a count of writes
+            return
         self._names.setdefault(_base(x), {})[_rows(x)] = name, x._version
 
     def __getitem__(self, x: torch.Tensor) -> str:
         """The name; empty where there is none."""
         name, written = self._names.get(_base(x), {}).get(_rows(x), ("", 0))
-        return name if written == x._version else ""
+        return name if name and written == x._version else ""
 
 
 def _base(x: torch.Tensor) -> torch.Tensor:

@@ -61,7 +61,7 @@ class Subject:
             self.model(ids)
         self.sites: dict[str, Site] = collector.sites
         self.seen = collector.seen
-        self.fits = Fits(collector.seen, collector.weights, collector.together())
+        self.fits = Fits(collector.seen, collector.weights, collector.together(), collector.fused())
 
     def weights(self, scheme: str) -> dict[str, str]:
         """The scheme at every linear but the head."""

@@ -214,8 +214,8 @@ def test_routing_noise_is_predicted(mixtral: Audit) -> None:
     assert routing_of(mixtral) is routing
     everywhere = {str(site): "bf16" for site in mixtral.sites}
     share, noise = flips(mixtral, everywhere)
-    assert noise / 1.5 < routing.noise(everywhere) < noise * 1.5
-    assert share / 3 < routing.flips(everywhere) < share * 3
+    assert noise / 1.5 < routing.noise(mixtral.keys(everywhere)) < noise * 1.5
+    assert share / 3 < routing.flips(mixtral.keys(everywhere)) < share * 3
 
 
 class Mixture(torch.nn.Module):

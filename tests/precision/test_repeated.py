@@ -20,7 +20,20 @@ def llama(**options: object) -> Audit:
 
 @pytest.fixture(scope="module")
 def audited() -> Audit:
-    return llama(formats=["bf16", "tf32", "fp8", "a-fp8", "fp8-tensor", "w4a16-g32-awq", "w8a8-smooth", "w-nvfp4"])
+    return llama(
+        formats=[
+            "bf16",
+            "tf32",
+            "fp8",
+            "a-fp8",
+            "a-int8",
+            "w8a8",
+            "fp8-tensor",
+            "w4a16-g32-awq",
+            "w8a8-smooth",
+            "w-nvfp4",
+        ]
+    )
 
 
 def test_a_site_knows_whose_values_it_is_given(audited: Audit) -> None:
@@ -36,13 +49,19 @@ def test_a_site_knows_whose_values_it_is_given(audited: Audit) -> None:
 
 @pytest.mark.parametrize(
     ("first", "then"),
-    [("bf16", "bf16"), ("bf16", "tf32"), ("tf32", "bf16"), ("a-fp8", "fp8"), ("bf16", "fp8"), ("a-fp8", "bf16")],
+    [
+        *(("bf16", "bf16"), ("bf16", "tf32"), ("tf32", "bf16"), ("a-fp8", "fp8"), ("bf16", "fp8"), ("a-fp8", "bf16")),
+        (
+            "a-int8",
+            "w8a8",
+        ),  # a quarter too low, since the second scale is smaller by half a step; twice if both counted
+    ],
 )
 def test_what_is_rounded_twice_is_counted_as_often_as_it_changes(audited: Audit, first: str, then: str) -> None:
     """The same rounding, or one to a wider format, of values that a norm has rounded changes nothing more."""
     one, other = "model.norm:output", "lm_head"
     schemes = {one: SCHEMES[first], other: SCHEMES[then]}
-    repeats = (first, then) in {("bf16", "bf16"), ("bf16", "tf32"), ("a-fp8", "fp8")}
+    repeats = (first, then) in {("bf16", "bf16"), ("bf16", "tf32"), ("a-fp8", "fp8"), ("a-int8", "w8a8")}
     assert is_repeated(other, schemes, {other: one}) == repeats
     predicted, _ = audited._raw({one: first, other: then})
     assert predicted == pytest.approx(audited.measure({one: first, other: then}), rel=0.5)

@@ -33,7 +33,7 @@ class Opened:
         self.sites = collector.sites
         self.tied = {str(site): site.tied for site in self.sites.values() if site.tied}
         self.menus = {str(site): menu_of(site, formats) for site in self.sites.values()}
-        self.fits = Fits(collector.seen, collector.weights, collector.together())
+        self.fits = Fits(collector.seen, collector.weights, collector.together(), collector.fused())
 
     def run(self, visitor: Any) -> torch.Tensor:
         with torch.no_grad(), settled(self.model), opened(self.model, visitor):
@@ -200,6 +200,21 @@ def test_thinned_values_keep_the_size_of_the_error() -> None:
     gx = (cotangent @ model[1].weight @ model[0].weight).detach()  # type: ignore[operator]
     exact = float((gx * (stored(x) - x)).sum(-1).square().sum())
     assert float(term.squares.sum()) == pytest.approx(exact, rel=0.3)  # of 256 rows: 9 % standard error
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_large_first_tokens_are_never_thinned(seed: int) -> None:
+    """Where the first token of each sequence is 300 times larger, what is looked at holds it, and counts it once."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(16, 256, 256, generator=generator)
+    x[:, 0] *= 300
+    visitor = Sensitivity({}, Fits({}), {}, 16, seed=seed)
+    thin = visitor._thin(x)
+    assert thin.index is not None
+    assert thin.roots is not None
+    squares = x.square().sum(-1).flatten()
+    assert float((squares[thin.index] * thin.roots.square()).sum()) == pytest.approx(float(squares.sum()), rel=0.01)
+    assert len(thin.index) < 2 * 16 * 256 / thin.step
 
 
 def test_errors_that_go_together_in_a_row_are_added_first() -> None:

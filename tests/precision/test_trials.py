@@ -1,0 +1,199 @@
+"""What is measured to correct predictions: the schemes of the largest doubt, alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import transformers
+
+from assay.precision import advise, audit
+from assay.precision.auditing import Audit
+from assay.precision.errors import BadAssignment, BadModel
+
+
+class Steep(torch.nn.Module):
+    """Two linears; of the sequences one has activations so large that its distributions flip under small changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(32, 32), torch.nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(self.one(x).tanh() * x.abs().amax((1, 2), keepdim=True))
+
+
+def steep() -> Audit:
+    torch.manual_seed(0)
+    x = torch.randn(16, 8, 32)
+    x[3] *= 200
+    return audit(Steep(), [x], "kl", ["w8a8", "w8a16", "w4a16-g32"])
+
+
+def test_what_few_sequences_decide_is_measured() -> None:
+    """Before calibration predictions that hang on one sequence are off by a tenth; after it they are right."""
+    found = steep()
+    pairs = [("one", "w4a16-g32"), ("two", "w4a16-g32")]
+    measured = {pair: found.measure(dict([pair])) for pair in pairs}
+    assert min(abs(math.log(found.contribution(*pair) / measured[pair])) for pair in pairs) > 0.1
+    found.calibrate(12)
+    assert {(site, scheme) for site, scheme, *_ in found.alone} >= set(pairs)
+    for site, scheme, predicted, error in found.alone:
+        assert error == found.measure({site: scheme})
+        assert predicted > 0
+    for pair in pairs:
+        assert found.contribution(*pair) == pytest.approx(measured[pair], rel=1e-6)
+
+
+def test_a_correction_is_given_to_the_part_that_was_measured() -> None:
+    """w8a8 shares its weight with w8a16: measured later, it is corrected by its input, and w8a16 stays right."""
+    found = steep()
+    found.calibrate(12)
+    for scheme in ("w8a16", "w8a8"):
+        assert found.contribution("one", scheme) == pytest.approx(found.measure({"one": scheme}), rel=0.1)
+
+
+def test_what_breaks_when_it_is_measured_is_predicted_to_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheme under which the outputs are not finite costs infinitely much from then on, and is not chosen."""
+    found = steep()
+    before = found.measure
+    monkeypatch.setattr(
+        found, "measure", lambda chosen: math.nan if chosen.get("one") == "w4a16-g32" else before(chosen)
+    )
+    found.calibrate(12)
+    assert found.contribution("one", "w4a16-g32") == math.inf
+    assert "w4a16-g32" not in found.recommend(max_bytes=0.5 * found.cost({}).bytes).get("one", "")
+    assert math.isfinite(found.contribution("two", "w4a16-g32"))
+
+
+class InPlace(torch.nn.Module):
+    """A residual stream that is added to in place, with norms before or after."""
+
+    def __init__(self, *, first: bool) -> None:
+        super().__init__()
+        self.norm, self.fc, self.head = torch.nn.LayerNorm(16), torch.nn.Linear(16, 16), torch.nn.Linear(16, 8)
+        self.first = first
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.clone() if self.first else self.norm(x)
+        x += self.fc(self.norm(x) if self.first else x)
+        return self.head(x)
+
+
+def test_an_activation_in_place_is_audited() -> None:
+    """Also one that writes over what a linear gave."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(inplace=True), torch.nn.Linear(16, 8))
+    found = audit(model, [torch.randn(16, 5, 16)], "relative", ["fp8"])
+    for site in map(str, found.sites):
+        assert found.contribution(site, "fp8") == pytest.approx(found.measure({site: "fp8"}), rel=0.4), site
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_model_that_writes_over_its_values_is_audited(first: bool) -> None:
+    """Its sites have the values that they were given, not those that were written later."""
+    torch.manual_seed(0)
+    found = audit(InPlace(first=first), [torch.randn(16, 6, 16) for _ in range(2)], "relative", ["fp8", "a-fp8"])
+    for site in map(str, found.sites):
+        (scheme,) = found.menu(site)
+        assert found.contribution(site, scheme) == pytest.approx(found.measure({site: scheme}), rel=0.4), site
+
+
+def test_divergences_are_never_negative() -> None:
+    """Also where rounding is all that differs."""
+    found = steep()
+    logits = torch.randn(4, 3, 16)
+    for place in range(50):
+        other = logits * (1 + 2e-7 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(place)))
+        assert found.metric.compare(logits, other, {}).total >= 0
+
+
+class Rounded(torch.nn.Module):
+    """A linear behind which values are rounded, and one after that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = torch.nn.Linear(16, 16), torch.nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.after((self.before(x) * 8).round() / 8)
+
+
+def test_what_no_gradient_leads_back_to_is_no_site() -> None:
+    """Its formats change the output, so no prediction of none is given: it keeps its own, and advice says why."""
+    torch.manual_seed(0)
+    found = audit(Rounded(), [torch.randn(16, 4, 16)], "relative", ["w8a16", "w4a8-g128", "fp8"])
+    assert [str(site) for site in found.sites] == ["after"]
+    assert [str(site) for site in found.cut] == ["before"]
+    with pytest.raises(BadAssignment, match="no gradient leads back"):
+        found.predict({"before": "fp8"})
+    assert set(found.recommend(max_bytes=0.9 * found.cost({}).bytes)) == {"after"}
+    (told,) = [finding for finding in advise(found) if finding.kind == "no_gradient"]
+    assert told.numbers["sites"] == ["before"]
+
+
+class Stateful(torch.nn.Module):
+    """Its outputs depend on how often it ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.calls = torch.nn.Linear(8, 8), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.fc(x) * self.calls
+
+
+class Writes(torch.nn.Module):
+    """It scales what it is given in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x.mul_(0.5))
+
+
+def test_a_model_that_is_no_function_of_its_input_is_refused() -> None:
+    """State makes other outputs at the next call; a batch that is written to is the caller's, and stays as it was."""
+    with pytest.raises(BadModel, match="same outputs at every call"):
+        audit(Stateful(), [torch.randn(4, 3, 8)], "relative", ["fp8"])
+    x = torch.randn(4, 3, 8)
+    before = x.clone()
+    assert audit(Writes(), [x], "relative", ["fp8"]).measure({}) == 0
+    assert torch.equal(x, before)
+
+
+def test_outputs_without_gradient_are_refused() -> None:
+    """One line, not torch's."""
+    model = torch.nn.Linear(8, 8)
+    model.forward = torch.no_grad()(model.forward)  # type: ignore[method-assign]
+    with pytest.raises(BadModel, match="gradients lead back"):
+        audit(model, [torch.randn(4, 3, 8)], "relative", ["fp8"])
+
+
+@pytest.mark.parametrize("kind", ["gptj", "gemma2", "mpnet"])
+def test_eager_attention_stays_what_it_is(kind: str) -> None:
+    """Models whose attention is more than scaled_dot_product_attention are audited as they are, their scores sites."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 2}
+    more = {"num_hidden_layers": 1, "intermediate_size": 48}
+    models: dict[str, Callable[[], torch.nn.Module]] = {
+        "gptj": lambda: transformers.GPTJForCausalLM(
+            transformers.GPTJConfig(vocab_size=64, n_embd=32, n_layer=1, n_head=2, rotary_dim=8)
+        ),
+        "gemma2": lambda: transformers.Gemma2ForCausalLM(
+            transformers.Gemma2Config(**sizes, **more, num_key_value_heads=1, head_dim=16, attn_implementation="eager")
+        ),
+        "mpnet": lambda: transformers.MPNetModel(transformers.MPNetConfig(**sizes, **more)),
+    }
+    model = models[kind]().eval()
+    ids = torch.randint(0, 64, (8, 10))
+    found = audit(model, [{"input_ids": ids}], "relative" if kind == "mpnet" else "kl", ["bf16", "a-fp8"])
+    own = model(ids)[0]
+    (reference,) = found._observed.references or ()
+    torch.testing.assert_close(reference, own.detach(), rtol=1e-4, atol=1e-5)
+    assert any(site.endswith(":scores") for site in found.sites)
