@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -14,19 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from assay.cli.progress import Ticker
-from assay.precision.errors import AssayError, BadAssignment, CannotExport, UnknownOption
+from assay.cli.audit_options import assignment_of, bytes_of, check_checkpoint, check_names, exports_of
+from assay.cli.progress import Ticker, complain
+from assay.precision.errors import AssayError, BadAssignment, UnknownOption, UntrustedModel
 
 if TYPE_CHECKING:
-    import torch
-
     from assay.precision.auditing import Audit
     from assay.precision.export import Exported
+    from assay.precision.kept import Kept
     from assay.precision.loading import Loaded
     from assay.precision.recommendation import Assignment
 
-_PREFIXES = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_SIZE = re.compile(r"(\d+\.?\d*|\.\d+)(?:e(\d+))? *([kmgt]?)(i?)b?", re.IGNORECASE)
 _LONGEST = 256
 """Tokens of a sequence where nothing else is asked for."""
 
@@ -43,7 +41,8 @@ def audit(
     ] = None,
     max_bytes: Annotated[str, typer.Option(metavar="N", help="Most bytes of weights: 800MB, 3.2GB, 1.5GiB.")] = "",
     max_time: Annotated[
-        float | None, typer.Option(metavar="MS", help="Longest decode step on the target, by the roofline.")
+        float | None,
+        typer.Option(metavar="MS", help="Longest decode step on the target, by the roofline; of encoders, pass."),
     ] = None,
     target: Annotated[str, typer.Option(metavar="NAME", help="h200, b200, ...: whose formats are chosen from.")] = "",
     metric: Annotated[str, typer.Option(metavar="kl|relative", help="kl; relative for encoders.")] = "",
@@ -75,7 +74,11 @@ def audit(
     Without a budget the weights may have half of their bytes. Exits with 1 where the budgets can't be met; then the
     closest assignment and the budgets that bind are told.
     """
-    size, memory, wanted = _bytes("--max-bytes", max_bytes), _bytes("--max-memory", max_memory), _exports(export or [])
+    size, memory, wanted = (
+        bytes_of("--max-bytes", max_bytes),
+        bytes_of("--max-memory", max_memory),
+        exports_of(export or []),
+    )
     for flag, limit in (("--max-kl", max_kl), ("--max-bytes", size), ("--max-time", max_time)):
         if limit is not None and not limit > 0:
             raise UnknownOption(f"{flag} {limit:g}; expected a number above 0")
@@ -88,19 +91,26 @@ def audit(
     from assay.precision.report.page import plotly_source
 
     names = [name.strip() for name in formats.split(",") if name.strip()] or None
-    _check(names, target, metric)
-    assignments = [_assignment(path) for path in compare or ()]
+    check_names(names, target, metric)
+    assignments = [assignment_of(path) for path in compare or ()]
     plotly_source()
-    loaded = load(model, trust=trust, max_memory=None if memory is None else int(memory))
+    try:
+        loaded = load(model, trust=trust, max_memory=None if memory is None else int(memory))
+    except UntrustedModel as error:
+        raise UntrustedModel(str(error).replace("trust=True", "--trust")) from None
     if checkpoint:
-        _check_checkpoint(loaded.model)
+        check_checkpoint(loaded.model)
     metric = metric or ("relative" if loaded.kind == "encoder" else "kl")
+    decodes = loaded.kind not in ("encoder", "classifier")
     length = sequence or min(_LONGEST, loaded.positions or _LONGEST)
     batches = loaded.batches(text, sequence=length, sequences=sequences, batch=batch, lines=lines)
     digest = fingerprint(loaded.model, batches, metric, names, target, seed)
     kept = Kept(out / "kept", digest, fresh=not resume)
+    if resume and _foreign(kept):
+        words = "another model, text, set of options that what is measured depends on, or version of assay"
+        print(f"assay: {kept.folder} is of {words}: nothing is taken from it", file=sys.stderr)
     shape = replace(shape_of(loaded.model), context=context)
-    with Stages() as stages:
+    with _stoppable(kept), Stages() as stages:
         found = examine(
             loaded.model,
             batches,
@@ -115,14 +125,15 @@ def audit(
         )
         found.calibrate()
         if assignments:
-            return _compare(found, [str(path) for path in compare or ()], assignments, out)
+            return _compare(found, [str(path) for path in compare or ()], assignments, out, decodes)
         limits = {"error": max_kl, "bytes": size, "time": None if max_time is None else max_time / 1e3}
-        if all(limit is None for limit in limits.values()):
+        assumed = all(limit is None for limit in limits.values())
+        if assumed:
             limits["bytes"] = found.cost({}).bytes / 2
         began = time.monotonic()
-        tables = [site for site in found.sites if site.place == "embedding"]
-        fixed = tables if wanted or checkpoint else []  # which no serving stack loads quantised
-        chosen = found.recommend(limits["error"], limits["bytes"], limits["time"], fixed=fixed)
+        fixed = _fixed(found) if wanted or checkpoint else []
+        time_of = "max_time" if decodes else "max_prefill"
+        chosen = found.recommend(limits["error"], limits["bytes"], fixed=fixed, **{time_of: limits["time"]})
         front = found.pareto()
         found.seconds["choosing"] = time.monotonic() - began
         began = time.monotonic()
@@ -136,14 +147,14 @@ def audit(
     about |= {"stored": str(loaded.stored).removeprefix("torch."), "text": str(text), "fingerprint": digest}
     about |= {"sequences": sum(len(each["input_ids"]) for each in batches), "context": context}
     about |= {"tokens": sum(int(each["attention_mask"].sum()) for each in batches)}
-    about |= {"formats": names or [], "budgets": limits}
+    about |= {"formats": names or [], "budgets": limits, "assumed": assumed, "fixed": fixed}
     try:
         exported = _export(found, loaded, chosen, out / "export", wanted, checkpoint)
     except AssayError:  # what has been computed is told in any case
         _report(found, chosen, front, about, _export(found, loaded, chosen, out / "export", [], False), out)
         raise
     _report(found, chosen, front, about, exported, out)
-    return int(not chosen.met)
+    return int(not chosen.met or bool(exported and exported.refused))
 
 
 class Stages:
@@ -175,6 +186,26 @@ class Stages:
         if self._ticker is not None:
             self._ticker.__exit__(None, None, None)
             self._ticker = None
+
+
+@contextmanager
+def _stoppable(kept: Kept) -> Iterator[None]:
+    """Within, an interruption says in one line where what was computed is."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        there = kept.folder.is_dir()
+        what = f"what was measured is in {kept.folder}, go on with --resume" if there else "nothing was measured yet"
+        raise typer.Exit(complain(f"stopped; {what}", status=130)) from None
+
+
+def _foreign(kept: Kept) -> bool:
+    """Whether errors in a folder were measured in an audit with another fingerprint."""
+    try:
+        content = json.loads((kept.folder / "measured.json").read_text(encoding="utf-8"))
+        return bool(content["fingerprint"] != kept.fingerprint)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _report(
@@ -224,81 +255,31 @@ def _export(
         target=found.target,
         checkpoint=checkpoint,
         overwrite=True,
+        partial=True,
     )
 
 
-def _compare(found: Audit, names: Sequence[str], assignments: Sequence[Mapping[str, str]], out: Path) -> int:
+def _fixed(found: Audit) -> list[str]:
+    """Sites that no checkpoint can hold in another format: they keep their own where something is exported."""
+    from assay.precision.export import unstorable
+
+    return list(unstorable(found.model, {str(site): site for site in found.sites}))
+
+
+def _compare(
+    found: Audit, names: Sequence[str], assignments: Sequence[Mapping[str, str]], out: Path, decodes: bool
+) -> int:
     """Two assignments predicted and measured, and which is better; written to compare.json too."""
     from assay.precision.kept import write_whole
     from assay.precision.report.comparison import compared, in_lines
 
-    content = compared(found, names, assignments)
+    for name, assignment in zip(names, assignments, strict=True):
+        try:
+            found.checked(assignment)
+        except AssayError as error:
+            raise BadAssignment(f"{name}: {error}") from None
+    content = compared(found, names, assignments, decodes=decodes)
     path = write_whole(out / "compare.json", (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
     print(in_lines(content))
     print(f"  wrote       {path}")
     return 0
-
-
-def _assignment(path: Path) -> dict[str, str]:
-    """Site names to scheme names, of a file that holds them or is an audit.json."""
-    expected = "expected a JSON object of site names to scheme names, or an audit.json"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadAssignment(f"{path} can't be read ({error.strerror}); {expected}") from None
-    except ValueError as error:
-        raise BadAssignment(f"{path} is no JSON ({error}); {expected}") from None
-    if isinstance(content, dict) and isinstance(content.get("recommended"), dict):
-        content = content["recommended"].get("assignment")
-    if not isinstance(content, dict) or not all(isinstance(scheme, str) for scheme in content.values()):
-        raise BadAssignment(f"{path}: {expected}")
-    return content
-
-
-def _check(names: Sequence[str] | None, target: str, metric: str) -> None:
-    """Raise for a metric or schemes that there are not or that the target lacks, before anything is loaded."""
-    from assay.precision.metrics import metric_named
-    from assay.precision.roofline import device_named, running
-    from assay.precision.schemes import scheme_named
-
-    metric_named(metric or "kl")
-    device = device_named(target) if target else None
-    for name in names or ():
-        scheme = scheme_named(name)
-        how = running(device, scheme) if device else None
-        if how is not None and not how.native:
-            raise UnknownOption(f"--formats {name}: {how.note}; leave it out, or choose another --target")
-
-
-def _check_checkpoint(model: torch.nn.Module) -> None:
-    """Raise for what would keep a checkpoint from being written, before anything is computed."""
-    from assay.precision.export.folder import needed
-    from assay.precision.model.streaming import streamed_parameters
-
-    needed("compressed_tensors")
-    if streamed_parameters(model):
-        raise CannotExport("--checkpoint is written from weights in memory; give --max-memory more, or leave it away")
-
-
-def _exports(texts: Sequence[str]) -> list[str]:
-    from assay.precision.export import FORMATS
-
-    names = [part.strip() for text in texts for part in text.split(",") if part.strip()]
-    if "all" in names:
-        return list(FORMATS)
-    for name in names:
-        if name not in FORMATS:
-            raise UnknownOption(f"--export {name}; expected {', '.join(FORMATS)} or all")
-    return list(dict.fromkeys(names))
-
-
-def _bytes(flag: str, text: str) -> float | None:
-    """``800MB``, ``3.2GB`` (10^9), ``1.5GiB`` (2^30), or a number of bytes."""
-    if not text:
-        return None
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise UnknownOption(f"{flag} {text!r}; expected a number of bytes, or 800MB, 3.2GB, 1.5GiB")
-    number, power, prefix, binary = found.groups()
-    base = 1024 if binary else 1000
-    return float(number) * 10 ** int(power or 0) * base ** _PREFIXES[prefix.lower()]

@@ -121,6 +121,8 @@ class Audit:
             found = observe(self.model, self.batches, metric, formats, lambda done: progress("looking", done, count))
         self.sites, self.seen, self.weights, self.fits = found.sites, found.seen, found.weights, found.fits
         self._observed = found
+        self.every = found.every
+        """Sites with a menu or without, which what the model costs as it is comes from."""
         self._by_name = {str(site): site for site in self.sites}
         with self._timed("predicting"):
             self.form = self._differentiate()

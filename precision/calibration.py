@@ -81,7 +81,7 @@ class Calibration:
     def raw(self, error: float) -> float:
         """The error before calibration that is calibrated to ``error``."""
         squared = (error / self.scale) ** self.power
-        root = 2 * squared / (self.jumps + math.sqrt(self.jumps**2 + 4 * squared))
+        root = 2 * squared / (self.jumps + math.sqrt(self.jumps**2 + 4 * squared)) if squared else 0.0
         return float(root ** (2 / self.power))
 
 

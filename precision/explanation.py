@@ -30,14 +30,20 @@ def bound(binding: Iterable[Quantity], totals: Totals, limits: Totals, unit: str
 
 
 def missed(
-    binding: Iterable[Quantity], shown: Iterable[Quantity], totals: Totals, limits: Totals, unit: str, formats: int
+    sets: Iterable[Iterable[Quantity]],
+    shown: Iterable[Quantity],
+    totals: Totals,
+    limits: Totals,
+    unit: str,
+    formats: int,
 ) -> str:
-    """Budgets that can't be kept, together where there are several; what was asked for, what the closest has."""
-    names = [ARGUMENTS[name] for name in binding]
+    """Sets of budgets of which none can be kept, neither one alone nor several together; what the closest has."""
+    names = [[ARGUMENTS[name] for name in each] for each in sets]
+    first, *others = [" and ".join(each) + "{}" + " together" * (len(each) > 1) for each in names]
+    kept = ", nor ".join([first.format(" can't be kept"), *(other.format("") for other in others)])
     pairs = {name: _apart(name, totals[name], limits[name], unit) for name in shown}
     has = " and ".join(f"{has} where {ARGUMENTS[name]} asks for at most {ask}" for name, (has, ask) in pairs.items())
-    kept = f"{' and '.join(names)} can't be kept{' together' * (len(names) > 1)}"
-    return f"{kept} {among(formats)}; the closest has {has}"
+    return f"{kept}{',' * bool(others)} {among(formats)}; the closest has {has}"
 
 
 def outdone(totals: Totals, limits: Totals, unit: str) -> str:

@@ -81,17 +81,21 @@ class Planner:
         self._audit = audit
         self._fixed = frozenset(fixed)
         self._roofline = Roofline(
-            device_named(audit.target or _DEVICE), audit.sites, shape or shape_of(audit.model), bits
+            device_named(audit.target or _DEVICE), audit.every, shape or shape_of(audit.model), bits
         )
-        held = sum(site.parameters for site in audit.sites if not site.tied)
+        held = sum(site.parameters for site in audit.every if not site.tied)
         self._other = max((sum(p.numel() for p in audit.model.parameters()) - held) * bits / 8, 0.0)
         """Bytes of what no site holds, norms' weights and biases."""
+        self._sites: dict[str, list[str]] = {}
+        """Of each unit."""
+        for site in audit.sites:
+            if not site.tied:
+                self._sites.setdefault(site.unit, []).append(str(site))
         self._renew()
 
     def _renew(self) -> None:
         """Options with errors as the audit's form has them now."""
         self.units = self._units()
-        self._sites = {unit.name: unit.sites for unit in self.units}
         self._all = (*self.units, self._rest())
 
     def cost(self, assignment: Mapping[str, str]) -> Cost:
@@ -148,19 +152,16 @@ class Planner:
 
     def _units(self) -> list[Unit]:
         """What takes one scheme together, with the schemes that all of its sites may have."""
-        groups: dict[str, list[str]] = {}
-        for site in self._audit.sites:
-            if not site.tied:
-                groups.setdefault(site.unit, []).append(str(site))
         units = []
-        for name, sites in groups.items():
+        for name, sites in self._sites.items():
             if not self._fixed.isdisjoint(sites):
                 continue
             shared = [
                 scheme for scheme in self._audit.menu(sites[0]) if all(scheme in self._audit.menu(s) for s in sites)
             ]
             left, *others = (self._option(sites, scheme) for scheme in ["", *shared])
-            gains = [one for one in others if any(getattr(one, what) < getattr(left, what) for what in _COSTS)]
+            whole = [one for one in others if math.isfinite(one.error)]  # the others break the model
+            gains = [one for one in whole if any(getattr(one, what) < getattr(left, what) for what in _COSTS)]
             if gains:  # elsewhere another format would cost accuracy and win nothing that is counted
                 units.append(Unit(name, tuple(sites), (left, *gains)))
         return units
@@ -202,8 +203,9 @@ class Planner:
                 if len(half) > 1:
                     parts.append(half)
                 else:
-                    assignment, found = self._assignment(half), True
+                    assignment, before = self._assignment(half), self._squares(half)
                     self._audit.correct(assignment, self._audit.measure(assignment))
+                    found = found or self._squares(half) != before
         self._renew()
         return found
 
@@ -227,9 +229,16 @@ class Planner:
         if best.met:
             return self._explained(best, self._bound(best, limits, "error"))
         binding: list[Quantity] = [name for name in limits if f"max_{name}" in names] or over
+        alone = [name for name in binding if self._least(name) > limits[name]]
+        together = [name for name in binding if name not in alone]
+        sets = [*([name] for name in alone), *([together] if together else [])]
         shown = [name for name in limits if name in binding or name in over]
         unit = self._audit.metric.unit
-        return self._explained(best, missed(binding, shown, totals, limits, unit, self._formats))
+        return self._explained(best, missed(sets, shown, totals, limits, unit, self._formats))
+
+    def _least(self, quantity: Quantity) -> float:
+        """The least total that any assignment has."""
+        return math.fsum(min(getattr(option, quantity) for option in unit.options) for unit in self._all)
 
     @property
     def _formats(self) -> int:
@@ -256,8 +265,7 @@ class Planner:
         """What bound a choice that keeps the budgets: of those that the model as it is does not, what is used up."""
         totals, metric = _totals(best.measured, best.cost), self._audit.metric.unit
         if minimise == "bytes":
-            fewest = math.fsum(min(option.bytes for option in unit.options) for unit in self._all)
-            if best.cost.bytes > fewest * (1 + 1e-9):
+            if best.cost.bytes > self._least("bytes") * (1 + 1e-9):
                 return bound(["error"], totals, limits, metric)
             return f"no budget binds: the fewest bytes that there are {among(self._formats)}"
         whole = _totals(0.0, self.cost({}))

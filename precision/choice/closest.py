@@ -24,20 +24,25 @@ def closest(
 ) -> tuple[Choice, tuple[str, ...]]:
     """The choice whose largest relative excess over a budget is least, and the names of the budgets that bind.
 
-    Those that bind are an irreducible set: no assignment meets them all, but without any one of them some does (J. W.
-    Chinneck, E. W. Dravnieks, *Locating minimal infeasible constraint sets*, ORSA J. Computing 3(2), 1991: the deletion
-    filter), judged with errors added up. The others are met as well if that costs those that bind no more. No binding
-    budgets: some assignment meets all. Of choices that miss alike, the one of least error. What misses a budget of 0
-    is compared with a millionth of the largest sum that there can be. Arguments and errors as of `choose`.
+    Those that bind are each that no assignment meets by itself and, of the others, an irreducible set: no assignment
+    meets them all, but without any one of them some does (J. W. Chinneck, E. W. Dravnieks, *Locating minimal infeasible
+    constraint sets*, ORSA J. Computing 3(2), 1991: the deletion filter), judged with errors added up. The rest are met
+    as well if that costs those that bind no more. No binding budgets: some assignment meets all. Of choices that miss
+    alike, the one of least error. What misses a budget of 0 is compared with a millionth of the largest sum that there
+    can be. Arguments and errors as of `choose`.
     """
     problem, limits, clock = Problem(units), budgets.limits, Clock(seconds)
     if not units:
         return problem.choice(()), ()
-    binding = tuple(limits) if not _feasible(problem, limits, clock) else ()
-    for quantity in binding:
-        fewer = {name: limits[name] for name in binding if name != quantity}
+    alone = [name for name in limits if not _feasible(problem, {name: limits[name]}, clock)]
+    together = {name: limit for name, limit in limits.items() if name not in alone}
+    if _feasible(problem, together, clock):
+        together = {}
+    for quantity in tuple(together):
+        fewer = {name: limit for name, limit in together.items() if name != quantity}
         if not _feasible(problem, fewer, clock):
-            binding = tuple(fewer)
+            together = fewer
+    binding = [name for name in limits if name in alone or name in together]
     judge = Judge(problem, problem.yardsticks(limits), "error", error_of)
     picks = _start(judge, binding, Clock(seconds))
     if not judge.exact:

@@ -74,11 +74,11 @@ def solve(
     if few is None:
         return None
     shifted = above_least(problem, few, costs)
-    scale = max(float(shifted[few].max()), 1e-300)
+    scale = float(shifted[few].max()) or 1.0
     best: Picks | None = None
     usable = few
     for _ in range(8):
-        found = _within(problem, usable, shifted / scale, limits, clock, cuts)
+        found = _within(problem, usable, np.where(usable, shifted, np.inf) / scale, limits, clock, cuts)
         if found is None:
             break
         best = found
@@ -86,8 +86,11 @@ def solve(
         if not 0 < reached < scale / 10:
             break
         scale, usable = reached, few & (shifted <= reached * (1 + 1e-9))
-    if best is None and clock.left and few.sum() < kept.sum():
-        return _within(problem, kept, above_least(problem, kept, costs) / scale, limits, clock, cuts)
+    limited = _limited(problem, kept, limits, {})
+    if best is None and limited is not None and few.sum() < len(limited[0]):
+        whole = np.isin(np.arange(len(kept)), limited[0])
+        shifted = above_least(problem, whole, costs)
+        return _within(problem, whole, shifted / (float(shifted[whole].max()) or 1.0), limits, clock, cuts)
     return best
 
 
@@ -163,7 +166,7 @@ def narrowed(problem: Problem, kept: Mask, costs: Floats, limits: Mapping[Quanti
     tops: dict[str, Any] = {"A_ub": sparse.csr_array(rows), "b_ub": np.ones(len(rows))} if len(rows) else {}
     relaxed = linprog(prices, A_eq=ones, b_eq=np.ones(ones.shape[0]), bounds=(0, None), method="highs", **tops)
     if relaxed.x is None:
-        return None
+        return None if relaxed.status == 2 else few
     reduced = prices - ones.T @ relaxed.eqlin.marginals
     if len(rows):
         reduced = reduced - rows.T @ relaxed.ineqlin.marginals
@@ -176,14 +179,21 @@ def narrowed(problem: Problem, kept: Mask, costs: Floats, limits: Mapping[Quanti
 def nearest(problem: Problem, kept: Mask, limits: Mapping[Quantity, float], clock: Clock) -> Picks:
     """The picks whose largest relative excess over the limits, all above 0, is least.
 
-    Totals are divided by the least multiple of the limits that any can have, so limits far out of reach give figures
-    about 1 all the same. When the time is up, the best found so far: of none, the options of least sums of shares.
+    The least sum of all shares of limits has a largest share at most as many times the least as there are limits. What
+    exceeds that by itself is left out and the rest divided by it, so limits far out of reach give figures about 1 all
+    the same. When the time is up, the best found so far: of none, that least sum.
     """
-    places = np.flatnonzero(kept)
     columns = [problem.column(quantity) / limit for quantity, limit in limits.items()]
+    summed = _picks(problem, np.flatnonzero(kept), -np.sum(columns, 0)[kept])
+    scale = max(math.fsum(column[problem.rows(summed)]) for column in columns)
+    if scale <= 1:
+        return summed
     alone = [least_sum(problem, kept, column) for column in columns]
-    scale = max([1.0, *alone])
-    rows = [np.append(above_least(problem, kept, column)[places] / scale, -1.0) for column in columns]
+    above = [above_least(problem, kept, column) for column in columns]
+    usable = kept & np.all([over <= scale - least for over, least in zip(above, alone, strict=True)], 0)
+    usable[problem.rows(summed)] = True
+    places = np.flatnonzero(usable)
+    rows = [np.append(over[places] / scale, -1.0) for over in above]
     one = sparse.hstack([_one_each(problem, places), sparse.csr_array((len(problem.units), 1))], format="csr")
     x = _milp(
         np.append(np.zeros(len(places)), 1.0),
@@ -196,7 +206,7 @@ def nearest(problem: Problem, kept: Mask, limits: Mapping[Quantity, float], cloc
             LinearConstraint(np.stack(rows), -np.inf, -np.array(alone) / scale),
         ],
     )
-    return _picks(problem, places, -np.sum(columns, 0)[places] if x is None else x[:-1])
+    return summed if x is None else _picks(problem, places, x[:-1])
 
 
 def above_least(problem: Problem, kept: Mask, column: Floats) -> Floats:
@@ -229,9 +239,10 @@ def _limited(
         left = math.fsum([limit, *-_least(problem, kept, column)])
         if left < -1e-12 * limit:
             return None
-        usable &= above <= max(left, 0.0) + 1e-12 * limit
-        if left > 0:
-            rows.append(above / (left * (1 - tight.get(quantity, 0.0))))
+        room = max(left, 0.0) + 1e-12 * limit
+        usable &= above <= room
+        if room > 0:
+            rows.append(np.where(usable, above, 0.0) / (room * (1 - tight.get(quantity, 0.0))))
     places = np.flatnonzero(usable)
     if len(np.unique(problem.unit_of[places])) < len(problem.units):
         return None

@@ -80,6 +80,7 @@ def refine(judge: Judge, start: Picks, calls: int) -> Picks:
     return picks
 
 
+@np.errstate(over="ignore", invalid="ignore")  # a combination may make infinities though none of its options does
 def _step(judge: Judge, picks: Picks, last: int) -> Picks | None:
     problem = judge.problem
     current = problem.rows(picks)

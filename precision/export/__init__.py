@@ -1,7 +1,7 @@
 """What serving stacks load: configurations of an assignment, and a checkpoint that equals its simulation.
 
-compressed_tensors · modelopt · torchao · vllm (configurations) · checkpoint (with folder, folding, pieces, tensors) ·
-opening (a checkpoint loaded again) · lint · record (what an export wrote) · plan and targets (what they share).
+compressed_tensors · modelopt · torchao · vllm (configurations) · checkpoint (with folder, folding, pieces, storable,
+tensors) · opening (a checkpoint loaded again) · lint · record (what an export wrote) · plan and targets (shared).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from assay.precision.export.modelopt import hf_quant_config
 from assay.precision.export.opening import load_checkpoint, packed_zero_points
 from assay.precision.export.pieces import pieces_of
 from assay.precision.export.plan import Recipe, plan_of
+from assay.precision.export.storable import unstorable
 from assay.precision.export.torchao import fqn_to_config
 from assay.precision.export.vllm import command_line, online_config
 from assay.precision.model.menu import Fits
@@ -47,6 +48,7 @@ __all__ = [
     "online_config",
     "packed_zero_points",
     "quantization_config",
+    "unstorable",
     "write_checkpoint",
 ]
 
@@ -81,6 +83,8 @@ class Exported:
 
     parts: tuple[Part, ...]
     notes: tuple[str, ...]
+    refused: str = ""
+    """Why there is no checkpoint, where one was asked for and can't be written."""
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -101,6 +105,7 @@ def export(
     target: str | None = None,
     checkpoint: bool = False,
     overwrite: bool = False,
+    partial: bool = False,
 ) -> Exported:
     """Write an assignment of site names to scheme names into the folder ``out``, as ``formats`` have it.
 
@@ -109,9 +114,11 @@ def export(
     it isn't written, and noted. source: the directory or hub name of the model. dtype: of what isn't quantised; by
     default that of ``source``, else the model's. target: the device that `lint` is told.
 
-    overwrite: the files of an earlier export into ``out`` are removed, all of them. Other files there stay in any case.
-    If anything is refused, all is as it was. Raises CannotExport, NotInstalled, UnknownDevice,
-    UnknownScheme.
+    partial: linears that the checkpoint can't hold as assigned stay as they are in it, and are noted; if it can't be
+    written even so, it alone is missing. overwrite: the files of an earlier export into ``out`` are removed, all of
+    them. Other files there stay in any case. If anything is refused, all is as it was.
+
+    Raises CannotExport, NotInstalled, UnknownDevice, UnknownScheme.
     """
     unknown = [name for name in formats if name not in _FILES]
     if unknown:
@@ -124,6 +131,7 @@ def export(
     said: dict[str, list[str]] = {line: ["lint"] for line in lint(assignment, sites, target)}
     texts: dict[str, str] = {}
     parts: list[Part] = []
+    refused = ""
     for name in dict.fromkeys(formats):
         if name == "compressed-tensors":
             recipe = quantization_config(assignment, sites, dtype, names)
@@ -146,14 +154,28 @@ def export(
         for file, text in texts.items():
             (place / file).write_text(text, encoding="utf-8")
         if checkpoint:
-            made = write_checkpoint(
-                model, assignment, place / "checkpoint", sites=sites, fits=fits, source=origin, dtype=dtype
-            )
-            parts.append(Part("checkpoint", (folder / "checkpoint",), made.held, made.bytes))
-            _note(said, "checkpoint", [line for line in made.notes if said.get(line) != ["lint"]])
+            try:
+                made = write_checkpoint(
+                    model,
+                    assignment,
+                    place / "checkpoint",
+                    sites=sites,
+                    fits=fits,
+                    source=origin,
+                    dtype=dtype,
+                    partial=partial,
+                )
+            except CannotExport as error:
+                if not partial:
+                    raise
+                refused = str(error)
+                _note(said, "checkpoint", [f"not written: {refused}"])
+            else:
+                parts.append(Part("checkpoint", (folder / "checkpoint",), made.held, made.bytes))
+                _note(said, "checkpoint", [line for line in made.notes if said.get(line) != ["lint"]])
         notes = tuple(f"{', '.join(who)}: {line}" for line, who in said.items())
         record.move(place, folder, assignment, notes, overwrite)
-    return Exported(tuple(parts), notes)
+    return Exported(tuple(parts), notes, refused)
 
 
 def clear(out: str | Path) -> bool:

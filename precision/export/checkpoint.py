@@ -9,17 +9,16 @@ from pathlib import Path
 import torch
 
 from assay.precision.errors import CannotExport
-from assay.precision.export.compressed_tensors import config_of, format_of, groups_of, why_not
+from assay.precision.export.compressed_tensors import config_of, format_of, groups_of
 from assay.precision.export.folder import config_json, dtype_of, needed, save, whole
-from assay.precision.export.folding import Folded, folded
+from assay.precision.export.folding import Folded
 from assay.precision.export.lint import lint, lint_config, lint_scales
 from assay.precision.export.pieces import Piece, pieces_of, rows_of, saved
 from assay.precision.export.plan import Plan, plan_of
+from assay.precision.export.storable import storable
 from assay.precision.export.tensors import compressed, held_scales, input_tensors
 from assay.precision.model.menu import Fits
 from assay.precision.model.sites import Site
-from assay.precision.model.streaming import streamed_parameters
-from assay.precision.schemes import Stored
 
 __all__ = ["Written", "write_checkpoint"]
 
@@ -47,6 +46,7 @@ def write_checkpoint(
     source: str | Path | None = None,
     dtype: torch.dtype | None = None,
     overwrite: bool = False,
+    partial: bool = False,
 ) -> Written:
     """Write ``model`` (of transformers, weights in float32) as ``assignment`` has it to the folder ``out``.
 
@@ -55,24 +55,22 @@ def write_checkpoint(
     default that which ``source`` says, else the model's.
 
     The folder appears whole or not at all; one that exists is replaced only with ``overwrite``, and that is noted.
-    Notes tell which sites a checkpoint can't express. Raises CannotExport for a linear that can't be stored as
-    assigned and where there is nothing to quantise, NotInstalled.
+    Notes tell which sites a checkpoint can't express. partial: linears that can't be stored as assigned are left as
+    they are, and noted. Raises CannotExport for such a linear without it and where there is nothing to quantise,
+    NotInstalled.
     """
     needed("compressed_tensors", "transformers", "huggingface_hub")
     folder, origin = Path(out), None if source is None else Path(source)
     config = config_json(model, origin)
     dtype = dtype or dtype_of(model, config)
-    plan = plan_of(assignment, sites, dtype, experts=True)
+    asked = plan_of(assignment, sites, dtype, experts=True)
     pieces = pieces_of(model, sites)
-    _refuse(model, plan, pieces)
+    weights = _weights(model, asked)
+    plan, into = storable(model, asked, weights, sites=sites, pieces=pieces, fits=fits, partial=partial)
     names = {name: [piece.name for piece in some] for name, some in pieces.items()}
     recipe = config_of(plan, names)
     if not recipe.held:
         raise CannotExport("expected a linear or all KV caches to quantise, got none: the model is such a checkpoint")
-    weights = _weights(model, plan)
-    fitted = {name: fits.weight(name, scheme, weights[name]) for name, scheme in plan.linears.items()}
-    columns = {name: stored.columns for name, stored in fitted.items() if stored and stored.columns is not None}
-    into = folded(model, columns)
     tensors = _quantised(weights, plan, pieces, names, fits, into)
     tensors |= _caches(plan, fits) if recipe.content["kv_cache_scheme"] is not None else {}
     tensors |= _others(model, tensors, {names[name][0]: name for name in into.rows}, into, dtype)
@@ -80,42 +78,14 @@ def write_checkpoint(
     config.pop("torch_dtype", None)
     config["quantization_config"] = recipe.content
     held = {name: scheme for name, scheme in assignment.items() if name in recipe.held}
-    notes = [*recipe.notes, *lint(assignment, sites), *lint_config(recipe.content, held, sites, names)]
+    kept = {name: scheme for name, scheme in assignment.items() if name in asked.left or name not in plan.left}
+    notes = [*recipe.notes, *lint(kept, sites), *lint_config(recipe.content, held, sites, names)]
     notes += [*lint_scales(tensors, sites), *_warnings(plan, into, dtype)]
     with whole(folder, overwrite) as (place, replaced):
         save(place, tensors, config, model, origin)
     if replaced:
         notes.append(f"{folder}: replaced the folder that was there")
     return Written(folder, held, sum(values.nbytes for values in tensors.values()), tuple(notes))
-
-
-def _refuse(model: torch.nn.Module, plan: Plan, pieces: Mapping[str, list[Piece]]) -> None:
-    """Raise where a linear can't be stored as assigned: a checkpoint that holds less than was asked would mislead."""
-    if streamed_parameters(model):
-        raise CannotExport("a checkpoint is written from weights in memory; load the model without max_memory")
-    reasons = []
-    shared: dict[int, list[str]] = {}
-    for parameter, values in model.named_parameters(remove_duplicate=False):
-        shared.setdefault(id(values), []).append(parameter)
-    for name, scheme in {**plan.linears, **plan.experts}.items():
-        reason = why_not(scheme)
-        if reason is None and name in plan.experts:
-            rule = scheme.weight.rule if scheme.weight is not None else ""
-            if scheme.transform != "none" or rule == "awq":
-                reason = "experts share one input, which column factors of each can't divide"
-        elif reason is None:
-            module = model.get_submodule(name)
-            tied = shared.get(id(module.get_parameter("weight")), [])
-            if type(module) is not torch.nn.Linear:
-                reason = f"it is a {type(module).__name__}; compressed-tensors stores torch.nn.Linear"
-            elif len(tied) > 1:
-                reason = f"it shares its weight with {' and '.join(tied)}"
-        if reason is None and not pieces.get(name):
-            reason = "its rows are laid out otherwise in checkpoints of this architecture"
-        if reason is not None:
-            reasons.append(f"{name} can't be stored in {scheme.name}: {reason}")
-    if reasons:
-        raise CannotExport(reasons[0] + (f" (and {len(reasons) - 1} more linears)" if len(reasons) > 1 else ""))
 
 
 def _weights(model: torch.nn.Module, plan: Plan) -> dict[str, torch.Tensor]:
@@ -148,20 +118,11 @@ def _quantised(
             rows = rows if stored.columns is None else rows * stored.columns
             local = compressed(piece.name, rows, part, groups[scheme.name])
             if name in into.rows:
-                local["weight_scale"] = _divided(name, stored, local["weight_scale"], into.rows[name])
+                scale = local["weight_scale"]  # the codes stay as they are
+                local["weight_scale"] = (scale.float() / into.rows[name][:, None]).to(scale.dtype)
             local |= input_tensors(name, fits.input(name, scheme, weight, piece.expert))
             tensors |= {f"{piece.name}.{key}": values for key, values in local.items()}
     return tensors
-
-
-def _divided(name: str, stored: Stored, scale: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Scales [N, ...] of a weight whose rows are divided, rounded to their format again; its codes stay as they are."""
-    quantizer = stored.quantizer
-    if quantizer.per not in ("row", "group") or quantizer.scale_format not in ("float32", "bfloat16"):
-        raise CannotExport(
-            f"{name}: its scales can't take column factors of the linear behind; take another scheme there"
-        )
-    return (scale.float() / rows[:, None]).to(scale.dtype)
 
 
 def _caches(plan: Plan, fits: Fits) -> dict[str, torch.Tensor]:

@@ -7,7 +7,7 @@ their rows. Whether that leaves the model's function as it was is not presumed b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,21 +36,49 @@ class Folded:
     """What divides the rows of a linear's weight, [N], by the linear's name."""
 
 
-def folded(model: torch.nn.Module, columns: Mapping[str, torch.Tensor]) -> Folded:
-    """Fold the factors [K] of linears, by name. Raises CannotExport where the model has no place for them."""
+def folded(
+    model: torch.nn.Module,
+    columns: Mapping[str, torch.Tensor],
+    rigid: Collection[str] = (),
+    refused: dict[str, str] | None = None,
+) -> Folded:
+    """Fold the factors [K] of linears, by name. Raises CannotExport where the model has no place for them.
+
+    rigid: linears whose scales can't be divided. refused: takes up the linears without a place, and why, instead.
+    """
     found = Folded()
     done: set[str] = set()
     for name, factors in columns.items():
         block, _, last = name.rpartition(".")
         if name in done:
             continue
-        if last in _PRODUCERS:
-            _into_linear(model, f"{block}.{_PRODUCERS[last]}", name, factors, found)
-        else:
-            done |= _into_norm(model, block, columns, found)
-    if columns:
-        _check(model, columns, found)
+        try:
+            if last in _PRODUCERS:
+                _into_linear(model, f"{block}.{_PRODUCERS[last]}", name, factors, found, rigid)
+            else:
+                done |= _into_norm(model, block, columns, found)
+        except CannotExport as error:
+            if refused is None:
+                raise
+            whole = [name] if last in _PRODUCERS else [each for each in columns if _beside(each, block)]
+            done.update(whole)
+            refused |= dict.fromkeys(whole, str(error).partition(": ")[2])
+    left = {name: factors for name, factors in columns.items() if name not in (refused or ())}
+    if not left:
+        return Folded()
+    try:
+        _check(model, left, found)
+    except CannotExport as error:
+        if refused is None:
+            raise
+        refused |= dict.fromkeys(left, str(error).partition(": ")[2])
+        return Folded()
     return found
+
+
+def _beside(name: str, block: str) -> bool:
+    """Whether a linear takes its input from the norm before a block."""
+    return name.startswith(f"{block}.") and name.rpartition(".")[2] not in _PRODUCERS
 
 
 def _into_norm(model: torch.nn.Module, block: str, columns: Mapping[str, torch.Tensor], found: Folded) -> set[str]:
@@ -78,8 +106,12 @@ def _into_norm(model: torch.nn.Module, block: str, columns: Mapping[str, torch.T
     return set(takers)
 
 
-def _into_linear(model: torch.nn.Module, producer: str, name: str, factors: torch.Tensor, found: Folded) -> None:
+def _into_linear(
+    model: torch.nn.Module, producer: str, name: str, factors: torch.Tensor, found: Folded, rigid: Collection[str]
+) -> None:
     """Divide the rows of the linear before by the factors; heads that share a value head must share them."""
+    if producer in rigid:
+        raise CannotExport(f"{name}: the scales of {producer} can't take its column factors; take another scheme there")
     if not _has(model, f"{producer}.weight"):
         raise CannotExport(f"{name}: column factors need {producer} before it; take a scheme without them")
     module = model.get_submodule(producer)

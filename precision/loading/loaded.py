@@ -41,7 +41,8 @@ class Loaded:
         or where the model takes no sequence of that length.
         """
         if self.tokenizer is None:
-            remedy = "put its tokenizer.json beside config.json" if self.path else "give an audit of it batches"
+            own = self.path is not None and self.path.is_dir()
+            remedy = "put its tokenizer.json beside config.json" if own else "audit it in Python, with your own batches"
             raise BadText(f"{self.name} has no tokenizer, so a text can't be cut into tokens; {remedy}")
         if self.positions is not None and sequence > self.positions:
             raise BadText(f"{self.name} takes at most {self.positions} tokens, got sequence={sequence}; choose fewer")

@@ -81,8 +81,8 @@ def _load(
         return from_factory(module, factory, dtype)
     hub = f" (assay downloads nothing: `hf download {target} --local-dir DIR` first)" if _like_hub(str(target)) else ""
     raise UnknownModel(
-        f"no model {str(target)!r}{hub}; expected {', '.join(known)}, a directory with config.json, "
-        "package.module:factory or a .pt2 file"
+        f"no model {str(target)!r}{hub}; expected {', '.join(known)} or a directory with config.json, "
+        "in Python (assay.precision.loading.load) also package.module:factory or a .pt2 file"
     )
 
 
@@ -98,7 +98,7 @@ def _from_file(path: Path, trust: bool, dtype: torch.dtype) -> Loaded:
         return from_pickle(path, dtype)
     if path.suffix in {".safetensors", ".json"}:
         raise UnknownModel(f"{path} is one file of a model; give the directory that it stands in: {path.parent}")
-    raise UnknownModel(f"{path} is no model file; expected a directory with config.json or a .pt2 file")
+    raise UnknownModel(f"{path} is no model file; expected a directory with config.json, in Python also a .pt2 file")
 
 
 def _like_hub(target: str) -> bool:

@@ -46,6 +46,8 @@ class Observed:
     """The outputs that are compared, one a batch; None: too large to be kept."""
     weight: float
     """What the metric's sums are divided by."""
+    every: tuple[Site, ...]
+    """All sites, with a menu or not."""
 
 
 def observe(
@@ -105,6 +107,7 @@ def observe(
         ),
         references if size <= _KEPT else None,
         weight,
+        tuple(sites.values()),
     )
 
 

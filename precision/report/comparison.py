@@ -8,17 +8,21 @@ from typing import Any
 
 from assay.precision.amounts import in_bytes, in_error, in_seconds
 from assay.precision.auditing import Audit
+from assay.precision.report.content import costs
 from assay.precision.report.summary import interval
-from assay.precision.report.words import plain
+from assay.precision.report.words import counted, plain
 
 __all__ = ["compared", "in_lines"]
 
 
-def compared(audit: Audit, names: Sequence[str], assignments: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+def compared(
+    audit: Audit, names: Sequence[str], assignments: Sequence[Mapping[str, str]], *, decodes: bool = True
+) -> dict[str, Any]:
     """Error, bytes and times of both, as plain data, and the verdict in words.
 
     Both are measured on the same calibration data. They count as alike where their errors differ by no more than the
-    noise floor. Raises BadAssignment for one that doesn't fit the model.
+    noise floor. decodes: the model has a KV cache and decode steps. Raises BadAssignment for one that doesn't fit the
+    model.
     """
     both = []
     for name, assignment in zip(names, assignments, strict=True):
@@ -29,7 +33,7 @@ def compared(audit: Audit, names: Sequence[str], assignments: Sequence[Mapping[s
                 "assignment": dict(assignment),
                 "prediction": {key: plain(getattr(prediction, key)) for key in ("error", "low", "high")},
                 "measured": plain(audit.measure(assignment)),
-                **{key: plain(getattr(cost, key)) for key in ("bytes", "kv_bytes", "prefill", "decode")},
+                **costs(cost, decodes),
             }
         )
     first, second = assignments
@@ -68,9 +72,15 @@ def in_lines(content: Mapping[str, Any]) -> str:
             f"  {letter}           {one['name']}",
             f"    predicted   {interval(one['prediction'])} {content['unit']}",
             f"    measured    {in_error(one['measured'])} {content['unit']}",
-            f"    costs       weights {in_bytes(one['bytes'])}, KV cache {in_bytes(one['kv_bytes'])}, "
-            f"prefill {in_seconds(one['prefill'])}, decode step {in_seconds(one['decode'])}",
+            f"    costs       weights {in_bytes(one['bytes'])}, {_times(one)}",
         ]
-    lines.append(f"  differ      at {len(content['sites_that_differ'])} sites")
+    lines.append(f"  differ      at {counted(len(content['sites_that_differ']), 'site')}")
     lines.append(f"  noise floor {in_error(content['noise_floor'])} {content['unit']}")
     return "\n".join(lines)
+
+
+def _times(one: Mapping[str, Any]) -> str:
+    if one["decode"] is None:
+        return f"pass {in_seconds(one['prefill'])}"
+    times = f"prefill {in_seconds(one['prefill'])}, decode step {in_seconds(one['decode'])}"
+    return f"KV cache {in_bytes(one['kv_bytes'])}, {times}"

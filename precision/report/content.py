@@ -23,7 +23,7 @@ from assay.precision.report.words import Group, grouped, place_of, plain
 from assay.precision.roofline import Cost
 from assay.precision.schemes import SCHEMES
 
-__all__ = ["About", "content_of", "schema_version"]
+__all__ = ["About", "content_of", "costs", "schema_version"]
 
 schema_version = 1
 _WORST = 6
@@ -47,6 +47,15 @@ class About:
     context: int
     fingerprint: str
     budgets: Mapping[str, float | None] = field(default_factory=dict)
+    assumed: bool = False
+    """Nobody gave a budget: it is half of the model's bytes."""
+    fixed: Sequence[str] = ()
+    """Sites that keep their format because something is exported."""
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the model has a KV cache and decode steps, which encoders and classifiers don't."""
+        return self.kind not in ("encoder", "classifier")
 
 
 def content_of(
@@ -63,7 +72,7 @@ def content_of(
     written of ``chosen``. Numbers that aren't finite are strings, errors that nobody measured null.
     """
     sites = [_site(audit, site, chosen) for site in audit.sites]
-    untouched = audit.cost({})
+    untouched, decodes = audit.cost({}), about.decodes
     return {
         "schema": schema_version,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -83,15 +92,17 @@ def content_of(
             "formats": list(about.formats),
             "context": about.context,
             "budgets": {name: limit for name, limit in about.budgets.items() if limit is not None},
+            "assumed": about.assumed,
+            "fixed": [str(name) for name in about.fixed],
         },
         "fingerprint": about.fingerprint,
         "seconds": {stage: round(spent, 3) for stage, spent in audit.seconds.items()},
         "noise_floor": plain(audit.noise_floor),
         "device": audit.target or "h100",
-        "untouched": _cost(untouched),
-        "recommended": _assignment(chosen) | {"met": chosen.met, "why": chosen.why},
+        "untouched": costs(untouched, decodes),
+        "recommended": _assignment(chosen, decodes) | {"met": chosen.met, "why": chosen.why},
         "exports": [_export(audit, part) for part in exports],
-        "pareto": [_assignment(assignment) for _, _, _, assignment in front],
+        "pareto": [_assignment(assignment, decodes) for _, _, _, assignment in front],
         "changes": [_change(audit, group, chosen, untouched) for group in grouped(sites) if _matters(group, sites)],
         "calibration": [_pair(audit, assignment, pair.measured) for assignment, pair in audit.measured],
         "sites": sites,
@@ -164,26 +175,32 @@ def _thinned(largest: torch.Tensor) -> torch.Tensor:
     return torch.stack([run.max() for run in largest.tensor_split(_CHANNELS)])
 
 
-def _cost(cost: Cost) -> dict[str, Any]:
-    return {name: plain(getattr(cost, name)) for name in ("bytes", "kv_bytes", "prefill", "decode")}
+def costs(cost: Cost, decodes: bool) -> dict[str, Any]:
+    """Whole bytes and seconds; null for the KV cache and the decode step of a model that has none."""
+    return {
+        "bytes": round(cost.bytes),
+        "kv_bytes": round(cost.kv_bytes) if decodes else None,
+        "prefill": plain(cost.prefill),
+        "decode": plain(cost.decode) if decodes else None,
+    }
 
 
 def _prediction(prediction: Prediction) -> dict[str, Any]:
     return {name: plain(getattr(prediction, name)) for name in ("error", "low", "high")}
 
 
-def _assignment(assignment: Assignment) -> dict[str, Any]:
+def _assignment(assignment: Assignment, decodes: bool) -> dict[str, Any]:
     return {
         "assignment": dict(assignment),
         "prediction": _prediction(assignment.prediction),
         "measured": plain(assignment.measured),
-        **_cost(assignment.cost),
+        **costs(assignment.cost, decodes),
     }
 
 
 def _export(audit: Audit, part: Part) -> dict[str, Any]:
     """A part of an export, with the bytes of what it expresses where it holds no weights itself."""
-    size = plain(audit.cost(part.held).bytes) if part.bytes is None else part.bytes
+    size = round(audit.cost(part.held).bytes) if part.bytes is None else part.bytes
     paths = [str(path) for path in part.paths]
     return {"format": part.format, "paths": paths, "sites": len(part.held), "bytes": size}
 
@@ -207,7 +224,7 @@ def _change(audit: Audit, group: Group, chosen: Mapping[str, str], untouched: Co
         "sites": list(group.sites),
     }
     if not group.scheme:
-        return about | {"saved": 0.0, "error": 0.0, "words": f"{group.where}: stays as it is{_mildest(audit, group)}."}
+        return about | {"saved": 0, "error": 0.0, "words": f"{group.where}: stays as it is{_mildest(audit, group)}."}
     alone = dict.fromkeys(group.sites, group.scheme)
     cost, error, whole = audit.cost(alone), audit.predict(alone).error, audit.predict(chosen).error
     saved = untouched.bytes - cost.bytes + untouched.kv_bytes - cost.kv_bytes
@@ -217,7 +234,7 @@ def _change(audit: Audit, group: Group, chosen: Mapping[str, str], untouched: Co
         does = f"takes {in_bytes(-saved)} more" if saved < 0 else "saves no bytes"
     share = f", {_percent(error / whole)} of what all together cost" if 0 < error <= whole < math.inf else ""
     words = f"{group.where}: {group.scheme}; {does}, and alone costs {in_error(error)}{share}."
-    return about | {"saved": plain(saved), "error": plain(error), "words": words}
+    return about | {"saved": round(saved), "error": plain(error), "words": words}
 
 
 def _percent(share: float) -> str:

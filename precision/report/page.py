@@ -13,8 +13,8 @@ import jinja2
 
 from assay.precision.amounts import in_bytes, in_error, in_seconds
 from assay.precision.errors import NotInstalled
-from assay.precision.report.summary import budget_lines, coverage, export_lines, interval
-from assay.precision.report.words import grouped
+from assay.precision.report.summary import budget_lines, coverage, export_lines, fixed_lines, interval
+from assay.precision.report.words import counted, grouped
 
 __all__ = ["page", "plotly_source"]
 
@@ -33,6 +33,7 @@ def page(content: Mapping[str, Any]) -> str:
             plotly=plotly_source(),
             budgets=budget_lines(content),
             exports=export_lines(content),
+            fixed=fixed_lines(content),
             coverage=coverage(content),
             worst=max((site["outlier"] or 0.0 for site in content["sites"]), default=0.0),
         )
@@ -86,4 +87,5 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"bytes": in_bytes, "error": in_error, "seconds": in_seconds, "interval": interval}
+    environment.filters["counted"] = counted
     return environment

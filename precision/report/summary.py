@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from assay.precision.amounts import in_bytes, in_error, in_seconds
-from assay.precision.report.words import grouped, layers_of
+from assay.precision.report.words import counted, grouped, layers_of
 
-__all__ = ["budget_lines", "coverage", "export_lines", "interval", "summary"]
+__all__ = ["budget_lines", "coverage", "export_lines", "fixed_lines", "interval", "summary"]
 
 _WIDTH = 116
 _FINDINGS = 3
@@ -20,11 +20,12 @@ def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
     lines = [
         f"{'MET' if chosen['met'] else 'NOT MET'}  {model['name']} audited on {settings['target'] or 'no target'}",
         _line("model", f"{model['kind']}, {model['parameters']:,} parameters in {model['stored']}, {_places(content)}"),
-        _line("data", f"{data['text']}: {data['sequences']} sequences, {data['tokens']:,} tokens"),
+        _line("data", f"{data['text']}: {counted(data['sequences'], 'sequence')}, {counted(data['tokens'], 'token')}"),
         _line("cost", ", ".join(f"{stage} {spent:.1f} s" for stage, spent in content["seconds"].items())),
         _line("noise floor", f"{in_error(content['noise_floor'])} {settings['unit']} (every site in bfloat16)"),
         *(_line("budget", line) for line in budget_lines(content)),
         *_folded(_line("decided by", ""), chosen["why"]),
+        *(_line("kept", line) for line in fixed_lines(content)),
         *_table(content),
         _line("predicted", f"{interval(chosen['prediction'])} {settings['unit']}"),
         _line("measured", f"{in_error(chosen['measured'])} {settings['unit']}{_beside(content)}"),
@@ -36,7 +37,8 @@ def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
     for finding in told:
         lines += _folded(_line("finding", ""), f"{finding['site']}: {finding['words']} {finding['remedy']}")
     if len(content["findings"]) > len(told):
-        lines.append(_line("", f"and {len(content['findings']) - len(told)} more findings in the report"))
+        more = len(content["findings"]) - len(told)
+        lines.append(_line("", f"and {more} more finding{'s' * (more != 1)} in the report"))
     lines += [_line("wrote", path) for path in written]
     return "\n".join(lines)
 
@@ -53,14 +55,26 @@ def budget_lines(content: Mapping[str, Any]) -> list[str]:
     took: dict[str, tuple[Any, Callable[[Any], str]]] = {
         "error": (chosen["measured"], lambda value: f"{in_error(value)} {unit}"),
         "bytes": (chosen["bytes"], in_bytes),
-        "time": (chosen["decode"], in_seconds),
+        "time": (chosen["decode"] if chosen["decode"] is not None else chosen["prefill"], in_seconds),
     }
+    assumed = " (half of the model's, since no budget was given)" if content["settings"]["assumed"] else ""
     lines = []
     for name, limit in content["settings"]["budgets"].items():
         value, words = took[name]
         kept = value is not None and float(value) <= float(limit) * (1 + 1e-9)
-        lines.append(f"{name} of at most {words(limit)}: {words(value)}, {'kept' if kept else 'NOT kept'}")
+        lines.append(f"{name} of at most {words(limit)}: {words(value)}, {'kept' if kept else 'NOT kept'}{assumed}")
     return lines
+
+
+def fixed_lines(content: Mapping[str, Any]) -> list[str]:
+    """What no serving stack loads in another format, and so wasn't given one: a line, or none."""
+    fixed = set(content["settings"]["fixed"])
+    places = [site["place"] for site in content["sites"] if site["name"] in fixed]
+    tables, linears = places.count("embedding"), places.count("linear")
+    names = ["embedding tables"] * bool(tables)
+    names += [f"{counted(linears, 'linear')} that no checkpoint holds quantised"] * bool(linears)
+    verb = "keeps its" if not tables and linears == 1 else "keep their"
+    return [f"{' and '.join(names)} {verb} format because something is exported"] if names else []
 
 
 def export_lines(content: Mapping[str, Any]) -> list[str]:
@@ -69,7 +83,9 @@ def export_lines(content: Mapping[str, Any]) -> list[str]:
     lines = []
     for part in content["exports"]:
         over = f", above the budget of {in_bytes(limit)}" if limit is not None and part["bytes"] > limit else ""
-        lines.append(f"{part['format']}: weights {in_bytes(part['bytes'])}{over}; {part['sites']} of {count} sites")
+        lines.append(
+            f"{part['format']}: weights {in_bytes(part['bytes'])}{over}; {part['sites']} of {counted(count, 'site')}"
+        )
     return lines
 
 
@@ -95,7 +111,7 @@ def _line(name: str, words: str) -> str:
 def _places(content: Mapping[str, Any]) -> str:
     sites = content["sites"]
     linears = sum(site["place"] == "linear" for site in sites)
-    return f"{len(sites)} sites, {linears} of them linears"
+    return f"{counted(len(sites), 'site')}, {linears} of them linear{'s' * (linears != 1)}"
 
 
 def _beside(content: Mapping[str, Any]) -> str:
@@ -128,7 +144,7 @@ def _table(content: Mapping[str, Any]) -> list[str]:
     lines = []
     for position, (kind, schemes) in enumerate(kinds.items()):
         lines += _folded(f"  {'' if position else 'assignment':<12}{kind:<{width}}  ", "; ".join(schemes))
-    return [*lines, _line("", f"and {others} activations in another format")] if others else lines
+    return [*lines, _line("", f"and {counted(others, 'activation')} in another format")] if others else lines
 
 
 def _costs(content: Mapping[str, Any]) -> list[str]:
@@ -136,11 +152,12 @@ def _costs(content: Mapping[str, Any]) -> list[str]:
     share = after["bytes"] / before["bytes"] if before["bytes"] else 1.0
     lines = [_line("weights", f"{in_bytes(before['bytes'])} before, {in_bytes(after['bytes'])} after ({share:.0%})")]
     if before["kv_bytes"]:
-        context = f"at {settings['context']} tokens"
+        context = f"at {counted(settings['context'], 'token')}"
         lines.append(
             _line("KV cache", f"{in_bytes(before['kv_bytes'])} before, {in_bytes(after['kv_bytes'])} after, {context}")
         )
-    for name, words in (("prefill", "prefill"), ("decode", "decode step")):
+    steps = {"prefill": "prefill", "decode": "decode step"} if before["decode"] is not None else {"prefill": "pass"}
+    for name, words in steps.items():
         times = f"{in_seconds(before[name])} before, {in_seconds(after[name])} after"
         lines.append(_line(words, f"{times}, at least, on {content['device']}"))
     return lines

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Group", "Place", "grouped", "layers_of", "place_of", "plain"]
+__all__ = ["Group", "Place", "counted", "grouped", "layers_of", "place_of", "plain"]
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?:[.:]|$)")
 
@@ -69,6 +69,11 @@ def layers_of(layers: Sequence[int]) -> str:
         else:
             runs.append([layer])
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things: 1 sequence, 2,000 tokens."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def plain(value: float) -> float | str | None:

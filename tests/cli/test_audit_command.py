@@ -13,12 +13,15 @@ from typing import Any
 import jsonschema
 import pytest
 
-from assay.cli.audit import Stages, _bytes
+from assay.cli.audit import Stages
 from assay.cli.audit import audit as command
+from assay.cli.audit_options import bytes_of
 from assay.cli.progress import Ticker
+from assay.precision.amounts import in_seconds
 from assay.precision.auditing import Audit, audit
 from assay.precision.model.streaming import streamed_parameters
 from tests.cli.audits import one_line, read, run
+from tests.precision.tiny_models import MODELS
 
 
 def test_an_audit_writes_its_answer(audited: Path) -> None:
@@ -44,7 +47,7 @@ def test_a_resumed_audit_gives_the_same_answer(
 ) -> None:
     """With --resume nothing is differentiated or measured again, and what is recommended is the same."""
     out = shutil.copytree(audited, tmp_path / "again")
-    monkeypatch.setattr("assay.precision.auditing.Simulator", None)
+    monkeypatch.setattr("assay.precision.model.measuring.Simulator", None)
     monkeypatch.setattr("assay.precision.auditing.Sensitivity", None)
     assert run(models, out, "--max-kl", "0.01", "--target", "h200", "--resume", "--export", "vllm,torchao") == 0
     out_text, err = capsys.readouterr()
@@ -77,7 +80,7 @@ def test_a_model_larger_than_the_memory_is_audited(
 def test_an_interrupted_audit_goes_on(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was measured before the interruption is not measured again."""
+    """An interruption says in one line how to go on; what was measured before it is not measured again."""
 
     def stop(self: Audit, *budgets: object, **_: object) -> None:
         raise KeyboardInterrupt
@@ -86,6 +89,9 @@ def test_an_interrupted_audit_goes_on(
         patched.setattr(Audit, "recommend", stop)
         assert run(models, tmp_path / "out", "--target", "h200") == 130
     assert not (tmp_path / "out" / "audit.json").exists()
+    assert (
+        f"stopped; what was measured is in {tmp_path / 'out' / 'kept'}, go on with --resume" in capsys.readouterr().err
+    )
     assert run(models, tmp_path / "out", "--target", "h200", "--resume") == 0
     (reused,) = re.findall(r"(\d+) of the errors were measured before", capsys.readouterr().err)
     assert int(reused) >= 48
@@ -105,11 +111,27 @@ def test_a_budget_that_cannot_be_met_gives_1(
     assert not read(out)["recommended"]["met"]
 
 
-def test_without_a_budget_the_weights_are_halved(models: Path, audited: Path, tmp_path: Path) -> None:
-    """Half of the bytes is the budget then, and it is told."""
+def test_what_is_kept_of_another_audit_is_told(
+    models: Path, audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--resume where the folder is of other settings says so in one line; of the same, it is silent."""
+    out = shutil.copytree(audited, tmp_path / "other")
+    more = ("--target", "h200", "--resume", "--max-kl", "0.01")
+    assert run(models, out, *more) == 0
+    assert "nothing is taken from it" not in capsys.readouterr().err
+    assert run(models, out, *more, "--seed", "1") == 0
+    assert f"{out / 'kept'} is of another model, text," in capsys.readouterr().err
+
+
+def test_without_a_budget_the_weights_are_halved(
+    models: Path, audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half of the bytes is the budget then, and it is told that nobody gave it; bytes are whole."""
     out = shutil.copytree(audited, tmp_path / "half")
     assert run(models, out, "--target", "h200", "--resume") == 0
     content = read(out)
+    assert "kept (half of the model's, since no budget was given)" in capsys.readouterr().out
+    assert all(isinstance(content[key]["bytes"], int) for key in ("untouched", "recommended"))
     assert content["settings"]["budgets"] == {"bytes": content["untouched"]["bytes"] / 2}
     assert content["recommended"]["bytes"] <= content["untouched"]["bytes"] / 2
 
@@ -140,7 +162,7 @@ def test_two_assignments_are_compared(
 )
 def test_sizes_are_read(text: str, size: float) -> None:
     """Decimal and binary prefixes, in any case."""
-    assert _bytes("--max-bytes", text) == size
+    assert bytes_of("--max-bytes", text) == size
 
 
 def test_the_guide_names_every_option_and_every_public_name() -> None:
@@ -173,3 +195,25 @@ def test_each_stage_has_a_ticker_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
             stages("looking", done, 2)
         stages("measuring", 1, 3)
     assert seen == [("looking", 2), ("looking", "ended"), ("measuring", 3), ("measuring", "ended")]
+
+
+def test_an_encoder_has_a_pass_and_no_decode_step(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No KV cache and no decode step are told, null in audit.json; --max-time is of the pass."""
+    home = shutil.copytree(models, tmp_path / "home")
+    shutil.rmtree(home / "llama", ignore_errors=True)
+    model = MODELS["bert"]()
+    model.save_pretrained(home / "llama")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(models / "llama" / file, home / "llama")
+    out = tmp_path / "out"
+    assert run(home, out, "--max-time", "1000", "--max-kl", "0.5") == 0
+    content, said = read(out), capsys.readouterr().out
+    jsonschema.validate(content, json.loads((files("assay.precision.report") / "audit.schema.json").read_text()))
+    for cost in (content["untouched"], content["recommended"], *content["pareto"]):
+        assert cost["kv_bytes"] is cost["decode"] is None
+    assert "decode" not in said
+    assert "KV cache" not in said
+    assert f"time of at most 1 s: {in_seconds(content['recommended']['prefill'])}, kept" in said
+    assert "decode step" not in (out / "report.html").read_text().partition("<script")[0]

@@ -35,12 +35,16 @@ def test_the_bytes_of_a_checkpoint_are_told(models: Path, tmp_path: Path, capsys
     content = read(out)
     chosen, (part,) = content["recommended"], content["exports"]
     assert "model.embed_tokens" not in chosen["assignment"]
+    assert content["settings"]["fixed"] == ["model.embed_tokens"]
     assert part["sites"] == len(chosen["assignment"]) > 0
     file = out / "export" / "checkpoint" / "model.safetensors"
     header = 8 + int.from_bytes(file.read_bytes()[:8], "little")
     assert part["bytes"] == file.stat().st_size - header <= 48e3
     assert part["bytes"] == pytest.approx(chosen["bytes"], rel=0.02)
-    assert f"  exported    checkpoint: weights {in_bytes(part['bytes'])}; " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"  exported    checkpoint: weights {in_bytes(part['bytes'])}; " in said
+    assert "  kept        embedding tables keep their format because something is exported" in said
+    assert "embedding tables keep their format because" in (out / "report.html").read_text()
 
 
 def test_exports_are_those_of_the_run(
@@ -65,17 +69,18 @@ def test_exports_are_those_of_the_run(
 def test_a_refused_export_leaves_no_earlier_one(
     models: Path, audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a checkpoint can't be written, the report is, and what an earlier run exported goes: it is of another."""
+    """Where a checkpoint can't be written, the report is, and what an earlier run exported goes: it is of another. The
+    exit status says that something is missing."""
     out = shutil.copytree(audited, tmp_path / "refused")
 
     def refuse(*_: object, **__: object) -> None:
         raise CannotExport("no place for it")
 
     monkeypatch.setattr("assay.precision.export.write_checkpoint", refuse)
-    assert run(models, out, "--max-bytes", "45kB", "--target", "h200", "--resume", "--checkpoint") == 2
+    assert run(models, out, "--max-bytes", "45kB", "--target", "h200", "--resume", "--checkpoint") == 1
     said, err = capsys.readouterr()
     assert "budget      bytes of at most 45 kB" in said
-    assert err.endswith("assay: no place for it\n")
+    assert err.endswith("assay: checkpoint: not written: no place for it\n")
     assert not (out / "export").exists()
     assert read(out)["settings"]["budgets"] == {"bytes": 45e3}
 

@@ -148,3 +148,24 @@ def test_a_bad_assignment_is_one_line(
     bad = str(tmp_path / "bad.json")
     assert run(models, out, "--target", "h200", "--resume", "--compare", bad, bad) == 2
     one_line(capsys, message)
+
+
+def test_a_bad_assignment_is_named_by_its_file(
+    models: Path, audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two files, the one that doesn't fit the model."""
+    out = shutil.copytree(audited, tmp_path / "out")
+    (tmp_path / "bad.json").write_text('{"encoder.block": "fp8"}')
+    files = (str(audited / "audit.json"), str(tmp_path / "bad.json"))
+    assert run(models, out, "--target", "h200", "--resume", "--compare", *files) == 2
+    one_line(capsys, f"{tmp_path / 'bad.json'}: expected a site of this model, got 'encoder.block'")
+
+
+def test_code_of_a_model_is_allowed_by_the_option_of_the_command(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line names --trust, which the command has, and not the argument of Python."""
+    home = shutil.copytree(models, tmp_path / "home")
+    edit_json(home / "llama" / "config.json", auto_map={"AutoModel": "code.Model"})
+    assert run(home, tmp_path / "out") == 2
+    one_line(capsys, "allow it by --trust, or give")

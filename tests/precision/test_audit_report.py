@@ -301,3 +301,14 @@ def test_a_screenshot_shows_the_recommended_point(tmp_path: Path, shown: str) ->
     assert colours.get("d55e00", 0) > 40
     assert colours.get("1d6fa8", 0) > 200
     assert len(colours) > 60
+
+
+def test_what_keeps_its_format_for_an_export_is_one_line(content: dict[str, Any]) -> None:
+    """Tables and linears that no checkpoint holds quantised are counted; without an export nothing is said."""
+    assert "no checkpoint holds quantised" not in summary(content)
+    linears = [site["name"] for site in content["sites"] if site["place"] == "linear"]
+    spoilt = copy.deepcopy(content)
+    spoilt["settings"]["fixed"] = linears[:1]
+    line = "1 linear that no checkpoint holds quantised keeps its format because something is exported"
+    assert line in summary(spoilt)
+    assert line in page(spoilt)

@@ -162,6 +162,14 @@ def test_an_exported_program_is_audited_as_its_module() -> None:
     assert plain.measure({"0": "w8a8"}) == exported.measure({"0": "w8a8"})
 
 
+def test_what_the_model_costs_does_not_depend_on_the_formats() -> None:
+    """Bytes and times of the model as it is are the same whatever is looked at."""
+    torch.manual_seed(0)
+    ids = [{"input_ids": torch.randint(0, 256, (4, 12))}]
+    costs = [audit(MODELS["llama"](), ids, formats=[name], bits=16).cost({}) for name in ("fp8", "w8a16", "kv-fp8")]
+    assert costs[0] == costs[1] == costs[2]
+
+
 def test_a_model_without_attention_has_no_cache() -> None:
     """Its bytes are its weights'."""
     found = audit(deep(2), batches(1), "relative", ["w8a8"], bits=16)

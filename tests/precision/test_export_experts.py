@@ -11,7 +11,7 @@ import transformers
 from safetensors import safe_open
 
 from assay.precision.errors import CannotExport
-from assay.precision.export import export, lint, quantization_config, write_checkpoint
+from assay.precision.export import export, lint, quantization_config, unstorable, write_checkpoint
 from assay.precision.export.pieces import Piece, pieces_of, rows_of
 from assay.precision.export.targets import matches
 from assay.precision.loading.quiet import quiet
@@ -114,6 +114,24 @@ def test_experts_of_a_layer_that_disagree_are_found() -> None:
     assignment = {**experts(made, "fp8"), "model.layers.1.mlp.experts.down_proj": "w8a16"}
     (warning,) = lint(assignment, made.sites)
     assert warning.startswith("model.layers.1.mlp.experts: ")
+
+
+def test_a_router_is_known_to_have_no_place() -> None:
+    """A router that is no torch.nn.Linear is told before anything is chosen; the experts are not."""
+    found = unstorable(sparse("mixtral").model, sparse("mixtral").sites)
+    routers = [name for name in found if name.endswith("mlp.gate")]
+    assert len(routers) == 2
+    assert "it is a MixtralTopKRouter" in found[routers[0]]
+    assert set(found) == {*routers, "model.embed_tokens"}
+
+
+def test_experts_with_column_factors_may_stay_as_they_are(tmp_path: Path) -> None:
+    """Partial: the other linears are stored, and a note says why the experts are not."""
+    made = sparse("mixtral")
+    assignment = experts(made, "w4a16-g64-awq") | {"lm_head": "fp8"}
+    written = write_checkpoint(made.model, assignment, tmp_path / "out", sites=made.sites, fits=made.fits, partial=True)
+    assert written.held == {"lm_head": "fp8"}
+    assert any("stays as it is in the checkpoint: experts share one input" in note for note in written.notes)
 
 
 def test_column_factors_of_experts_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,84 @@
+"""What the options of `assay audit` mean: sizes, formats of exports, files of assignments."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assay.precision.errors import BadAssignment, CannotExport, UnknownOption
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["assignment_of", "bytes_of", "check_checkpoint", "check_names", "exports_of"]
+
+_PREFIXES = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_SIZE = re.compile(r"(\d+\.?\d*|\.\d+)(?:e(\d+))? *([kmgt]?)(i?)b?", re.IGNORECASE)
+
+
+def assignment_of(path: Path) -> dict[str, str]:
+    """Site names to scheme names, of a file that holds them or is an audit.json."""
+    expected = "expected a JSON object of site names to scheme names, or an audit.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadAssignment(f"{path} can't be read ({error.strerror}); {expected}") from None
+    except ValueError as error:
+        raise BadAssignment(f"{path} is no JSON ({error}); {expected}") from None
+    if isinstance(content, dict) and isinstance(content.get("recommended"), dict):
+        content = content["recommended"].get("assignment")
+    if not isinstance(content, dict) or not all(isinstance(scheme, str) for scheme in content.values()):
+        raise BadAssignment(f"{path}: {expected}")
+    return content
+
+
+def check_names(names: Sequence[str] | None, target: str, metric: str) -> None:
+    """Raise for a metric or schemes that there are not or that the target lacks, before anything is loaded."""
+    from assay.precision.metrics import metric_named
+    from assay.precision.roofline import device_named, running
+    from assay.precision.schemes import scheme_named
+
+    metric_named(metric or "kl")
+    device = device_named(target) if target else None
+    for name in names or ():
+        scheme = scheme_named(name)
+        how = running(device, scheme) if device else None
+        if how is not None and not how.native:
+            raise UnknownOption(f"--formats {name}: {how.note}; leave it out, or choose another --target")
+
+
+def check_checkpoint(model: torch.nn.Module) -> None:
+    """Raise for what would keep a checkpoint from being written, before anything is computed."""
+    from assay.precision.export.folder import needed
+    from assay.precision.model.streaming import streamed_parameters
+
+    needed("compressed_tensors")
+    if streamed_parameters(model):
+        raise CannotExport("--checkpoint is written from weights in memory; give --max-memory more, or leave it away")
+
+
+def exports_of(texts: Sequence[str]) -> list[str]:
+    from assay.precision.export import FORMATS
+
+    names = [part.strip() for text in texts for part in text.split(",") if part.strip()]
+    if "all" in names:
+        return list(FORMATS)
+    for name in names:
+        if name not in FORMATS:
+            raise UnknownOption(f"--export {name}; expected {', '.join(FORMATS)} or all")
+    return list(dict.fromkeys(names))
+
+
+def bytes_of(flag: str, text: str) -> float | None:
+    """``800MB``, ``3.2GB`` (10^9), ``1.5GiB`` (2^30), or a number of bytes."""
+    if not text:
+        return None
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise UnknownOption(f"{flag} {text!r}; expected a number of bytes, or 800MB, 3.2GB, 1.5GiB")
+    number, power, prefix, binary = found.groups()
+    base = 1024 if binary else 1000
+    return float(number) * 10 ** int(power or 0) * base ** _PREFIXES[prefix.lower()]
