@@ -2,12 +2,13 @@
 
 For each (site, scheme) there are two estimates of the same quadratic form. The *direct* one is the mean over
 sequences of t^2, t the product summed over all tokens and features: right for any change, but of N sequences it has a
-relative standard error of about sqrt(2 / N). The *spread* one squares every term by itself and sums: right for
-rounding errors that are independent of one another, which most are, and nearly without noise. So what is used is the
-spread one, times a factor for its site and one for its scheme as far as two halves of the data agree on them, and the
-direct one where it differs by more than chance allows (saturation, flushed values, anything with a bias). Cross terms
-come from the products' correlations where they are larger than chance makes them, as for two sites that change the
-same values.
+relative standard error of about sqrt(2 / N). The *spread* one squares every term by itself and sums, a term being that
+of a whole row, a token's values or a weight's output channel, since errors go together within one (where a large value
+makes small ones vanish); right where rows are independent, which most are, and of little noise. So what is used is the
+spread one, times a factor for its site and one for its scheme as far as two halves of the data agree on them, and times
+what the direct one makes of it, the mean of t^2 over the sum of squares of its terms, where that differs by more than
+chance allows (saturation, flushed values, anything with a bias). Cross terms come from the products' correlations where
+they are larger than chance makes them, as for two sites that change the same values.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
         _line("noise floor", f"{in_error(content['noise_floor'])} {settings['unit']} (every site in bfloat16)"),
         *(_line("budget", line) for line in budget_lines(content)),
         *_folded(_line("decided by", ""), chosen["why"]),
-        *(_line("kept", line) for line in fixed_lines(content)),
+        *(part for line in fixed_lines(content) for part in _folded(_line("kept", ""), line)),
         *_table(content),
         _line("predicted", f"{interval(chosen['prediction'])} {settings['unit']}"),
         _line("measured", f"{in_error(chosen['measured'])} {settings['unit']}{_beside(content)}"),
