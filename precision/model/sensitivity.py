@@ -314,6 +314,9 @@ def _some_rows(weight: torch.Tensor, batch: int = 1) -> Iterator[tuple[int, int]
 
 def _changes_of_rows(stored: Stored, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """What is changed in the rows ids [...] of a table [V, D]: [..., D]."""
+    if stored.quantizer.per != "block":
+        rows = weight[ids]
+        return stored.at_rows(ids)(rows) - rows
     flat = ids.flatten()
     found = weight.new_empty(*flat.shape, weight.shape[-1])
     for start, stop in _some_rows(weight):

@@ -68,7 +68,16 @@ class Stored:
         if self.scales is None or self.scales.scale.shape[0] == 1:
             return self
         size = self.quantizer.size if self.quantizer.per == "block" else 1
-        rows = slice(start // size, -(-stop // size))
+        return self._scaled(slice(start // size, -(-stop // size)))
+
+    def at_rows(self, index: torch.Tensor) -> Stored:
+        """How the rows of an index of a table [V, D] are stored, whose scales aren't those of blocks."""
+        if self.scales is None or self.scales.scale.shape[0] == 1:
+            return self
+        return self._scaled(index)
+
+    def _scaled(self, rows: slice | torch.Tensor) -> Stored:
+        assert self.scales is not None
         zero = None if self.scales.zero is None else self.scales.zero[rows]
         return replace(self, scales=Scales(self.scales.scale[rows], zero, self.scales.divisor))
 
