@@ -42,6 +42,10 @@ class Random(Stored):
         assert self.stored is not None
         return replace(self, stored=self.stored.of_rows(start, stop), start=start)
 
+    def at_rows(self, index: torch.Tensor) -> Stored:
+        assert self.stored is not None
+        return replace(self, stored=self.stored.at_rows(index))
+
 
 class Controls(Fits):
     """What schemes would store, replaced by random changes of the same size."""
