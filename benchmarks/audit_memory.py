@@ -4,8 +4,6 @@ Prints for weights in memory and for streamed ones: the peak of resident memory 
 VmHWM), in multiples of the float32 model, and seconds of looking, predicting and two measurements.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import re

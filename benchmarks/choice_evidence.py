@@ -3,33 +3,29 @@
 For three budgets of bytes between the least and the model's own: the recommended assignment; random ones of about as
 many bytes, by prediction and at random; and a greedy search that measures. All errors are measured over the same text.
 
-- Random: a scheme for each decision unit, drawn from its menu and none; then units drawn at random take fewer bytes
+- Random: a scheme for each fusion group, drawn from its menu and none; then groups drawn at random take fewer bytes
   until the budget holds, then more as long as it does. Of ``--random``, the 20 of least predicted error are measured,
   and 100 drawn at random.
-- Greedy: from the model as it is, the change of one unit with the least increase of the measured error per byte saved,
+- Greedy: from the model as it is, the change of one group with the least increase of the measured error per byte saved,
   until the budget holds. Each step measures the 12 changes that are predicted to be the best of these.
 
-Units whose formats save no bytes, as caches are, stay as they are.
+Groups whose formats save no bytes, as caches are, stay as they are.
 """
 
-from __future__ import annotations
-
-import argparse
 import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
+from furniture import audited, options
 from rich.console import Console
 from rich.table import Table
 
-from assay.precision import Audit, audit
+from assay.precision import Audit
 from assay.precision.amounts import in_bytes, in_error
-from assay.precision.choice import Option, Unit
-from assay.precision.loading import load
-from assay.precision.recommendation import Planner
+from assay.precision.choice.problem import Group, Option
+from assay.precision.choice.recommendation import groups_of
 
 _SHARES = (0.25, 0.5, 0.75)
 """Where the budgets lie between the least bytes and the model's own."""
@@ -38,27 +34,29 @@ _DRAWN = 100
 _CANDIDATES = 12
 
 Schemes = dict[str, Option]
-"""Unit names to the options that they take."""
+"""Group names to the options that they take."""
 
 
 @dataclass
 class Search:
-    """The decision units of an audit that save bytes, and errors of what they take."""
+    """The fusion groups of an audit that save bytes, and errors of what they take."""
 
     audit: Audit
-    units: tuple[Unit, ...] = ()
+    groups: tuple[Group, ...] = ()
     fixed: float = 0.0
     """Bytes of everything else."""
     errors: dict[tuple[tuple[str, str], ...], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        planner = Planner(self.audit, self.audit.shape, self.audit.bits)
-        self.units = tuple(u for u in planner.units if any(each.bytes < u.options[0].bytes for each in u.options))
-        self.fixed = planner.cost({}).bytes - sum(unit.options[0].bytes for unit in self.units)
+        every = groups_of(self.audit.predictor, self.audit.roofline)
+        self.groups = tuple(u for u in every if any(each.bytes < u.options[0].bytes for each in u.options))
+        self.fixed = self.audit.cost({}).bytes - sum(group.options[0].bytes for group in self.groups)
 
     def assignment(self, taken: Mapping[str, Option]) -> dict[str, str]:
         """Site names to scheme names."""
-        return {site: taken[unit.name].scheme for unit in self.units if taken[unit.name].scheme for site in unit.sites}
+        return {
+            site: taken[group.name].scheme for group in self.groups if taken[group.name].scheme for site in group.sites
+        }
 
     def bytes(self, taken: Mapping[str, Option]) -> float:
         """Of the whole model."""
@@ -66,7 +64,7 @@ class Search:
 
     def predicted(self, taken: Mapping[str, Option]) -> float:
         """The quadratic form, by which predictions are ordered."""
-        return self.audit.squares(self.assignment(taken))
+        return self.audit.predictor.squares(self.assignment(taken))
 
     def measured(self, taken: Mapping[str, Option]) -> float:
         """Measured once for each assignment."""
@@ -79,19 +77,19 @@ class Search:
 
 def drawn(search: Search, budget: float, draw: random.Random) -> Schemes:
     """A random assignment within the budget that no single change to more bytes keeps."""
-    taken = {unit.name: draw.choice(unit.options) for unit in search.units}
+    taken = {group.name: draw.choice(group.options) for group in search.groups}
     while search.bytes(taken) > budget:
-        unit = draw.choice(search.units)
-        fewer = [option for option in unit.options if option.bytes < taken[unit.name].bytes]
+        group = draw.choice(search.groups)
+        fewer = [option for option in group.options if option.bytes < taken[group.name].bytes]
         if fewer:
-            taken[unit.name] = draw.choice(fewer)
+            taken[group.name] = draw.choice(fewer)
     while True:
         left = budget - search.bytes(taken)
         more = [
-            (unit.name, option)
-            for unit in search.units
-            for option in unit.options
-            if 0 < option.bytes - taken[unit.name].bytes <= left
+            (group.name, option)
+            for group in search.groups
+            for option in group.options
+            if 0 < option.bytes - taken[group.name].bytes <= left
         ]
         if not more:
             return taken
@@ -100,15 +98,15 @@ def drawn(search: Search, budget: float, draw: random.Random) -> Schemes:
 
 def greedy(search: Search, budgets: list[float]) -> list[Schemes]:
     """The first assignment within each budget, from the largest, on one way down from the model as it is."""
-    taken = {unit.name: unit.options[0] for unit in search.units}
+    taken = {group.name: group.options[0] for group in search.groups}
     found = []
     for budget in sorted(budgets, reverse=True):
         while search.bytes(taken) > budget:
             changes = [
-                {**taken, unit.name: option}
-                for unit in search.units
-                for option in unit.options
-                if option.bytes < taken[unit.name].bytes
+                {**taken, group.name: option}
+                for group in search.groups
+                for option in group.options
+                if option.bytes < taken[group.name].bytes
             ]
             for error in (search.predicted, search.measured):
                 here, size = error(taken), search.bytes(taken)
@@ -121,21 +119,12 @@ def greedy(search: Search, budgets: list[float]) -> list[Schemes]:
 
 def main() -> None:
     """Audit, choose, search, and print one table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="a folder, or a bundled model's name")
-    parser.add_argument("--text", type=Path, default=Path("configs/models/held-out.txt"))
-    parser.add_argument("--tokens", type=int, default=128, help="of a sequence")
-    parser.add_argument("--sequences", type=int, default=16)
+    parser = options(__doc__, sequences=16, batch=16, seed=0)
     parser.add_argument("--random", type=int, default=2000, help="random assignments for each budget")
-    parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    loaded = load(asked.model)
-    batches = loaded.batches(asked.text, sequence=asked.tokens, sequences=asked.sequences, batch=asked.sequences)
-    metric = "relative" if loaded.kind == "encoder" else "kl"
-    found = audit(loaded.model, batches, metric, bits=loaded.stored.itemsize * 8, seed=asked.seed)
-    found.calibrate()
+    loaded, found, _ = audited(asked, asked.seed)
     search = Search(found)
-    least = search.fixed + sum(min(option.bytes for option in unit.options) for unit in search.units)
+    least = search.fixed + sum(min(option.bytes for option in group.options) for group in search.groups)
     own = found.cost({}).bytes
     budgets = [least + share * (own - least) for share in _SHARES]
     began = time.monotonic()
@@ -147,7 +136,7 @@ def main() -> None:
         "bytes",
         f"measured, {found.metric.unit}",
         "to recommended",
-        title=f"{loaded.name}: {len(search.units)} units, {asked.sequences} sequences of {asked.tokens} tokens, "
+        title=f"{loaded.name}: {len(search.groups)} groups, {asked.sequences} sequences of {asked.tokens} tokens, "
         f"least {in_bytes(least)}, own {in_bytes(own)}; torch {torch.__version__}",
     )
     for budget, way in zip(budgets, ways, strict=True):

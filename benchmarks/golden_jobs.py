@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from importlib.resources import files
@@ -25,12 +25,8 @@ import torch
 from assay.golden.inputs.recipe import recipe
 from assay.golden.jobs.build import build
 from assay.golden.jobs.campaign import parse_campaign
-from assay.golden.jobs.local import Queue
-from assay.golden.jobs.pace import Pace
 from assay.golden.jobs.tasks import Job, Outcome
 from assay.golden.store import Store, make_record, record_key
-
-_OUTCOMES = 100_000
 
 
 def main() -> None:
@@ -60,7 +56,7 @@ def main() -> None:
                 taken, record = _timed(lambda task=task: make_record(task.recipe, task.digits))
                 both += taken
                 before = time.perf_counter()
-                stored += _timed(lambda record=record: _write(store, record))[0]
+                stored += _timed(lambda record=record: store.put(record))[0]
                 waited += time.perf_counter() - before
                 size += len(record.to_bytes())
             count = len(tasks) / 1e3
@@ -90,14 +86,8 @@ def _fill(address: str, first: int, count: int) -> tuple[float, float]:
     records = [replace(base, recipe=replace(base.recipe, seed=seed)) for seed in range(first, first + count)]
     wall, busy = time.perf_counter(), time.process_time()
     for record in records:
-        _write(store, record)
+        store.put(record)
     return time.perf_counter() - wall, time.process_time() - busy
-
-
-def _write(store: Store, record: Any) -> None:
-    with store.claim(record.key) as mine:
-        if mine:
-            store.put(record)
 
 
 def _bookkeeping(campaign: Any, store: Store) -> None:
@@ -120,18 +110,20 @@ def _per_outcome(campaign: Any) -> float:
     """Seconds that the process which hands out the tasks needs for each of them."""
 
     class Done:
-        """An engine that has done everything already, in batches of a hundred."""
+        """An engine that has done everything already."""
 
-        def run(self, job: Job, places: range) -> Iterator[Outcome]:
-            pace = Pace(campaign)
-            queue = Queue(iter(()), 2)
-            for first in range(0, _OUTCOMES, 100):
-                outcomes = [Outcome(place % campaign.count, "made") for place in range(first, first + 100)]
-                pace.learn(outcomes)
-                yield from queue.settled(outcomes)
+        def run(self, task: Any, items: Iterable[Any], *, until: float = 0.0) -> Iterator[tuple[int, list[Outcome]]]:
+            for number, (_, places) in enumerate(items):
+                yield number, [Outcome(place, "made") for place in places]
+
+        def __enter__(self) -> Done:
+            return self
+
+        def __exit__(self, *exception: object) -> None:
+            """There is nothing to end."""
 
     taken, _ = _timed(lambda: build(campaign, Job("bench", "", "memory://bench"), Done(), watch=lambda outcome: None))
-    return taken / _OUTCOMES
+    return taken / campaign.count
 
 
 def _timed(work: Callable[[], Any]) -> tuple[float, Any]:

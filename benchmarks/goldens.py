@@ -1,30 +1,17 @@
 """Goldens measured: speed against plain float64, against mpmath and Arb at 25 digits, and memory."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from furniture import best_time
 from rich.table import Table
 
 from assay.golden import evaluate
 
 _DIGITS = 25
-
-
-def best_time(run: Callable[[], object], repeats: int = 7) -> float:
-    """The least of several times, after one run that isn't counted."""
-    run()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return min(times)
 
 
 def certified() -> Table:

@@ -4,8 +4,6 @@ python benchmarks/interpreter.py cost          both, and the sanitizer, on the s
 python benchmarks/interpreter.py versions      each known version of Triton, in an environment of its own
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -21,8 +19,8 @@ _TRY = """
 import json, torch, triton
 from assay.kernels.triton.softmax import softmax
 from assay.verify import examine
-from assay.verify.interpreter import faithful
-from assay.verify.interpreter.checks import self_test
+from assay.interpreter import faithful
+from assay.interpreter.checks import self_test
 with faithful():
     wrong = {claim: reason for claim, reason in self_test().items() if reason}
 verdict = examine(softmax, "softmax", dtype="bfloat16", examples=20)
@@ -40,7 +38,7 @@ def versions() -> int:
             subprocess.run([sys.executable, "-m", *install], check=True)
         settings = {**os.environ, "PYTHONPATH": str(environment)}
         ours = _last_line([sys.executable, "-c", _TRY], settings)
-        plain = [sys.executable, "-W", "ignore", "-m", "assay.verify.interpreter.checks"]
+        plain = [sys.executable, "-W", "ignore", "-m", "assay.interpreter.checks"]
         own = json.loads(_last_line(plain, {**settings, "TRITON_INTERPRET": "1"}))
         print(f"{ours}  (Triton's own interpreter: {sum(map(bool, own.values()))} of {len(own)} wrong)", flush=True)
         result = json.loads(ours)
@@ -61,7 +59,7 @@ def cost() -> int:
     import torch
     from interpreter_kernels import WORKLOADS
 
-    from assay.verify.interpreter import faithful, sanitized
+    from assay.interpreter import faithful, sanitized
 
     contexts = {"plain": contextlib.nullcontext, "faithful": faithful, "sanitized": sanitized}
     print(f"{'kernel':32}{'plain':>9}{'faithful':>10}{'sanitized':>11} [ms]   ratios (goals: at most 1.5 and 3)")

@@ -1,10 +1,12 @@
-"""Measurements behind docs/evidence.md: ``./dev bench [golden | examine | zoo] ...`` (all if none is named)."""
+"""Measurements behind docs/evidence.md: ``./dev bench [golden | examine | zoo | order | lengths] ...``.
 
-from __future__ import annotations
+All but the last two where none is named.
+"""
 
 import platform
 import sys
-from collections.abc import Callable
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,6 +15,8 @@ from rich.progress import track
 from rich.table import Table
 
 from assay.verify import examine
+from assay.verify.examination.procedure import examination as examination_of
+from assay.verify.settings import EFFORTS
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -28,35 +32,35 @@ def golden() -> None:
 
 
 def examination() -> None:
-    """`examine` of torch's own kernels, 200 examples, default settings."""
-    kernels: list[tuple[str, str, Callable[..., torch.Tensor], dict[str, object]]] = [
-        ("torch.softmax", "softmax", lambda x: torch.softmax(x, -1), {}),
-        ("torch.mm", "gemm", torch.mm, {}),
-        (
-            "scaled_dot_product_attention",
-            "attention",
-            lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True),
-            {},
-        ),
-    ]
-    table = Table("kernel", "dtype", "outcome", "cases", "worst ratio", "seconds", title="examine, 200 examples")
-    for name, op, kernel, settings in kernels:
-        for dtype in ("float32", "bfloat16"):
-            verdict = examine(kernel, op, dtype=dtype, **settings)
-            cells = (verdict.outcome, str(verdict.cases), f"{verdict.worst:.3g}", f"{verdict.seconds:.1f}")
-            table.add_row(name, dtype, *cells)
+    """Processor time of examining each kernel of the survey that is here, by effort: one dtype, one thread."""
+    from assay.verify.campaign.table import entries
+    from assay.verify.execution.target import load_target
+
+    torch.set_num_threads(1)
+    table = Table("kernel", "op", "dtype", *EFFORTS, title="examine: outcome, cases, processor seconds")
+    for entry in track(entries(), console=console, description="examine"):
+        if entry.absence("cpu"):
+            continue
+        kernel, dtype = load_target(entry.target), (entry.survey_dtypes or entry.dtypes)[0]
+        cells = []
+        for effort in EFFORTS:
+            started = time.process_time()
+            verdict = examination_of(kernel, replace(entry.settings, dtype=dtype, effort=effort))
+            cells.append(f"{verdict.outcome} {verdict.cases} {time.process_time() - started:.1f}")
+        table.add_row(entry.name, entry.settings.spec, str(dtype or ""), *cells)
     console.print(table)
 
 
 def zoo() -> None:
-    """The honest kernels of the tests must pass, the faulty ones fail, at 200 examples and default settings."""
+    """The honest kernels of the tests must pass, the faulty ones fail, with thorough effort."""
     from tests.verify.zoo import FAULTY, HONEST
 
     torch.set_num_threads(1)
     for entries, wanted in ((HONEST, True), (FAULTY, False)):
         wrong, cases = [], 0
         for entry in track(entries, console=console, description="honest" if wanted else "faulty"):
-            verdict = examine(entry.kernel, entry.spec, **entry.examine)
+            settings = {"effort": "thorough", "strict": True, "every_aspect": wanted, **entry.examine}
+            verdict = examine(entry.kernel, entry.spec, **settings)
             cases += verdict.cases
             if verdict.passed is not wanted:
                 wrong.append(entry.name)
@@ -65,19 +69,46 @@ def zoo() -> None:
         console.print(f"{verb}: {len(wrong)} of {len(entries)} in {cases:,} cases {wrong}")
 
 
+def lengths() -> None:
+    """Honest kernels of the tests at growing lengths: how many are suspect of errors that rounding hardly explains."""
+    from assay.verify.examination.course import Course
+    from assay.verify.examination.question import ask
+    from assay.verify.settings import Settings
+    from tests.verify.zoo import HONEST
+
+    torch.set_num_threads(1)
+    flagged, examinations = [], 0
+    for seed in range(4):
+        for entry in track(HONEST, console=console, description=f"seed {seed}"):
+            settings = Settings(entry.spec, **(entry.examine | {"examples": 0, "seed": seed}))
+            tally = Course(ask(entry.kernel, settings), lambda phase, done, of: None).run(("lengths",))
+            examinations += 1
+            flagged += [entry.name] if tally.suspect or tally.broken else []
+    console.print(f"honest kernels suspect or broken: {len(flagged)} in {examinations} examinations {flagged}")
+
+
+def order() -> None:
+    """Which fixed cases find the most faults a second, into configs/case_order.toml."""
+    from benchmarks.case_order import measure
+
+    measure(console)
+
+
 TASKS = {"golden": golden, "examine": examination, "zoo": zoo}
+BY_NAME_ONLY = {"order": order, "lengths": lengths}
 
 
 def main() -> int:
     """Run the tasks named on the command line."""
     names = sys.argv[1:] or list(TASKS)
-    foreign = [name for name in names if name not in TASKS]
+    tasks = TASKS | BY_NAME_ONLY
+    foreign = [name for name in names if name not in tasks]
     if foreign:
-        print(f"bench: unknown task {foreign[0]!r}; there are: {', '.join(TASKS)}", file=sys.stderr)
+        print(f"bench: unknown task {foreign[0]!r}; there are: {', '.join(tasks)}", file=sys.stderr)
         return 2
     console.print(f"python {platform.python_version()}, torch {torch.__version__}, {torch.get_num_threads()} threads")
     for name in names:
-        TASKS[name]()
+        tasks[name]()
     return 0
 
 

@@ -6,24 +6,26 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from assay.cli.audit_options import assignment_of, bytes_of, check_checkpoint, check_names, exports_of
-from assay.cli.progress import Ticker, complain
-from assay.precision.errors import AssayError, BadAssignment, UnknownOption, UntrustedModel
+from assay.cli.progress import ProgressBar, report_error
+from assay.formats.errors import UnknownOption
+from assay.precision.errors import BadAssignment, UntrustedModel
+from assay.runtime.errors import AssayError
+from assay.runtime.files import write_text_atomically
 
 if TYPE_CHECKING:
     from assay.precision.auditing import Audit
+    from assay.precision.cache import Cache
+    from assay.precision.choice.assignment import Assignment
     from assay.precision.export import Exported
-    from assay.precision.kept import Kept
     from assay.precision.loading import Loaded
-    from assay.precision.recommendation import Assignment
 
 _LONGEST = 256
 """Tokens of a sequence where nothing else is asked for."""
@@ -63,7 +65,7 @@ def audit(
     ] = None,
     export: Annotated[
         list[str] | None,
-        typer.Option(metavar="FORMAT", help="compressed-tensors, modelopt, torchao, vllm, or all; may be repeated."),
+        typer.Option(metavar="FORMAT", help="A target of docs/exports.md, such as vllm, or all; may be repeated."),
     ] = None,
     checkpoint: Annotated[bool, typer.Option("--checkpoint", help="Write a quantised checkpoint too.")] = False,
     trust: Annotated[bool, typer.Option("--trust", help="Run code that comes with the model.")] = False,
@@ -74,20 +76,19 @@ def audit(
     Without a budget the weights may have half of their bytes. Exits with 1 where the budgets can't be met; then the
     closest assignment and the budgets that bind are told.
     """
-    size, memory, wanted = (
-        bytes_of("--max-bytes", max_bytes),
-        bytes_of("--max-memory", max_memory),
-        exports_of(export or []),
-    )
+    size, memory = bytes_of("--max-bytes", max_bytes), bytes_of("--max-memory", max_memory)
+    wanted = exports_of(export or [])
     for flag, limit in (("--max-kl", max_kl), ("--max-bytes", size), ("--max-time", max_time)):
         if limit is not None and not limit > 0:
             raise UnknownOption(f"{flag} {limit:g}; expected a number above 0")
     if compare and (wanted or checkpoint):
         raise UnknownOption("--compare writes no exports; leave --export and --checkpoint away, or --compare")
     from assay.precision.auditing import audit as examine
-    from assay.precision.kept import Kept, fingerprint
+    from assay.precision.cache import Cache, fingerprint
+    from assay.precision.choice.roofline import Shape
+    from assay.precision.export import unstorable
     from assay.precision.loading import load
-    from assay.precision.recommendation import shape_of
+    from assay.precision.report import record
     from assay.precision.report.page import plotly_source
 
     names = [name.strip() for name in formats.split(",") if name.strip()] or None
@@ -105,11 +106,11 @@ def audit(
     length = sequence or min(_LONGEST, loaded.positions or _LONGEST)
     batches = loaded.batches(text, sequence=length, sequences=sequences, batch=batch, lines=lines)
     digest = fingerprint(loaded.model, batches, metric, names, target, seed)
-    kept = Kept(out / "kept", digest, fresh=not resume)
+    kept = Cache(out / "kept", digest, fresh=not resume)
     if resume and _foreign(kept):
         words = "another model, text, set of options that what is measured depends on, or version of assay"
         print(f"assay: {kept.folder} is of {words}: nothing is taken from it", file=sys.stderr)
-    shape = replace(shape_of(loaded.model), context=context)
+    shape = replace(Shape.of(loaded.model), context=context)
     with _stoppable(kept), Stages() as stages:
         found = examine(
             loaded.model,
@@ -131,7 +132,8 @@ def audit(
         if assumed:
             limits["bytes"] = found.cost({}).bytes / 2
         began = time.monotonic()
-        fixed = _fixed(found) if wanted or checkpoint else []
+        sites = {str(site): site for site in found.sites}
+        fixed = list(unstorable(found.model, sites)) if wanted or checkpoint else []  # what no checkpoint can hold
         time_of = "max_time" if decodes else "max_prefill"
         chosen = found.recommend(limits["error"], limits["bytes"], fixed=fixed, **{time_of: limits["time"]})
         front = found.pareto()
@@ -143,11 +145,26 @@ def audit(
         found.seconds["measuring"] += time.monotonic() - began
     if kept.reused:
         print(f"assay: {kept.reused} of the errors were measured before, in {kept.folder}", file=sys.stderr)
-    about: dict[str, Any] = {"model": loaded.name, "kind": loaded.kind}
-    about |= {"stored": str(loaded.stored).removeprefix("torch."), "text": str(text), "fingerprint": digest}
-    about |= {"sequences": sum(len(each["input_ids"]) for each in batches), "context": context}
-    about |= {"tokens": sum(int(each["attention_mask"].sum()) for each in batches)}
-    about |= {"formats": names or [], "budgets": limits, "assumed": assumed, "fixed": fixed}
+    stored = str(loaded.stored).removeprefix("torch.")
+    about = {
+        "model": record.Model(loaded.name, loaded.kind, stored, sum(p.numel() for p in found.model.parameters())),
+        "data": record.Data(
+            str(text),
+            sequences=sum(len(each["input_ids"]) for each in batches),
+            tokens=sum(int(each["attention_mask"].sum()) for each in batches),
+        ),
+        "settings": record.Settings(
+            metric=found.metric.name,
+            unit=found.metric.unit,
+            target=found.target,
+            formats=names or [],
+            context=context,
+            budgets=record.Budgets(**{name: limit for name, limit in limits.items() if limit is not None}),
+            assumed=assumed,
+            fixed=fixed,
+        ),
+        "fingerprint": digest,
+    }
     try:
         exported = _export(found, loaded, chosen, out / "export", wanted, checkpoint)
     except AssayError:  # what has been computed is told in any case
@@ -157,49 +174,35 @@ def audit(
     return int(not chosen.met or bool(exported and exported.refused))
 
 
-class Stages:
-    """Progress of an audit's stages, each shown by a ticker of its own; a context manager."""
+class Stages(ExitStack):
+    """Progress of an audit's stages, each shown by a bar of its own; a context manager."""
 
-    def __init__(self) -> None:
-        self._stage = ""
-        self._ticker: Ticker | None = None
-
-    def __enter__(self) -> Stages:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close()
+    _stage = ""
+    _bar: ProgressBar | None = None
 
     def __call__(self, stage: str, done: int, count: int) -> None:
         """``done`` of ``count`` steps of a stage are done."""
-        if stage != self._stage or self._ticker is None:
-            self._close()
-            self._stage, self._ticker = stage, Ticker(stage, count, float(count))
-            self._ticker.__enter__()
-        self._ticker.advance(1.0)
+        if stage != self._stage or self._bar is None:
+            self.close()
+            self._stage, self._bar = stage, self.enter_context(ProgressBar(stage, count, float(count)))
+        self._bar.advance(1.0)
         if done >= count:
-            self._close()
-
-    def _close(self) -> None:
-        if self._ticker is not None:
-            self._ticker.__exit__(None, None, None)
-            self._ticker = None
+            self.close()
+            self._bar = None
 
 
 @contextmanager
-def _stoppable(kept: Kept) -> Iterator[None]:
+def _stoppable(kept: Cache) -> Iterator[None]:
     """Within, an interruption says in one line where what was computed is."""
     try:
         yield
     except KeyboardInterrupt:
         there = kept.folder.is_dir()
         what = f"what was measured is in {kept.folder}, go on with --resume" if there else "nothing was measured yet"
-        raise typer.Exit(complain(f"stopped; {what}", status=130)) from None
+        raise typer.Exit(report_error(f"stopped; {what}", status=130)) from None
 
 
-def _foreign(kept: Kept) -> bool:
+def _foreign(kept: Cache) -> bool:
     """Whether errors in a folder were measured in an audit with another fingerprint."""
     try:
         content = json.loads((kept.folder / "measured.json").read_text(encoding="utf-8"))
@@ -217,15 +220,14 @@ def _report(
     out: Path,
 ) -> None:
     """Write audit.json and report.html, and print the summary; what exports don't express goes to standard error."""
-    from assay.precision.advice import advise
-    from assay.precision.kept import write_whole
-    from assay.precision.report import About, content_of, page, summary
+    from assay.precision.auditing import advise
+    from assay.precision.report import content_of, page, summary
 
     parts = exported.parts if exported else ()
-    content = content_of(found, chosen, front, advise(found), About(**about), parts)
+    content = content_of(found, chosen, front, advise(found), parts, **about)
     paths = [
-        write_whole(out / "audit.json", (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()),
-        write_whole(out / "report.html", page(content).encode()),
+        write_text_atomically(out / "audit.json", json.dumps(content, indent=1, allow_nan=False) + "\n"),
+        write_text_atomically(out / "report.html", page(content)),
     ]
     paths += [path for part in parts for path in part.paths]
     print(summary(content, [str(path) for path in paths]))
@@ -259,18 +261,10 @@ def _export(
     )
 
 
-def _fixed(found: Audit) -> list[str]:
-    """Sites that no checkpoint can hold in another format: they keep their own where something is exported."""
-    from assay.precision.export import unstorable
-
-    return list(unstorable(found.model, {str(site): site for site in found.sites}))
-
-
 def _compare(
     found: Audit, names: Sequence[str], assignments: Sequence[Mapping[str, str]], out: Path, decodes: bool
 ) -> int:
     """Two assignments predicted and measured, and which is better; written to compare.json too."""
-    from assay.precision.kept import write_whole
     from assay.precision.report.comparison import compared, in_lines
 
     for name, assignment in zip(names, assignments, strict=True):
@@ -279,7 +273,7 @@ def _compare(
         except AssayError as error:
             raise BadAssignment(f"{name}: {error}") from None
     content = compared(found, names, assignments, decodes=decodes)
-    path = write_whole(out / "compare.json", (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+    path = write_text_atomically(out / "compare.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
     print(in_lines(content))
     print(f"  wrote       {path}")
     return 0

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay.precision.errors import BadAssignment, CannotExport, UnknownOption
+from assay.formats.errors import UnknownOption
+from assay.precision.errors import BadAssignment, CannotExport
 
 if TYPE_CHECKING:
     import torch
@@ -37,8 +38,8 @@ def assignment_of(path: Path) -> dict[str, str]:
 
 def check_names(names: Sequence[str] | None, target: str, metric: str) -> None:
     """Raise for a metric or schemes that there are not or that the target lacks, before anything is loaded."""
+    from assay.precision.choice.roofline import device_named, running
     from assay.precision.metrics import metric_named
-    from assay.precision.roofline import device_named, running
     from assay.precision.schemes import scheme_named
 
     metric_named(metric or "kl")
@@ -52,8 +53,8 @@ def check_names(names: Sequence[str] | None, target: str, metric: str) -> None:
 
 def check_checkpoint(model: torch.nn.Module) -> None:
     """Raise for what would keep a checkpoint from being written, before anything is computed."""
-    from assay.precision.export.folder import needed
-    from assay.precision.model.streaming import streamed_parameters
+    from assay.precision.export.checkpoint.folder import needed
+    from assay.precision.observation.streaming import streamed_parameters
 
     needed("compressed_tensors")
     if streamed_parameters(model):

@@ -1,22 +1,26 @@
 """`assay doctor`: versions, devices, what can run here, and whether assay itself works on this machine."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
+from typing import TypeAlias
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from assay.cli.progress import console, in_rows
+
+Row: TypeAlias = tuple[str, str | Text]
+"""What a row is about, and what there is to say."""
+_FIRST = 20  # letters of the first column
 _PACKAGES = (  # distribution, and what it is for where it isn't required
     ("kernel-assay", ""),
     ("torch", ""),
@@ -32,34 +36,35 @@ _PACKAGES = (  # distribution, and what it is for where it isn't required
 
 def doctor() -> int:
     """Versions, devices, what can run here, and quick self-tests; exits with 1 if one of these fails."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_column(no_wrap=True)
-    for name, value in (*_versions(), *_devices(), *_kernels()):
-        table.add_row(Text(name), Text(value), "")
     triton = importlib.util.find_spec("triton") is not None
-    broken = 0
-    for words, test in _SELF_TESTS.items():
-        if test is _faithful_interpreter and not triton:
-            continue
-        try:
-            reason = test()
-        except Exception as error:  # whatever goes wrong here is what the user came to learn
-            reason = f"{type(error).__name__}: {error}"
-        broken += bool(reason)
-        table.add_row(Text("self-test"), Text(words + (f": {reason}" if reason else "")), _mark(not reason))
-    if triton:
-        table.add_row(Text("triton's interpreter"), Text(_faults_of_plain_interpreter()), "")
-    Console().print(table)
-    return int(broken > 0)
+    tests = {words: test for words, test in _SELF_TESTS.items() if triton or test is not _faithful_interpreter}
+    looks: list[tuple[str, Callable[[], Iterable[Row]]]] = [
+        ("versions", _versions),
+        ("devices", _devices),
+        ("kernels", _kernels),
+        *((words, partial(_tried, words, test)) for words, test in tests.items()),
+        *([("triton's own interpreter", _faults_of_plain_interpreter)] if triton else []),
+    ]
+    failed = False
+    for words, look in looks:
+        with Console(stderr=True).status(f"{words} ..."):  # seen on a terminal only
+            rows = list(look())
+        console().print(in_rows(rows, first=_FIRST))
+        failed = failed or any(str(said).startswith("failed") for _, said in rows)
+    return int(failed)
 
 
-def _mark(good: bool) -> Text:
-    return Text("ok", "green") if good else Text("failed", "bold red")
+def _tried(words: str, test: Callable[[], str]) -> Iterator[Row]:
+    """What a self-test found."""
+    try:
+        reason = test()
+    except Exception as error:  # whatever goes wrong here is what the user came to learn
+        reason = f"{type(error).__name__}: {error}"
+    mark = ("failed", "bold red") if reason else ("ok", "green")
+    yield "self-test", Text.assemble(mark, f"  {words}", f": {reason}" if reason else "")
 
 
-def _versions() -> Iterator[tuple[str, str]]:
+def _versions() -> Iterator[Row]:
     yield "python", f"{platform.python_version()}, {platform.platform()}"
     for name, purpose in _PACKAGES:
         try:
@@ -68,7 +73,7 @@ def _versions() -> Iterator[tuple[str, str]]:
             yield name, f"not installed (only for {purpose})" if purpose else "not installed, and needed"
 
 
-def _devices() -> Iterator[tuple[str, str]]:
+def _devices() -> Iterator[Row]:
     import torch
 
     yield "cpu", f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores"
@@ -83,9 +88,9 @@ def _devices() -> Iterator[tuple[str, str]]:
         yield "cuda", "none; kernels are examined on the cpu"
 
 
-def _kernels() -> Iterator[tuple[str, str]]:
+def _kernels() -> Iterator[Row]:
     from assay.golden.registry import specs
-    from assay.verify.survey_table import entries
+    from assay.verify.campaign.table import entries
 
     yield "ops", ", ".join(specs())
     absent = {entry.name: entry.absence("cpu") for entry in entries()}
@@ -98,24 +103,25 @@ def _kernels() -> Iterator[tuple[str, str]]:
         yield "triton kernels", "can't run: triton is not installed"
 
 
-def _faults_of_plain_interpreter() -> str:
+def _faults_of_plain_interpreter() -> Iterator[Row]:
     """What the installed Triton's own interpreter gets wrong, tried in a process of its own."""
-    command = [sys.executable, "-W", "ignore", "-P", "-m", "assay.verify.interpreter.checks"]
+    command = [sys.executable, "-W", "ignore", "-P", "-m", "assay.interpreter.checks"]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
-        return f"could not be tried: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        yield "triton's interpreter", f"could not be tried: {reason}"
+        return
     results = json.loads(done.stdout)
     wrong = [f"{claim}: {reason}" for claim, reason in results.items() if reason]
-    return "\n".join(
-        [f"by itself it gets {len(wrong)} of {len(results)} things wrong, which are put right here:", *wrong]
-    )
+    head = f"by itself it gets {len(wrong)} of {len(results)} things wrong, which are put right here:"
+    yield "triton's interpreter", "\n".join([head, *wrong])
 
 
 def _faithful_interpreter() -> str:
     """The interpreter's self-tests under `faithful`: what is wrong, or nothing."""
-    from assay.verify.interpreter import faithful
-    from assay.verify.interpreter.checks import self_test
+    from assay.interpreter import faithful
+    from assay.interpreter.checks import self_test
 
     with faithful():
         return "; ".join(f"{claim}: {reason}" for claim, reason in self_test().items() if reason)
@@ -126,7 +132,7 @@ def _golden_against_arb() -> str:
     import torch
 
     from assay.golden.evaluation import evaluate
-    from assay.golden.run import Golden
+    from assay.golden.evaluation.golden import Golden
 
     x = torch.linspace(-30, 30, 24, dtype=torch.float64).reshape(4, 6).float()
     ours, witness = evaluate("softmax", x), evaluate("softmax", x, digits=30)
@@ -140,8 +146,8 @@ def _rounding_against_fractions() -> str:
     """Rounding to e4m3, against the nearest of its values in exact fractions, the even one of two."""
     import torch
 
-    from assay.precision.formats import all_values
-    from assay.precision.rounding import round_to
+    from assay.formats.codes import all_values
+    from assay.formats.rounding import round_to
 
     target = "float8_e4m3fn"
     values = sorted({value for value in all_values(target).tolist() if value >= 0})
@@ -163,7 +169,7 @@ def _fault_is_found() -> str:
     """A right softmax passes, and one without the shift by the maximum fails."""
     import torch
 
-    from assay.verify.examination import examine
+    from assay.verify.examination.procedure import examine
 
     def right(x: torch.Tensor) -> torch.Tensor:
         return torch.softmax(x, -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.cli import settings
-from assay.cli.progress import Ticker
-from assay.golden.isolate import Lost, Raised, Remember, Workers
+from assay.cli.progress import ProgressBar
+from assay.golden import registry
+from assay.runtime.pool import Heartbeat, Pool, Raised
+from assay.runtime.process import Lost
 from assay.verify.errors import SettingError, TargetError
 
 if TYPE_CHECKING:
     from assay.verify.fingerprint import Card
+    from assay.verify.settings import Settings
 
 _PATIENCE = 600.0
 
@@ -23,38 +27,36 @@ _PATIENCE = 600.0
 def fingerprint(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="package.module:function.")],
     spec: Annotated[str, typer.Option(help="What the function implements, e.g. gemm.")],
-    dtype: Annotated[str, typer.Option(help="bfloat16, or q=float16,k=bfloat16.")] = "",
-    option: Annotated[list[str] | None, typer.Option(help="causal=none: an option's value; may be repeated.")] = None,
-    shape: Annotated[
-        list[str] | None, typer.Option(help="D=64,128 or Sq=1:300 (as Python's range); may be repeated.")
-    ] = None,
-    out_dtype: Annotated[str, typer.Option(help="Dtype of the result, where it isn't the inputs'.")] = "",
-    framework: Annotated[str, typer.Option(help="What the kernel is called with.")] = "torch",
-    device: Annotated[str, typer.Option(help="Where the kernel runs.")] = "cpu",
-    timeout: Annotated[float, typer.Option(min=0.01, help="Seconds for one call.")] = 30.0,
+    dtype: settings.Dtype = "",
+    option: settings.Options = None,
+    shape: settings.Shapes = None,
+    out_dtype: settings.OutDtype = "",
+    framework: settings.Framework = "torch",
+    device: settings.Device = "cpu",
+    timeout: settings.Timeout = 30.0,
+    out: Annotated[Path | None, typer.Option(help="Folder for the card as JSON and as an HTML page.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the card as JSON here.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the card as an HTML page here.")] = None,
+    ops: settings.Ops = None,
 ) -> int:
     """Read a kernel's accumulator, order of summation, rounding, subnormals and NaN policy from its results."""
-    from assay.golden.registry import spec as spec_named
+    from assay.verify.settings import Settings
 
-    chosen: dict[str, Any] = {
-        "dtype": settings.dtypes([dtype])[0] if dtype else None,
-        "out_dtype": out_dtype or None,
-        "options": settings.options(spec_named(spec), option or []),
-        "shapes": settings.shapes(shape or []),
-        "framework": framework,
-        "device": device,
-        "timeout": timeout,
-    }
-    with Workers(1, preload="assay.verify.fingerprint", patience=_PATIENCE, quiet=False) as workers:
-        with Ticker("read", 1, 1.0):
-            ((_, answer),) = workers.each(read, [(target, spec, chosen)])
-        if isinstance(answer, Raised):
-            raise SettingError(answer.message if answer.mendable else f"fingerprint of {target}: {answer.message}")
-        if isinstance(answer, Lost):
-            raise TargetError(f"fingerprint of {target}: {answer.message}")
+    said: dict[str, Any] = {"framework": framework, "device": device, "timeout": timeout}
+    (asked,) = settings.dtypes([dtype]) if dtype else (None,)
+    definition = registry.spec(spec, target)
+    chosen = settings.adapted(Settings(definition.reference), option, shape, dtype=asked, out_dtype=out_dtype, **said)
+    pool = Pool(1, preload="assay.verify.fingerprint", timeout=_PATIENCE, quiet=False)
+    with pool, ProgressBar("read", 1, 1.0):
+        ((_, answer),) = pool.run(read, [(target, chosen)])
+    if isinstance(answer, Raised):
+        raise SettingError(answer.message if answer.user_error else f"fingerprint of {target}: {answer.message}")
+    if isinstance(answer, Lost):
+        raise TargetError(f"fingerprint of {target}: {answer.message}")
     print(answer)
+    if out is not None:
+        name = "-".join(re.findall(r"[\w.]+", f"{target} {chosen.dtype_name}"))
+        json, html = json or out / f"{name}.json", html or out / f"{name}.html"
     if json is not None:
         answer.to_json(json)
         print(f"assay: wrote {json}", file=sys.stderr)
@@ -63,10 +65,10 @@ def fingerprint(
     return 0
 
 
-def read(item: tuple[str, str, dict[str, Any]], remember: Remember) -> Card:
+def read(item: tuple[str, Settings], heartbeat: Heartbeat) -> Card:
     """The card of a kernel, in a worker."""
-    from assay.verify.fingerprint import fingerprint as read_card
-    from assay.verify.repro import load_target
+    from assay.verify.execution.target import load_target
+    from assay.verify.fingerprint.reading import card_of
 
-    target, op, chosen = item
-    return replace(read_card(load_target(target), op, **chosen), kernel=target)
+    target, chosen = item
+    return replace(card_of(load_target(target), chosen), kernel=target)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections import Counter
@@ -15,8 +14,11 @@ import typer
 
 from assay import configs
 from assay.cli import golden_tables as tables
-from assay.cli.progress import Ticker
-from assay.golden.errors import CampaignError, EngineError, StoreError
+from assay.cli.help import Commands, help_alone
+from assay.cli.progress import ProgressBar
+from assay.cli.settings import Ops
+from assay.golden.errors import CampaignError, StoreError
+from assay.runtime.engines import engine_named
 
 if TYPE_CHECKING:
     from assay.golden.jobs.build import Part
@@ -24,13 +26,17 @@ if TYPE_CHECKING:
     from assay.golden.jobs.tasks import Outcome
     from assay.golden.store import Store
 
-app = typer.Typer(help="Golden records: build a campaign, check a store, show it, discard a record, tell two apart.")
+app = typer.Typer(
+    cls=Commands,
+    help="Golden records: build a campaign, check a store, show it, discard a record, tell two apart.",
+    callback=help_alone,
+    invoke_without_command=True,
+)
 
 _STORE = "A path, s3://bucket/folder, or another address of fsspec's."
 _LISTED = 20  # failures or problems that are told one by one
 _BUNDLED = "campaigns/"
 
-Modules = Annotated[list[str] | None, typer.Option("--import", help="A module that defines specs; may be repeated.")]
 Address = Annotated[str, typer.Argument(metavar="STORE", help=_STORE)]
 AddressToo = Annotated[str, typer.Option("--store", help="The same.")]
 
@@ -45,34 +51,33 @@ def build(
     retries: Annotated[int, typer.Option(min=0, help="How often a task that failed is tried again.")] = 2,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one task may take.")] = 900.0,
     recheck: Annotated[bool, typer.Option("--recheck", help="Replace records that are there and damaged.")] = False,
-    modules: Modules = None,
+    ops: Ops = None,
 ) -> int:
     """Make the goldens of a campaign that the store hasn't got yet.
 
     It can be stopped or killed at any moment and started again; two builds may share a store. Exits with 1 if a task
     failed for good.
     """
-    _import(modules)
     if store.startswith("memory://"):
         raise StoreError(
             "--store memory://: each worker has a memory of its own; expected a path, s3://bucket/folder, ..."
         )
-    with _engine(engine, workers, retries=retries, timeout=timeout) as running:
+    with engine_named(engine, workers, preload="assay.golden.jobs.tasks", timeout=timeout) as running:
         from assay.golden.jobs.build import build as make
         from assay.golden.jobs.tasks import PRESENT, Job
 
         found = _campaign(campaign)
         chosen = _part(part, found)
-        job = Job(found.name, found.text, _address(store), tuple(modules or ()), recheck=recheck)
+        job = Job(found.name, found.text, _address(store), tuple(ops or ()), recheck=recheck)
         places, counts = chosen.places(found), Counter[str]()
-        with Ticker("golden", len(places), found.whole_effort(places), rate=True) as ticker:
+        with ProgressBar("golden", len(places), found.whole_effort(places), rate=True) as bar:
 
             def watch(outcome: Outcome) -> None:
                 counts[outcome.status] += 1
-                (ticker.skip if outcome.status == PRESENT else ticker.advance)(found.effort(outcome.place))
+                (bar.skip if outcome.status == PRESENT else bar.advance)(found.effort(outcome.place))
 
             try:
-                report = make(found, job, running, part=chosen, watch=watch)
+                report = make(found, job, running, part=chosen, retries=retries, watch=watch)
             except KeyboardInterrupt:
                 done = f"{counts.total()} of {len(places)} tasks of {found.name} are done"
                 print(f"assay: interrupted; {done}; the same command goes on from there", file=sys.stderr)
@@ -94,20 +99,19 @@ def check(
     store: AddressToo = "",
     sample: Annotated[int, typer.Option(min=0, help="How many records are derived again by mpmath.")] = 20,
     digits: Annotated[int, typer.Option(min=20, help="With how many digits.")] = 50,
-    modules: Modules = None,
+    ops: Ops = None,
 ) -> int:
     """Look at every bit of a store, for what is missing, and derive a sample again by mpmath.
 
     Exits with 1 if anything is wrong; what is wrong is named by its record's key.
     """
-    _import(modules)
     from assay.golden.jobs.check import check as examine
 
     opened = _store(address, store)
     keys = opened.keys()
     count = sum(1 for _ in keys) if sys.stderr.isatty() else 0
-    with Ticker("read", count, float(count), rate=True) as ticker:
-        found = examine(opened, sample=sample, digits=digits, watch=lambda done: ticker.advance(1.0))
+    with ProgressBar("read", count, float(count), rate=True) as bar:
+        found = examine(opened, sample=sample, digits=digits, watch=lambda done: bar.advance(1.0))
     for problem in found.problems[:_LISTED]:
         print(f"FAIL  {problem}")
     _more(found.problems)
@@ -125,10 +129,9 @@ def show(
     store: AddressToo = "",
     spec: Annotated[str, typer.Option(help="Only records of this spec.")] = "",
     limit: Annotated[int, typer.Option(min=1, help="How many records are listed.")] = 40,
-    modules: Modules = None,
+    ops: Ops = None,
 ) -> int:
     """A table of a store's records, or one record."""
-    _import(modules)
     opened = _store(address, store)
     opened.require()
     if key:
@@ -198,20 +201,6 @@ def _part(text: str, campaign: Campaign) -> Part:
     return Part(int(number), int(of))
 
 
-def _engine(name: str, workers: int | None, **settings: Any) -> Any:
-    """The engine of that name, begun: local workers import what they need while the campaign is read."""
-    if name == "local":
-        from assay.golden.isolate import core_count
-        from assay.golden.jobs.local import Local
-
-        return Local(workers or core_count(), **settings)
-    if name == "ray":
-        from assay.golden.jobs.ray_engine import RayEngine
-
-        return RayEngine(workers, **settings)
-    raise EngineError(f"--engine {name!r}; expected local or ray")
-
-
 def _store(address: str, option: str) -> Store:
     from assay.golden.store import Store
 
@@ -234,15 +223,3 @@ def _whole_key(store: Store, prefix: str) -> str:
         what = f"{len(found)} records, {found[0][:16]}... and {found[1][:16]}... among them" if found else "no record"
         raise StoreError(f"key {prefix!r}: {what}; expected what one record's key begins with")
     return found[0]
-
-
-def _import(modules: Sequence[str] | None) -> None:
-    """Import what defines specs; the current folder counts."""
-    if modules and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    for module in modules or ():
-        try:
-            importlib.import_module(module)
-        except Exception as error:  # a module may raise anything
-            lines = f"{type(error).__name__}: {error}".splitlines()
-            raise CampaignError(f"--import {module}: can't be imported ({lines[0]})") from None

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from assay.cli.progress import console, in_rows
 from assay.golden.errors import CampaignError, DamagedRecord, MissingRecord, OtherFormat, StoreError
 from assay.golden.registry import specs
 
@@ -27,8 +25,8 @@ def show_store(store: Store, spec: str, limit: int) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in ("key", "spec", "sizes", "dtype", "distribution", "digits", "worst radius", "versions"):
         table.add_column(name, overflow="fold", justify="right" if name == "worst radius" else "left")
-    keys, shown, more, unread, others = store.keys(), 0, 0, 0, set[str]()
-    for key in keys:
+    shown, more, unread, others = 0, 0, 0, set[str]()
+    for key in store.keys():  # noqa: SIM118  a store is no mapping
         if shown == limit and not spec:
             more += 1
             continue
@@ -41,23 +39,22 @@ def show_store(store: Store, spec: str, limit: int) -> None:
             continue
         if spec and record.recipe.spec != spec:
             others.add(record.recipe.spec)
-            continue
-        if shown == limit:
+        elif shown == limit:
             more += 1
-            continue
-        shown += 1
-        table.add_row(*map(Text, _row(record)))
+        else:
+            shown += 1
+            table.add_row(*map(Text, _row(record)))
     if spec and not shown:
         there = f"there are records of {', '.join(sorted(others))}" if others else "there are no records"
         raise StoreError(f"--spec {spec}: no record of it in {store.url}; {there}")
-    console = _console()
-    console.print(table)
+    out = console(_PIPED_WIDTH)
+    out.print(table)
     rest = f", and {more} more (--limit)" if more else ""
     rest += f", {unread} damaged or of another format (assay golden check)" if unread else ""
-    console.print(Text(f"\n{shown} records shown{rest}; {store.url}"), soft_wrap=True)
+    out.print(Text(f"\n{shown} records shown{rest}; {store.url}"), soft_wrap=True)
     for name in store.manifests():
         if state := _manifest(store, name):
-            console.print(Text(state), soft_wrap=True)
+            out.print(Text(state), soft_wrap=True)
 
 
 def _manifest(store: Store, name: str) -> str:
@@ -102,9 +99,6 @@ def worst_radius(record: Record) -> float:
 
 def show_record(record: Record) -> None:
     """All there is to say about a record, and the first numbers of each result."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
     recipe = record.recipe
     rows = [
         ("key", record.key),
@@ -118,26 +112,11 @@ def show_record(record: Record) -> None:
         ("versions", ", ".join(f"{name} {number}" for name, number in record.versions.items())),
     ]
     for returned, golden in zip(recipe.signature.returns, record.goldens, strict=True):
-        first = ", ".join(f"{value:.17g}" for value in golden.value.double().flatten()[:4].tolist())
-        classes = Counter(_classes(golden.value.double()))
+        values = golden.value.double()
+        first = ", ".join(f"{value:.17g}" for value in values.flatten()[:4].tolist())
         largest = float(golden.radius.max()) if golden.radius.numel() else 0.0
-        text = f"{list(golden.value.shape)}, largest radius {largest:.3g}; {first}" + (
-            ", ..." if golden.value.numel() > 4 else ""
-        )
-        text += "".join(f"; {count} {name}" for name, count in classes.items())
+        text = f"{list(values.shape)}, largest radius {largest:.3g}; {first}" + (", ..." if values.numel() > 4 else "")
+        classes = (("NaN", int(values.isnan().sum())), ("infinite", int(values.isinf().sum())))
+        text += "".join(f"; {count} {name}" for name, count in classes if count)
         rows.append((f"result {returned.name}", text))
-    for name, value in rows:
-        table.add_row(Text(name), Text(value))
-    _console().print(table)
-
-
-def _classes(values: object) -> dict[str, int]:
-    import torch
-
-    assert isinstance(values, torch.Tensor)
-    found = {"NaN": int(values.isnan().sum()), "infinite": int(values.isinf().sum())}
-    return {name: count for name, count in found.items() if count}
-
-
-def _console() -> Console:
-    return Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
+    console(_PIPED_WIDTH).print(in_rows(rows))

@@ -1,10 +1,9 @@
 """The command `assay`: every command stands in a file of its own, and what goes wrong is said in one line."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
@@ -12,19 +11,20 @@ from assay.cli import golden
 from assay.cli.audit import audit
 from assay.cli.doctor import doctor
 from assay.cli.fingerprint import fingerprint
+from assay.cli.help import Commands, help_alone, pointer, show_version
 from assay.cli.power import power
-from assay.cli.progress import complain
+from assay.cli.progress import report_error
 from assay.cli.repro import repro
 from assay.cli.survey import survey
 from assay.cli.verify import verify
-from assay.precision.errors import AssayError
+from assay.runtime.errors import AssayError
 
 app = typer.Typer(
     name="assay",
+    cls=Commands,
     help="Numerical verification of ML kernels, and the precision audit of models.",
     epilog="Exit status: 0 all passed; 1 a contract was broken, or a budget can't be met; 2 wrong usage or bad input.",
     no_args_is_help=False,
-    add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -34,10 +34,14 @@ app.add_typer(golden.app, name="golden")
 
 
 @app.callback(invoke_without_command=True)
-def root(context: typer.Context) -> None:
+def root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Numerical verification of ML kernels."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+    help_alone(context)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -45,19 +49,19 @@ def main(arguments: Sequence[str]) -> int:
     try:
         return app(list(arguments), prog_name="assay", standalone_mode=False) or 0
     except AssayError as error:
-        return complain(str(error))
+        return report_error(str(error))
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return report_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except (KeyboardInterrupt, typer.Abort):
-        return complain("interrupted", status=130)
+        return report_error("interrupted", status=130)
     except Exception as error:
         # The class of usage errors is click's in some versions of typer and its own in others.
         if not hasattr(error, "format_message"):
             raise
-        return complain(f"{error.format_message()} (see: assay --help)")
+        return report_error(f"{error.format_message()} {pointer(error)}")
 
 
 def run() -> None:

@@ -1,85 +1,111 @@
-"""What a command says on standard error: its progress, as a bar or now and then a plain line, and what went wrong."""
+"""What a command says: its progress, as a bar or now and then a plain line, what went wrong, and tables."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
-from types import TracebackType
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from assay.verify.campaign.survey import Job, Row
 
 _QUIET = 2.0  # seconds before anything is shown
 _BETWEEN = 10.0  # seconds between two plain lines
 
 
-def complain(message: str, status: int = 2) -> int:
+def report_error(message: str, status: int = 2) -> int:
     """One line on standard error; the exit status that goes with it."""
     print(f"assay: {' '.join(message.split())}", file=sys.stderr)
     return status
 
 
-class Ticker:
+def report_known(rows: Mapping[int, Row], jobs: Sequence[Job], folder: Path | None) -> None:
+    """Of how many jobs the folder held the verdicts."""
+    if rows:
+        print(f"assay: {len(rows)} of {len(jobs)} verdicts were in {folder}", file=sys.stderr)
+
+
+def console(piped_width: int | None = None) -> Console:
+    """Standard output, so wide where it is no terminal."""
+    return Console(width=None if sys.stdout.isatty() else piped_width)
+
+
+def in_rows(rows: Iterable[tuple[str | Text, ...]], first: int | None = None) -> Table:
+    """A table without a head: what each row is about, in bold and ``first`` letters wide, and what there is to say."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column(style="bold", no_wrap=True, width=first)
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(part) if isinstance(part, str) else part for part in row))
+    return table
+
+
+def examined(jobs: Sequence[Job], rows: Iterable[tuple[int, Row]], show: Callable[[int, Row], None]) -> int:
+    """Hand every row to ``show(place, row)`` under a bar; how many there were until the end, or an interruption."""
+    done = 0
+    with ProgressBar("examined", len(jobs), sum(job.cost for job in jobs)) as bar, suppress(KeyboardInterrupt):
+        for place, row in rows:
+            show(place, row)
+            done += 1
+            bar.advance(jobs[place].cost)
+    return done
+
+
+class ProgressBar:
     """Shows how much of ``effort``, in any unit, is done in ``count`` steps; a context manager.
 
     ``rate`` shows also how many steps are done in a second, counted from the first one.
     """
 
     def __init__(self, label: str, count: int, effort: float, *, rate: bool = False) -> None:
-        self._label, self._count, self._effort, self._rate = label, count, effort, rate
+        self.label, self._count, self._effort, self._rate = label, count, effort, rate
         self._done, self._skipped, self._spent, self._started = 0, 0, 0.0, time.monotonic()
         self._begun = False
         self._next_line = self._started + _BETWEEN
-        self._bar: Progress | None = None
-        if sys.stderr.isatty():
-            self._bar = Progress(
-                TextColumn("{task.description} {task.fields[done]} of {task.fields[count]}{task.fields[rate]}"),
-                BarColumn(),
-                TimeRemainingColumn(),
-                TextColumn("left"),
-                console=Console(stderr=True),
-                transient=True,
-                speed_estimate_period=3600,
-            )
-            self._task = self._bar.add_task(label, total=effort, done=0, count=count, rate="")
-            self._timer = threading.Timer(_QUIET, self._bar.start)
-            self._timer.daemon = True
+        columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), TextColumn("left")
+        console = Console(stderr=True)
+        self._bar = Progress(
+            *columns, console=console, transient=True, speed_estimate_period=3600, disable=not sys.stderr.isatty()
+        )
+        self._task = self._bar.add_task(f"{label} 0 of {count}", total=effort)
+        self._timer = threading.Timer(_QUIET, self._bar.start)
+        self._timer.daemon = True
 
-    def __enter__(self) -> Ticker:
-        if self._bar is not None:
-            self._timer.start()
+    def __enter__(self) -> ProgressBar:
+        self._timer.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._timer.cancel()
-            self._timer.join()
-            self._bar.stop()
+    def __exit__(self, *exception: object) -> None:
+        self._timer.cancel()
+        self._timer.join()
+        self._bar.stop()
 
     def advance(self, effort: float) -> None:
         """One step, of so much effort, is done."""
         now = time.monotonic()
         if self._rate and not self._begun:  # the first one waited for whatever had to be started
             self._begun, self._started = True, now
-            self.skip(effort)
-            return
+            return self.skip(effort)
         self._done, self._spent = self._done + 1, self._spent + effort
-        if self._bar is not None:
-            self._bar.update(
-                self._task, completed=self._spent, total=self._effort, done=self._done, rate=self._speed(now)
-            )
-        elif now >= self._next_line and 0 < self._spent < self._effort:
+        steps = f"{self._done} of {self._count}"
+        if self._rate:
+            steps += f", {(self._done - self._skipped) / max(now - self._started, 1e-3):.3g}/s"
+        self._bar.update(self._task, completed=self._spent, total=self._effort, description=f"{self.label} {steps}")
+        if self._bar.disable and now >= self._next_line and 0 < self._spent < self._effort:
             left = (now - self._started) * (self._effort / self._spent - 1)
-            steps = f"{self._done} of {self._count}{self._speed(now)}"
-            print(f"assay: {self._label} {steps}, about {left:.0f} s left", file=sys.stderr)
+            print(f"assay: {self.label} {steps}, about {left:.0f} s left", file=sys.stderr)
             self._next_line = now + _BETWEEN
 
     def skip(self, effort: float) -> None:
         """One step, which would have taken so much effort, needn't be done."""
         self._done, self._skipped, self._effort = self._done + 1, self._skipped + 1, self._effort - effort
-
-    def _speed(self, now: float) -> str:
-        return f", {(self._done - self._skipped) / max(now - self._started, 1e-3):.3g}/s" if self._rate else ""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from assay.cli.progress import Ticker
-from assay.golden.isolate import Lost, Raised, Remember, Workers
+from assay.cli.progress import ProgressBar
+from assay.runtime.pool import Heartbeat, Pool, Raised
+from assay.runtime.process import Lost
 from assay.verify.errors import ReproError
 
 if TYPE_CHECKING:
+    from assay.verify.findings import Failure
     from assay.verify.verdict import Verdict
 
 
@@ -23,28 +24,35 @@ def repro(
     ] = False,
 ) -> int:
     """Run one case of a report again: exits with 1 if it still fails, with 0 if it passes now."""
-    with Workers(1, preload="assay.verify.repro", quiet=False) as workers:
-        with Ticker("tried", 1, 1.0):
-            ((_, answer),) = workers.each(repeat, [(line, target)])
-        if isinstance(answer, Raised):
-            raise ReproError(answer.message if answer.mendable else f"repro line: can't be run ({answer.message})")
-        verdict = _lost(line, target, answer) if isinstance(answer, Lost) else answer
+    with Pool(1, preload="assay.verify.examination.repro", quiet=False) as pool, ProgressBar("tried", 1, 1.0):
+        ((_, answer),) = pool.run(repeat, [(line, target)])
+    if isinstance(answer, Raised):
+        raise ReproError(answer.message if answer.user_error else f"repro line: can't be run ({answer.message})")
+    if isinstance(answer, Lost):  # the kernel took its process down, again
+        from assay.verify.examination.repro import parse_line
+        from assay.verify.findings import Failure
+
+        failure = Failure(answer.kind, parse_line(line, target)[2], answer.message)
+        verdict = _verdict(line, target, outcome="FAIL", failure=failure)
+    else:
+        verdict = answer
     print(verdict)
     if sanitized:
-        from assay.verify.compute_sanitizer import sanitize
+        from assay.verify.execution.compute_sanitizer import sanitize
 
-        print(f"  {sanitize(verdict.repro)}")
+        print(f"  {sanitize(line, target)}")
     return int(not verdict.passed)
 
 
-def repeat(item: tuple[str, str], remember: Remember) -> Verdict:
+def repeat(item: tuple[str, str], heartbeat: Heartbeat) -> Verdict:
     """What the case of a line shows now, in a worker."""
-    from assay.verify.repro import run_line
+    from assay.verify.examination.repro import parse_line, run_line
+    from assay.verify.judgement.result import by_reason
 
-    result = run_line(*item, lambda case, seconds: remember("", seconds))
-    failure = result.failure
-    if failure is not None:
-        outcome, note = "FAIL", ""
+    result = run_line(*item, lambda case, seconds: heartbeat("", seconds))
+    if result.failure is not None:
+        warns = result.failure.kind == "unlikely" or result.failure.aspect in parse_line(*item)[0].unpromised
+        outcome, note = ("WARN" if warns else "FAIL"), ""
     elif result.unresolved:
         outcome, note = "INCONCLUSIVE", f"{result.unresolved} elements lie within the golden's own radius of the limit"
     elif not result.judged and result.case.protocol == "once":
@@ -55,34 +63,29 @@ def repeat(item: tuple[str, str], remember: Remember) -> Verdict:
         *item,
         outcome=outcome,
         worst=result.worst,
-        failure=failure,
+        failure=result.failure,
         elements=result.judged,
         unjudged=result.unjudged,
+        left_out=by_reason(result.left_out),
         unresolved=result.unresolved,
         note=note,
     )
 
 
-def _lost(line: str, target: str, lost: Lost) -> Verdict:
-    """The kernel took its process down, again."""
-    from assay.verify.repro import parse_line
-    from assay.verify.result import Failure
-
-    return _verdict(line, target, outcome="FAIL", failure=Failure(lost.kind, parse_line(line)[1], lost.message))
-
-
-def _verdict(line: str, target: str, **found: Any) -> Verdict:
-    from assay.verify.contract import contract_from_table
-    from assay.verify.repro import parse_line
+def _verdict(line: str, target: str, failure: Failure | None = None, **found: Any) -> Verdict:
+    from assay.verify.examination.repro import parse_line, repro_line
+    from assay.verify.findings import broken_by
     from assay.verify.verdict import Verdict
 
-    content, case = parse_line(line)
+    settings, target, case, aspect = parse_line(line, target)
+    again = repro_line(settings, target, case, aspect)
     return Verdict(
-        kernel=target or content["target"],
-        spec=case.spec,
+        kernel=target,
+        target=target,
+        spec=case.definition.name,
         dtype=", ".join(dict.fromkeys(case.dtypes.values())),
-        contract=str(contract_from_table(content.get("contract", {}))),
+        contract=str(settings.contract),
         cases=1,
-        repro=f"assay repro '{json.dumps(content, separators=(',', ':'))}'",
+        aspects=broken_by(failure, again) if failure is not None else {},
         **found,
     )

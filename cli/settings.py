@@ -1,15 +1,90 @@
-"""What is written on a command line, as the values that `examine` takes."""
+"""The options that are settings of an examination, declared once, and `Settings` made of what they say."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
-from assay.golden.registry import Spec
+import typer
+
+from assay.golden.registry import Spec, load_ops
 from assay.verify.errors import ContractError, SettingError
 
+if TYPE_CHECKING:
+    from assay.verify.settings import Settings
+
+Ops = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ops",
+        "--import",
+        callback=load_ops,
+        is_eager=True,
+        help="A module that defines ops of your own; may be repeated.",
+    ),
+]
 _WORDS = {"none": None, "true": True, "false": False}
+
+Dtype = Annotated[str, typer.Option(help="bfloat16, or q=float16,k=bfloat16.")]
+Dtypes = Annotated[list[str] | None, typer.Option(help="bfloat16, or q=float16,k=bfloat16; may be repeated.")]
+Options = Annotated[
+    list[str] | None, typer.Option(help="causal=none,bottom_right: values to vary over; may be repeated.")
+]
+Shapes = Annotated[list[str] | None, typer.Option(help="D=64,128 or Sq=1:300 (as Python's range); may be repeated.")]
+At = Annotated[
+    list[str] | None,
+    typer.Option(help="R=8192,N=4096: sizes of production, at which samples are judged; may be repeated."),
+]
+ContractFields = Annotated[list[str] | None, typer.Option(help="A contract's name, or field=value; may be repeated.")]
+OutDtype = Annotated[str, typer.Option(help="Dtype of the result, where it isn't the inputs'.")]
+Layouts = Annotated[list[str] | None, typer.Option(help="Memory layouts that the kernel takes, where not all.")]
+Framework = Annotated[
+    str, typer.Option(help="torch (the default), numpy, jax or cupy: what the kernel is called with.")
+]
+Effort = Annotated[
+    str,
+    typer.Option(metavar="quick|usual|thorough", help="How much each examination tries, usual where nothing is said."),
+]
+Examples = Annotated[
+    int | None,
+    typer.Option(min=0, help="Fuzzed cases of each examination, beside the fixed ones; 12, 60 or 200 by the effort."),
+]
+Seed = Annotated[int, typer.Option(help="Seed of every examination.")]
+Device = Annotated[str, typer.Option(help="Where the kernel runs.")]
+Timeout = Annotated[float, typer.Option(min=0.01, help="Seconds for one call; 10 more where no alarm is heard.")]
+Isolate = Annotated[
+    bool, typer.Option("--isolate", help="Each kernel in a process of its own: what it dies of is a finding.")
+]
+Memory = Annotated[float, typer.Option(min=0.01, help="GiB that an isolated kernel may hold.")]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="NaN, infinities, signed zeros and subnormals are part of every promise.")
+]
+Faithful = Annotated[
+    str, typer.Option(metavar="DEVICE", help="h200, b200, ...: its tensor cores in Triton's dots, on a CPU.")
+]
+
+
+def adapted(
+    settings: Settings,
+    option: Sequence[str] | None = None,
+    shape: Sequence[str] | None = None,
+    contract: Sequence[str] | None = None,
+    at: Sequence[str] | None = None,
+    **others: Any,
+) -> Settings:
+    """The settings with what the command line says otherwise; what it leaves out is None or empty."""
+    from assay.verify.cases.at_shape import read_sizes
+    from assay.verify.contract import contract_from_table
+
+    said = {name: value for name, value in others.items() if value not in (None, "", [])}
+    if contract:
+        said["contract"] = contract_from_table(contract_fields(contract))
+    if at:
+        said["at"] = [read_sizes(text, "--at") for text in at]
+    said["options"] = {**settings.options, **options(settings.definition, option or ())}
+    return replace(settings, **said, shapes={**settings.shapes, **shapes(shape or ())})
 
 
 def dtypes(texts: Sequence[str]) -> tuple[Any, ...]:
@@ -49,12 +124,14 @@ def shapes(texts: Sequence[str]) -> dict[str, Sequence[int]]:
     return found
 
 
-def contract(texts: Sequence[str], named: Any) -> dict[str, Any]:
-    """``field=value``, ``stages.name=format``, ``ulps.name=2``, or a contract's name, which ``named`` looks up."""
+def contract_fields(texts: Sequence[str]) -> dict[str, Any]:
+    """``field=value``, ``stages.name=format``, ``ulps.name=2``, or a contract's name."""
+    from assay.verify.contract import contract_named
+
     fields: dict[str, Any] = {}
     for text in texts:
         if "=" not in text:
-            fields |= named(text)
+            fields |= contract_named(text)
             continue
         name, value = _split("--contract", text, "a contract's name, or field=value")
         group, _, inner = name.partition(".")

@@ -14,29 +14,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from assay.cli.progress import Ticker, complain
-from assay.golden.isolate import Workers, worker_count
+from assay.cli import settings
+from assay.cli.progress import console, examined, report_error, report_known
+from assay.cli.settings import Ops
+from assay.runtime.pool import Pool, worker_count
 from assay.verify.errors import SettingError
 
 if TYPE_CHECKING:
-    from assay.verify.survey import Row
-    from assay.verify.survey_table import Entry
+    from assay.verify.campaign.survey import Row
+    from assay.verify.campaign.table import Entry
 
 _TIMEOUT = 30.0  # seconds for one call of a kernel
 _PIPED_WIDTH = 160
-_COLOURS = {"PASS": "green", "FAIL": "red", "NOT HERE": "dim", "NOT RUN": "dim"}
+_KEPT = "kept"  # where verdicts are kept, below the folder of the reports
+_COLOURS = {"PASS": "green", "WARN": "yellow", "FAIL": "red", "NOT HERE": "dim", "NOT RUN": "dim"}
 
 
 def survey(
-    examples: Annotated[
-        int, typer.Option(min=0, help="Fuzzed cases per kernel and dtype, beside the fixed phases.")
-    ] = 20,
-    seed: Annotated[int, typer.Option(help="Seed of every examination.")] = 0,
-    device: Annotated[str, typer.Option(help="Where the kernels run.")] = "cpu",
+    effort: settings.Effort = "quick",
+    examples: settings.Examples = None,
+    seed: settings.Seed = 0,
+    device: settings.Device = "cpu",
     out: Annotated[Path, typer.Option(help="Folder of index.html and survey.json.")] = Path("report"),
     only: Annotated[str, typer.Option(help="Only kernels whose name contains this.")] = "",
     table: Annotated[
@@ -48,41 +49,49 @@ def survey(
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 1 unless every kernel that is here passed.")
     ] = False,
+    anew: Annotated[bool, typer.Option("--anew", help="Make verdicts again that the folder holds.")] = False,
+    ops: Ops = None,
 ) -> int:
     """Every kernel of the survey table against its contract, in each of its dtypes.
 
     Exits with 0 when it ran to its end, whatever it found: the kernels are mostly other people's. The reports are
-    written anew after each examination.
+    written anew after each examination. Stopped, it goes on where it was: verdicts that the folder holds of the same
+    kernels, sources and settings are not made again.
     """
     started = time.monotonic()
-    with Workers(worker_count(), preload="assay.verify.survey") as workers:
-        from assay.verify.question import check_device
-        from assay.verify.survey import not_run, plan, run
-        from assay.verify.survey_table import entries
+    with Pool(worker_count(), preload="assay.verify.campaign.survey") as pool:
+        from assay.verify.campaign.cache import keep, known, name_of
+        from assay.verify.campaign.survey import not_run, plan, run
+        from assay.verify.campaign.table import entries
+        from assay.verify.execution.frameworks import check_device
 
         check_device(device)
-        jobs = plan(
-            _chosen(entries(table), only), examples=examples, seed=seed, device=device, timeout=_TIMEOUT, threads=1
-        )
-        rows = [not_run(job, "not yet") for job in jobs]
+        asked = {"effort": effort, "examples": examples, "seed": seed, "device": device}
+        jobs = plan(_chosen(entries(table), only), **asked, timeout=_TIMEOUT, threads=1)
+        names = [name_of(job) for job in jobs]  # of the sources as they are now
+        before = {} if anew else known(out / _KEPT, jobs)
+        report_known(before, jobs, out / _KEPT)
+        rows = [before.get(place) or not_run(job, "not yet") for place, job in enumerate(jobs)]
+        left = [place for place in range(len(jobs)) if place not in before]
         until = float("inf") if seconds is None else started + seconds
-        about = {"examples": examples, "seed": seed, "device": device}
-        done, interrupted = 0, False
-        _write(out, rows, about, 0.0)  # where that can't be done, nobody waits to learn it
-        with Ticker("examined", len(jobs), sum(job.effort for job in jobs)) as ticker:
-            try:
-                for place, row in run(jobs, workers, until=until):
-                    rows[place] = row
-                    done += 1
-                    ticker.advance(jobs[place].effort)
-                    _write(out, rows, about, time.monotonic() - started)
-            except KeyboardInterrupt:
-                interrupted = True
+        _write(out, rows, asked, 0.0)  # where that can't be done, nobody waits to learn it
+
+        def show(position: int, row: Row) -> None:
+            place = left[position]
+            rows[place] = row
+            if row.verdict is not None:
+                keep(out / _KEPT, jobs[place], row.verdict, names[place])
+            _write(out, rows, asked, time.monotonic() - started)
+
+        todo = [jobs[place] for place in left]
+        interrupted = examined(todo, run(todo, pool, until=until), show) < len(todo)
     taken = time.monotonic() - started
-    page, data = _write(out, rows, about, taken)
+    page, data = _write(out, rows, asked, taken)
     _print(rows, f"{taken:.0f} s, {page}, {data}")
     if interrupted:
-        return complain(f"interrupted; {done} of {len(jobs)} examinations are done, and stand in {data}", status=130)
+        done = sum(row.outcome != "NOT RUN" for row in rows)
+        words = f"interrupted; {done} of {len(jobs)} examinations are done, and stand in {data}"
+        return report_error(f"{words}; the same command goes on from there", status=130)
     return _status(rows, strict)
 
 
@@ -103,37 +112,28 @@ def _status(rows: Sequence[Row], strict: bool) -> int:
         print(f"assay: {row.entry.name} {row.dtype}: {row.reason}", file=sys.stderr)
     if mistakes:
         return 2
-    return int(strict and any(row.outcome not in ("PASS", "NOT HERE") for row in rows))
+    return int(strict and any(row.outcome not in ("PASS", "WARN", "NOT HERE") for row in rows))
 
 
-def _write(out: Path, rows: Sequence[Row], settings: dict[str, Any], taken: float) -> tuple[Path, Path]:
+def _write(out: Path, rows: Sequence[Row], asked: dict[str, Any], taken: float) -> tuple[Path, Path]:
     """Both reports; their paths."""
     import torch
 
-    from assay.verify.report import survey_page, tally
-    from assay.verify.verdict import write_whole
+    from assay.runtime.files import write_text_atomically
+    from assay.verify.campaign.page import survey_page, tally
 
-    about = {
+    shown = {
         "assay": version("kernel-assay"),
         "torch": torch.__version__,
-        "machine": _machine(settings["device"]),
+        "machine": _machine(asked["device"]),
         "made": datetime.now().astimezone().isoformat(" ", timespec="minutes"),
     }
-    content = (
-        about
-        | settings
-        | {
-            "seconds": round(taken, 1),
-            "counts": tally(rows),
-            "rows": [row.as_dict() for row in rows],
-        }
-    )
-    shown = about | {
-        "examples": f"{settings['examples']} fuzzed, seed {settings['seed']}",
-        "took": f"{taken:.0f} s",
-    }
-    page = write_whole(out / "index.html", survey_page(rows, shown))
-    return page, write_whole(out / "survey.json", json.dumps(content, indent=1, allow_nan=False))
+    found = {"seconds": round(taken, 1), "counts": tally(rows), "rows": [row.as_dict() for row in rows]}
+    content = shown | asked | found
+    fuzzed = "" if asked["examples"] is None else f", {asked['examples']} fuzzed"
+    shown |= {"effort": f"{asked['effort']}{fuzzed}, seed {asked['seed']}", "took": f"{taken:.0f} s"}
+    page = write_text_atomically(out / "index.html", survey_page(rows, shown))
+    return page, write_text_atomically(out / "survey.json", json.dumps(content, indent=1, allow_nan=False))
 
 
 def _machine(device: str) -> str:
@@ -146,11 +146,11 @@ def _machine(device: str) -> str:
 
 def _print(rows: Sequence[Row], where: str) -> None:
     """The table, and under it what it amounts to."""
-    from assay.verify.report import ratio, tally
+    from assay.verify.campaign.page import tally
+    from assay.verify.report.html import ratio
 
-    console = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name, settings in (
+    for name, style in (
         ("kernel", {"overflow": "fold", "min_width": 20}),
         ("dtype", {"no_wrap": True}),
         ("cases", {"justify": "right"}),
@@ -158,7 +158,7 @@ def _print(rows: Sequence[Row], where: str) -> None:
         ("outcome", {"no_wrap": True}),
         ("first violation (sizes not listed are 1)", {"overflow": "fold", "min_width": 30}),
     ):
-        table.add_column(name, **settings)
+        table.add_column(name, **style)
     before = ""
     for row in rows:
         verdict = row.verdict
@@ -171,6 +171,7 @@ def _print(rows: Sequence[Row], where: str) -> None:
             Text(row.words),
         )
         before = row.entry.name
-    console.print(table)
+    out = console(_PIPED_WIDTH)
+    out.print(table)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in tally(rows).items())
-    console.print(Text(f"\n{counts}; {where}"), soft_wrap=True)
+    out.print(Text(f"\n{counts}; {where}"), soft_wrap=True)

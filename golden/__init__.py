@@ -2,33 +2,42 @@
 
 ``evaluate(op, *tensors, **options)`` gives a `Golden`, ``specs()`` the names of the ops, ``spec(name)`` one of them,
 and ``admissible(op, *tensors, chosen=..., **options)`` tells which of a kernel's choices are right.
+
+Ops of one's own: ``define`` registers one, with options that ``choice``, ``flag`` and ``number`` make (or an `Option`),
+its `Reduction`, and faults that its kernels have (`Fault`); docs/adding-an-op.md is the guide.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from assay.runtime.lazy import lazy
 
 if TYPE_CHECKING:
-    from assay.golden.choices import admissible
+    from assay.golden.errors import DefinitionError, InputError, OptionError, ShapeError, UnknownSpec
     from assay.golden.evaluation import evaluate
-    from assay.golden.registry import Spec, spec, specs
-    from assay.golden.run import Golden
+    from assay.golden.evaluation.choices import admissible
+    from assay.golden.evaluation.golden import Golden
+    from assay.golden.options import Option, choice, flag, number
+    from assay.golden.registry import Fault, Reduction, Spec, define, spec, specs
 
-__all__ = ["Golden", "Spec", "admissible", "evaluate", "spec", "specs"]
+__all__ = [
+    "DefinitionError",
+    "Fault",
+    "Golden",
+    "InputError",
+    "Option",
+    "OptionError",
+    "Reduction",
+    "ShapeError",
+    "Spec",
+    "UnknownSpec",
+    "admissible",
+    "choice",
+    "define",
+    "evaluate",
+    "flag",
+    "number",
+    "spec",
+    "specs",
+]
 
-_HOME = {
-    "Golden": "run",
-    "Spec": "registry",
-    "admissible": "choices",
-    "evaluate": "evaluation",
-    "spec": "registry",
-    "specs": "registry",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Load a name on first use: importing this package must not import torch."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+__getattr__, __dir__ = lazy(__name__)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
-
-from assay.precision.errors import AssayError
+from assay.runtime.errors import AssayError
 
 
 class UnknownSpec(AssayError, KeyError):
@@ -14,12 +11,20 @@ class UnknownSpec(AssayError, KeyError):
     __str__ = Exception.__str__
 
 
+class DefinitionError(AssayError, ValueError):
+    """A definition of an op that can't stand: a name that is taken, or a module of ops that can't be imported."""
+
+
 class OptionError(AssayError, ValueError):
     """An option that the op doesn't have, or a value that the option can't take."""
 
 
 class ShapeError(AssayError, ValueError):
-    """Shapes that contradict the op's signature."""
+    """Shapes that contradict the op's signature; ``symbol`` is the one to blame, if it is one."""
+
+    def __init__(self, message: str, symbol: str = "") -> None:
+        super().__init__(message)
+        self.symbol = symbol
 
 
 class InputError(AssayError, ValueError):
@@ -49,21 +54,4 @@ class OtherFormat(StoreError):
 
 
 class CampaignError(AssayError, ValueError):
-    """A campaign file that can't be followed; the message names file, line and mend."""
-
-
-class EngineError(AssayError):
-    """What shall run the tasks of a campaign isn't installed or can't be reached."""
-
-
-_MOST_NAMES = 24  # that a message lists
-
-
-def unknown(kind: str, name: object, known: Iterable[str]) -> str:
-    """``unknown spec 'sofmax'; did you mean 'softmax'? (known: ...)``, of many names those that come nearest."""
-    names = sorted(known)
-    close = difflib.get_close_matches(str(name), names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    shown = names if len(names) <= _MOST_NAMES else difflib.get_close_matches(str(name), names, n=8, cutoff=0.0)
-    more = f", and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
-    return f"unknown {kind} {name!r}{hint} (known: {', '.join(shown) or 'none'}{more})"
+    """A campaign file that can't be followed; the message names file, place and mend."""

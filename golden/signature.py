@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
+from typing import Any
 
 from assay.golden.errors import ShapeError
 
@@ -33,9 +34,14 @@ _TENSOR = re.compile(
 _SYMBOL = re.compile(r"\b[A-Za-z]\w*\b(?!\()")
 
 
+Inputs = Mapping[str, Callable[[Any], Any]]
+"""Distributions of a tensor by name: float64 arrays (NumPy) of `assay.golden.inputs.distributions.Draws`, which has the
+shape and the random bits; rounded into the tensor's dtype afterwards."""
+
+
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of a signature."""
+    """One tensor of a signature; ``inputs`` are its op's own distributions of it, in place of those of its role."""
 
     name: str
     dims: tuple[str, ...]
@@ -44,6 +50,7 @@ class TensorSpec:
     bound: str = ""
     keyword: bool = False
     none: int | None = None  # an integer beyond the bound that says that there is none
+    inputs: Inputs = field(default_factory=dict, compare=False)
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape under ``sizes``; a quotient that doesn't come out even raises `ShapeError`."""
@@ -74,6 +81,15 @@ class Signature:
         """Every symbolic dimension, in order of appearance."""
         found = [name for tensor in self.tensors for text in tensor.dims for name in _SYMBOL.findall(text)]
         return tuple(dict.fromkeys(found))
+
+    def divisor(self, symbol: str) -> int:
+        """What a symbol must be a multiple of, for the dimensions that are quotients of it to be whole."""
+        parts = [text.partition("/") for tensor in (*self.tensors, *self.returns) for text in tensor.dims]
+        return math.lcm(*(int(below) for above, _, below in parts if above == symbol and below.isdigit()))
+
+    def with_inputs(self, inputs: Mapping[str, Inputs]) -> Signature:
+        """The signature whose tensors have distributions of their own."""
+        return replace(self, tensors=tuple(replace(t, inputs=inputs.get(t.name, {})) for t in self.tensors))
 
     def bind(self, op: str, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
         """The size of every symbol, from the tensors' shapes; `ShapeError` where they contradict the signature."""
@@ -133,6 +149,11 @@ def _tensors(text: str) -> tuple[TensorSpec, ...]:
         )
         position = match.end() + 1
     return tuple(tensors)
+
+
+def symbols_in(text: str) -> list[str]:
+    """The symbols of a dimension or an expression of sizes, in order."""
+    return list(dict.fromkeys(_SYMBOL.findall(text)))
 
 
 def dimension(text: str, sizes: Mapping[str, int]) -> int:

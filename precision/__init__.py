@@ -1,55 +1,34 @@
-"""Number formats, rounding into them, and the precision audit of a model.
+"""The precision audit of a model: what any choice of number formats for its parts costs, predicted and measured."""
 
-Importing this package imports nothing heavy: each name is loaded when it is first used.
-"""
-
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from assay.precision.errors import AssayError
+from assay.runtime.lazy import lazy
 
 if TYPE_CHECKING:
-    from assay.precision import formats
-    from assay.precision.advice import Finding, advise, reliability
-    from assay.precision.auditing import Audit, audit
-    from assay.precision.prediction import Prediction
-    from assay.precision.recommendation import Assignment
-    from assay.precision.rounding import round_to
+    from assay import formats
+    from assay.formats.rounding import round_to
+    from assay.precision.advice import Finding
+    from assay.precision.auditing import Audit, advise, audit, reliability
+    from assay.precision.cache import Cache, fingerprint
+    from assay.precision.choice.assignment import Assignment
+    from assay.precision.choice.roofline import Shape
+    from assay.precision.prediction.quadratic_form import Prediction
+    from assay.runtime.errors import AssayError
 
 __all__ = [
     "AssayError",
     "Assignment",
     "Audit",
+    "Cache",
     "Finding",
     "Prediction",
+    "Shape",
     "advise",
     "audit",
+    "fingerprint",
     "formats",
     "reliability",
     "round_to",
 ]
 
-_HOMES = {
-    "Assignment": "assay.precision.recommendation",
-    "Audit": "assay.precision.auditing",
-    "Finding": "assay.precision.advice",
-    "Prediction": "assay.precision.prediction",
-    "advise": "assay.precision.advice",
-    "audit": "assay.precision.auditing",
-    "formats": "assay.precision.formats",
-    "reliability": "assay.precision.advice",
-    "round_to": "assay.precision.rounding",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = import_module(_HOMES[name])
-    value = home if _HOMES[name] == f"{__name__}.{name}" else getattr(home, name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(__name__)

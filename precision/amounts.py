@@ -1,10 +1,6 @@
 """Bytes, seconds and errors as readers take them."""
 
-from __future__ import annotations
-
 import math
-
-__all__ = ["in_bytes", "in_error", "in_seconds"]
 
 
 def in_bytes(count: float, digits: int = 3) -> str:

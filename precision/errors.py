@@ -1,32 +1,6 @@
-"""Errors of number formats and rounding: one class per thing that the caller can do about it."""
+"""What can go wrong in the audit of a model, one class per thing that the caller can mend."""
 
-
-class AssayError(Exception):
-    """Base of every error that assay raises on purpose."""
-
-
-class UnknownFormat(AssayError, ValueError):
-    """No number format has this name: pick one of `assay.precision.formats.FORMATS`."""
-
-
-class UnknownOption(AssayError, ValueError):
-    """An option has none of its possible values: pick one of those listed in the message."""
-
-
-class NotRepresentable(AssayError, ValueError):
-    """The format has no such value: round first, or choose a format that has it."""
-
-
-class InvalidCode(AssayError, ValueError):
-    """A bit pattern is wider than the format: mask or unpack the codes first."""
-
-
-class TooManyValues(AssayError, ValueError):
-    """The format has too many values to list: draw bit patterns and `decode` them."""
-
-
-class WrongDtype(AssayError, TypeError):
-    """A tensor has another kind of dtype than is needed: convert it first."""
+from assay.runtime.errors import AssayError
 
 
 class UnknownScheme(AssayError, ValueError):
@@ -51,10 +25,6 @@ class UntrustedModel(AssayError, ValueError):
 
 class BadText(AssayError, ValueError):
     """A text that gives no tokens, or not those of the model: give another text or the model's own tokenizer."""
-
-
-class NotInstalled(AssayError, ImportError):
-    """An optional package is missing: install the extra that the message names."""
 
 
 class NoData(AssayError, ValueError):

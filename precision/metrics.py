@@ -6,32 +6,16 @@ that covariance. It is made of random signs: drawing a token y from p and taking
 but heavy tails where p is peaked, and needs several times the samples. For the relative error, v is random signs.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from assay.precision.errors import UnknownOption, WrongShape
-
-__all__ = ["Batch", "Loss", "Metric", "Tally", "metric_named"]
+from assay.formats.errors import UnknownOption
+from assay.precision.errors import WrongShape
 
 Batch = Mapping[str, Any]
-
-
-@dataclass(slots=True)
-class Tally:
-    """A metric summed over batches: ``total`` over ``weight``."""
-
-    total: float = 0.0
-    weight: float = 0.0
-
-    def add(self, other: Tally) -> None:
-        self.total += other.total
-        self.weight += other.weight
 
 
 class Metric(ABC):
@@ -39,8 +23,10 @@ class Metric(ABC):
 
     name: str
     unit: str
-    power: float
+    power: float = 2.0
     """1 where the metric grows with the square of a change, 2 where it is the root of that: an amplitude."""
+    factor: float = 1.0
+    """Squares of (v . dz) to a unit of distance, in expectation."""
 
     @abstractmethod
     def output(self, outputs: Any, batch: Batch) -> torch.Tensor:
@@ -51,8 +37,8 @@ class Metric(ABC):
         """A random v of the output's shape, independent between positions, zero at padding."""
 
     @abstractmethod
-    def compare(self, reference: torch.Tensor, output: torch.Tensor, batch: Batch) -> Tally:
-        """The distance of one batch, summed over its positions, and what to divide by."""
+    def distance(self, reference: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        """The distance of one batch at each of its positions, or a term of it."""
 
     @abstractmethod
     def weight(self, reference: torch.Tensor, batch: Batch) -> float:
@@ -62,17 +48,21 @@ class Metric(ABC):
         """The output with zeros where nothing is compared."""
         return _at_valid(output, batch)
 
-    @abstractmethod
+    def compare(self, reference: torch.Tensor, output: torch.Tensor, batch: Batch) -> float:
+        """The distance of one batch, summed over its positions; over the sum of weights it is the metric's `mean`."""
+        return float(_at_valid(self.distance(reference, output), batch).sum())
+
     def error(self, squares: Any, weight: float) -> Any:
         """The metric from a sum of squares of (v . dz), numbers or an array of them."""
+        return self.mean(squares, self.factor * weight)
 
-    @abstractmethod
     def squares(self, error: float, weight: float) -> float:
         """The sum of squares at which `error` is ``error``."""
+        return float(self.factor * weight * error**self.power)
 
-    @abstractmethod
-    def mean(self, tally: Tally) -> float:
-        """The metric from a tally."""
+    def mean(self, total: Any, weight: float) -> Any:
+        """The metric from a sum of distances."""
+        return (total / weight) ** (1 / self.power)
 
 
 def _tensor(outputs: Any, *names: str) -> torch.Tensor:
@@ -111,7 +101,7 @@ def _signs(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 class KL(Metric):
     """Mean Kullback-Leibler divergence of the next-token (or class) distributions, in nats per position."""
 
-    name, unit, power = "kl", "nats per token", 1.0
+    name, unit, power, factor = "kl", "nats per token", 1.0, 2.0
 
     def output(self, outputs: Any, batch: Batch) -> torch.Tensor:
         return _tensor(outputs, "logits")
@@ -123,22 +113,12 @@ class KL(Metric):
         v = root * (sign - root * torch.linalg.vecdot(root, sign)[..., None])
         return _at_valid(v, batch)
 
-    def compare(self, reference: torch.Tensor, output: torch.Tensor, batch: Batch) -> Tally:
+    def distance(self, reference: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         pairs = zip(reference, output, strict=True)  # one by one: float64 takes twice the memory
-        each = _at_valid(torch.stack([_divergence(*pair) for pair in pairs]), batch)
-        return Tally(float(each.sum()), self.weight(reference, batch))
+        return torch.stack([_divergence(*pair) for pair in pairs])
 
     def weight(self, reference: torch.Tensor, batch: Batch) -> float:
         return float(_valid(reference, batch).sum())
-
-    def error(self, squares: Any, weight: float) -> Any:
-        return squares / (2 * weight)
-
-    def squares(self, error: float, weight: float) -> float:
-        return 2 * weight * error
-
-    def mean(self, tally: Tally) -> float:
-        return tally.total / tally.weight
 
 
 def _divergence(logits: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
@@ -148,22 +128,7 @@ def _divergence(logits: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     return (p.exp() * (p - q)).sum(-1, keepdim=True).clamp(min=0.0)
 
 
-class Amplitude(Metric):
-    """A metric that is the root of a quadratic form."""
-
-    power = 2.0
-
-    def error(self, squares: Any, weight: float) -> Any:
-        return (squares / weight) ** 0.5
-
-    def squares(self, error: float, weight: float) -> float:
-        return weight * error**2
-
-    def mean(self, tally: Tally) -> float:
-        return (tally.total / tally.weight) ** 0.5
-
-
-class Relative(Amplitude):
+class Relative(Metric):
     """Root of the squared error over the squared reference, of logits, hidden states or embeddings."""
 
     name, unit = "relative", "relative error"
@@ -174,15 +139,14 @@ class Relative(Amplitude):
     def cotangent(self, output: torch.Tensor, batch: Batch, generator: torch.Generator) -> torch.Tensor:
         return _at_valid(_signs(output, generator), batch)
 
-    def compare(self, reference: torch.Tensor, output: torch.Tensor, batch: Batch) -> Tally:
-        each = _at_valid((output.double() - reference.double()).square(), batch)
-        return Tally(float(each.sum()), self.weight(reference, batch))
+    def distance(self, reference: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        return (output.double() - reference.double()).square()
 
     def weight(self, reference: torch.Tensor, batch: Batch) -> float:
         return float(_at_valid(reference.double().square(), batch).sum())
 
 
-class Loss(Amplitude):
+class Loss(Relative):
     """Root mean square, over sequences, of the change of a user's loss.
 
     loss(outputs, batch) gives one number a sequence, [B], differentiable in the outputs.
@@ -201,9 +165,6 @@ class Loss(Amplitude):
 
     def cotangent(self, output: torch.Tensor, batch: Batch, generator: torch.Generator) -> torch.Tensor:
         return torch.ones_like(output)
-
-    def compare(self, reference: torch.Tensor, output: torch.Tensor, batch: Batch) -> Tally:
-        return Tally(float((output.double() - reference.double()).square().sum()), self.weight(reference, batch))
 
     def weight(self, reference: torch.Tensor, batch: Batch) -> float:
         return float(reference.numel())

@@ -1,6 +1,8 @@
 """The building itself: what may import what, what is packaged, what an import costs."""
 
 import ast
+import graphlib
+import importlib.metadata
 import importlib.util
 import re
 import runpy
@@ -18,15 +20,20 @@ from assay import configs
 ROOT = Path(__file__).resolve().parents[1]
 
 MAY_IMPORT = {
+    "runtime": set(),
     "configs": set(),
-    "precision": {"configs"},
-    "kernels": set(),
-    "golden": {"precision"},
-    "verify": {"golden", "precision", "configs"},
-    "cli": {"golden", "precision", "verify", "kernels", "configs"},
+    "formats": {"runtime", "configs"},
+    "interpreter": {"formats", "runtime", "configs"},
+    "golden": {"formats", "runtime"},
+    "kernels": {"formats"},
+    "verify": {"golden", "interpreter", "formats", "runtime", "configs"},
+    "precision": {"formats", "runtime", "configs"},
+    "cli": {"precision", "verify", "kernels", "golden", "interpreter", "formats", "runtime", "configs"},
 }
+TOP = "package"  # the folder that is `assay` itself
 MACHINE_PATH = re.compile(r"(^|[^a-zA-Z])/(work|farm|tmp)/")
 LONGEST_FILE = 350
+MOST_FILES = 9
 
 
 def upward_imports(root: Path) -> list[str]:
@@ -88,16 +95,16 @@ def test_imports_run_downward() -> None:
 @pytest.mark.parametrize(
     ("file", "line"),
     [
-        ("precision/formats.py", "import assay.golden"),
-        ("precision/formats.py", "from assay import verify"),
-        ("precision/export/vllm.py", "from ...golden import evaluate"),
-        ("precision/formats.py", "import golden"),
+        ("formats/format.py", "import assay.golden"),
+        ("formats/format.py", "from assay import verify"),
+        ("precision/export/lint.py", "from ...golden import evaluate"),
+        ("formats/format.py", "import golden"),
         ("golden/spec.py", "def late():\n    from assay.verify.contract import Contract"),
         ("golden/spec.py", "from .. import cli"),
         ("golden/arithmetic/ball.py", "from ... import verify"),
-        ("verify/suspects.py", "import importlib\nimportlib.import_module('assay.kernels.triton')"),
-        ("kernels/triton/softmax.py", "from assay.precision import formats"),
-        ("configs/__init__.py", "import assay.precision.formats as formats"),
+        ("verify/explanation/fault_models.py", "import importlib\nimportlib.import_module('assay.kernels.triton')"),
+        ("kernels/triton/softmax.py", "from assay.golden import evaluate"),
+        ("configs/__init__.py", "import assay.formats.format as formats"),
     ],
 )
 def test_an_upward_import_is_found(tmp_path: Path, file: str, line: str) -> None:
@@ -112,8 +119,8 @@ def test_an_upward_import_is_found(tmp_path: Path, file: str, line: str) -> None
 @pytest.mark.parametrize(
     ("file", "line"),
     [
-        ("golden/arithmetic/ball.py", "from assay.precision.formats import named"),
-        ("golden/arithmetic/ball.py", "from ...precision import formats"),
+        ("golden/arithmetic/ball.py", "from assay.formats.format import named"),
+        ("golden/arithmetic/ball.py", "from ...formats import format"),
         ("golden/arithmetic/ball.py", "from ..spec import spec\nfrom . import base\nfrom .base import Arithmetic"),
         ("verify/contract.py", "from assay.configs import table\nfrom assay import golden\nimport torch"),
         ("cli/main.py", "from assay import kernels, verify"),
@@ -127,12 +134,68 @@ def test_a_downward_import_is_let_through(tmp_path: Path, file: str, line: str) 
     assert upward_imports(tmp_path) == []
 
 
+def circle_of_imports(root: Path) -> list[str]:
+    """The modules of one circle of imports below `root`, late ones and those for type checkers included; or none.
+
+    That a module names the package which it stands in, or a package re-exports its own modules, is no circle.
+    """
+    files = {package_of(path.relative_to(root)): path for path in root.glob("*/**/__init__.py")}
+    for path in root.glob("*/**/*.py"):
+        files.setdefault(f"{package_of(path.relative_to(root))}.{path.stem}", path)
+    graph: dict[str, set[str]] = {}
+    for module, path in files.items():
+        if path.relative_to(root).parts[0] not in MAY_IMPORT or (path.stem == "__init__" and module not in files):
+            continue
+        source, package = path.read_text(encoding="utf-8"), package_of(path.relative_to(root))
+        named = {name if name in files else name.rpartition(".")[0] for _, name in imported_modules(source, package)}
+        graph[module] = {name for name in named & files.keys() if name != module and not module.startswith(f"{name}.")}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_imports_go_in_a_circle() -> None:
+    """No module needs itself by way of others, not even late or for a type checker alone."""
+    assert circle_of_imports(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    "late",
+    ["from assay.golden import a", "def late():\n    import assay.golden.a", "if TYPE_CHECKING:\n    from .a import x"],
+)
+def test_a_circle_of_imports_is_found(tmp_path: Path, late: str) -> None:
+    """The check above sees a circle however the import that closes it is written, and none without it."""
+    folder = tmp_path / "golden"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("from assay.golden.a import x\n", encoding="utf-8")
+    (folder / "a.py").write_text("from assay.golden import b\n", encoding="utf-8")
+    (folder / "b.py").write_text("import math\n", encoding="utf-8")
+    assert circle_of_imports(tmp_path) == []
+    (folder / "b.py").write_text(late + "\n", encoding="utf-8")
+    assert set(circle_of_imports(tmp_path)) == {"assay.golden.a", "assay.golden.b"}
+
+
+def test_no_folder_is_a_corridor() -> None:
+    """A folder that has rooms has at most nine files beside them."""
+    folders = {path.parent for floor in MAY_IMPORT for path in (ROOT / floor).rglob("*.py")}
+    crowded = {
+        str(folder.relative_to(ROOT)): len(files)
+        for folder in folders
+        if any(room.parent == folder for room in folders)
+        and len(files := [path for path in folder.glob("*.py") if path.stem != "__init__"]) > MOST_FILES
+    }
+    assert crowded == {}
+
+
 def test_every_floor_is_mapped_to_a_package() -> None:
-    """Each top-level folder with an `__init__.py` is mapped to `assay.<folder>` and stands in the table of imports."""
+    """Each top-level folder with an `__init__.py` is mapped to `assay.<folder>` and stands in the table of imports;
+    `assay` itself is the folder `package`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     mapped = project["tool"]["setuptools"]["package-dir"]
-    assert mapped == {f"assay.{floor}": floor for floor in MAY_IMPORT}
-    assert {init.parent.name for init in ROOT.glob("*/__init__.py")} == set(MAY_IMPORT)
+    assert mapped == {"assay": TOP} | {f"assay.{floor}": floor for floor in MAY_IMPORT}
+    assert {init.parent.name for init in ROOT.glob("*/__init__.py")} == {TOP, *MAY_IMPORT}
 
 
 def test_every_folder_of_code_is_packaged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +207,15 @@ def test_every_folder_of_code_is_packaged(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(ROOT)
     runpy.run_path("setup.py")
     folders = {path.parent.relative_to(ROOT) for floor in MAY_IMPORT for path in (ROOT / floor).rglob("*.py")}
-    assert sorted(named) == sorted(".".join(("assay", *folder.parts)) for folder in folders)
+    assert sorted(named) == ["assay", *sorted(".".join(("assay", *folder.parts)) for folder in folders)]
+
+
+def test_the_package_has_its_version() -> None:
+    """`assay.__version__` is the installed distribution's, and nothing else is made up."""
+    attribute = runpy.run_path(str(ROOT / TOP / "__init__.py"))["__getattr__"]
+    assert attribute("__version__") == importlib.metadata.version("kernel-assay")
+    with pytest.raises(AttributeError, match="module 'assay' has no attribute '__versoin__'"):
+        attribute("__versoin__")
 
 
 def test_every_file_of_a_floor_is_installed() -> None:
@@ -161,7 +232,7 @@ def test_every_file_of_a_floor_is_installed() -> None:
 
 def test_every_floor_is_typed() -> None:
     """Each floor has the marker that lets a user's type checker read its annotations."""
-    assert [floor for floor in MAY_IMPORT if not (ROOT / floor / "py.typed").is_file()] == []
+    assert [floor for floor in (TOP, *MAY_IMPORT) if not (ROOT / floor / "py.typed").is_file()] == []
 
 
 def test_files_are_short() -> None:
@@ -169,6 +240,21 @@ def test_files_are_short() -> None:
     code = [path for path in repository_files() if path.suffix in {".py", ".cu", ".cuh", ".sh"} or path.name == "dev"]
     lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in code}
     assert {name: length for name, length in lengths.items() if length > LONGEST_FILE} == {}
+
+
+def test_files_that_the_docs_name_exist() -> None:
+    """A file of ours that a page of the docs names is there; a bare name stands in the folder named before it."""
+    missing = []
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        folder = ROOT
+        for name in re.findall(r"`([\w/]+(?:\.py|/))`", page.read_text(encoding="utf-8")):
+            first = name.partition("/")[0]
+            if first in MAY_IMPORT and "/" in name:
+                folder = (ROOT / name).parent if name.endswith(".py") else ROOT / name
+                missing += [] if (ROOT / name).exists() else [f"{page.name}: {name}"]
+            elif "/" not in name and folder != ROOT and page.name == "design.md":
+                missing += [] if (folder / name).exists() else [f"{page.name}: {name} in {folder.name}"]
+    assert missing == []
 
 
 def test_no_path_of_a_machine_is_written_down() -> None:
@@ -191,7 +277,7 @@ def test_a_path_of_a_machine_is_recognised(folder: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["precision", "golden", "golden.store", "golden.inputs", "verify", "verify.plugin", "configs"]
+    "module", ["formats", "precision", "golden", "golden.store", "golden.inputs", "verify", "verify.plugin", "configs"]
 )
 def test_importing_is_light(module: str) -> None:
     """Neither torch, hypothesis nor fsspec is loaded until something needs it."""

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
 from typing import Any
 
-from assay.configs import table
-from assay.golden.arithmetic import Accumulator, RoundingModel
-from assay.golden.errors import unknown
+from assay import configs
+from assay.formats.accumulator import Accumulator, accumulator_named
+from assay.formats.errors import UnknownFormat
+from assay.formats.format import FORMATS, Format, format_named
+from assay.golden.arithmetic import RoundingModel
 from assay.golden.registry import Spec
-from assay.precision.errors import UnknownFormat
-from assay.precision.formats import FORMATS, Format, format_named
+from assay.runtime.errors import names_checked, unknown
 from assay.verify.errors import ContractError
 
 DEFAULT_ULPS: Mapping[str, float] = {"exp": 2, "log": 2, "rsqrt": 2, "div": 2}
 
-_CHOICES = {
+CHOICES = {
     "rounding": ("nearest", "toward_zero", "stochastic"),
     "overflow": ("inf", "saturate", "nan"),
-    "subnormals": ("keep", "flush"),
-    "nonfinite": ("ieee", "unspecified"),
+    "subnormals": ("keep", "flush", None),
+    "nonfinite": ("ieee", "unspecified", None),
     "masked_rows": ("zero", "nan", "any"),
     "deterministic": (True, False),
     "batch_invariant": (True, False),
@@ -29,6 +29,7 @@ _CHOICES = {
 _FUNCTIONS = frozenset(
     "exp exp2 expm1 log log2 log1p tanh erf sigmoid softplus sqrt rsqrt reciprocal div sin cos".split()  # noqa: SIM905
 )
+_FOR_READERS = ("source", "reason", "title")
 _EMPTY_ROWS = {"zero": 0.0, "nan": float("nan"), "any": None}
 
 
@@ -36,30 +37,46 @@ _EMPTY_ROWS = {"zero": 0.0, "nan": float("nan"), "any": None}
 class Contract:
     """What a kernel promises; the default is IEEE round-to-nearest in float32 inside, and one rounding at the end.
 
-    ``accumulate`` is a format or an accumulator model of ``configs/accumulators.toml``; ``compute`` the format of
-    elementwise intermediates; ``stages`` the roundings on the way by stage name ("input": the dtype of the first
-    tensor; None: the spec's default; an empty mapping: none); ``ulps`` the errors of elementary functions in ulps of
-    ``compute`` (4 for those it doesn't name). Raises `ContractError` on a value that no contract can have.
+    Raises `ContractError` on a name or a value that no contract can have.
     """
 
     accumulate: str = "float32"
+    """The accumulator: a format, or a model of ``configs/accumulators.toml``."""
     compute: str = "float32"
+    """The format of elementwise intermediates."""
     stages: Mapping[str, str | None] | None = None
+    """Roundings on the way by stage; "input": the first tensor's dtype, ``{}``: none, None: those of the op."""
     ulps: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_ULPS))
+    """Errors of elementary functions in ulps of ``compute``; 4 for those that it doesn't name."""
     rounding: str = "nearest"
+    """How the output is rounded."""
     overflow: str = "inf"
-    subnormals: str = "keep"
-    nonfinite: str = "ieee"
+    """What becomes of a value beyond the output format."""
+    subnormals: str | None = None
+    """Whether subnormals are kept; "flush" allows zero for a subnormal, inside and in the output. None: they are to be
+    kept, but where they are not is a warning only."""
+    nonfinite: str | None = None
+    """Whether NaN and infinities come out where they should; "unspecified" leaves such elements alone. None: as "ieee",
+    but where they don't is a warning only."""
+    rescale_every: int = 16
+    """How many keys or columns at least come before a running sum of exponentials is rescaled to a new maximum (online
+    softmax, log-sum-exp, attention); 1: at each, as where rows rise and a kernel has no blocks."""
     masked_rows: str = "zero"
+    """The value of an attention row that sees nothing."""
     deterministic: bool = True
+    """The same call twice gives the same bits."""
     batch_invariant: bool = False
+    """A row alone gives the bits that it gives among others."""
 
     def __post_init__(self) -> None:
-        for name, allowed in _CHOICES.items():
+        for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 expected = ", ".join(map(repr, allowed))
                 raise ContractError(f"contract: {name}={getattr(self, name)!r}; expected one of {expected}")
-        accumulator(self.accumulate)
+        if type(self.rescale_every) is not int or self.rescale_every < 1:
+            expected = "expected a whole number of at least 1"
+            raise ContractError(f"contract: rescale_every={self.rescale_every!r}; {expected}")
+        _accumulator(self.accumulate)
         _format("compute", self.compute)
         for function, error in self.ulps.items():
             if function not in _FUNCTIONS:
@@ -83,13 +100,20 @@ class Contract:
         }
         return RoundingModel(
             compute=format_named(self.compute),
-            accumulate=accumulator(self.accumulate),
+            accumulate=_accumulator(self.accumulate),
             ulps={**DEFAULT_ULPS, **self.ulps},
             stages=stages,
             flush=self.subnormals == "flush",
             empty_row=_EMPTY_ROWS[self.masked_rows],
             rounding=self.rounding,
+            rescale_every=self.rescale_every,
         )
+
+    @property
+    def promises(self) -> set[str]:
+        """The aspects that are part of the promise only where they are named, and are."""
+        named = {"special": self.nonfinite, "subnormals": self.subnormals}
+        return {aspect for aspect, value in named.items() if value is not None}
 
     def changed(self) -> dict[str, Any]:
         """The fields that differ from the default contract."""
@@ -103,22 +127,14 @@ class Contract:
         return changed or "float32 inside, one rounding to nearest at the end"
 
 
-@cache
-def _models() -> dict[str, Any]:
-    return table("accumulators")
+Contract.__init__ = names_checked("contract", "field", ContractError)(Contract.__init__)  # type: ignore[method-assign]
 
 
-def accumulator(name: str) -> Accumulator:
-    """The accumulator that a contract names: a format, or a model of ``configs/accumulators.toml``."""
-    models = _models()
-    if name in models:
-        row = {key: value for key, value in models[name].items() if key != "source"}
-        row["inputs"] = tuple(row.get("inputs", ()))
-        return Accumulator(format=format_named(row.pop("format", "float32")), **row)
+def _accumulator(name: str) -> Accumulator:
     try:
-        return Accumulator(format_named(name))
-    except UnknownFormat:
-        raise ContractError(f"contract: {unknown('accumulator', name, [*FORMATS, *models])}") from None
+        return accumulator_named(name)
+    except UnknownFormat as error:
+        raise ContractError(f"contract: {error}") from None
 
 
 def _format(role: str, name: str) -> Format:
@@ -128,11 +144,32 @@ def _format(role: str, name: str) -> Format:
         raise ContractError(f"contract: {role}: {unknown('format', name, FORMATS)}") from None
 
 
-def contract_from_table(row: Mapping[str, Any]) -> Contract:
-    """A contract from a table of ``configs/contracts``; ``source`` and ``reason`` are for readers."""
-    known = {f.name for f in fields(Contract)}
-    settings = {name: value for name, value in row.items() if name not in ("source", "reason", "title")}
-    for name in settings:
-        if name not in known:
-            raise ContractError(f"contract: {unknown('field', name, known)}")
-    return Contract(**settings)
+def contract_from_table(row: str | Mapping[str, Any]) -> Contract:
+    """The contract of a name, or of a table of its fields; ``source`` and ``reason`` are for readers.
+
+    Raises `ContractError`.
+    """
+    if isinstance(row, str):
+        row = contract_named(row)
+    if not isinstance(row, Mapping):
+        raise ContractError(f"contract={row!r}; expected the name of a contract, or a table of its fields")
+    try:
+        return Contract(**{name: value for name, value in row.items() if name not in _FOR_READERS})
+    except (AttributeError, TypeError):
+        raise ContractError(f"contract={row!r}; expected fields of assay.verify.Contract") from None
+
+
+def contract_named(name: str) -> dict[str, Any]:
+    """The fields of a contract: "triton.softmax" is ``[softmax]`` of ``configs/contracts/triton.toml``.
+
+    Raises `ContractError`.
+    """
+    known = {
+        f"{file.removeprefix('contracts/')}.{title}": row
+        for file in configs.names()
+        if file.startswith("contracts/")
+        for title, row in configs.table(file).items()
+    }
+    if name not in known:
+        raise ContractError(f"contract: {unknown('name', name, known)}")
+    return {key: value for key, value in known[name].items() if key not in _FOR_READERS}

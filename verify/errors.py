@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from assay.precision.errors import AssayError
+from assay.runtime.errors import AssayError, SettingError
+
+__all__ = ["ContractError", "ReproError", "SettingError", "TableError", "TargetError", "VerificationError"]
 
 
 class VerificationError(AssayError, AssertionError):
@@ -11,10 +13,6 @@ class VerificationError(AssayError, AssertionError):
 
 class ContractError(AssayError, ValueError):
     """A contract that names something unknown, or contradicts itself."""
-
-
-class SettingError(AssayError, ValueError):
-    """A setting of the examination that cannot be followed."""
 
 
 class ReproError(AssayError, ValueError):

@@ -12,14 +12,14 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Generator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from assay.verify.power import PowerReport
+    from assay.verify.mutation.power_report import PowerReport
     from assay.verify.verdict import Verdict
 
 _ROWS = pytest.StashKey[list[dict[str, Any]]]()
@@ -30,62 +30,42 @@ _POWER_EXAMPLES = 10
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options that every run takes."""
     group = parser.getgroup("assay", "numerical verification of kernels")
-    group.addoption("--assay-examples", type=int, metavar="N", help="fuzzed cases per examination (default 200)")
-    group.addoption("--assay-seed", type=int, metavar="N", help="seed of every examination (default 0)")
-    group.addoption("--assay-device", metavar="DEVICE", help="device that kernels run on (default cpu)")
-    group.addoption(
-        "--assay-isolate",
-        action="store_true",
-        help="run kernels in a process of their own: a crash, an endless loop or a leak becomes a finding",
-    )
-    group.addoption(
-        "--assay-faithful",
-        action="store_true",
-        help="run the Triton kernels of all tests in the faithful interpreter",
-    )
-    group.addoption(
-        "--assay-faithful-device",
-        metavar="DEVICE",
-        help="so, and let their dots lose what this device's tensor cores lose, e.g. h200",
-    )
-    group.addoption(
-        "--assay-golden",
-        metavar="STORE",
-        help="try the cases of this store of goldens too, and compare with what is stored (assay golden build)",
-    )
-    group.addoption(
-        "--assay-audit", action="store_true", help="list what the comparisons of this run would have let through"
-    )
-    group.addoption(
-        "--assay-audit-function",
-        action="append",
-        default=[],
-        metavar="MODULE:FUNCTION",
-        help="audit a comparison of your own too: it takes the value under test and the expected one",
-    )
-    group.addoption("--assay-audit-report", type=Path, metavar="DIR", help="write the audit as HTML and JSON too")
-    group.addoption(
-        "--assay-power",
-        action="store_true",
-        help="after each passing examination, measure which known faults it would have caught",
-    )
-    group.addoption("--assay-report", type=Path, metavar="DIR", help="write an HTML and a JSON report of each verdict")
-    group.addoption(
-        "--assay-summary",
-        type=Path,
-        metavar="FILE",
-        default=os.environ.get("GITHUB_STEP_SUMMARY") or None,
-        help="append a table of all verdicts in Markdown (default: the file that GITHUB_STEP_SUMMARY names)",
-    )
+
+    def add(name: str, metavar: str, help: str, **more: Any) -> None:
+        takes: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
+        group.addoption(f"--assay-{name}", help=help, **takes, **more)
+
+    add("effort", "EFFORT", "how much each examination tries: quick, usual (the default) or thorough")
+    add("examples", "N", "fuzzed cases per examination (default 12, 60 or 200, by the effort)", type=int)
+    add("seed", "N", "seed of every examination (default 0)", type=int)
+    add("device", "DEVICE", "device that kernels run on (default cpu)")
+    at = "also run kernels at these sizes of production, where their op has such, e.g. R=8192,N=4096; may be repeated"
+    add("at", "SIZES", at, action="append", default=[])
+    add("isolate", "", "run kernels in a process of their own: a crash, an endless loop or a leak becomes a finding")
+    add("strict", "", "NaN, infinities, signed zeros and subnormals are part of every contract: what differs fails")
+    add("faithful", "", "run the Triton kernels of all tests in the faithful interpreter")
+    add("faithful-device", "DEVICE", "so, and let their dots lose what this device's tensor cores lose, e.g. h200")
+    stored = "try the cases of this store of goldens too, and compare with what is stored (assay golden build)"
+    add("golden", "STORE", stored)
+    add("audit", "", "list what the comparisons of this run would have let through")
+    own = "audit a comparison of your own too: it takes the value under test and the expected one"
+    add("audit-function", "MODULE:FUNCTION", own, action="append", default=[])
+    add("audit-report", "DIR", "write the audit as HTML and JSON too", type=Path)
+    add("power", "", "after each passing examination, measure which known faults it would have caught")
+    add("report", "DIR", "write an HTML and a JSON report of each verdict, and an index of them", type=Path)
+    table = "append a table of all verdicts in Markdown (default: the file that GITHUB_STEP_SUMMARY names)"
+    add("summary", "FILE", table, type=Path, default=os.environ.get("GITHUB_STEP_SUMMARY") or None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """The marker, the collector of verdicts, and what the options switch on."""
     config.addinivalue_line("markers", "assay(**settings): settings of examine for this test, e.g. examples=500")
     config.pluginmanager.register(_Summary(config.getoption("assay_summary")), "assay-summary")
+    if config.getoption("assay_golden") and not hasattr(config, "workerinput"):
+        _require(config.getoption("assay_golden"))
     folder, functions = config.getoption("assay_audit_report"), config.getoption("assay_audit_function")
     if config.getoption("assay_audit") or folder is not None or functions:
-        from assay.verify.audit.session import Audit
+        from assay.verify.mutation.session import Audit
 
         config.pluginmanager.register(Audit(config, folder, functions), "assay-audit")
     if config.getoption("assay_faithful") or config.getoption("assay_faithful_device"):
@@ -94,24 +74,25 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Faithful(config.getoption("assay_faithful_device")), "assay-faithful")
 
 
+def _require(address: str) -> None:
+    """A run that is to compare with stored goldens doesn't start where none are."""
+    from assay.golden.errors import StoreError
+    from assay.golden.store import Store
+
+    try:
+        Store(address).require()
+    except StoreError as error:
+        raise pytest.UsageError(f"--assay-golden: {error}") from None
+
+
 class Assay:
     """What the fixture gives: `examine` and `check` of `assay.verify`.
 
     Settings of the test's marker give way to those of the call, and these to the options of the run.
     """
 
-    def __init__(
-        self,
-        marked: dict[str, Any],
-        given: dict[str, Any],
-        record: Callable[[Verdict, PowerReport | None], None],
-        *,
-        power: bool = False,
-    ) -> None:
-        self._marked = marked
-        self._given = given
-        self._record = record
-        self._power = power
+    def __init__(self, node: pytest.Item, marked: dict[str, Any], given: dict[str, Any]) -> None:
+        self._node, self._marked, self._given, self._count = node, marked, given, 0
 
     def examine(self, kernel: Callable[..., Any], op: str, **settings: Any) -> Verdict:
         """`assay.verify.examine`; the verdict is listed in the terminal summary."""
@@ -119,13 +100,30 @@ class Assay:
         from assay.golden.errors import StoreError
         from assay.verify import examine  # torch is imported here, by a test that needs it
 
-        asked = self._marked | settings | self._given
+        asked = self._marked | settings | self._given | self._at(op)
+        refused = ""
         try:
             verdict = examine(kernel, op, **asked)
-        except StoreError as error:  # of --assay-golden: no fault of the test's
-            pytest.fail(str(error), pytrace=False)
-        self._record(verdict, _measured(op, asked) if self._power and verdict.passed else None)
+        except StoreError as error:  # no fault of the test's
+            refused = str(error)
+        if refused:
+            pytest.fail(refused, pytrace=False)
+        verdict = replace(verdict, about={"test": self._node.nodeid, **verdict.about})
+        power = self._node.config.getoption("assay_power") and verdict.passed
+        self._record(verdict, _measured(op, asked) if power else None)
         return verdict
+
+    def _at(self, op: str) -> dict[str, Any]:
+        """Those of the run's sizes of production whose symbols the op has."""
+        texts = self._node.config.getoption("assay_at")
+        if not texts:
+            return {}
+        from assay.golden.registry import spec
+        from assay.verify.cases.at_shape import read_sizes
+
+        symbols = {symbol for signature in spec(op).signatures for symbol in signature.symbols}
+        found = [sizes for sizes in (read_sizes(text, "--assay-at") for text in texts) if symbols.issuperset(sizes)]
+        return {"at": found} if found else {}
 
     def check(self, kernel: Callable[..., Any], op: str, **settings: Any) -> Verdict:
         """`examine`, failing the test with the report unless the kernel passes."""
@@ -137,72 +135,73 @@ class Assay:
             raise VerificationError(str(verdict))
         return verdict
 
+    def _record(self, verdict: Verdict, measured: PowerReport | None) -> None:
+        """Keep what the terminal's summary lists, and write the reports that were asked for."""
+        from assay.verify.report.summary import line_of
 
-@pytest.fixture
-def assay(request: pytest.FixtureRequest) -> Assay:
-    """Examine kernels: ``assay.check(kernel, "softmax", dtype="bfloat16")``."""
-    config = request.config
-    options = {name: config.getoption(f"assay_{name}") for name in ("examples", "seed", "device")}
-    options["goldens"] = config.getoption("assay_golden")
-    options["isolate"] = config.getoption("assay_isolate") or None
-    given = {name: value for name, value in options.items() if value is not None}
-    marked: dict[str, Any] = {}
-    for marker in request.node.iter_markers("assay"):  # the closest first
-        if marker.args:
-            raise pytest.UsageError(f"mark.assay takes settings by name, e.g. examples=500, got {marker.args[0]!r}")
-        marked = marker.kwargs | marked
-    directory = config.getoption("assay_report")
-    count = 0
-
-    def record(verdict: Verdict, measured: PowerReport | None) -> None:
-        from assay.verify.summary import line_of
-
-        nonlocal count
-        count += 1
+        self._count += 1
+        if verdict.outcome == "WARN":
+            warnings.warn(f"assay: {verdict.kernel} as {verdict.spec} in {verdict.dtype}: {verdict.note}", stacklevel=4)
+        node, directory = self._node, self._node.config.getoption("assay_report")
+        slug = re.sub(r"[^A-Za-z0-9_.-]+", "-", node.nodeid).strip("-")[:120]
+        name = f"{slug}-{hashlib.sha256(f'{node.nodeid}:{self._count}'.encode()).hexdigest()[:8]}"
         row = {
             **line_of(verdict).as_dict(),
+            "test": node.nodeid,
+            "page": f"{name}.html",
             "stored": verdict.phases.get("stored"),
             "power": f"{measured.caught} of {len(measured.trials)}" if measured else "",
             "survivors": [trial.name for trial in measured.survivors] if measured else [],
         }
-        request.node.stash.setdefault(_ROWS, []).append(row)
-        place = "assay" if count == 1 else f"assay.{count}"
-        request.node.user_properties.extend(
-            (f"{place}.{name}", str(row[name])) for name in _PROPERTIES if row[name] != ""
-        )
+        node.stash.setdefault(_ROWS, []).append(row)
+        place = "assay" if self._count == 1 else f"assay.{self._count}"
+        node.user_properties.extend((f"{place}.{name}", str(row[name])) for name in _PROPERTIES if row[name] != "")
         if directory is not None:
-            slug = re.sub(r"[^A-Za-z0-9_.-]+", "-", request.node.nodeid).strip("-")[:120]
-            digest = hashlib.sha256(f"{request.node.nodeid}:{count}".encode()).hexdigest()[:8]
-            name = f"{slug}-{digest}"
             verdict.to_html(directory / f"{name}.html", measured)
             verdict.to_json(directory / f"{name}.json")
             if measured is not None:
                 measured.to_json(directory / f"{name}.power.json")
 
-    return Assay(marked, given, record, power=config.getoption("assay_power"))
+
+@pytest.fixture
+def assay(request: pytest.FixtureRequest) -> Assay:
+    """Examine kernels: ``assay.check(kernel, "softmax", dtype="bfloat16")``."""
+    config = request.config
+    options = {
+        name: config.getoption(f"assay_{name}")
+        for name in ("effort", "examples", "seed", "device", "isolate", "strict")
+    }
+    options["goldens"] = config.getoption("assay_golden")
+    given = {name: value for name, value in options.items() if value is not None and value is not False}
+    marked: dict[str, Any] = {}
+    for marker in request.node.iter_markers("assay"):  # the closest first
+        if marker.args:
+            raise pytest.UsageError(f"mark.assay takes settings by name, e.g. examples=500, got {marker.args[0]!r}")
+        marked = marker.kwargs | marked
+    return Assay(request.node, marked, given)
 
 
 def _measured(op: str, asked: dict[str, Any]) -> PowerReport | None:
     """Which known faults an examination with these settings catches, in a few fuzzed cases; None: it can't be told."""
     from assay.verify.errors import SettingError
-    from assay.verify.power import power
+    from assay.verify.mutation.power import measured
+    from assay.verify.settings import Settings, names
 
-    known = ("dtype", "out_dtype", "options", "shapes", "contract", "seed", "layouts")
-    settings = {name: value for name, value in asked.items() if name in known}
+    settings = Settings(op, **{name: value for name, value in asked.items() if name in names() and value is not None})
     try:
-        return power(op, examples=min(_POWER_EXAMPLES, asked.get("examples", _POWER_EXAMPLES)), **settings)
+        return measured(replace(settings, examples=min(_POWER_EXAMPLES, asked.get("examples", _POWER_EXAMPLES))))
     except SettingError as error:  # the kernel under test has passed; only the measure fails
         warnings.warn(str(error), pytest.PytestWarning, stacklevel=2)
         return None
 
 
 class _Faithful:
-    """Runs each test, its fixtures included, inside of `assay.verify.interpreter.faithful`."""
+    """Runs each test, its fixtures included, inside of `assay.interpreter.faithful`."""
 
     def __init__(self, device: str | None) -> None:
         if device is not None:
+            from assay.interpreter.devices import device_named
             from assay.verify.errors import SettingError
-            from assay.verify.interpreter.devices import device_named
 
             try:
                 device_named(device)
@@ -212,24 +211,19 @@ class _Faithful:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self) -> Generator[None, object, object]:
-        from assay.verify.interpreter import faithful
+        from assay.interpreter import faithful
 
         with faithful(self._device):
             return (yield)
 
 
-def _stored(row: dict[str, Any]) -> str:
-    """How many of a row's cases came out of a store, where one was given."""
-    return "" if row["stored"] is None else f"  ({row['stored']} of them stored)"
-
-
-def _power(row: dict[str, Any]) -> str:
-    """How many known faults an examination would have caught, and the first that it wouldn't."""
-    if not row["power"]:
-        return ""
-    names, more = row["survivors"][:3], "" if len(row["survivors"]) <= 3 else ", ..."
-    missed = f"; not {', '.join(names)}{more}" if names else ""
-    return f"  catches {row['power']} known faults{missed}"
+def _notes(row: dict[str, Any]) -> str:
+    """What is broken, the cases out of a store, the known faults that would have been caught, and some that not."""
+    stored = "" if row["stored"] is None else f"  ({row['stored']} of them stored)"
+    missed = f"; not {', '.join(row['survivors'][:3])}" if row["survivors"] else ""
+    more = ", ..." if len(row["survivors"]) > 3 else ""
+    broken = f": {row['broken']}" if row["broken"] else ""
+    return broken + stored + (f"  catches {row['power']} known faults{missed}{more}" if row["power"] else "")
 
 
 class _Summary:
@@ -252,23 +246,30 @@ class _Summary:
     @pytest.hookimpl(wrapper=True)
     def pytest_terminal_summary(self, terminalreporter: Any) -> Generator[None, None, None]:
         if self.rows:
+            config = terminalreporter.config
+            if config.getoption("dist", "no") != "no":  # workers finish in any order
+                self.rows.sort(key=lambda row: row["test"])
             terminalreporter.section("assay")
             width = max(len(row["kernel"]) for row in self.rows)
             for row in self.rows:
-                colour = "green" if row["outcome"] == "PASS" else "red"
+                colour = {"PASS": "green", "WARN": "yellow"}.get(row["outcome"], "red")
                 terminalreporter.line(
                     f"{row['kernel']:{width}}  {row['spec']:14} {row['dtype']:20} {row['cases']:6} cases"
-                    f"  worst {row['worst']:>8}  {row['outcome']}{_stored(row)}{_power(row)}",
+                    f"  worst {row['worst']:>8}  {row['outcome']}{_notes(row)}",
                     **{colour: True},
                 )
             self._write(terminalreporter)
+            if config.getoption("assay_report") is not None:
+                from assay.verify.report.index import write_index
+
+                terminalreporter.line(f"wrote {write_index(config.getoption('assay_report'), self.rows)}")
         return (yield)
 
     def _write(self, terminalreporter: Any) -> None:
         """Append the summary in Markdown to the file that was asked for."""
         if self.path is None:
             return
-        from assay.verify.summary import Line, append
+        from assay.verify.report.summary import Line, append
 
         try:
             append(self.path, [Line(**{part.name: row[part.name] for part in fields(Line)}) for row in self.rows])

@@ -1,5 +1,10 @@
 """The arithmetics that a definition is evaluated in.
 
+In: float64 and integer tensors, taken as exact (`Arithmetic.exact`, `integers`). Out: the definition's results in the
+arithmetic's numbers, all but `Real`'s and mpmath's with a radius that holds the exact one. Who calls: definitions, by
+`Arithmetic`'s methods; `assay.golden.evaluation`, which chooses the arithmetic and reads the radius; the fault models
+of `assay.verify`, which derive arithmetics with a fault in them.
+
 | arithmetic       | a number is                     | for                                                      |
 |------------------|---------------------------------|----------------------------------------------------------|
 | `Real`           | a float64 tensor                | plain reference, speed baseline                          |
@@ -11,21 +16,24 @@
 
 from assay.golden.arithmetic.ball import Ball
 from assay.golden.arithmetic.ball_composite import BallArithmetic
-from assay.golden.arithmetic.base import Arithmetic
+from assay.golden.arithmetic.base import Arithmetic, Idx, Indices, N, Number
 from assay.golden.arithmetic.exact import Exact
-from assay.golden.arithmetic.model import EVALUATION, Accumulator, RoundingModel
+from assay.golden.arithmetic.model import EVALUATION, RoundingModel
 from assay.golden.arithmetic.objects import Arb, Multiprecision
 from assay.golden.arithmetic.real import Real
 
 __all__ = [
     "EVALUATION",
-    "Accumulator",
     "Arb",
     "Arithmetic",
     "Ball",
     "BallArithmetic",
     "Exact",
+    "Idx",
+    "Indices",
     "Multiprecision",
+    "N",
+    "Number",
     "Real",
     "RoundingModel",
 ]

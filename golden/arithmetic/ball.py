@@ -8,13 +8,15 @@ exact result is a number of the format loses nothing; that is decided by error-f
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from assay.golden.arithmetic.model import RoundingModel
+from assay.golden.arithmetic.double_double import add_radii, two_sum
+from assay.golden.arithmetic.model import RoundingModel, outward
 
 Tensor = torch.Tensor
 
@@ -26,6 +28,13 @@ class Ball:
     mid: Tensor
     rad: Tensor | None
     model: RoundingModel
+
+    def __post_init__(self) -> None:
+        if self.model.beyond == "infinity":
+            mid, over = self.mid, self.mid.abs() > self.model.range
+            object.__setattr__(self, "mid", torch.where(over, torch.copysign(mid.new_tensor(math.inf), mid), mid))
+            if self.rad is not None:
+                object.__setattr__(self, "rad", torch.where(over, 0.0, self.rad))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -56,7 +65,7 @@ class Ball:
         """Midpoints and their magnitudes side by side, [..., 2 n]."""
         return torch.cat([self.mid, self.mid.abs()], -1)
 
-    def map(self, change: Any) -> Ball:
+    def map(self, change: Callable[[Tensor], Tensor]) -> Ball:
         """The same rearrangement of midpoints and radii."""
         rad = None if self.rad is None else change(torch.broadcast_to(self.rad, self.mid.shape))
         return Ball(change(self.mid), rad, self.model)
@@ -64,24 +73,24 @@ class Ball:
     def __getitem__(self, key: Any) -> Ball:
         return self.map(lambda part: part[key])
 
-    def reshape(self, *shape: int) -> Ball:
-        return self.map(lambda part: part.reshape(*shape))
+    def reshape(self, *shape: int | tuple[int, ...]) -> Ball:
+        return self.map(lambda part: part.reshape(*shape))  # type: ignore[arg-type]  # torch takes both forms
 
     def __neg__(self) -> Ball:
         return Ball(-self.mid, self.rad, self.model)
 
     def __add__(self, other: Ball | float) -> Ball:
-        other = self.lift(other)
-        total = self.mid + other.mid
+        other = self.as_ball(other)
         tiny = self.model.tiny if self.model.flush else 0.0  # otherwise subnormal sums are exact
-        return self.rounded(total, _sum(self.rad, other.rad), lambda: _sum_is_exact(self.mid, other.mid, total), tiny)
+        spread = add_radii(self.rad, other.rad)
+        return self.rounded(self.mid + other.mid, spread, lambda: two_sum(self.mid, other.mid)[1] == 0, tiny)
 
     def __sub__(self, other: Ball | float) -> Ball:
-        return self + (-self.lift(other))
+        return self + (-self.as_ball(other))
 
     def __mul__(self, other: Ball | float) -> Ball:
-        other = self.lift(other)
-        spread = _sum(
+        other = self.as_ball(other)
+        spread = add_radii(
             None if self.rad is None else self.rad * other.magnitude,
             None if other.rad is None else self.mid.abs() * other.rad,
         )
@@ -90,9 +99,9 @@ class Ball:
         )
 
     def __truediv__(self, other: Ball | float) -> Ball:
-        other = self.lift(other)
+        other = self.as_ball(other)
         mid = self.mid / other.mid
-        least = other.mid.abs() - other.radius
+        least = other.mid.abs() - outward(other.radius)
         spread = (self.radius + mid.abs() * other.radius) / least.clamp(min=0)
         rad = spread + self.model.function_error("div") * (mid.abs() + spread) + self.model.function_underflow("div")
         unknown = (least <= 0) & (other.radius > 0) & torch.isfinite(self.mid)  # the divisor may be zero
@@ -104,9 +113,12 @@ class Ball:
     __rmul__ = __mul__
 
     def __rsub__(self, other: float) -> Ball:
-        return self.lift(other) - self
+        return self.as_ball(other) - self
 
-    def lift(self, value: Ball | float) -> Ball:
+    def __rtruediv__(self, other: float) -> Ball:
+        return self.as_ball(other) / self
+
+    def as_ball(self, value: Ball | float) -> Ball:
         """A ball for ``value``; a constant that the compute format lacks is rounded by a kernel."""
         if isinstance(value, Ball):
             return value
@@ -114,7 +126,7 @@ class Ball:
         exact = bool(self.model.represents(mid)) or not math.isfinite(value)
         return Ball(mid, None if exact else mid.abs() * self.model.unit_roundoff + self.model.tiny, self.model)
 
-    def rounded(self, mid: Tensor, spread: Tensor | None, is_exact: Any, tiny: float = 0.0) -> Ball:
+    def rounded(self, mid: Tensor, spread: Tensor | None, is_exact: Callable[[], Tensor], tiny: float = 0.0) -> Ball:
         """One operation's result: the operands' spread, and one rounding unless ``is_exact()`` shows none."""
         if spread is not None:
             rad = spread + self.model.unit_roundoff * (mid.abs() + spread) + tiny
@@ -131,19 +143,8 @@ class Ball:
         """``rad``, infinite where a kernel may overflow on a finite number."""
         if math.isinf(self.model.largest * 2):  # float64: there is nothing beyond
             return rad
-        return torch.where(torch.isfinite(mid) & ~(mid.abs() + rad <= self.model.largest), math.inf, rad)
-
-
-def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a + b
-
-
-def _sum_is_exact(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
-    """Knuth's TwoSum: where the rounding error of a + b is zero."""
-    part = total - a
-    return (a - (total - part)) + (b - part) == 0
+        fits = mid.abs() + rad <= self.model.largest
+        return rad if bool(fits.all()) else torch.where(torch.isfinite(mid) & ~fits, math.inf, rad)
 
 
 def _is_float32(x: Tensor) -> Tensor:

@@ -11,39 +11,39 @@ from typing import Any
 
 import torch
 
+from assay.formats.rounding import round_to
 from assay.golden.arithmetic.ball import Ball, lowest_bit
-from assay.golden.arithmetic.base import Arithmetic
-from assay.golden.arithmetic.model import EVALUATION, RoundingModel
-from assay.precision.rounding import round_to
+from assay.golden.arithmetic.base import Arithmetic, Formula
+from assay.golden.arithmetic.model import EVALUATION, RoundingModel, outward
+from assay.golden.arithmetic.working_precision import working_precision
 
 Tensor = torch.Tensor
 
 
-class ElementaryBalls(Arithmetic):
+class ElementaryBalls(Arithmetic[Ball, Tensor]):
     """Ball arithmetic under a rounding model; the default model certifies the float64 evaluation itself."""
 
     def __init__(self, model: RoundingModel = EVALUATION) -> None:
         self.model = model
         self.u = model.unit_roundoff
 
-    def exact(self, values: Any) -> Ball:
+    def exact(self, values: object) -> Ball:
         mid = torch.as_tensor(values).to(torch.float64)
         if not self.model.flush:
             return Ball(mid, None, self.model)
         flushed = torch.where(mid.abs() < self.model.compute.smallest_normal, mid.abs(), 0.0)
         return Ball(mid, flushed if bool(flushed.any()) else None, self.model)
 
-    def integers(self, values: Any) -> Tensor:
-        return torch.as_tensor(values).to(torch.int64)
-
-    def constant(self, formula: Callable[[Callable[[Any], Any], Any], Any]) -> Ball:
+    def constant(self, formula: Formula) -> Ball:
         """Enclosed by Arb; a kernel holds it rounded to its compute format."""
         from flint import arb  # loaded on first use
 
-        enclosure = arb(formula(lambda value: arb(value).sqrt(), arb.pi()))
-        value = float(enclosure.mid())
+        scalar: Any = arb  # a formula is written for floats
+        with working_precision(53):
+            enclosure = arb(formula(lambda value: scalar(value).sqrt(), scalar.pi()))
+            value = float(enclosure.mid())
+            off = float((enclosure - value).abs_upper())
         mid = torch.tensor(value, dtype=torch.float64)
-        off = float((enclosure - value).abs_upper())
         if off == 0 and bool(self.model.represents(mid)):
             return Ball(mid, None, self.model)
         return Ball(mid, torch.tensor(off * (1 + 1e-15) + self.u * abs(value)), self.model)
@@ -53,7 +53,7 @@ class ElementaryBalls(Arithmetic):
         made = Ball(mid, rad, self.model)
         return Ball(mid, made.bounded(mid, rad), self.model)
 
-    def _function(self, mid: Tensor, spread: Tensor, name: str, scale: Tensor | None = None) -> Ball:
+    def _function(self, mid: Tensor, spread: Tensor, name: str, scale: float | None = None) -> Ball:
         """A function's value: the spread of its argument, and its own error relative to ``scale`` (itself)."""
         size = mid.abs() + spread if scale is None else scale
         return self.ball(mid, spread + self.model.function_error(name) * size + self.model.function_underflow(name))
@@ -65,7 +65,7 @@ class ElementaryBalls(Arithmetic):
         """exp; its argument may be rounded once more, by 2 u |argument| (kernels fold log2 e into it)."""
         mid = torch.exp(argument)
         error = error + 2 * self.u * argument.abs()
-        spread = mid * growth(error)
+        spread = mid * expm1_upper(error)
         if not bool(torch.isfinite(spread).all()):
             spread = torch.where(mid == 0, torch.exp(argument + error), spread)
             spread = torch.where(argument == -math.inf, 0.0, spread)
@@ -83,20 +83,18 @@ class ElementaryBalls(Arithmetic):
 
     def erf(self, x: Ball, *, absolute: bool = False) -> Ball:
         mid = torch.erf(x.mid)
-        return self._function(mid, spread_of_erf(x.mid, x.radius), "erf", torch.ones_like(mid) if absolute else None)
+        return self._function(mid, spread_of_erf(x.mid, x.radius), "erf", 1.0 if absolute else None)
 
     def tanh(self, x: Ball, *, absolute: bool = False) -> Ball:
         """``absolute``: its error is relative to two, for a kernel may compute 2 sigmoid(2x) - 1."""
         mid = torch.tanh(x.mid)
-        return self._function(
-            mid, spread_of_tanh(x.mid, x.radius), "tanh", torch.full_like(mid, 2.0) if absolute else None
-        )
+        return self._function(mid, spread_of_tanh(x.mid, x.radius), "tanh", 2.0 if absolute else None)
 
     def sigmoid(self, x: Ball) -> Ball:
         """s(x + e) - s(x) <= s (1 - s) (exp(e) - 1); where exp(-x) overflows a kernel gives zero, and s(x) < exp(x)."""
         mid = torch.sigmoid(x.mid)
         error = torch.where(torch.isinf(x.mid), 0.0, x.radius + 2 * self.u * x.mid.abs())
-        spread = torch.fmin(mid * torch.sigmoid(-x.mid) * growth(error), torch.sigmoid(error - x.mid.abs()))
+        spread = torch.fmin(mid * torch.sigmoid(-x.mid) * expm1_upper(error), torch.sigmoid(error - x.mid.abs()))
         spread = torch.where(torch.isinf(x.radius), math.inf, spread)  # the argument may have overflowed, into NaN
         may_vanish = -x.mid + error > math.log(self.model.largest)
         most = torch.maximum(mid, torch.exp(x.mid + error))
@@ -106,19 +104,19 @@ class ElementaryBalls(Arithmetic):
 
     def rsqrt(self, x: Ball) -> Ball:
         mid = 1 / torch.sqrt(x.mid)
-        least = (x.mid - x.radius).clamp(min=0)
+        least = (x.mid - outward(x.radius)).clamp(min=0)
         spread = torch.where(x.radius == 0, 0.0, 0.5 * x.radius / (least * torch.sqrt(least)))
         return self._function(mid, spread, "rsqrt")
 
     def minimum(self, x: Ball, bound: float) -> Ball:
-        limit = x.lift(bound)
-        return Ball(x.mid.clamp(max=bound), _either(x.rad, limit.rad), self.model)
+        limit = x.as_ball(bound)
+        return Ball(x.mid.clamp(max=bound), _max_radius(x.rad, limit.rad), self.model)
 
     def maximum(self, x: Ball, y: Ball) -> Ball:
-        return Ball(torch.maximum(x.mid, y.mid), _either(x.rad, y.rad), self.model)
+        return Ball(torch.maximum(x.mid, y.mid), _max_radius(x.rad, y.rad), self.model)
 
-    def where(self, mask: Any, x: Ball, y: Ball | float) -> Ball:
-        other = x.lift(y)
+    def where(self, mask: Tensor, x: Ball, y: Ball | float) -> Ball:
+        other = x.as_ball(y)
         rad = None if x.rad is None and other.rad is None else torch.where(mask, x.radius, other.radius)
         return Ball(torch.where(mask, x.mid, other.mid), rad, self.model)
 
@@ -133,21 +131,22 @@ class ElementaryBalls(Arithmetic):
         terms = max(x.shape[axis] - (self.model.accumulate.format.unit_roundoff <= self.u), 0)
         mid = x.mid.sum(axis, keepdim=True)
         magnitude = x.magnitude.sum(axis, keepdim=True)
-        lost = self.model.accumulate.gamma(terms) + (self.rescaling(terms) if rescaled else 0.0)
-        rad = lost * magnitude
+        lost = self.model.gamma(terms) + (self.rescaling(x.shape[axis]) if rescaled else 0.0)
+        rounding = self.model.sum_rounding(x.shape[axis])
+        rad = lost * rounding * magnitude
         if x.rad is not None:
             overflow = (magnitude > self.model.largest) & torch.isfinite(mid)  # of a partial sum
-            return self.ball(mid, torch.where(overflow, math.inf, rad + x.rad.sum(axis, keepdim=True)))
+            return self.ball(mid, torch.where(overflow, math.inf, rad + rounding * x.rad.sum(axis, keepdim=True)))
         if terms == 0:
             return Ball(mid, None, self.model)
         unit = lowest_bit(x.mid).amin(axis, keepdim=True)
         return self._summed(mid, rad, magnitude, unit)
 
     def rescaling(self, terms: int) -> float:
-        """Error of a running sum that is rescaled by exp(old - new) at each of at most ``terms`` new maxima."""
+        """Error of a running sum of ``terms`` that is multiplied by exp(old - new) once a block (`RoundingModel`)."""
         if self.model.certifies:
             return 0.0  # the evaluation itself makes two passes
-        return math.expm1(min(700.0, terms * (self.model.function_error("exp") + 2 * self.u)))
+        return self.model.compounded(self.model.rescalings(terms), self.model.function_error("exp") + 2 * self.u)
 
     def _summed(self, mid: Tensor, rad: Tensor, magnitude: Tensor, unit: Tensor) -> Ball:
         """A sum of multiples of ``unit``: exact, in every order, while magnitudes stay below 2^bits units.
@@ -155,7 +154,7 @@ class ElementaryBalls(Arithmetic):
         A unit below the format's least number is lost to underflow.
         """
         overflow = magnitude > self.model.largest
-        exact = magnitude * (1 + 1e-9) <= unit * 2.0**self.model.accumulate.exact_bits
+        exact = outward(magnitude) <= unit * 2.0**self.model.accumulate.exact_bits
         exact &= ~overflow & (unit > self.model.underflow(self.model.accumulate.format))
         if bool(exact.all()):
             return Ball(mid, None, self.model)
@@ -177,11 +176,12 @@ class ElementaryBalls(Arithmetic):
         mid = a.mid @ b.mid
         if plus is not None:
             mid = mid + plus.mid
-        gamma = self.model.accumulate.gamma(terms)
+        rounding = self.model.sum_rounding(terms)
+        gamma = self.model.gamma(terms) * rounding
         tiny = terms * self.model.underflow(self.model.accumulate.format)
         if self.model.certifies and a.rad is not None and b.rad is None and plus is None:
             # One product for the spread and for what is lost: float64 has no range that the mid lacks.
-            rad = (gamma * a.magnitude + a.rad) @ b.mid.abs() + tiny
+            rad = (gamma * a.magnitude + a.rad) @ b.mid.abs() * rounding + tiny
             return Ball(mid, rad, self.model)
         magnitude = a.magnitude @ b.magnitude
         if plus is not None:
@@ -201,7 +201,7 @@ class ElementaryBalls(Arithmetic):
             None if b.rad is None else a.mid.abs() @ b.rad,
             None if plus is None else plus.rad,
         ):
-            rad = rad if spread is None else rad + spread
+            rad = rad if spread is None else rad + spread * rounding
         return self.ball(mid, torch.where(magnitude > self.model.largest, math.inf, rad))
 
     def _may_be_exact(self, a: Tensor, b: Tensor, magnitude: Tensor) -> bool:
@@ -218,25 +218,20 @@ class ElementaryBalls(Arithmetic):
             return x
         return Ball(torch.where(rows, 0.0, x.mid), torch.where(rows, math.inf, x.radius), self.model)
 
-    def top(self, x: Ball, k: int) -> Tensor:
+    def no_number(self, places: Tensor, x: Ball) -> Ball:
+        """``x``, where a kernel may give NaN or either infinity in ``places``: NaN with an infinite radius."""
+        if self.model.certifies or not bool(places.any()):
+            return x
+        return Ball(torch.where(places, math.nan, x.mid), torch.where(places, math.inf, x.radius), self.model)
+
+    def topk_index(self, x: Ball, k: int) -> Tensor:
         return torch.argsort(x.mid, dim=-1, descending=True, stable=True)[..., :k]
 
-    def take(self, x: Ball, index: Any) -> Ball:
-        return x.map(lambda part: torch.gather(part, -1, index))
-
-    def swap(self, x: Ball) -> Ball:
-        return x.map(lambda part: part.transpose(-1, -2))
-
-    def concatenate(self, parts: Sequence[Ball], axis: int = 0) -> Ball:
-        return self._join(torch.cat, parts, axis)
-
-    def stack(self, parts: Sequence[Ball], axis: int = -1) -> Ball:
-        return self._join(torch.stack, parts, axis)
-
-    def _join(self, join: Any, parts: Sequence[Ball], axis: int) -> Ball:
-        exact = all(part.rad is None for part in parts)
-        rad = None if exact else join([part.radius for part in parts], axis)
-        return Ball(join([part.mid for part in parts], axis), rad, self.model)
+    def rearranged(self, change: Callable[[Sequence[Tensor]], Tensor], parts: Sequence[Ball]) -> Ball:
+        rad = None
+        if any(part.rad is not None for part in parts):
+            rad = change([torch.broadcast_to(part.radius, part.mid.shape) for part in parts])
+        return Ball(change([part.mid for part in parts]), rad, self.model)
 
     def round(self, x: Ball, stage: str) -> Ball:
         format = self.model.stages.get(stage)
@@ -250,7 +245,7 @@ class ElementaryBalls(Arithmetic):
         return Ball(x.mid, rad, self.model)
 
 
-def growth(error: Tensor) -> Tensor:
+def expm1_upper(error: Tensor) -> Tensor:
     """exp(error) - 1, bounded above; cheap where the error is small: e^t - 1 <= t + t^2 for t <= 1.79."""
     small = error + error * error
     return small if bool((error < 1).all()) else torch.where(error < 1, small, torch.expm1(error))
@@ -258,18 +253,18 @@ def growth(error: Tensor) -> Tensor:
 
 def spread_of_log(x: Tensor, radius: Tensor) -> Tensor:
     """log x - log(x - radius), infinite where x - radius <= 0."""
-    return -torch.log1p(-(radius / x).clamp(max=1.0))
+    return -torch.log1p(-(outward(radius) / x).clamp(max=1.0))
 
 
 def spread_of_erf(x: Tensor, radius: Tensor) -> Tensor:
     """erf' = 2/sqrt(pi) exp(-z^2), taken at the ball's least magnitude."""
-    least = (x.abs() - radius).clamp(min=0)
+    least = (x.abs() - outward(radius)).clamp(min=0)
     return _at_most_two(radius * (2 / math.sqrt(math.pi)) * torch.exp(-least * least), radius)
 
 
 def spread_of_tanh(x: Tensor, radius: Tensor) -> Tensor:
     """tanh' = 1 - tanh^2 <= 4 exp(-2 |z|), taken at the ball's least magnitude."""
-    slope = 4 * torch.exp(-2 * (x.abs() - radius).clamp(min=0))
+    slope = 4 * torch.exp(-2 * (x.abs() - outward(radius)).clamp(min=0))
     return _at_most_two(radius * slope.clamp(max=1.0), radius)
 
 
@@ -278,7 +273,7 @@ def _at_most_two(spread: Tensor, radius: Tensor) -> Tensor:
     return torch.where(torch.isinf(radius), math.inf, spread.clamp(max=2.0))
 
 
-def _either(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+def _max_radius(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     if a is None or b is None:
         return b if a is None else a
     return torch.maximum(a, b)

@@ -11,21 +11,16 @@ import math
 
 import torch
 
+from assay.formats.format import format_named
 from assay.golden.arithmetic.ball import Ball, is_power_of_two
 from assay.golden.arithmetic.ball_arithmetic import ElementaryBalls
+from assay.golden.arithmetic.model import ENDS_OF_ROUNDING
 from assay.golden.arithmetic.real import codes_of
-from assay.precision.formats import format_named
-from assay.precision.rounding import Mode
 
 Tensor = torch.Tensor
 
 _STORED = format_named("float32")  # scales are float32, whatever they are computed in
-_HAIR = 1 + 2.0**-24  # no code lies so near to another; enclosures whose radii have 30 bits lie within
-_MODES: dict[str, tuple[Mode, Mode]] = {
-    "nearest": ("nearest", "nearest"),
-    "toward_zero": ("toward_zero", "toward_zero"),
-    "stochastic": ("down", "up"),
-}
+_CODE_SEPARATION = 1 + 2.0**-24  # no code lies so near to another; enclosures whose radii have 30 bits lie within
 
 
 class CodeBalls(ElementaryBalls):
@@ -79,13 +74,13 @@ class CodeBalls(ElementaryBalls):
             if self.model.flush:
                 unsafe |= least < self.model.compute.smallest_normal
             rad = torch.where(unsafe & ~nothing, math.inf, rad)
-        down, up = _MODES[self.model.rounding]
+        down, up = ENDS_OF_ROUNDING[self.model.rounding]
         lowest, highest = _points(zero)
         low = codes_of(quotient.mid - rad, format, lowest, down)
         high = codes_of(quotient.mid + rad, format, highest, up)
         unknown = ~normal | rad.isinf() | rad.isnan()
         mid = torch.where(normal, (low + high) / 2, 0.0)
-        made = torch.where(unknown, math.inf, (high - low) / 2 * _HAIR)
+        made = torch.where(unknown, math.inf, (high - low) / 2 * _CODE_SEPARATION)
         return self.unspecified(~normal.expand(mid.shape), Ball(mid, made, self.model))
 
 

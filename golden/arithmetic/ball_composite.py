@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
 from assay.golden.arithmetic.ball import Ball
-from assay.golden.arithmetic.ball_arithmetic import growth
+from assay.golden.arithmetic.ball_arithmetic import expm1_upper
 from assay.golden.arithmetic.ball_codes import CodeBalls
-from assay.golden.arithmetic.ball_gradients import GradientBalls
+from assay.golden.arithmetic.ball_gradients import BASE_CHANGE, WELL_CONDITIONED, GradientBalls
 from assay.golden.arithmetic.ball_products import ProductBalls
+from assay.golden.arithmetic.model import EVALUATION, outward
 from assay.golden.arithmetic.real import Real, weighted_values
 
 Tensor = torch.Tensor
 
 _BLOCK = 2**18  # numbers
 _FEW_ROWS, _LARGEST_BLOCK = 64, 2**21  # numbers
-_ORDINARY = 1e-10  # relative errors below which one bound for a whole row is sharp enough
+_FOLDED_LOG2E = 1.45  # log2 e = 1.4427, rounded up
+_SPLIT_SCALE = 6.0  # u: sqrt(scale) to both sides has a root's and a storing's rounding twice, and two products
+_QUERY_ERROR = 7.0  # u: gamma_(D+4) + 4u covers gamma_D + 8u, and so a query that is off by seven
+_SLOPE_OF_SIGMOID = 128.0  # below -88 the sigmoid s, where it vanishes, is a hundredth of the slope s (1 + x (1 - s))
+_VANISHING = 4.0  # least normal numbers: a weight above them, less its own error, is flushed at none of its roundings
+_MERGED_WEIGHT = 8.0  # u: product, two sums, product with a reciprocal, of weights at most twice the exact ones
+_MERGED_DIFFERENCE = 4.0  # u: of a + s (b - a): difference, product and sum, and 1 - s in place of s
+_SHORT_ROW = 1e-13  # 2 gamma_(n+6) up to 444 keys, which share it
 _SQUARES = 2.0**-900  # sums of squares below it may have lost what underflowed
 
 
@@ -31,11 +38,11 @@ class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
             return super().softmax(x)
         most, least = torch.aminmax(x.mid, dim=-1, keepdim=True)[::-1]
         error = 2 * self.u * (most - least)
-        if not bool((error < _ORDINARY).all()):
+        if not bool((error < WELL_CONDITIONED).all()):
             return super().softmax(x)
         y = torch.softmax(x.mid, -1)
         own = error + error * error + self.model.function_error("exp")
-        relative = 2 * own + self.model.accumulate.gamma(x.shape[-1]) + self.model.function_error("div")
+        relative = 2 * own + self.model.gamma(x.shape[-1]) + self.model.function_error("div")
         return Ball(y, (y * (relative * (1 + relative))).add_(2 * self.model.tiny), self.model)
 
     def blocks(self, rows: int, width: int) -> list[tuple[int, int]]:
@@ -50,17 +57,17 @@ class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
         total = self.sum(self.exp_shifted(x, Ball(shift, None, self.model)), rescaled=True)
         log_total = self.log(total)
         mid = shift + log_total.mid
-        rad = log_total.radius + 8 * self.u * (mid.abs() + shift.abs() + log_total.mid.abs())
+        rad = log_total.radius + BASE_CHANGE * self.u * (mid.abs() + shift.abs() + log_total.mid.abs())
         return self.unspecified(torch.isinf(largest.mid), Ball(mid, rad, self.model))
 
     def log_softmax(self, x: Ball) -> Ball:
         """x - lse, or (x - max) - log sum, which rounds twice at the result's size."""
         y = x - self.logsumexp(x)
         twice = Ball(y.mid, y.radius + self.u * y.mid.abs(), self.model)
-        folded = x.magnitude * 1.45 > self.model.largest  # x log2 e may overflow
+        folded = x.magnitude * _FOLDED_LOG2E > self.model.largest  # x log2 e may overflow
         return self.unspecified(torch.isinf(self.max(x).mid) | (folded & x.mid.isfinite()), twice)
 
-    def gated(self, x: Ball, gate: Ball) -> Ball:
+    def gate_mul(self, x: Ball, gate: Ball) -> Ball:
         """x times a gate, or x divided by what the gate is the reciprocal of."""
         product = x * gate
         product = Ball(product.mid, product.radius + self.model.function_underflow("div"), self.model)
@@ -76,9 +83,9 @@ class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
             return self._certified_scores(scaled, k)
         product = self.matmul(scaled, self.swap(k))
         unscaled = q.magnitude @ k.magnitude.transpose(-1, -2)
-        split = (self.model.accumulate.gamma(q.shape[-1]) + 6 * self.u) * unscaled * q.lift(scale).magnitude
+        split = (self.model.gamma(q.shape[-1]) + _SPLIT_SCALE * self.u) * unscaled * q.as_ball(scale).magnitude
         if k.rad is not None:
-            split = split + q.magnitude @ k.rad.transpose(-1, -2) * q.lift(scale).magnitude
+            split = split + q.magnitude @ k.rad.transpose(-1, -2) * q.as_ball(scale).magnitude
         rad = torch.where(unscaled > self.model.largest, math.inf, torch.maximum(product.radius, split))
         return self.ball(product.mid, rad)
 
@@ -86,19 +93,20 @@ class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
         """Scores with one radius a row: |q| |k| <= |q|_1 max |k|, at no cost of another product."""
         longest = k.largest
         length = q.magnitude.sum(-1, keepdim=True)
-        relative = self.model.accumulate.gamma(q.shape[-1] + 4) + 4 * self.u  # q's own radius is at most 4 u |q|
+        relative = self.model.gamma(q.shape[-1] + 4) + 4 * self.u
         radius = relative * length * longest + self.model.tiny * q.shape[-1] * (1 + longest)
-        if k.rad is not None or not bool((radius < _ORDINARY).all()):  # steep rows, NaN: each score its own radius
+        sharp = q.rad is None or bool((q.rad <= _QUERY_ERROR * self.u * q.mid.abs() + self.model.tiny).all())
+        if k.rad is not None or not sharp or not bool((radius < WELL_CONDITIONED).all()):  # each score its own radius
             return self.matmul(q, self.swap(k))
         return Ball(q.mid @ k.mid.transpose(-1, -2), radius, self.model)
 
-    def take(self, x: Ball, index: Tensor) -> Ball:
+    def gather(self, x: Ball, index: Tensor) -> Ball:
         """Entries that were chosen; among NaN and numbers nothing says which those are."""
         unordered = x.mid.isnan().any(-1, keepdim=True) & ~x.mid.isnan().all(-1, keepdim=True)
-        return self.unspecified(unordered, super().take(x, index))
+        return self.unspecified(unordered, super().gather(x, index))
 
-    def top_admissible(self, x: Ball, index: Tensor) -> Tensor:
-        """Which chosen places no unchosen one certainly beats; foreign and repeated places are wrong.
+    def topk_admissible(self, x: Ball, index: Tensor, *, ordered: bool = False) -> Tensor:
+        """Which chosen places no unchosen one, or one after it, certainly beats; foreign and repeated ones are wrong.
 
         A row with a NaN orders nothing, and admits every choice.
         """
@@ -109,6 +117,9 @@ class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
         taken = torch.zeros_like(x.mid, dtype=torch.bool).scatter(-1, place, True)
         least = torch.where(taken, -math.inf, x.mid - x.radius).amax(-1, keepdim=True)
         most = torch.gather(x.mid + x.radius, -1, place)
+        if ordered and index.shape[-1] > 1:
+            after = torch.gather(x.mid - x.radius, -1, place).flip(-1).cummax(-1).values.flip(-1)[..., 1:]
+            least = torch.maximum(least, torch.nn.functional.pad(after, (0, 1), value=-math.inf))
         unordered = (x.mid.isnan() | x.radius.isnan()).any(-1, keepdim=True)
         return inside & ~repeated & ((most >= least) | unordered)
 
@@ -122,7 +133,7 @@ class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
         stays outside for |m| >> s.
         """
         n = max(x.shape[-1], 1)
-        gamma = self.model.accumulate.gamma
+        gamma = self.model.gamma
         size, own = x.magnitude, x.radius
         mean = x.mid.mean(-1, keepdim=True)
         centred = x.mid - mean
@@ -148,19 +159,21 @@ class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
         return self._in_any_order(self.round(a * b, stage) * c, a, b, c)
 
     def gated_product(self, x: Ball, gate: Ball, y: Ball) -> Ball:
-        return self._in_any_order(self.gated(x, gate) * y, x, gate, y)
+        return self._in_any_order(self.gate_mul(x, gate) * y, x, gate, y)
 
-    def offset(self, x: Ball, bias: Ball) -> Ball:
+    def add_bias(self, x: Ball, bias: Ball) -> Ball:
         y = x + bias
         if self.model.certifies or y.rad is None:
             return y
-        return Ball(y.mid, y.rad + 2 * self.u * bias.magnitude, self.model)
+        rad = y.rad + 2 * self.u * bias.magnitude
+        return Ball(y.mid, torch.where(x.radius.isinf(), math.inf, rad), self.model)  # of NaN plus a bias too
 
     def _in_any_order(self, y: Ball, *factors: Ball) -> Ball:
         """A product of three: any two may overflow, or underflow by an amount that the third makes large.
 
         Nothing is said where one is infinite and the rest may vanish: it, or the sigmoid in a slope of it, which below
-        -88, where it vanishes, is a hundredth of the slope.
+        -88, where it vanishes, is a hundredth of the slope. Where the rest is zero in exact arithmetic alone (a mean is
+        off by a rounding), the product is NaN or infinite.
         """
         if self.model.certifies or y.rad is None:
             return y
@@ -168,21 +181,23 @@ class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
         overflow = (a * b > self.model.largest) | (b * c > self.model.largest) | (a * c > self.model.largest)
         rad = y.rad + self.model.function_underflow("div") * (a + b + c)
         product = Ball(y.mid, torch.where(overflow & y.mid.isfinite(), math.inf, rad), self.model)
-        if not bool(y.mid.isinf().any()):
+        if bool(y.mid.isfinite().all()):
             return product
-        least = torch.ones_like(y.mid)
+        least, certain = torch.ones_like(y.mid), torch.zeros_like(y.mid, dtype=torch.bool)  # that it is NaN
         for factor in factors:
             least = least * torch.where(factor.mid.isinf(), 1.0, (factor.mid.abs() - factor.radius).clamp(min=0))
-        return self.unspecified(y.mid.isinf() & (least < 128 * self.model.compute.smallest_normal), product)
+            certain |= (factor.mid == 0) & (factor.radius == 0) | factor.mid.isnan()
+        unsure = ~y.mid.isfinite() & ~certain & (least < _SLOPE_OF_SIGMOID * self.model.compute.smallest_normal)
+        return self.unspecified(unsure & y.mid.isinf(), self.no_number(unsure & y.mid.isnan(), product))
 
     def attend(self, scores: Ball, visible: Tensor, values: Ball, sinks: Ball | None) -> tuple[Ball, Ball]:
         """Attention with online softmax, in any blocking and order.
 
         Let P be the exact weights, theta_j the relative error of a computed weight before normalisation (its score's
-        error, the fold of log2 e, the exponential's own, and the rescaling at every new maximum), t = sum_j P theta.
+        error, the fold of log2 e, the exponential's own, and T rescalings at new maxima), t = sum_j P theta.
         Errors of weights move the normalised output by at most sum_j P theta |v_j - O| / (1 - t): what all weights
-        have in common cancels. The products and the rescaled accumulator cost (gamma_n + (n-1) u) sum_j P |v_j|, the
-        sum of weights (gamma_n + (n-1) u) |O|. Rounding the weights (the stage "probabilities") costs
+        have in common cancels. The products and the rescaled accumulator cost (gamma_n + T u) sum_j P |v_j|, the sum of
+        weights (gamma_n + T u) |O|. Rounding the weights (the stage "probabilities") costs
         sum_j w_j |v_j| with w_j = min(u_P P_j, 1 - P_j), or sum_j w_j |v_j - O| where their sum uses the rounded ones.
         """
         real, model, u = Real(), self.model, self.u
@@ -201,14 +216,14 @@ class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
         common = weighted_error.sum(-1, keepdim=True)
         if sinks is not None:
             common = common + self._weight_error(sinks, largest, lse, torch.exp(sinks.mid - lse), keys)
-        least = (1 - common).clamp(min=0)
+        least = (1 - outward(common)).clamp(min=0)
 
         finite = torch.where(torch.isfinite(values.mid), values.mid, 0.0)
         size = finite.abs() + values.radius
         out = weights @ finite
         centred = _spread_about(out, weighted_error, common, size, finite) / least
         rows = (weights + weighted_error) @ size / least
-        lost = model.accumulate.gamma(keys + 1) + math.expm1(min(700.0, keys * u))
+        lost = model.running_sum(keys)
         lost = lost / (1 - lost) if lost < 1 else math.inf
         stage = model.stages.get("probabilities")
         absolute = model.function_underflow("exp") + (0.0 if stage is None else model.underflow(stage))
@@ -231,9 +246,10 @@ class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
         mid = out
         if not bool(torch.isfinite(values.mid).all()):
             mid = weighted_values(weights, visible, values.mid)
-            vanishing = (
-                visible & (weights < (1e-30 if stage is None else max(1e-30, 4 * stage.smallest_normal)))
-            ).double()
+            # Every factor on a weight's way is at least the weight: running maxima rise towards the last one and lie at
+            # or above the scores, and sums of weights are one or more. So none vanishes unless the weight may.
+            faint = max(format.smallest_normal for format in (model.compute, stage or model.compute))
+            vanishing = (visible & (weights - weighted_error < _VANISHING * faint)).double()
             unsure = (vanishing @ torch.isinf(values.mid).double()) > 0  # a weight of zero times infinity
             mid, rad = torch.where(unsure, 0.0, mid), torch.where(unsure, math.inf, rad)
         sees = visible.any(-1, keepdim=True)
@@ -242,8 +258,10 @@ class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
         if sinks is None:
             mid, rad = self._empty_rows(mid, rad, ~sees)
         log_total = lse - torch.where(largest == -math.inf, 0.0, largest)
-        total_error = -torch.log1p(-(common + lost).clamp(max=1.0))
-        lse_error = total_error + 8 * u * (lse.abs() + largest.abs()) + model.function_error("log") * log_total.abs()
+        total_error = -torch.log1p(-outward(common + lost).clamp(max=1.0))
+        lse_error = (
+            total_error + BASE_CHANGE * u * (lse.abs() + largest.abs()) + model.function_error("log") * log_total.abs()
+        )
         lse_error = torch.where(lse == -math.inf, 0.0, lse_error + model.tiny)
         return self.ball(mid, rad), self.unspecified(sees & torch.isinf(largest), self.ball(lse, lse_error))
 
@@ -260,13 +278,13 @@ class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
         level = torch.where(lse.mid.isfinite(), lse.mid, 0.0)
         score = torch.where(visible & scores.mid.isfinite(), scores.mid, 0.0)
         apart = 2 * self.u * (score.abs() + level.abs() + (score - level).abs())
-        shared = growth(apart + lse.radius + self.model.function_error("exp"))
+        shared = expm1_upper(apart + lse.radius + self.model.function_error("exp"))
         size = torch.where(values.mid.isfinite(), values.magnitude, 0.0)
         rad = torch.where(visible, weights * shared, 0.0) @ size
-        few = torch.where(visible, weights * (self.model.function_error("div") + 8 * self.u), 0.0) @ size
+        few = torch.where(visible, weights * (self.model.function_error("div") + _MERGED_WEIGHT * self.u), 0.0) @ size
         few = few + 4 * self.model.function_underflow("exp") * (1 + size.sum(-2, keepdim=True))
         rad = rad + torch.where(out.radius.isfinite(), torch.minimum(out.radius, few), math.inf)
-        both = visible.all(-1, keepdim=True) * (self.model.function_error("sigmoid") + 4 * self.u)
+        both = visible.all(-1, keepdim=True) * (self.model.function_error("sigmoid") + _MERGED_DIFFERENCE * self.u)
         rad = rad + both * size.sum(-2, keepdim=True)
         lse_rad = lse.radius + both * score.abs().sum(-1, keepdim=True)
         return self.ball(out.mid, rad), Ball(lse.mid, lse_rad, self.model)
@@ -284,26 +302,21 @@ class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
         """The float64 evaluation's own radius, from one relative error a row; None where that is no ordinary row."""
         if values.rad is not None or not values.is_finite or not scores.shape[-1]:
             return None
-        least = torch.where(visible, scores.mid, math.inf).amin(-1, keepdim=True)
-        radius = scores.radius if scores.radius.shape[-1] == 1 else scores.radius.amax(-1, keepdim=True)
-        error = radius + 2 * self.u * (largest - least)
-        if sinks is not None:
-            error = error + sinks.radius
-        sees = visible.any(-1, keepdim=True)
-        error = torch.where(sees, error, 0.0)
-        if not bool((error < _ORDINARY).all()):
+        error = self._row_error(scores, visible, largest, 0.0 if sinks is None else sinks.radius)
+        if error is None:
             return None
         theta = error + error * error + self.model.function_error("exp")
-        lost = self.model.accumulate.gamma(scores.shape[-1] + 1) + self.model.function_error("div")
+        lost = self.model.gamma(scores.shape[-1] + 1) + self.model.function_error("div")
         pair = weights @ values.beside_magnitude
         out, rows = pair[..., : values.shape[-1]], pair[..., values.shape[-1] :]
         absolute = 4 * self.model.tiny * scores.shape[-1] * (1 + values.largest)
         rad = ((theta + lost) * (rows + out.abs())) * (1 + 4 * theta) + absolute
-        lse_error = 2 * (theta + lost) + 8 * self.u * (lse.abs() + largest.abs())
-        out, rad = self._empty_rows(out, rad, ~sees) if sinks is None else (out, rad)
+        lse_error = 2 * (theta + lost) + BASE_CHANGE * self.u * (lse.abs() + largest.abs())
+        if sinks is None:
+            out, rad = self._empty_rows(out, rad, ~visible.any(-1, keepdim=True))
         return Ball(out, rad, self.model), Ball(lse, torch.where(lse == -math.inf, 0.0, lse_error), self.model)
 
-    def _empty_rows(self, mid: Tensor, rad: Tensor, empty: Any) -> tuple[Tensor, Tensor]:
+    def _empty_rows(self, mid: Tensor, rad: Tensor, empty: Tensor) -> tuple[Tensor, Tensor]:
         """What the contract says of rows that see nothing: their value, exactly, or anything."""
         value = self.model.empty_row
         mid = torch.where(empty, 0.0 if value is None else value, mid)
@@ -316,13 +329,17 @@ def _seen(values: Ball, visible: Tensor) -> Ball:
 
 
 def _spread_about(out: Tensor, weights: Tensor, total: Tensor, size: Tensor, values: Tensor) -> Tensor:
-    """At least sum_j w_j |v_j - O| for weights of sum ``total``: (sum w)^(1/2) (sum w (v - O)^2)^(1/2).
+    """At least sum_j w_j |v_j - O| [..., Sq, Dv]: (sum w)^(1/2) (sum w (v - O)^2)^(1/2), by Cauchy and Schwarz.
 
-    Or sum_j w_j |v_j| + |O| sum w where squares may underflow.
+    ``out`` O [..., Sq, Dv], ``weights`` w [..., Sq, Sk] and their sum ``total`` [..., Sq, 1]; ``values`` v and at or
+    above their magnitudes ``size`` [..., Sk, Dv]. What cancels in the second sum, n terms each of squares, cross terms
+    and sums of weights, is off by gamma_(n+2) (squares + 2 |O| sum w |v| + centre) and three roundings, in all at most
+    2 gamma_(n+6) (squares + centre), for 2 |O v| <= v^2 + O^2. Where squares underflow: sum_j w_j |v_j| + |O| sum w.
     """
+    cancelled = max(_SHORT_ROW, 2 * EVALUATION.gamma(weights.shape[-1] + 6))
     squares, centre = weights @ (size * size), out * out * total
     spread = squares - 2 * out * (weights @ values) + centre
-    spread = torch.sqrt(total * (spread.clamp(min=0) + 1e-13 * (squares + centre)))
+    spread = torch.sqrt(total * (spread.clamp(min=0) + cancelled * (squares + centre)))
     vanishing = squares + centre < _SQUARES
     if not bool(vanishing.any()):
         return spread

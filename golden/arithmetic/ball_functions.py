@@ -15,11 +15,12 @@ import torch
 from assay.golden.arithmetic.ball import Ball
 from assay.golden.arithmetic.ball_arithmetic import (
     ElementaryBalls,
-    growth,
+    expm1_upper,
     spread_of_erf,
     spread_of_log,
     spread_of_tanh,
 )
+from assay.golden.arithmetic.model import outward
 from assay.golden.arithmetic.real import torch_function
 
 Tensor = torch.Tensor
@@ -29,6 +30,11 @@ _LEAST = {"log": 0.0, "log2": 0.0, "log1p": -1.0, "sqrt": 0.0, "rsqrt": 0.0}
 """Where a function's domain begins."""
 
 
+def _half_power(least: Tensor, radius: Tensor) -> Tensor:
+    """r / 2 x^(-3/2) at the least x of the ball."""
+    return 0.5 * radius / (least * torch.sqrt(least))
+
+
 _SPREADS: dict[str, Spread] = {
     "log": lambda x, y, r: spread_of_log(x, r),
     "log2": lambda x, y, r: spread_of_log(x, r) / math.log(2),
@@ -36,8 +42,8 @@ _SPREADS: dict[str, Spread] = {
     "tanh": lambda x, y, r: spread_of_tanh(x, r),
     "erf": lambda x, y, r: spread_of_erf(x, r),
     "sqrt": lambda x, y, r: r / y,
-    "rsqrt": lambda x, y, r: 0.5 * r / ((x - r) * torch.sqrt(x - r)),
-    "reciprocal": lambda x, y, r: y.abs() * r / (x.abs() - r),
+    "rsqrt": lambda x, y, r: _half_power(x - outward(r), r),
+    "reciprocal": lambda x, y, r: y.abs() * r / (x.abs() - outward(r)),
     "sin": lambda x, y, r: r.clamp(max=2.0),
     "cos": lambda x, y, r: r.clamp(max=2.0),
 }
@@ -81,11 +87,11 @@ class FunctionBalls(ElementaryBalls):
     def _of_exponential(self, x: Ball, mid: Tensor) -> Tensor:
         """exp(x) (exp(e) - 1); the derivative of expm1 is the same."""
         value, error = torch.exp(x.mid), self._argument_error(x)
-        return torch.where(value == 0, torch.exp(x.mid + error), value * growth(error))
+        return torch.where(value == 0, torch.exp(x.mid + error), value * expm1_upper(error))
 
     def _of_exp2(self, x: Ball, mid: Tensor) -> Tensor:
         error = self._argument_error(x)
-        return torch.where(mid == 0, torch.exp2(x.mid + error), mid * growth(error))
+        return torch.where(mid == 0, torch.exp2(x.mid + error), mid * expm1_upper(error))
 
     def _of_sigmoid(self, x: Ball, mid: Tensor) -> Tensor:
         return self.sigmoid(x).radius
@@ -93,7 +99,7 @@ class FunctionBalls(ElementaryBalls):
     def _of_softplus(self, x: Ball, mid: Tensor) -> Tensor:
         """softplus' = sigmoid <= min(1, exp); max(x, 0) + log1p(exp(-|x|)) has the errors of three functions."""
         error = self._argument_error(x)
-        spread = torch.minimum(error, torch.sigmoid(x.mid) * growth(error))
+        spread = torch.minimum(error, torch.sigmoid(x.mid) * expm1_upper(error))
         spread = torch.where(mid == 0, torch.exp(x.mid + error), spread)
         own = self.model.function_error("exp") + self.model.function_error("log1p") + self.u
         own = max(0.0, own - self.model.function_error("softplus"))

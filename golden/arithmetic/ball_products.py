@@ -25,14 +25,14 @@ class ProductBalls(ElementaryBalls):
             return product
         apart = x.magnitude @ ((codes + zero_points) * scale.magnitude.clamp(min=1.0))
         folded = x.magnitude @ ((codes + zero_points) * scale.magnitude)
-        lost = self.model.accumulate.gamma(x.shape[-1] + 3) + 3 * self.u
+        lost = self.model.gamma(x.shape[-1] + 3) + 3 * self.u
         rad = product.radius + lost * folded
         if product.rad is None:
             unit = lowest_bit(x.mid).amin(-1, keepdim=True) * lowest_bit(scale.mid).amin(-2, keepdim=True)
             rad = self._summed(product.mid, rad, folded, unit).radius
         return Ball(product.mid, torch.where(apart > self.model.largest, math.inf, rad), self.model)
 
-    def represented(self, codes: Ball, scale: float) -> Ball:
+    def dequantize(self, codes: Ball, scale: float) -> Ball:
         """The scale rounded, multiplied by another factor and then by a result: three roundings of the whole.
 
         A scale that shrinks large codes may come too late: their sums overflow before it is applied.

@@ -1,8 +1,8 @@
 """The arithmetic interface: the operations that definitions are written in.
 
-A definition is a plain function ``definition(xp, *tensors, **options)``. Its tensors support ``+ - * /``, unary
-minus, indexing, ``.shape`` and ``.reshape``; everything else is a method of ``xp``. Integer tensors (codes, indices)
-and masks arrive as native integer and boolean arrays of the arithmetic.
+A definition is a plain function ``definition(xp: Arithmetic[N], *tensors: N, **options)``. Its tensors are numbers
+(`Number`); everything beyond their operators is a method of ``xp``. Integer tensors (codes, indices) and masks arrive
+as native arrays of the arithmetic (`Indices`): ``xp: Arithmetic[N, Idx]``.
 
 Composite operations (`standardize`, `attend`, ...) have a default in elementary ones; an arithmetic overrides one
 where it knows a sharper bound.
@@ -13,106 +13,190 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
+from typing import Any, Generic, Protocol, Self, SupportsInt, overload
 
 import torch
+from typing_extensions import TypeVar
 
-Array = Any
+
+class Number(Protocol):
+    """A tensor of numbers in any arithmetic, with the operators that definitions may use."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @overload
+    def reshape(self, shape: tuple[int, ...], /) -> Self: ...
+    @overload
+    def reshape(self, *shape: int) -> Self: ...
+    def __getitem__(self, key: Any, /) -> Self: ...  # whatever torch and numpy take
+    def __neg__(self) -> Self: ...
+    def __add__(self, other: Self | float, /) -> Self: ...
+    def __radd__(self, other: float, /) -> Self: ...
+    def __sub__(self, other: Self | float, /) -> Self: ...
+    def __rsub__(self, other: float, /) -> Self: ...
+    def __mul__(self, other: Self | float, /) -> Self: ...
+    def __rmul__(self, other: float, /) -> Self: ...
+    def __truediv__(self, other: Self | float, /) -> Self: ...
+    def __rtruediv__(self, other: float, /) -> Self: ...
 
 
-class Arithmetic(ABC):
+class Indices(Protocol):
+    """A native array of whole numbers or a mask, torch's or numpy's, with the operators that both have."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def reshape(self, *shape: int) -> Self: ...
+    def any(self, axis: int, /) -> Self: ...
+    def all(self, axis: int, /) -> Self: ...
+    def sum(self) -> SupportsInt: ...
+    def __len__(self) -> int: ...
+    def __int__(self) -> int: ...
+    def __abs__(self) -> Self: ...
+    def __invert__(self) -> Self: ...
+    def __getitem__(self, key: Any, /) -> Self: ...  # whatever torch and numpy take
+    def __eq__(self, other: Self | int, /) -> Self: ...  # type: ignore[override]  # element for element
+    def __ne__(self, other: Self | int, /) -> Self: ...  # type: ignore[override]  # element for element
+    def __le__(self, other: Self | int, /) -> Self: ...
+    def __lt__(self, other: Self | int, /) -> Self: ...
+    def __ge__(self, other: Self | int, /) -> Self: ...
+    def __and__(self, other: Self | int, /) -> Self: ...
+    def __or__(self, other: Self, /) -> Self: ...
+    def __add__(self, other: Self | int, /) -> Self: ...
+    def __sub__(self, other: Self | int, /) -> Self: ...
+    def __mul__(self, other: Self | int, /) -> Self: ...
+    def __floordiv__(self, other: int, /) -> Self: ...
+    def __mod__(self, other: int, /) -> Self: ...
+    def __rshift__(self, other: int, /) -> Self: ...
+
+
+N = TypeVar("N", bound=Number, default=Any)
+"""The numbers of an arithmetic."""
+Idx = TypeVar("Idx", bound=Indices, default=Any)
+"""Its whole numbers and masks."""
+Formula = Callable[[Callable[[float], float], float], float]
+"""Of a square root and of pi; written for floats, and evaluated in each arithmetic's own scalars."""
+
+
+class Arithmetic(ABC, Generic[N, Idx]):
     """Operations on one kind of number. Reductions run over ``axis`` and keep it, with size one.
 
     ``native`` is the module of this arithmetic's integer arrays, torch or numpy, where their functions agree.
     """
 
-    native: Any = torch
+    native: ModuleType = torch
+
+    def precision(self) -> AbstractContextManager[None]:
+        """What an evaluation is run in: the working precision, where this arithmetic has one beside its numbers."""
+        return nullcontext()
 
     @abstractmethod
-    def exact(self, values: Any) -> Array:
+    def exact(self, values: object) -> N:
         """Numbers from a tensor whose values are exact (floats as stored, or integers)."""
 
-    @abstractmethod
-    def integers(self, values: Any) -> Array:
+    def integers(self, values: object) -> Idx:
         """A native integer array of this arithmetic, for indices, codes and masks."""
+        return self.native.as_tensor(values).to(torch.int64)
 
     @abstractmethod
-    def constant(self, formula: Callable[[Callable[[Any], Any], Any], Any]) -> Array:
+    def constant(self, formula: Formula) -> N:
         """``formula(sqrt, pi)``, an exact number rather than its float64 neighbour."""
 
     # Elementwise.
     @abstractmethod
-    def exp(self, x: Array) -> Array: ...
-    @abstractmethod
-    def log(self, x: Array) -> Array: ...
-    @abstractmethod
-    def erf(self, x: Array, *, absolute: bool = False) -> Array: ...
-    @abstractmethod
-    def tanh(self, x: Array, *, absolute: bool = False) -> Array: ...
-    @abstractmethod
-    def sigmoid(self, x: Array) -> Array: ...
-    @abstractmethod
-    def rsqrt(self, x: Array) -> Array: ...
-
-    def function(self, name: str, x: Array) -> Array:
+    def function(self, name: str, x: N) -> N:
         """The elementary function of that name, as torch has it: NaN outside its domain, limits at the infinities.
 
         exp, exp2, expm1, log, log2, log1p, tanh, erf, sigmoid, softplus, sqrt, rsqrt, reciprocal, sin, cos; as an op's
         result, not as an intermediate: where a number lies beyond the format it is infinite.
         """
-        return getattr(self, name)(x)
+
+    def apply(self, name: str, x: N) -> N:
+        """The same as an intermediate, of numbers in the function's domain."""
+        return self.function(name, x)
+
+    def exp(self, x: N) -> N:
+        return self.apply("exp", x)
+
+    def log(self, x: N) -> N:
+        return self.apply("log", x)
+
+    def erf(self, x: N, *, absolute: bool = False) -> N:
+        """``absolute``: its error counts relative to one, for it is added to a number of that size."""
+        return self.apply("erf", x)
+
+    def tanh(self, x: N, *, absolute: bool = False) -> N:
+        return self.apply("tanh", x)
+
+    def sigmoid(self, x: N) -> N:
+        return self.apply("sigmoid", x)
+
+    def rsqrt(self, x: N) -> N:
+        return self.apply("rsqrt", x)
+
+    def minimum(self, x: N, bound: float) -> N:
+        return -self.maximum(-x, self.exact(torch.tensor(-bound, dtype=torch.float64)))
 
     @abstractmethod
-    def minimum(self, x: Array, bound: float) -> Array: ...
+    def maximum(self, x: N, y: N) -> N: ...
     @abstractmethod
-    def maximum(self, x: Array, y: Array) -> Array: ...
-    @abstractmethod
-    def where(self, mask: Any, x: Array, y: Array | float) -> Array: ...
+    def where(self, mask: Idx, x: N, y: N | float) -> N: ...
 
     @abstractmethod
-    def above(self, x: Array, bound: float) -> Any:
+    def above(self, x: N, bound: float) -> Idx:
         """A mask of the numbers, exact ones, above ``bound``."""
 
     # Reductions and products.
     @abstractmethod
-    def sum(self, x: Array, axis: int = -1, *, rescaled: bool = False) -> Array:
+    def sum(self, x: N, axis: int = -1, *, rescaled: bool = False) -> N:
         """The sum; ``rescaled`` allows an online kernel's rescaling of the running sum at each new maximum."""
 
     @abstractmethod
-    def max(self, x: Array) -> Array:
+    def max(self, x: N) -> N:
         """The largest along the last axis; -inf where there is none."""
 
     @abstractmethod
-    def matmul(self, a: Array, b: Array, plus: Array | None = None) -> Array:
+    def matmul(self, a: N, b: N, plus: N | None = None) -> N:
         """a @ b + plus, each entry one accumulation; ``plus`` may be the accumulator's initial value."""
 
     # Shape.
-    @abstractmethod
-    def swap(self, x: Array) -> Array:
+    def rearranged(self, change: Callable[[Sequence[Any]], Any], parts: Sequence[N]) -> N:
+        """What ``change`` makes of native arrays: of those that the ``parts`` are, or of each kind that they hold."""
+        return change(parts)
+
+    def swap(self, x: N) -> N:
         """The last two axes exchanged."""
+        return self.rearranged(lambda arrays: self.native.swapaxes(arrays[0], -1, -2), [x])
+
+    def concatenate(self, parts: Sequence[N], axis: int = 0) -> N:
+        return self.rearranged(lambda arrays: self.native.concatenate(arrays, axis), parts)
+
+    def stack(self, parts: Sequence[N], axis: int = -1) -> N:
+        return self.rearranged(lambda arrays: self.native.stack(arrays, axis), parts)
 
     @abstractmethod
-    def concatenate(self, parts: Sequence[Array], axis: int = 0) -> Array: ...
-    @abstractmethod
-    def stack(self, parts: Sequence[Array], axis: int = -1) -> Array: ...
-
-    @abstractmethod
-    def top(self, x: Array, k: int) -> Array:
+    def topk_index(self, x: N, k: int) -> Idx:
         """The places of the k largest along the last axis, largest first, the earlier one on a tie."""
 
-    @abstractmethod
-    def take(self, x: Array, index: Any) -> Array:
-        """x[..., index[..., j]]: along the last axis, for each row its own places."""
+    def topk_admissible(self, x: N, index: Idx, *, ordered: bool = False) -> Idx:
+        """Which places, of the k largest along the last axis that were chosen, no unchosen one certainly beats.
+
+        ``ordered``: nor one that was chosen after it.
+        """
+        raise NotImplementedError("only an arithmetic of balls knows what may be the largest")
+
+    def gather(self, x: N, index: Idx) -> N:
+        """x[r, index[r, j]]: for each row of a matrix its own places."""
+        return x[self.integers(range(len(index)))[:, None], index]
 
     # Quantisation.
-    def quantization_scale(self, span: Array, largest: float) -> Array:
+    def quantization_scale(self, span: N, largest: float) -> N:
         """span / largest, what one step between codes stands for; a kernel may give any scale to a span of zero."""
         return span / largest
 
     @abstractmethod
-    def quantize(
-        self, x: Array, scale: Array, format: str, zero: Array | None = None, stored: Array | None = None
-    ) -> Array:
+    def quantize(self, x: N, scale: N, format: str, zero: N | Idx | None = None, stored: N | None = None) -> N:
         """The codes that x / scale may be rounded to: to nearest even, plus ``zero``, saturated.
 
         ``format`` is that of the codes; with a zero-point the sum saturates, not the quotient. Where a number lies so
@@ -120,92 +204,92 @@ class Arithmetic(ABC):
         scale of zero gives the zero-point. ``stored``: the scale that a kernel gave, as evidence of how it divides.
         """
 
-    def round(self, x: Array, stage: str) -> Array:
+    def round(self, x: N, stage: str) -> N:
         """A place where a kernel may round on the way; exact arithmetics leave ``x`` as it is."""
         return x
 
     # Composite operations.
-    def exp_shifted(self, x: Array, shift: Array) -> Array:
+    def exp_shifted(self, x: N, shift: N) -> N:
         """exp(x - shift), zero where x is -inf and shift is finite."""
         return self.exp(x - shift)
 
-    def softmax(self, x: Array) -> Array:
+    def softmax(self, x: N) -> N:
         """exp(x) / sum exp(x) along the last axis."""
         weights = self.exp_shifted(x, self.max(x))
         return weights / self.sum(weights, rescaled=True)
 
-    def logsumexp(self, x: Array) -> Array:
+    def logsumexp(self, x: N) -> N:
         """log sum exp(x) along the last axis."""
         largest = self.max(x)
         return largest + self.log(self.sum(self.exp_shifted(x, largest), rescaled=True))
 
-    def log_softmax(self, x: Array) -> Array:
+    def log_softmax(self, x: N) -> N:
         """x - log sum exp(x) along the last axis."""
         return x - self.logsumexp(x)
 
-    def gated(self, x: Array, gate: Array) -> Array:
+    def gate_mul(self, x: N, gate: N) -> N:
         """x * gate, with the limit zero where x is -inf and the gate has closed."""
         return x * gate
 
-    def offset(self, x: Array, bias: Array) -> Array:
+    def add_bias(self, x: N, bias: N) -> N:
         """x + bias, where a part of x may have been taken into the bias."""
         return x + bias
 
-    def scaled_matmul(self, a: Array, b: Array, scale_a: Array, scale_b: Array) -> Array:
+    def scaled_matmul(self, a: N, b: N, scale_a: N, scale_b: N) -> N:
         """(a scale_a) @ (b scale_b), the scales being applied before the product or after it."""
         return self.matmul(a * scale_a, b * scale_b)
 
-    def gated_product(self, x: Array, gate: Array, y: Array) -> Array:
-        """x gate y, in any order, with the limit of `gated`."""
-        return self.gated(x, gate) * y
+    def gated_product(self, x: N, gate: N, y: N) -> N:
+        """x gate y, in any order, with the limit of `gate_mul`."""
+        return self.gate_mul(x, gate) * y
 
-    def quantized_matmul(self, x: Array, codes: Any, zero_points: Any, scale: Array) -> Array:
+    def quantized_matmul(self, x: N, codes: Idx, zero_points: Idx, scale: N) -> N:
         """x @ ((codes - zero_points) * scale), the weights marked as the stage "weights"."""
         return self.matmul(x, self.round(self.exact(codes - zero_points) * scale, "weights"))
 
-    def sparse_matmul(self, values: Array, place: Any, b: Array) -> Array:
+    def sparse_matmul(self, values: N, place: Idx, b: N) -> N:
         """sum_j values[m, j] b[place[m, j], n]; rows of b that are not named do not enter."""
         return self.sum(values[:, :, None] * b[place], axis=1)[:, 0]
 
-    def represented(self, codes: Array, scale: float) -> Array:
+    def dequantize(self, codes: N, scale: float) -> N:
         """codes * scale, the scale being applied to the codes or to the result of what is linear in them."""
         return codes * scale
 
-    def abs(self, x: Array) -> Array:
+    def abs(self, x: N) -> N:
         """The magnitude."""
         return self.maximum(x, -x)
 
-    def unspecified(self, rows: Any, x: Array) -> Array:
+    def unspecified(self, rows: Idx | Callable[[], Idx], x: N) -> N:
         """``x``, where a contract says nothing of the places in ``rows``: a mask, or a function that makes it."""
         return x
 
-    def mean(self, x: Array) -> Array:
+    def mean(self, x: N) -> N:
         """The mean along the last axis."""
         return self.sum(x) / x.shape[-1]
 
-    def standardize(self, x: Array, eps: float) -> tuple[Array, Array]:
+    def standardize(self, x: N, eps: float) -> tuple[N, N]:
         """x - mean and 1 / sqrt(variance + eps), along the last axis."""
         centred = x - self.mean(x)
         return centred, self.rsqrt(self.mean(centred * centred) + eps)
 
-    def either(self, *formulas: Callable[[], Array]) -> Array:
+    def any_formula(self, *formulas: Callable[[], N]) -> N:
         """One number by several formulas, any of which a kernel may evaluate; the first is the exact one's."""
         return formulas[0]()
 
-    def silu_slope(self, x: Array) -> Array:
+    def silu_slope(self, x: N) -> N:
         """The derivative of x s, s the sigmoid of x: s + x s (1 - s); zero at -inf and one at inf."""
 
-        def tail(x: Array) -> Array:
+        def tail(x: N) -> N:
             s = self.sigmoid(x)
-            return self.gated(x, s) * (1 - s)
+            return self.gate_mul(x, s) * (1 - s)
 
         return self.sigmoid(x) + tail(self.minimum(x, 0.0)) - tail(self.minimum(-x, 0.0))
 
-    def silu_gradient(self, a: Array, b: Array, x: Array) -> Array:
+    def silu_gradient(self, a: N, b: N, x: N) -> N:
         """a b times `silu_slope` of x, whose own factors may be multiplied with a and b in any order."""
         return self.product(a, b, self.silu_slope(x))
 
-    def product(self, a: Array, b: Array, c: Array, stage: str = "") -> Array:
+    def product(self, a: N, b: N, c: N, stage: str = "") -> N:
         """a b c, in any order, or with a b rounded first as ``stage``."""
         return self.round(a * b, stage) * c
 
@@ -213,17 +297,17 @@ class Arithmetic(ABC):
         """Ranges of rows, each of ``width`` numbers, that are best evaluated at a time."""
         return [(0, rows)]
 
-    def scores(self, q: Array, k: Array, scale: Array | float) -> Array:
+    def scores(self, q: N, k: N, scale: N | float) -> N:
         """q k^T scale over the last two axes."""
         return self.matmul(q * scale, self.swap(k))
 
-    def softcap(self, scores: Array, cap: float) -> Array:
+    def softcap(self, scores: N, cap: float) -> N:
         """cap * tanh(scores / cap)."""
         return self.tanh(scores / cap, absolute=True) * cap
 
     def attend_backward(
-        self, scores: Array, visible: Any, q: Array, k: Array, v: Array, dout: Array, scale: Array | float, terms: int
-    ) -> tuple[Array, Array, Array]:
+        self, scores: N, visible: Idx, q: N, k: N, v: N, dout: N, scale: N | float, terms: int
+    ) -> tuple[N, N, N]:
         """The gradients of q, k and v of attention, for rows q [..., R, D] and dout [..., R, Dv] of it.
 
         ``scores`` [..., R, Sk] are those of `scores`; those of k and v are part of sums over ``terms`` rows. What a row
@@ -237,12 +321,12 @@ class Arithmetic(ABC):
         transposed = self.swap(gradient)
         return self.matmul(gradient, k), self.matmul(transposed, q), self.matmul(self.swap(weights), dout)
 
-    def merge(self, scores: Array, visible: Any, values: Array) -> tuple[Array, Array]:
+    def merge(self, scores: N, visible: Idx, values: N) -> tuple[N, N]:
         """`attend` to partial results: values are outputs of softmax over parts, scores their log-sum-exps."""
         return self.attend(scores, visible, values, None)
 
     @abstractmethod
-    def attend(self, scores: Array, visible: Any, values: Array, sinks: Array | None) -> tuple[Array, Array]:
+    def attend(self, scores: N, visible: Idx, values: N, sinks: N | None) -> tuple[N, N]:
         """Softmax of the visible scores [..., Sq, Sk] applied to values [..., Sk, Dv], and its log-sum-exp.
 
         ``sinks`` [..., 1, 1] is one more logit in the denominator. Values that no row sees, NaN and Inf among them,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from assay.precision.formats import Format, format_named
+from assay.formats.format import Format, format_named
 
 Ends = tuple[Fraction, Fraction]
 

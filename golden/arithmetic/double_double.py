@@ -29,8 +29,8 @@ TINY = 2.0**-1000
 
 A normal number, since processors add subnormal ones ten times slower.
 """
-_SAFE = 2.0**-900  # products from here on are split without underflow
-_PLAIN = 2.0**-400  # quotients and divisors from here on leave it far away
+_PRODUCT_SAFE = 2.0**-900  # products from here on are split without underflow
+_QUOTIENT_SAFE = 2.0**-400  # quotients and divisors from here on leave it far away
 _SPLITTER = 2.0**27 + 1
 
 
@@ -72,7 +72,7 @@ def product_and_excess(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return product, excess.addcmul_(a_low, b_low, value=-1)
 
 
-def filled(mask: Tensor, value: float) -> Tensor:
+def full_where(mask: Tensor, value: float) -> Tensor:
     """float64: ``value`` where the mask holds, else zero."""
     return torch.zeros(mask.shape, dtype=torch.float64).masked_fill_(mask, value)
 
@@ -115,15 +115,15 @@ class DoubleDouble:
     def __getitem__(self, key: object) -> DoubleDouble:
         return self.map(lambda part: part[key])  # type: ignore[index]  # whatever torch takes
 
-    def reshape(self, *shape: int) -> DoubleDouble:
-        return self.map(lambda part: part.reshape(*shape))
+    def reshape(self, *shape: int | tuple[int, ...]) -> DoubleDouble:
+        return self.map(lambda part: part.reshape(*shape))  # type: ignore[arg-type]  # torch takes both forms
 
     def __neg__(self) -> DoubleDouble:
         return DoubleDouble(-self.high, None if self.low is None else -self.low, self.rad)
 
     def __add__(self, other: DoubleDouble | float) -> DoubleDouble:
         """Exact on float64 operands, else Joldes, Muller & Popescu's algorithm 6: relative error 3 u^2 / (1 - 4u)."""
-        x, y = self, lift(other)
+        x, y = self, as_pair(other)
         rad = add_radii(x.rad, y.rad)
         high, rest = two_sum(x.high, y.high)
         if x.low is None and y.low is None:
@@ -135,16 +135,16 @@ class DoubleDouble:
         assert carried is not None
         high, rest = fast_two_sum(high, rest + carried)
         high, low = fast_two_sum(high, rest if last is None else rest.add_(last))
-        return made(high, low, relative(rad, high, _SUM))
+        return normalised(high, low, relative(rad, high, _SUM))
 
     def __sub__(self, other: DoubleDouble | float) -> DoubleDouble:
-        return self + (-lift(other))
+        return self + (-as_pair(other))
 
     def __mul__(self, other: DoubleDouble | float) -> DoubleDouble:
         """With P = |x.high y.high|: the products of a high with a low lose u^2 P each, their sum 2 u^2 P, adding the
         rest of the main product 3 u^2 P, leaving out the product of the lows u^2 P: together 8 u^2 P.
         """
-        x, y = self, lift(other)
+        x, y = self, as_pair(other)
         high, rest = two_product(x.high, y.high)
         rad = None
         if x.rad is not None:
@@ -153,11 +153,11 @@ class DoubleDouble:
             rad = add_radii(rad, y.rad * x.high.abs())
             rad = rad if x.rad is None else add_radii(rad, x.rad * y.rad)
         if rad is not None:
-            rad = not_lost(rad * (1 + 2.0**-50), x, y)  # highs stand for the whole numbers
+            rad = guard_underflow(rad * (1 + 2.0**-50), x, y)  # highs stand for the whole numbers
         if x.low is None and y.low is None:
-            vanishing = (high.abs() < _SAFE) & (x.high != 0) & (y.high != 0)
+            vanishing = (high.abs() < _PRODUCT_SAFE) & (x.high != 0) & (y.high != 0)
             if rad is not None or bool(vanishing.any()):
-                rad = add_radii(rad, filled(vanishing, TINY))
+                rad = add_radii(rad, full_where(vanishing, TINY))
             return _exact(high, rest, rad)
         if x.low is not None:
             rest = rest + x.low * y.high if y.low is None else rest + (x.low * y.high).add_(x.high * y.low)
@@ -166,9 +166,9 @@ class DoubleDouble:
             rest = rest + x.high * y.low
         size = high.abs()
         underflow = None
-        if size.numel() and not size.amin().item() >= _SAFE:
-            underflow = filled((size < _SAFE) & (x.high != 0) & (y.high != 0), TINY)
-        return made(*fast_two_sum(high, rest), add_radii(add_radii(rad, size.mul_(_PRODUCT)), underflow))
+        if size.numel() and not size.amin().item() >= _PRODUCT_SAFE:
+            underflow = full_where((size < _PRODUCT_SAFE) & (x.high != 0) & (y.high != 0), TINY)
+        return normalised(*fast_two_sum(high, rest), add_radii(add_radii(rad, size.mul_(_PRODUCT)), underflow))
 
     def __truediv__(self, other: DoubleDouble | float) -> DoubleDouble:
         """With X = |x.high|, q = x.high / y.high rounded: x.high - q y.high, at most u X, is a float64, found exactly.
@@ -176,26 +176,26 @@ class DoubleDouble:
         The whole remainder x - q y, of at most 3 u X, is off by (1 + 2 + 3) u^2 X; dividing it by y.high in place of y
         costs another 3 u^2 X, rounding 3 u^2 X: together 12 u^2 |q|.
         """
-        x, y = self, lift(other)
+        x, y = self, as_pair(other)
         quotient = x.high / y.high
         product, excess = product_and_excess(quotient, y.high)
         remainder = (x.high - product).add_(excess)
         is_exact = x.low is None and y.low is None and x.rad is None and y.rad is None
         own, divisor = quotient.abs(), y.high.abs()
-        if own.numel() and not min(own.amin().item(), divisor.amin().item()) >= _PLAIN:
+        if own.numel() and not min(own.amin().item(), divisor.amin().item()) >= _QUOTIENT_SAFE:
             underflow = (TINY + TINY / divisor).masked_fill(x.high == 0, 0.0)
             own = own.mul_(_QUOTIENT).add_(underflow)
         else:
             own = own.mul_(_QUOTIENT)
         if is_exact:
-            own = torch.where((remainder == 0) & ((product.abs() >= _SAFE) | (x.high == 0)), 0.0, own)
+            own = torch.where((remainder == 0) & ((product.abs() >= _PRODUCT_SAFE) | (x.high == 0)), 0.0, own)
         if y.low is not None:
             remainder = remainder - (quotient * y.low if x.low is None else (quotient * y.low).sub_(x.low))
         elif x.low is not None:
             remainder = remainder + x.low
         high, low = fast_two_sum(quotient, remainder / y.high)
         if is_exact:
-            return made(high, low, own if bool(own.any()) else None)
+            return normalised(high, low, own if bool(own.any()) else None)
         rad = x.rad
         if y.rad is not None:
             rad = add_radii(rad, quotient.abs() * y.rad)
@@ -205,22 +205,36 @@ class DoubleDouble:
         elif rad is not None:
             rad = rad / divisor
         if rad is not None:
-            own = own.add_(not_lost(rad, x, y), alpha=1 + 2.0**-40)
-        return made(high, low, own)
+            own = own.add_(guard_underflow(rad, x, y), alpha=1 + 2.0**-40)
+        return normalised(high, low, own)
 
     __radd__ = __add__
     __rmul__ = __mul__
 
     def __rsub__(self, other: float) -> DoubleDouble:
-        return lift(other) - self
+        return as_pair(other) - self
 
     def __rtruediv__(self, other: float) -> DoubleDouble:
-        return lift(other) / self
+        return as_pair(other) / self
 
 
-def lift(value: DoubleDouble | float) -> DoubleDouble:
+def as_pair(value: DoubleDouble | float) -> DoubleDouble:
     """A number as it is, or one for a Python float, exactly."""
     return value if isinstance(value, DoubleDouble) else DoubleDouble(torch.tensor(float(value), dtype=torch.float64))
+
+
+def where(mask: Tensor, x: DoubleDouble, y: DoubleDouble) -> DoubleDouble:
+    """x where the mask holds, else y."""
+    low = None if x.low is None and y.low is None else torch.where(mask, x.rest, y.rest)
+    rad = None if x.rad is None and y.rad is None else torch.where(mask, x.radius, y.radius)
+    return DoubleDouble(torch.where(mask, x.high, y.high), low, rad)
+
+
+def scattered(x: DoubleDouble, mask: Tensor, y: DoubleDouble) -> DoubleDouble:
+    """x with the numbers of y in the places where the mask holds."""
+    high, low, rad = x.high.clone(), x.rest.clone(), x.radius.clone()
+    high[mask], low[mask], rad[mask] = y.high, y.rest, y.radius
+    return DoubleDouble(high, low, rad)
 
 
 def add_radii(a: Tensor | None, b: Tensor | None) -> Tensor | None:
@@ -230,14 +244,14 @@ def add_radii(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return a + b
 
 
-def not_lost(rad: Tensor, x: DoubleDouble, y: DoubleDouble) -> Tensor:
+def guard_underflow(rad: Tensor, x: DoubleDouble, y: DoubleDouble) -> Tensor:
     """``rad``, of products with the radii of x and y, no longer zero where it was rounded down to it."""
     if not rad.numel() or rad.amin().item() > TINY:
         return rad
     for one, other in ((x, y), (y, x)):
         if one.rad is not None:
             somewhat = (other.high != 0) if other.rad is None else (other.high != 0) | (other.rad > 0)
-            rad = rad + filled((one.rad > 0) & somewhat, 2.0**-1072)
+            rad = rad + full_where((one.rad > 0) & somewhat, 2.0**-1072)
     return rad
 
 
@@ -247,7 +261,7 @@ def relative(rad: Tensor | None, size: Tensor, factor: float) -> Tensor:
     return own if rad is None else own + rad
 
 
-def made(high: Tensor, low: Tensor, rad: Tensor | None) -> DoubleDouble:
+def normalised(high: Tensor, low: Tensor, rad: Tensor | None) -> DoubleDouble:
     """A number from its parts; where an operation overflowed or was undefined its radius is infinite.
 
     In all of the operations a ``high`` that is not finite leaves a ``low`` that isn't either.
@@ -261,7 +275,7 @@ def made(high: Tensor, low: Tensor, rad: Tensor | None) -> DoubleDouble:
 
 def _exact(high: Tensor, rest: Tensor, rad: Tensor | None) -> DoubleDouble:
     """The result of an error-free transform; where nothing is lacking, it is a float64 again."""
-    return made(high, rest, rad) if bool(rest.any()) else DoubleDouble(high, None, rad)
+    return normalised(high, rest, rad) if bool(rest.any()) else DoubleDouble(high, None, rad)
 
 
 def square_root(x: DoubleDouble) -> DoubleDouble:
@@ -273,12 +287,12 @@ def square_root(x: DoubleDouble) -> DoubleDouble:
     root = torch.sqrt(x.high)
     product, lost = two_product(root, root)
     remainder = (x.high - product).sub_(lost)
-    own = root * _ROOT + filled(x.high < _SAFE, TINY * 2.0**540)
+    own = root * _ROOT + full_where(x.high < _PRODUCT_SAFE, TINY * 2.0**540)
     if x.low is None and x.rad is None:
-        own = torch.where((remainder == 0) & ((x.high >= _SAFE) | (x.high == 0)), 0.0, own)
+        own = torch.where((remainder == 0) & ((x.high >= _PRODUCT_SAFE) | (x.high == 0)), 0.0, own)
     elif x.low is not None:
         remainder = remainder + x.low
     low = torch.where(root == 0, 0.0, remainder / (2 * root))
     if x.rad is not None:
         own = own + torch.where(x.rad == 0, 0.0, torch.where(x.high > x.rad, x.rad * (1 + 2.0**-40) / root, math.inf))
-    return made(*fast_two_sum(root, low), own)
+    return normalised(*fast_two_sum(root, low), own)

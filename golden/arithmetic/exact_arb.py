@@ -17,10 +17,8 @@ _DIGITS = 80  # a pair of float64 and what a function adds to its error; with wi
 
 def through_arb(method: str, *arguments: Any, **keywords: Any) -> Any:
     """The method of `Arb` on the same arguments, its results as double-double numbers with proven radii."""
-    from flint import ctx  # loaded on first use
-
-    with ctx.workdps(_DIGITS):
-        arithmetic = Arb(_DIGITS)
+    arithmetic = Arb(_DIGITS)
+    with arithmetic.precision():
         result = getattr(arithmetic, method)(
             *(_to_arb(arithmetic, value) for value in arguments),
             **{name: _to_arb(arithmetic, value) for name, value in keywords.items()},

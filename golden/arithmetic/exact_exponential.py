@@ -23,16 +23,18 @@ from assay.golden.arithmetic.double_double import (
     U2,
     DoubleDouble,
     fast_two_sum,
-    made,
+    normalised,
     power_of_two,
     product_and_excess,
     two_sum,
 )
+from assay.golden.arithmetic.working_precision import working_precision
 
 Tensor = torch.Tensor
 
 _STEPS = 16
-_MAGIC = torch.tensor(1.5 * 2.0**52, dtype=torch.float64)  # x + it is x rounded to a whole number, in the low bits
+# Added to a number it leaves that rounded to a whole one, in the low bits.
+_ROUND_TO_WHOLE = torch.tensor(1.5 * 2.0**52, dtype=torch.float64)
 _OFFSET = 0x4338000000000000 >> _STEPS  # its bits without those of n
 _OWN = torch.tensor(11.01 * U2, dtype=torch.float64)
 _SIXTH = torch.tensor(1 / 6, dtype=torch.float64)
@@ -43,15 +45,15 @@ _LEAST, _MOST = -746.0, 709.5  # beyond, exp is less than 2^-1076, or no float64
 @cache
 def _table() -> tuple[float, float, float, float, Tensor, Tensor]:
     """2^16 / ln 2, the three parts of ln 2 / 2^16, and 2^(i / 2^16) for i < 2^16 as high and low words."""
-    from flint import arb, ctx  # loaded on first use
+    from flint import arb  # loaded on first use
 
-    with ctx.workprec(256):
+    with working_precision(256):
         step = arb(2).log() / 2**_STEPS
         first = math.ldexp(round(math.ldexp(float(step), 43)), -43)
         second = math.ldexp(round(math.ldexp(float(step - first), 70)), -70)
         third = float((step - first - second).mid())
         ratio = float((1 / step).mid())
-    with ctx.workprec(140):
+    with working_precision(140):
         powers = [(step * place).exp() for place in range(2**_STEPS)]
         highs = [float(power.mid()) for power in powers]
         lows = [float((power - high).mid()) for power, high in zip(powers, highs, strict=True)]
@@ -59,7 +61,7 @@ def _table() -> tuple[float, float, float, float, Tensor, Tensor]:
     return ratio, first, second, third, high, low
 
 
-def exponential(x: DoubleDouble) -> DoubleDouble:
+def exp(x: DoubleDouble) -> DoubleDouble:
     """exp x; relative error (11 + |x|) u^2, or (11 + 3.4 |x|) u^2 where x has a low word, beside what x inherits."""
     argument = x.high
     outside = None
@@ -87,21 +89,21 @@ def exponential(x: DoubleDouble) -> DoubleDouble:
         high, rest = high * scale, rest.mul_(scale)
         rad = relative.mul_(high)
     if outside is None:
-        return made(high, rest, rad)
+        return normalised(high, rest, rad)
     zero = (x.high <= _LEAST) & (x.radius < 1 if x.rad is not None else True)
     high = torch.where(outside, torch.exp(x.high), high).masked_fill_(zero, 0.0)
     rest = torch.where(outside, 0.0, rest)
     rad = torch.where(outside, math.inf, rad).masked_fill_(zero, 2.0**-1074)
     rad = rad.masked_fill_(zero & (x.high == -math.inf), 0.0)
-    return made(high, rest, rad)
+    return normalised(high, rest, rad)
 
 
 def _scaled(argument: Tensor, low: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """exp of a finite number as (high + rest) 2^(exponent - `_OFFSET`) with high in [1, 2]."""
     ratio, first, second, third, highs, lows = _table()
-    magic = torch.add(_MAGIC, argument, alpha=ratio)
-    number = magic.contiguous().view(torch.int64)  # its low bits are those of n
-    n = magic - _MAGIC
+    shifted = torch.add(_ROUND_TO_WHOLE, argument, alpha=ratio)
+    number = shifted.contiguous().view(torch.int64)  # its low bits are those of n
+    n = shifted - _ROUND_TO_WHOLE
     t = torch.add(argument, n, alpha=-first).add_(n, alpha=-second)
     tail = n.mul_(-third) if low is None else torch.add(low, n, alpha=-third)
     t, tail = two_sum(t, tail)

@@ -5,8 +5,7 @@ the golden's radius is certified; with the constants of a kernel's contract it b
 contract, so that the radius is the tolerance.
 
 Sources: N. J. Higham, *Accuracy and Stability of Numerical Algorithms*, 2nd ed., ch. 3 (gamma_n); P. Blanchard,
-N. J. Higham, F. Lopez, T. Mary, S. Pranesh, *Mixed precision block fused multiply-add*, SISC 42 (2020) C124, and the
-truncating variant derived in `Accumulator.gamma`.
+N. J. Higham, F. Lopez, T. Mary, S. Pranesh, *Mixed precision block fused multiply-add*, SISC 42 (2020) C124.
 """
 
 from __future__ import annotations
@@ -17,63 +16,39 @@ from dataclasses import dataclass, field
 
 import torch
 
-from assay.precision.formats import Format, format_named
-from assay.precision.rounding import round_to
+from assay.formats.accumulator import Accumulator
+from assay.formats.format import Format, format_named
+from assay.formats.rounding import Mode, round_to
+from assay.golden.arithmetic.chance import Chance
 
-DEFAULT_ULPS = 4.0
+RADIUS_ROUNDING = 1 + 2.0**-30
+"""Radii are themselves computed in float64, rounded to nearest: within 2^23 u of what their formula says.
 
-
-@dataclass(frozen=True)
-class Accumulator:
-    """How partial sums are kept: in a format, rounded to nearest, or in a tensor core's block accumulator.
-
-    A block accumulator aligns ``block`` products and the running sum to the largest exponent among them, truncates
-    each to ``fraction`` bits, adds, and keeps ``output`` bits of the result. With ``promotion``, the running sum is
-    moved into ``format`` every so many terms.
-    """
-
-    format: Format
-    block: int = 0
-    fraction: int = 0
-    output: int = 0
-    promotion: int = 0
-    inputs: tuple[str, ...] = ()
-
-    def gamma(self, terms: int) -> float:
-        """Bound on the error of a sum of ``terms`` products, in any order, relative to the sum of magnitudes.
-
-        In a format: gamma_n = n u / (1 - n u). In blocks of L with F fraction and P output bits, one block loses at
-        most (L + 1) 2^-F max(|c|, |a_k b_k|) + 2^-P |out|, so a chain of T = ceil(n / L) blocks at most
-        T ((L + 1) 2^-F + 2^-P) of the sum of magnitudes, grown by itself to first order in the partial sums.
-        """
-        if not self.block:
-            return _gamma(terms, self.format.unit_roundoff)
-        chunk = min(terms, self.promotion) if self.promotion else terms
-        per_block = (self.block + 1) * 2.0**-self.fraction + 2.0**-self.output
-        chain = math.expm1(min(700.0, math.ceil(chunk / self.block) * per_block))
-        chunks = math.ceil(terms / chunk) if chunk else 0
-        return (1 + chain) * (1 + _gamma(chunks, self.format.unit_roundoff)) - 1 if self.promotion else chain
-
-    @property
-    def exact_bits(self) -> int:
-        """Sums of magnitude below 2^bits of their lowest set bit are exact in any order."""
-        return min(self.fraction, self.output) if self.block else self.format.precision
-
-
-def _gamma(terms: int, unit_roundoff: float) -> float:
-    product = terms * unit_roundoff
-    return product / (1 - product) if product < 1 else math.inf
+Where one is subtracted (|b| - r), what is left is not near r: there the radius is widened first (`outward`), and sums
+of more than 2^20 terms have a factor of their own (`RoundingModel.sum_rounding`).
+"""
+_LARGEST_EXPONENT = 700.0  # exp of it is a float64
+UNLISTED_ULPS = 4.0  # of a function that a model does not list
+ENDS_OF_ROUNDING: Mapping[str, tuple[Mode, Mode]] = {
+    "nearest": ("nearest", "nearest"),
+    "toward_zero": ("toward_zero", "toward_zero"),
+    "stochastic": ("down", "up"),
+}
+"""By the names of `RoundingModel.rounding`: how the least and the largest number of an interval are rounded."""
 
 
 @dataclass(frozen=True)
 class RoundingModel:
     """What may be lost at each operation.
 
-    ``ulps`` are the errors of elementary functions in ulps of ``compute`` (`DEFAULT_ULPS` where left out); ``stages``
+    ``ulps`` are the errors of elementary functions in ulps of ``compute`` (`UNLISTED_ULPS` where left out); ``stages``
     the formats to which marked intermediates may be rounded; ``flush`` allows zero for a subnormal; ``empty_row`` is
     the value of an attention row that sees nothing (None: any); ``rounding`` how codes are rounded ("nearest",
-    "toward_zero", "stochastic": to either neighbour). ``certifies`` marks the model of the float64
-    evaluation itself, whose algorithms are known: freedoms that kernels have are not added.
+    "toward_zero", "stochastic": to either neighbour); ``rescale_every`` how many terms of a running sum of exponentials
+    come before it is rescaled to a new maximum. With ``chance`` roundings that follow one another add up as chance has
+    it and not as in the worst case. ``beyond`` is what becomes of a number that may overflow inside: "anything";
+    "nothing", as if there were no overflow; or "infinity" where the exact one overflows. ``certifies`` marks the model
+    of the float64 evaluation itself, whose algorithms are known: freedoms that kernels have are not added.
     """
 
     compute: Format
@@ -83,6 +58,9 @@ class RoundingModel:
     flush: bool = False
     empty_row: float | None = 0.0
     rounding: str = "nearest"
+    rescale_every: int = 1
+    chance: Chance | None = None
+    beyond: str = "anything"
     certifies: bool = False
 
     @property
@@ -92,8 +70,48 @@ class RoundingModel:
 
     @property
     def largest(self) -> float:
+        """Beyond this an intermediate may be anything."""
+        return self.range if self.beyond == "anything" else math.inf
+
+    @property
+    def range(self) -> float:
         """Beyond this an intermediate overflows."""
         return min(self.compute.largest, self.accumulate.format.largest)
+
+    def gamma(self, terms: int) -> float:
+        """Bound on the error of a sum of ``terms`` products, in any order, relative to the sum of magnitudes.
+
+        With ``chance`` only where rounding to nearest in 24 bits or more leaves it to chance: matrix units truncate,
+        and narrow accumulators stagnate.
+        """
+        worst = self.accumulate.gamma(terms)
+        if self.chance is None or self.accumulate.block or self.accumulate.format.precision < 24:
+            return worst
+        likely = self.chance.sum_of(terms, self.accumulate.format.unit_roundoff)
+        return min(worst, math.expm1(min(_LARGEST_EXPONENT, likely)))
+
+    def running_sum(self, terms: int) -> float:
+        """The same of a running sum of ``terms`` and its rescalings, and one rounding more of each kind."""
+        factors = self.rescalings(terms) + 1
+        apart = self.gamma(terms + 1) + self.compounded(factors, self.unit_roundoff)
+        if self.chance is None or self.accumulate.block:
+            return apart
+        return min(apart, self.gamma(terms + 1 + factors))  # chance takes all of them together
+
+    def compounded(self, factors: int, error: float) -> float:
+        """What so many factors 1 + e change, each |e| <= ``error``, which may be that of a function and have a side."""
+        total = factors * error
+        if self.chance is not None and self.chance.deviations:
+            total = min(total, self.chance.sum_of(factors, error))
+        return math.expm1(min(_LARGEST_EXPONENT, total))
+
+    def sum_rounding(self, terms: int) -> float:
+        """What a sum of ``terms`` radii may lack, u for each partial sum; one where `RADIUS_ROUNDING` covers it."""
+        return 1.0 if terms <= 2**20 else 1 + terms * 2.0**-52
+
+    def rescalings(self, terms: int) -> int:
+        """How often a running sum of n ``terms`` is rescaled: once a block of b but the first, ceil((n - 1) / b)."""
+        return math.ceil(max(terms - 1, 0) / self.rescale_every)
 
     def underflow(self, format: Format) -> float:
         """Absolute error of one operation whose result is subnormal in ``format``.
@@ -114,11 +132,11 @@ class RoundingModel:
 
     def function_error(self, function: str) -> float:
         """Relative error allowed to an elementary function: its ulps, each of at most 2 u."""
-        return 2 * self.unit_roundoff * self.ulps.get(function, DEFAULT_ULPS)
+        return 2 * self.unit_roundoff * self.ulps.get(function, UNLISTED_ULPS)
 
     def function_underflow(self, function: str) -> float:
         """Absolute error allowed to an elementary function whose result is subnormal: the same ulps, of one size."""
-        return 2 * self.tiny * max(1.0, self.ulps.get(function, DEFAULT_ULPS))
+        return 2 * self.tiny * max(1.0, self.ulps.get(function, UNLISTED_ULPS))
 
     def represents(self, values: torch.Tensor) -> torch.Tensor:
         """Where float64 ``values`` are numbers of the compute format, so that storing them loses nothing."""
@@ -127,6 +145,11 @@ class RoundingModel:
         if self.compute.name == "float32":
             return values == values.to(torch.float32).to(torch.float64)
         return values == round_to(values, self.compute)
+
+
+def outward(radius: torch.Tensor) -> torch.Tensor:
+    """At or above what the radius stands for, to be subtracted from."""
+    return radius * RADIUS_ROUNDING
 
 
 _FLOAT64 = format_named("float64")

@@ -6,69 +6,64 @@ Both are slow and meant for small cases: as oracles in tests, and where float64 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from fractions import Fraction
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from assay.golden.arithmetic.base import Arithmetic
+from assay.formats.format import format_named
+from assay.golden.arithmetic.base import Arithmetic, Formula
 from assay.golden.arithmetic.codes import Ends, hull_of_codes
-from assay.precision.formats import format_named
+from assay.golden.arithmetic.working_precision import bits_of, working_precision
 
-ObjectArray = Any
+ObjectArray = np.ndarray[Any, np.dtype[Any]]  # of numbers
+IntegerArray = ObjectArray  # of whole numbers, or a mask
+Scalar = Any  # one number: an arb or an mpf, of which mpmath has no types
 
 
-class ObjectArithmetic(Arithmetic):
+class ObjectArithmetic(Arithmetic[ObjectArray, IntegerArray]):  # type: ignore[type-var]  # numpy lists shapes one by one
     """Definitions over numpy arrays of numbers; subclasses say what a number is."""
 
     native = np
 
-    def number(self, value: float) -> Any:
+    @abstractmethod
+    def number(self, value: float) -> Scalar:
         """The exact number equal to a float."""
-        raise NotImplementedError
-
-    def apply(self, function: str, x: ObjectArray) -> ObjectArray:
-        """An elementary function, element by element."""
-        raise NotImplementedError
-
-    @cached_property
-    def _numbers(self) -> Callable[[Any], ObjectArray]:
-        return np.vectorize(self.number, otypes=[object])
-
-    def exact(self, values: Any) -> ObjectArray:
-        array = values.double().numpy() if hasattr(values, "double") else np.asarray(values, dtype=np.float64)
-        return self._numbers(array) if array.size else array.astype(object)
-
-    def integers(self, values: Any) -> Any:
-        return np.asarray(values).astype(np.int64)
-
-    def constant(self, formula: Callable[[Callable[[Any], Any], Any], Any]) -> ObjectArray:
-        value = np.empty((), dtype=object)
-        value[()] = formula(self.square_root, self.pi)
-        return value
 
     @property
-    def pi(self) -> Any:
-        """The number pi."""
-        raise NotImplementedError
+    @abstractmethod
+    def pi(self) -> Scalar: ...
+    @abstractmethod
+    def value(self, function: str, x: Scalar) -> Scalar:
+        """An elementary function of a number."""
 
-    def square_root(self, value: Any) -> Any:
-        """The square root of a number or an integer."""
-        raise NotImplementedError
+    @abstractmethod
+    def larger(self, x: Scalar, y: Scalar) -> Scalar: ...
+    @abstractmethod
+    def ends(self, value: Scalar) -> Ends | None:
+        """The least and the largest that a number may be, as exact fractions; None where it is none."""
 
-    def exp(self, x: ObjectArray) -> ObjectArray:
-        return self.apply("exp", x)
+    @abstractmethod
+    def hull(self, least: float, most: float) -> Scalar:
+        """The number that lies between two floats."""
 
-    def log(self, x: ObjectArray) -> ObjectArray:
-        return self.apply("log", x)
+    def apply(self, name: str, x: ObjectArray) -> ObjectArray:
+        return _each(lambda value: self.value(name, value), x)
 
-    def erf(self, x: ObjectArray, *, absolute: bool = False) -> ObjectArray:
-        return self.apply("erf", x)
+    def exact(self, values: object) -> ObjectArray:
+        array = values.double().numpy() if hasattr(values, "double") else np.asarray(values, dtype=np.float64)
+        return _each(self.number, array)
 
-    def tanh(self, x: ObjectArray, *, absolute: bool = False) -> ObjectArray:
-        return self.apply("tanh", x)
+    def integers(self, values: object) -> IntegerArray:
+        return np.asarray(values).astype(np.int64)
+
+    def constant(self, formula: Formula) -> ObjectArray:
+        value = np.empty((), dtype=object)
+        value[()] = formula(lambda number: self.value("sqrt", self.number(number)), self.pi)
+        return value
 
     def sigmoid(self, x: ObjectArray) -> ObjectArray:
         return 1 / (1 + self.exp(-x))
@@ -84,15 +79,15 @@ class ObjectArithmetic(Arithmetic):
         y = _BY_OTHERS[name](self, finite) if name in _BY_OTHERS else self.apply(name, finite)
         return self.where(~below, self.where(~above, y, most), least)
 
-    def minimum(self, x: ObjectArray, bound: float) -> ObjectArray:
-        return -self.maximum(-x, self.exact(np.array(-bound)))
+    def maximum(self, x: ObjectArray, y: ObjectArray) -> ObjectArray:
+        return _each(self.larger, x, y)
 
-    def where(self, mask: Any, x: ObjectArray, y: ObjectArray | float) -> ObjectArray:
+    def where(self, mask: IntegerArray, x: ObjectArray, y: ObjectArray | float) -> ObjectArray:
         other = y if isinstance(y, np.ndarray) else self.number(float(y))
         return np.where(np.asarray(mask), x, other)
 
-    def above(self, x: ObjectArray, bound: float) -> Any:
-        return np.vectorize(lambda value: bool(value > bound), otypes=[bool])(x) if x.size else x.astype(bool)
+    def above(self, x: ObjectArray, bound: float) -> IntegerArray:
+        return _each(lambda value: bool(value > bound), x).astype(bool)
 
     def sum(self, x: ObjectArray, axis: int = -1, *, rescaled: bool = False) -> ObjectArray:
         return self.exact(np.zeros(1)).reshape((1,) * x.ndim) + x.sum(axis=axis, keepdims=True)
@@ -111,11 +106,8 @@ class ObjectArithmetic(Arithmetic):
         )
         return product if plus is None else product + plus
 
-    def top(self, x: ObjectArray, k: int) -> Any:
+    def topk_index(self, x: ObjectArray, k: int) -> IntegerArray:
         return np.argsort(-x.astype(np.float64), axis=-1, stable=True)[..., :k]
-
-    def take(self, x: ObjectArray, index: Any) -> ObjectArray:
-        return np.take_along_axis(x, index, -1)
 
     def quantize(
         self,
@@ -127,7 +119,7 @@ class ObjectArithmetic(Arithmetic):
     ) -> ObjectArray:
         target = format_named(format)
 
-        def code(value: Any, step: Any, point: Any) -> Any:
+        def code(value: Scalar, step: Scalar, point: Scalar) -> Scalar:
             quotient = self.ends(value * 0 if step == 0 else value / step)
             points = (point, point) if isinstance(point, int) else self.ends(point)
             if quotient is None or points is None:
@@ -135,24 +127,7 @@ class ObjectArithmetic(Arithmetic):
             return self.hull(*map(float, hull_of_codes(quotient, None if zero is None else points, target)))
 
         points = np.zeros((), dtype=np.int64) if zero is None else zero
-        return np.vectorize(code, otypes=[object])(x, scale, points.astype(object)) if x.size else x
-
-    def ends(self, value: Any) -> Ends | None:
-        """The least and the largest that a number may be, as exact fractions; None where it is none."""
-        raise NotImplementedError
-
-    def hull(self, least: float, most: float) -> Any:
-        """The number that lies between two floats."""
-        raise NotImplementedError
-
-    def swap(self, x: ObjectArray) -> ObjectArray:
-        return np.swapaxes(x, -1, -2)
-
-    def concatenate(self, parts: Sequence[ObjectArray], axis: int = 0) -> ObjectArray:
-        return np.concatenate(list(parts), axis)
-
-    def stack(self, parts: Sequence[ObjectArray], axis: int = -1) -> ObjectArray:
-        return np.stack(list(parts), axis)
+        return _each(code, x, scale, points.astype(object))
 
     def exp_shifted(self, x: ObjectArray, shift: ObjectArray) -> ObjectArray:
         hidden = self._is_minus_infinity(x) & ~self._is_minus_infinity(shift)
@@ -165,15 +140,16 @@ class ObjectArithmetic(Arithmetic):
         total = self.where(infinite, self.exact(np.ones(())), self.sum(self.exp_shifted(x, shift)))
         return self.where(infinite, largest, shift + self.log(total))
 
-    def gated(self, x: ObjectArray, gate: ObjectArray) -> ObjectArray:
+    def gate_mul(self, x: ObjectArray, gate: ObjectArray) -> ObjectArray:
         limit = self.where(self._is_minus_infinity(x), self.exact(np.zeros(())), x)
         return self.where(self._is_minus_infinity(x) | self._is_minus_infinity(-x), limit, x * gate)
 
-    def _is_minus_infinity(self, x: ObjectArray) -> Any:
-        return np.vectorize(lambda value: value == self.number(-np.inf), otypes=[bool])(x) if x.size else x.astype(bool)
+    def _is_minus_infinity(self, x: ObjectArray) -> IntegerArray:
+        least = self.number(-np.inf)
+        return _each(lambda value: bool(value == least), x).astype(bool)
 
     def attend(
-        self, scores: ObjectArray, visible: Any, values: ObjectArray, sinks: ObjectArray | None
+        self, scores: ObjectArray, visible: IntegerArray, values: ObjectArray, sinks: ObjectArray | None
     ) -> tuple[ObjectArray, ObjectArray]:
         visible = np.broadcast_to(np.asarray(visible), scores.shape)
         zero = self.exact(np.zeros(()))
@@ -188,14 +164,20 @@ class ObjectArithmetic(Arithmetic):
         total = self.sum(weights)
         if sinks is not None:
             total = total + self.exp(sinks - shift)
-        empty = ~visible.any(-1, keepdims=True) if sinks is None else np.zeros((1,) * scores.ndim, dtype=bool)
+        sees = np.any(visible, -1, keepdims=True)
+        empty = ~np.asarray(sees) if sinks is None else np.zeros((1,) * scores.ndim, dtype=bool)
         safe = self.where(empty, self.exact(np.ones(())), total)
         lse = self.where(~empty, shift + self.log(safe), -np.inf)
         terms = (weights / safe)[..., None] * values[..., None, :, :]
         return self.sum(self.where(visible[..., None], terms, zero), axis=-2)[..., 0, :], lse
 
-    def maximum(self, x: ObjectArray, y: ObjectArray) -> ObjectArray:
-        raise NotImplementedError
+
+def _each(function: Callable[..., Any], *arrays: ObjectArray) -> ObjectArray:
+    """The function of the arrays' elements, one by one."""
+    given = [np.asarray(array, dtype=object) for array in arrays]
+    found = np.empty(np.broadcast_shapes(*(array.shape for array in given)), dtype=object)
+    with np.errstate(all="ignore"):  # NaN is a number here
+        return np.frompyfunc(function, len(given), 1)(*given, out=found)
 
 
 def _softplus(xp: ObjectArithmetic, x: ObjectArray) -> ObjectArray:
@@ -208,25 +190,25 @@ def _softplus(xp: ObjectArithmetic, x: ObjectArray) -> ObjectArray:
 def _exp2(xp: ObjectArithmetic, x: ObjectArray) -> ObjectArray:
     """2^x; of a whole number exact, so that its ties can be told."""
 
-    def exact(value: Any, power: Any) -> Any:
+    def exact(value: Scalar, power: Scalar) -> Scalar:
         near = float(value)
         is_whole = abs(near) <= 2**20 and near.is_integer() and bool(value == xp.number(near))
         return xp.number(2.0) ** int(near) if is_whole else power
 
     power = xp.exp(x * _log_two(xp))
-    return np.vectorize(exact, otypes=[object])(x, power) if x.size else power
+    return _each(exact, x, power)
 
 
 def _log2(xp: ObjectArithmetic, x: ObjectArray) -> ObjectArray:
     """log x / log 2; of a power of two exact."""
 
-    def exact(value: Any, quotient: Any) -> Any:
+    def exact(value: Scalar, quotient: Scalar) -> Scalar:
         fraction, exponent = math.frexp(float(value))
         is_power = fraction == 0.5 and bool(value == xp.number(float(value)))
         return xp.number(float(exponent - 1)) if is_power else quotient
 
     quotient = xp.apply("log", x) / _log_two(xp)
-    return np.vectorize(exact, otypes=[object])(x, quotient) if x.size else quotient
+    return _each(exact, x, quotient)
 
 
 def _log_two(xp: ObjectArithmetic) -> ObjectArray:
@@ -257,35 +239,42 @@ class Arb(ObjectArithmetic):
 
         self.flint = flint
         self.digits = digits
-        flint.ctx.dps = digits
 
-    def number(self, value: float) -> Any:
+    def precision(self) -> AbstractContextManager[None]:
+        """flint's working precision, which is the process's and all threads': one evaluation at a time, then restored.
+
+        Operators between numbers take it too, so a whole evaluation is to be run in it.
+        """
+        return working_precision(bits_of(self.digits))
+
+    def number(self, value: float) -> Scalar:
         return self.flint.arb(value)
 
     @property
-    def pi(self) -> Any:
+    def pi(self) -> Scalar:
         return self.flint.arb.pi()
 
-    def square_root(self, value: Any) -> Any:
-        return self.flint.arb(value).sqrt()
+    def constant(self, formula: Formula) -> ObjectArray:
+        with self.precision():
+            return super().constant(formula)
 
-    def apply(self, function: str, x: ObjectArray) -> ObjectArray:
-        if not x.size:
-            return x
-        if function == "reciprocal":
-            return np.vectorize(lambda value: 1 / value, otypes=[object])(x)
-        return np.vectorize(lambda value: getattr(value, function)(), otypes=[object])(x)
+    def apply(self, name: str, x: ObjectArray) -> ObjectArray:
+        with self.precision():
+            return super().apply(name, x)
 
-    def maximum(self, x: ObjectArray, y: ObjectArray) -> ObjectArray:
-        return np.vectorize(lambda a, b: a.max(b), otypes=[object])(x, y) if x.size else x
+    def value(self, function: str, x: Scalar) -> Scalar:
+        return 1 / x if function == "reciprocal" else getattr(x, function)()
 
-    def ends(self, value: Any) -> Ends | None:
+    def larger(self, x: Scalar, y: Scalar) -> Scalar:
+        return x.max(y)
+
+    def ends(self, value: Scalar) -> Ends | None:
         if not value.is_finite():
             return None
         (least, low), (most, high) = (map(int, end.man_exp()) for end in (value.lower(), value.upper()))
         return least * Fraction(2) ** low, most * Fraction(2) ** high
 
-    def hull(self, least: float, most: float) -> Any:
+    def hull(self, least: float, most: float) -> Scalar:
         return self.flint.arb((least + most) / 2, (most - least) / 2)
 
 
@@ -299,34 +288,28 @@ class Multiprecision(ObjectArithmetic):
         self.context.dps = digits
         self.rational = mpmath.libmp.to_rational
 
-    def number(self, value: float) -> Any:
+    def number(self, value: float) -> Scalar:
         return self.context.mpf(value)
 
     @property
-    def pi(self) -> Any:
+    def pi(self) -> Scalar:
         return +self.context.pi
 
-    def square_root(self, value: Any) -> Any:
-        return self.context.sqrt(value)
-
-    def apply(self, function: str, x: ObjectArray) -> ObjectArray:
-        return np.vectorize(lambda value: self._value(function, value), otypes=[object])(x) if x.size else x
-
-    def _value(self, function: str, value: Any) -> Any:
+    def value(self, function: str, x: Scalar) -> Scalar:
         """A real value, NaN where mpmath leaves the real numbers."""
         if function == "reciprocal":
-            return 1 / value if value else self.context.nan
-        found = getattr(self.context, function)(value)
+            return 1 / x if x else self.context.nan
+        found = getattr(self.context, function)(x)
         return found if isinstance(found, self.context.mpf) else self.context.nan
 
-    def maximum(self, x: ObjectArray, y: ObjectArray) -> ObjectArray:
-        return np.vectorize(max, otypes=[object])(x, y) if x.size else x
+    def larger(self, x: Scalar, y: Scalar) -> Scalar:
+        return max(x, y)
 
-    def ends(self, value: Any) -> Ends | None:
+    def ends(self, value: Scalar) -> Ends | None:
         if not self.context.isfinite(value):
             return None
         exact = Fraction(*map(int, self.rational(value._mpf_)))
         return exact, exact
 
-    def hull(self, least: float, most: float) -> Any:
+    def hull(self, least: float, most: float) -> Scalar:
         return self.number(least)

@@ -21,7 +21,7 @@ from assay.golden.arithmetic.double_double import (
     DoubleDouble,
     add_radii,
     fast_two_sum,
-    made,
+    normalised,
     power_of_two,
     two_sum,
 )
@@ -65,11 +65,7 @@ def exact_matmul(a: DoubleDouble, b: DoubleDouble, plus: DoubleDouble | None = N
     if plus is not None:
         parts += [plus.high] if plus.low is None else [plus.high, plus.rest]
         rad = add_radii(rad, plus.rad)
-    if not _inside(e, f):
-        outside = (e + f < _LOWEST) | (e + f > _HIGHEST) | (e > _HIGHEST) | (f > _HIGHEST)
-        outside = outside | (e < _LOWEST) | (f < _LOWEST)
-        rad = torch.where(outside, math.inf, torch.zeros(()).double() if rad is None else rad)
-    return total(parts, rad)
+    return total(parts, _unknown_outside(rad, e, f, e + f))
 
 
 def exact_sum(x: DoubleDouble, axis: int) -> DoubleDouble:
@@ -79,17 +75,17 @@ def exact_sum(x: DoubleDouble, axis: int) -> DoubleDouble:
     a loss of at most (n + 1) u n g. Slices are as many as make that 2^-112 of the largest term.
     """
     terms = max(x.shape[axis], 1)
-    growth = math.ceil(math.log2(terms))
-    bits = 51 - growth
+    carry_bits = math.ceil(math.log2(terms))
+    bits = 51 - carry_bits
     e = _exponent(x.high, axis)
     high, low = x.high, x.low
     sums: list[Tensor] = []
-    for place in range(1, math.ceil((59 + 2 * growth) / bits) + 1):
-        magic = _magic(e, bits * place)
-        part = (high + magic).sub_(magic)
+    for place in range(1, math.ceil((59 + 2 * carry_bits) / bits) + 1):
+        rounder = _rounder(e, bits * place)
+        part = (high + rounder).sub_(rounder)
         high = high - part
         if low is not None and bits * place >= 52:  # before, lows are less than half a unit
-            fine = (low + magic).sub_(magic)
+            fine = (low + rounder).sub_(rounder)
             low = low - fine
             part = part.add_(fine)
         sums.append(part.sum(axis, keepdim=True))
@@ -99,9 +95,7 @@ def exact_sum(x: DoubleDouble, axis: int) -> DoubleDouble:
         sums.append(rest.sum(axis, keepdim=True))
         lost = (terms + 1) * terms * 2.0 ** (-bits * (len(sums) - 1) - 53)
         rad = add_radii(rad, lost * _largest(x.high, e, axis))
-    if not _inside(e, e):
-        rad = torch.where((e < _LOWEST) | (e > _HIGHEST), math.inf, torch.zeros(()).double() if rad is None else rad)
-    return total(sums, rad)
+    return total(sums, _unknown_outside(rad, e))
 
 
 def total(parts: Sequence[Tensor], rad: Tensor | None) -> DoubleDouble:
@@ -129,7 +123,7 @@ def total(parts: Sequence[Tensor], rad: Tensor | None) -> DoubleDouble:
         first, second = fast_two_sum(first, second)
         own = left.abs() + size * (len(parts) * 2.0**-53)
         rad = add_radii(rad, own) if rad is not None or bool(own.any()) else None
-    return made(first, second, rad) if bool(second.any()) else DoubleDouble(first, None, rad)
+    return normalised(first, second, rad) if bool(second.any()) else DoubleDouble(first, None, rad)
 
 
 def _product_slices(terms: int) -> tuple[int, int]:
@@ -138,9 +132,9 @@ def _product_slices(terms: int) -> tuple[int, int]:
     Slices s + t = d + 1 make d pairs of at most K 2^2b units (2^-1 of it where a slice is not the first, 2^-2 where
     neither is), so together at most K 2^2b max(1, (d + 2) / 4).
     """
-    growth = math.ceil(math.log2(max(terms, 1)))
+    carry_bits = math.ceil(math.log2(max(terms, 1)))
     for bits in range(26, 0, -1):
-        depth = math.ceil((_BITS + growth) / bits)
+        depth = math.ceil((_BITS + carry_bits) / bits)
         if terms * 4**bits * max(1.0, (depth + 2) / 4) <= 2**53:
             return bits, depth
     raise ValueError(f"a product of {terms} terms is too long")
@@ -159,7 +153,7 @@ def _largest(high: Tensor, e: Tensor, axis: int) -> Tensor:
     return power_of_two(e).masked_fill_(~high.any(axis, keepdim=True), 0.0)
 
 
-def _magic(e: Tensor, bits: int) -> Tensor:
+def _rounder(e: Tensor, bits: int) -> Tensor:
     """What is added and subtracted to round numbers below 2^e to multiples of 2^(e - bits)."""
     return power_of_two(e.clamp(_LOWEST, _HIGHEST) - bits + 52) * 1.5
 
@@ -171,12 +165,13 @@ def _underflow(x: DoubleDouble, axis: int) -> Tensor:
     return ((x.high != 0) | (x.radius > 0)).any(axis, keepdim=True).to(torch.float64)
 
 
-def _inside(e: Tensor, f: Tensor) -> bool:
-    if e.numel() == 0 or f.numel() == 0:
-        return True
-    least, most = int(e.min()) + int(f.min()), int(e.max()) + int(f.max())
-    single = min(int(e.min()), int(f.min())), max(int(e.max()), int(f.max()))
-    return least >= _LOWEST and most <= _HIGHEST and single[0] >= _LOWEST and single[1] <= _HIGHEST
+def _unknown_outside(rad: Tensor | None, *exponents: Tensor) -> Tensor | None:
+    """``rad``, infinite where one of the exponents, which are broadcast to it, lies outside of the bounds."""
+    for e in exponents:
+        if e.numel() and not (int(e.min()) >= _LOWEST and int(e.max()) <= _HIGHEST):
+            outside = (e < _LOWEST) | (e > _HIGHEST)
+            rad = torch.where(outside, math.inf, torch.zeros(()).double() if rad is None else rad)
+    return rad
 
 
 def _slices(x: DoubleDouble, e: Tensor, bits: int, most: int) -> tuple[list[Tensor], bool]:
@@ -184,8 +179,8 @@ def _slices(x: DoubleDouble, e: Tensor, bits: int, most: int) -> tuple[list[Tens
     high, low = x.high, x.low
     found: list[Tensor] = []
     while len(found) < most:
-        magic = _magic(e, bits * (len(found) + 1))
-        part = (high + magic).sub_(magic)
+        rounder = _rounder(e, bits * (len(found) + 1))
+        part = (high + rounder).sub_(rounder)
         high = high - part
         found.append(part)
         if low is not None:

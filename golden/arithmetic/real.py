@@ -3,47 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
-from assay.golden.arithmetic.base import Arithmetic
-from assay.precision.formats import format_named
-from assay.precision.rounding import Mode, round_to
+from assay.formats.format import format_named
+from assay.formats.rounding import Mode, round_to
+from assay.golden.arithmetic.base import Arithmetic, Formula
 
 Tensor = torch.Tensor
 
 
-class Real(Arithmetic):
+class Real(Arithmetic[Tensor, Tensor]):
     """float64 torch tensors, with IEEE special values."""
 
-    def exact(self, values: Any) -> Tensor:
+    def exact(self, values: object) -> Tensor:
         return torch.as_tensor(values).to(torch.float64)
 
-    def integers(self, values: Any) -> Tensor:
-        return torch.as_tensor(values).to(torch.int64)
-
-    def constant(self, formula: Callable[[Callable[[Any], Any], Any], Any]) -> Tensor:
+    def constant(self, formula: Formula) -> Tensor:
         return torch.tensor(formula(math.sqrt, math.pi), dtype=torch.float64)
-
-    def exp(self, x: Tensor) -> Tensor:
-        return torch.exp(x)
-
-    def log(self, x: Tensor) -> Tensor:
-        return torch.log(x)
-
-    def erf(self, x: Tensor, *, absolute: bool = False) -> Tensor:
-        return torch.erf(x)
-
-    def tanh(self, x: Tensor, *, absolute: bool = False) -> Tensor:
-        return torch.tanh(x)
-
-    def sigmoid(self, x: Tensor) -> Tensor:
-        return torch.sigmoid(x)
-
-    def rsqrt(self, x: Tensor) -> Tensor:
-        return 1 / torch.sqrt(x)
 
     def function(self, name: str, x: Tensor) -> Tensor:
         return torch_function(name, x)
@@ -54,7 +31,7 @@ class Real(Arithmetic):
     def maximum(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.maximum(x, y)
 
-    def where(self, mask: Any, x: Tensor, y: Tensor | float) -> Tensor:
+    def where(self, mask: Tensor, x: Tensor, y: Tensor | float) -> Tensor:
         return torch.where(mask, x, y)
 
     def above(self, x: Tensor, bound: float) -> Tensor:
@@ -76,38 +53,23 @@ class Real(Arithmetic):
     ) -> Tensor:
         return codes_of(x / torch.where(scale == 0, 1.0, scale), format, zero)
 
-    def swap(self, x: Tensor) -> Tensor:
-        return x.transpose(-1, -2)
-
-    def concatenate(self, parts: Sequence[Tensor], axis: int = 0) -> Tensor:
-        return torch.cat(list(parts), axis)
-
-    def stack(self, parts: Sequence[Tensor], axis: int = -1) -> Tensor:
-        return torch.stack(list(parts), axis)
-
-    def top(self, x: Tensor, k: int) -> Tensor:
+    def topk_index(self, x: Tensor, k: int) -> Tensor:
         return torch.argsort(x, dim=-1, descending=True, stable=True)[..., :k]
-
-    def take(self, x: Tensor, index: Any) -> Tensor:
-        return torch.gather(x, -1, index)
-
-    def exp_shifted(self, x: Tensor, shift: Tensor) -> Tensor:
-        return torch.exp(x - shift)
 
     def logsumexp(self, x: Tensor) -> Tensor:
         return torch.logsumexp(x, -1, keepdim=True) if x.shape[-1] else self.max(x)
 
-    def gated(self, x: Tensor, gate: Tensor) -> Tensor:
+    def gate_mul(self, x: Tensor, gate: Tensor) -> Tensor:
         return torch.where(x == -math.inf, 0.0, x * gate)
 
-    def attend(self, scores: Tensor, visible: Any, values: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+    def attend(self, scores: Tensor, visible: Tensor, values: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
         weights, lse = self.attention_weights(scores, visible, sinks)
         return weighted_values(weights, visible, values), lse
 
     def attend_backward(
         self,
         scores: Tensor,
-        visible: Any,
+        visible: Tensor,
         q: Tensor,
         k: Tensor,
         v: Tensor,

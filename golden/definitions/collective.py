@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from assay.golden.arithmetic.base import Arithmetic, N
+from assay.golden.registry import Reduction, define
 
-from assay.golden.registry import define
 
-
-@define("all_reduce", "shards[R,N] -> y[N]", rows="N", empty=("N",))
-def all_reduce(xp: Any, shards: Any) -> Any:
+@define(
+    "all_reduce",
+    "shards[R,N] -> y[N]",
+    rows="N",
+    empty=("N",),
+    dealt="R",
+    reduction=Reduction("R", of=("shards",)),
+    faults=("saturating_store", "store_rounds_ties_away"),
+)
+def all_reduce(xp: Arithmetic[N], shards: N) -> N:
     """The sum over the ranks, in any order."""
     return xp.sum(shards, axis=0)[0]

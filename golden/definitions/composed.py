@@ -7,38 +7,45 @@ one. They are compositions of listed specs, and not listed themselves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from assay.golden.arithmetic.base import Arithmetic, Idx, N
 from assay.golden.definitions.backward import softmax_backward
-from assay.golden.definitions.loss import OPTIONS, cross_entropy_backward
+from assay.golden.definitions.loss import OPTIONS, cross_entropy_backward, labelled, loss_size
 from assay.golden.registry import define
 
 
-@define("softmax_gradient", "x[R,N], dy[R,N] -> dx[R,N]", stages={"output": "input"}, rows="R", listed=False)
-def softmax_gradient(xp: Any, x: Any, dy: Any) -> Any:
+@define(
+    "softmax_gradient",
+    "x[R,N], dy[R,N] -> dx[R,N]",
+    stages={"output": "input"},
+    rows="R",
+    gradient_of="softmax",
+    listed=False,
+)
+def softmax_gradient(xp: Arithmetic[N], x: N, dy: N) -> N:
     """softmax_backward of y = softmax(x) and dy. Stage "output": y, as it is saved between the passes."""
     return softmax_backward(xp, xp.round(xp.softmax(x), "output"), dy)
 
 
-def _signature(options: Mapping[str, Any]) -> str:
-    size = "T" if options["reduction"] == "none" else ""
-    labels = f"target:int64[T]=label(V,{options['ignore_index']})"
-    return f"logits[T,V], {labels}, dloss:float32[{size}]=weight -> dlogits[T,V]"
-
-
 @define(
     "cross_entropy_gradient",
-    _signature,
+    lambda options: f"{labelled(options)}, dloss:float32[{loss_size(options)}]=weight -> dlogits[T,V]",
     options=OPTIONS,
     stages={"gradient": None},
     rows=lambda options: None if options["reduction"] == "mean" else "T",
     empty=("T",),
+    gradient_of="cross_entropy",
     listed=False,
 )
 def cross_entropy_gradient(
-    xp: Any, logits: Any, target: Any, dloss: Any, *, reduction: str, ignore_index: int, **options: Any
-) -> Any:
+    xp: Arithmetic[N, Idx],
+    logits: N,
+    target: Idx,
+    dloss: N,
+    *,
+    reduction: str,
+    ignore_index: int,
+    label_smoothing: float,
+) -> N:
     """cross_entropy_backward times dloss, of each token where nothing is reduced.
 
     Formulas: the product as written; dloss divided first, for the mean; and dloss multiplied into the shares before
@@ -49,20 +56,22 @@ def cross_entropy_gradient(
     counted = target != ignore_index
     count = max(int(counted.sum()), 1) if reduction == "mean" else 1
 
-    def gradient(kind: str) -> Any:
-        return cross_entropy_backward(xp, logits, target, reduction=kind, ignore_index=ignore_index, **options)
+    def gradient(kind: str) -> N:
+        return cross_entropy_backward(
+            xp, logits, target, reduction=kind, ignore_index=ignore_index, label_smoothing=label_smoothing
+        )
 
-    def divided() -> Any:
+    def divided() -> N:
         return upstream / count if count > 1 else upstream
 
-    def shares_first() -> Any:
+    def shares_first() -> N:
         label = xp.native.where(counted, target, 0)
         is_label = (label[:, None] == xp.integers(range(logits.shape[1]))[None, :]) & counted[:, None]
         early, one = gradient("sum"), divided()
         shares = xp.where(is_label, early + 1.0, early) * one
         return xp.where(is_label, shares - one, shares)
 
-    return xp.either(
+    return xp.any_formula(
         lambda: xp.round(gradient(reduction), "gradient") * upstream,
         lambda: xp.round(gradient("sum"), "gradient") * divided(),
         shares_first,

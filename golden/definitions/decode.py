@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
 
 import torch
 
-from assay.golden.errors import ShapeError
-from assay.golden.registry import define, number
+from assay.golden.arithmetic.base import Arithmetic, Idx, N
+from assay.golden.definitions.attention import heads_per_group, score_scale
+from assay.golden.options import number
+from assay.golden.registry import Reduction, define
 
 
-def _slots(native: Any, block_table: Any, seq_lens: Any, page: int) -> tuple[Any, Any]:
+def _slots(native: ModuleType, block_table: Idx, seq_lens: Idx, page: int) -> tuple[Idx, Idx]:
     """Where each position of each sequence lies among all slots of the cache, and whether it is one at all, [B,L]."""
     position = native.arange(block_table.shape[1] * page)
     seen = position[None, :] < seq_lens[:, None]
@@ -38,7 +40,11 @@ def _unused(
     "attention_decode",
     "q[B,H,D], k_cache[P,page,Hkv,D], v_cache[P,page,Hkv,D], block_table:int32[B,max_pages]=index(P), "
     "seq_lens:int32[B]=length(max_pages*page) -> out[B,H,D]",
-    options={"scale": number(None), "k_scale": number(1.0), "v_scale": number(1.0)},
+    options={
+        "scale": number(None, usual=(None, 0.3)),
+        "k_scale": number(1.0, usual=(1.0, 0.5)),
+        "v_scale": number(1.0, usual=(1.0, 2.5)),
+    },
     stages={"probabilities": "input"},
     rows="B",
     work="16*B*H*max_pages*page*D",
@@ -49,28 +55,31 @@ def _unused(
         "page": (1, 2, 5, 8, 16, 32, 64),
         "max_pages": (1, 2, 3, 4, 6, 9, 13, 24, 64),
     },
-    multiples={"H": "Hkv"},
+    groups={"H": "Hkv"},
+    picked=("P",),
+    grid=("B", "P"),
+    reduction=Reduction("max_pages*page"),
+    faults=("inputs_in_tf32",),
     unused=_unused,
 )
 def attention_decode(
-    xp: Any,
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    block_table: Any,
-    seq_lens: Any,
+    xp: Arithmetic[N, Idx],
+    q: N,
+    k_cache: N,
+    v_cache: N,
+    block_table: Idx,
+    seq_lens: Idx,
     *,
     scale: float | None,
     k_scale: float,
     v_scale: float,
-) -> Any:
+) -> N:
     """softmax(q k^T scale) v over the first seq_lens[b] positions; p lies in page block_table[b, p // page].
 
     A slot of the cache stands for its number times k_scale or v_scale.
     """
     (batch, heads, width), (pages, page, groups, _) = q.shape, k_cache.shape
-    if groups == 0 or heads % groups:
-        raise ShapeError(f"attention_decode: the {heads} query heads are no multiple of the {groups} key/value heads")
+    shared = heads_per_group("attention_decode", heads, groups)
     slots, seen = _slots(xp.native, block_table, seq_lens, page)
     if pages * page == 0:  # then all sequences are empty
         slots, seen = slots[:, :0], seen[:, :0]
@@ -79,8 +88,8 @@ def attention_decode(
         xp.where(seen[:, None, :, None], cache.reshape(pages * page, groups, width)[slots[:, None, :], group], 0.0)
         for cache in (k_cache, v_cache)
     )
-    factor = xp.constant(lambda sqrt, pi: 1 / sqrt(max(width, 1))) if scale is None else scale
-    q = q.reshape(batch, groups, heads // groups, width)
-    scores = xp.scores(q, xp.represented(k, k_scale), factor)
-    out, _ = xp.attend(scores, seen[:, None, None, :], xp.represented(v, v_scale), None)
+    factor = score_scale(xp, width, scale)
+    q = q.reshape(batch, groups, shared, width)
+    scores = xp.scores(q, xp.dequantize(k, k_scale), factor)
+    out, _ = xp.attend(scores, seen[:, None, None, :], xp.dequantize(v, v_scale), None)
     return out.reshape(batch, heads, width)

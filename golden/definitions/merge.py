@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any
 
 import torch
 
+from assay.golden.arithmetic.base import Arithmetic, Idx, N
 from assay.golden.registry import define
 
 _MOST = sys.float_info.max
@@ -24,9 +24,10 @@ def _unused(o_a: torch.Tensor, lse_a: torch.Tensor, o_b: torch.Tensor, lse_b: to
     "o_a[T,H,D], lse_a:float32[T,H]=lse, o_b[T,H,D], lse_b:float32[T,H]=lse -> o[T,H,D], lse:float32[T,H]",
     rows="T",
     sizes={"H": (1, 2, 3, 5, 33), "D": (1, 3, 8, 16, 33, 64, 128)},
+    separable=("H",),
     unused=_unused,
 )
-def merge_states(xp: Any, o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:
+def merge_states(xp: Arithmetic[N, Idx], o_a: N, lse_a: N, o_b: N, lse_b: N) -> tuple[N, N]:
     """(e^lse_a o_a + e^lse_b o_b) / (e^lse_a + e^lse_b) and log(e^lse_a + e^lse_b).
 
     That is attention to two values; an empty state, whose lse is -inf, is not visible, and two of them see nothing.
@@ -39,7 +40,7 @@ def merge_states(xp: Any, o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[A
     unknown = ~(numbers[..., :1] & numbers[..., 1:])  # of a log-sum-exp that is NaN or inf nothing is said
     out, lse = xp.unspecified(unknown, out), xp.unspecified(unknown, lse)
 
-    def infinite() -> Any:
+    def infinite() -> Idx:
         """Where a - s (a - b) takes an infinite output of a visible state from itself."""
         pairs = (o_a, empty[..., :1]), (o_b, empty[..., 1:])
         seen = [(xp.above(o, _MOST) | xp.above(-o, _MOST)) & ~none.reshape(tokens, heads, 1) for o, none in pairs]

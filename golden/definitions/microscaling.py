@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from assay.formats.codes import decode
+from assay.golden.arithmetic.base import Arithmetic, Idx, N
 from assay.golden.definitions.quantized import nibbles, repeat
-from assay.golden.registry import define
-from assay.precision.formats import decode
+from assay.golden.registry import Reduction, define
 
 _MX_BLOCK, _NV_BLOCK = 32, 16
 E2M1 = decode(torch.arange(16), "float4_e2m1fn").tolist()
@@ -20,8 +19,9 @@ E2M1 = decode(torch.arange(16), "float4_e2m1fn").tolist()
     "scale_b:float8_e8m0fnu[K/32,N]=scale -> c:bfloat16[M,N]",
     rows="M",
     columns="N",
+    reduction=Reduction("K"),
 )
-def gemm_mxfp8(xp: Any, a: Any, b: Any, scale_a: Any, scale_b: Any) -> Any:
+def gemm_mxfp8(xp: Arithmetic[N], a: N, b: N, scale_a: N, scale_b: N) -> N:
     """(a scale_a) (b scale_b), the scales powers of two for each 32 along K."""
     scale_a = repeat(xp, scale_a, a.shape[1], axis=1, group=_MX_BLOCK)
     scale_b = repeat(xp, scale_b, a.shape[1], axis=0, group=_MX_BLOCK)
@@ -35,14 +35,15 @@ def gemm_mxfp8(xp: Any, a: Any, b: Any, scale_a: Any, scale_b: Any) -> Any:
     rows="M",
     columns="N",
     work="M*K*N",
+    reduction=Reduction("K"),
 )
-def gemm_nvfp4(xp: Any, a: Any, b: Any, scale_a: Any, scale_b: Any, global_a: Any, global_b: Any) -> Any:
+def gemm_nvfp4(xp: Arithmetic[N], a: N, b: N, scale_a: N, scale_b: N, global_a: N, global_b: N) -> N:
     """(a scale_a global_a) (b scale_b global_b)^T; a byte holds two e2m1 codes, the even k's in its low nibble."""
     left, right = (_represented(xp, codes, scale) for codes, scale in ((a, scale_a), (b, scale_b)))
     return xp.scaled_matmul(left, xp.swap(right), global_a, global_b)
 
 
-def _represented(xp: Any, packed: Any, scale: Any) -> Any:
+def _represented(xp: Arithmetic[N, Idx], packed: Idx, scale: N) -> N:
     """The numbers [rows, K] of packed codes [rows, K/2], times their block's scale."""
     codes = nibbles(xp, packed, (0, 1), axis=1)
     numbers = xp.exact(xp.native.asarray(E2M1)[codes])

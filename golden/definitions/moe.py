@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from assay.golden.arithmetic.base import Arithmetic, Idx, N
 from assay.golden.definitions.activation import swiglu
 from assay.golden.errors import ShapeError
-from assay.golden.registry import Option, choice, define, flag
+from assay.golden.options import Option, choice, flag
+from assay.golden.registry import Reduction, define
 
 
-def _admissible(xp: Any, logits: Any, chosen: Any, *, top_k: int, renormalize: bool, scoring: str) -> Any:
-    """Which chosen experts no unchosen one certainly beats: a mask [T, k]; repeated or foreign ids are wrong."""
-    return xp.top_admissible(routing_scores(xp, logits, scoring), chosen)
+def _admissible(xp: Arithmetic[N, Idx], logits: N, chosen: Idx, *, top_k: int, renormalize: bool, scoring: str) -> Idx:
+    """Which chosen experts no unchosen one, or one after it, certainly beats: a mask [T, k]; repeated ids are wrong."""
+    return xp.topk_admissible(routing_scores(xp, logits, scoring), chosen, ordered=True)
 
 
-def routing_scores(xp: Any, logits: Any, scoring: str) -> Any:
+def routing_scores(xp: Arithmetic[N], logits: N, scoring: str) -> N:
     """The scores of experts, of logits [T,E]."""
     return xp.sigmoid(logits) if scoring == "sigmoid" else xp.softmax(logits)
 
@@ -23,23 +23,26 @@ def routing_scores(xp: Any, logits: Any, scoring: str) -> Any:
     "moe_route",
     lambda options: f"logits[T,E] -> weights:float32[T,{options['top_k']}], ids:int32[T,{options['top_k']}]=index(E)",
     options={
-        "top_k": Option(2, lambda value: type(value) is int and value > 0, "a positive whole number"),
+        "top_k": Option(2, lambda value: type(value) is int and value > 0, "a positive whole number", usual=(2, 1)),
         "renormalize": flag(True),
         "scoring": choice("softmax", "sigmoid"),
     },
     rows="T",
     least={"E": "top_k"},
+    usual={"E": (2, 4, 8, 17, 60, 64)},
     chosen=("ids",),
     admissible=_admissible,
 )
-def moe_route(xp: Any, logits: Any, *, top_k: int, renormalize: bool, scoring: str, ids: Any = None) -> tuple[Any, Any]:
-    """The scores of the top k experts, normalised to one where asked; ``ids`` given: of those experts."""
+def moe_route(
+    xp: Arithmetic[N, Idx], logits: N, *, top_k: int, renormalize: bool, scoring: str, ids: Idx | None = None
+) -> tuple[N, Idx]:
+    """The scores of the top k experts, the largest first, normalised to one where asked; ``ids`` given: of those."""
     if logits.shape[-1] < top_k:
         raise ShapeError(f"moe_route: top_k={top_k} of only {logits.shape[-1]} experts")
     scores = routing_scores(xp, logits, scoring)
     if ids is None:
-        ids = xp.top(logits, top_k)  # scores grow with logits, but round to ties
-    weights = xp.take(scores, ids)
+        ids = xp.topk_index(logits, top_k)  # scores grow with logits, but round to ties
+    weights = xp.gather(scores, ids)
     return (weights / xp.sum(weights) if renormalize else weights), ids
 
 
@@ -49,9 +52,12 @@ def moe_route(xp: Any, logits: Any, *, top_k: int, renormalize: bool, scoring: s
     stages={"gate_up": None, "hidden": "input", "expert": None},
     rows="T",
     work="T*k*D*F+E*D*F",
+    picked=("E",),
     sizes={"k": (1, 2, 3, 6, 8), "E": (1, 2, 3, 4, 8, 17, 64)},
+    reduction=Reduction("D+F"),
+    faults=("inputs_in_tf32",),
 )
-def moe(xp: Any, x: Any, w_gate_up: Any, w_down: Any, weights: Any, ids: Any) -> Any:
+def moe(xp: Arithmetic[N, Idx], x: N, w_gate_up: N, w_down: N, weights: N, ids: Idx) -> N:
     """sum_k weight_k down_k(silu(gate_k x) * up_k x); an expert may come twice, and counts twice."""
     experts, inner = w_gate_up.shape[0], w_gate_up.shape[1] // 2
     tokens, choices = ids.shape

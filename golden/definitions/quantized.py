@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from assay.golden.registry import choice, define
+from assay.golden.arithmetic.base import Arithmetic, Idx, N
+from assay.golden.options import choice
+from assay.golden.registry import Reduction, define
 
 _BLOCK = 128
 _FP8_SCALES = {
@@ -20,8 +22,15 @@ def _fp8_signature(options: Mapping[str, Any]) -> str:
     return f"a:fp8[M,K], b:fp8[K,N], {scales} -> c:bfloat16[M,N]"
 
 
-@define("gemm_fp8", _fp8_signature, options={"granularity": choice("tensor", "row", "block")}, rows="M", columns="N")
-def gemm_fp8(xp: Any, a: Any, b: Any, scale_a: Any, scale_b: Any, *, granularity: str) -> Any:
+@define(
+    "gemm_fp8",
+    _fp8_signature,
+    options={"granularity": choice("tensor", "row", "block")},
+    rows="M",
+    columns="N",
+    reduction=Reduction("K", of=("a", "b")),
+)
+def gemm_fp8(xp: Arithmetic[N], a: N, b: N, scale_a: N, scale_b: N, *, granularity: str) -> N:
     """(a scale_a) (b scale_b), with scales per tensor, per row and column, or per 128 along K (and N)."""
     if granularity == "block":
         (_, inner), (_, columns) = a.shape, b.shape
@@ -30,7 +39,7 @@ def gemm_fp8(xp: Any, a: Any, b: Any, scale_a: Any, scale_b: Any, *, granularity
     return xp.scaled_matmul(a, b, scale_a, scale_b)
 
 
-def repeat(xp: Any, scale: Any, size: int, *, axis: int, group: int = _BLOCK) -> Any:
+def repeat(xp: Arithmetic[N], scale: N, size: int, *, axis: int, group: int = _BLOCK) -> N:
     """Each scale along ``axis`` repeated ``group`` times, cut to ``size``."""
     index = xp.integers([position // group for position in range(size)])
     return scale[index] if axis == 0 else scale[:, index]
@@ -41,8 +50,9 @@ def repeat(xp: Any, scale: Any, size: int, *, axis: int, group: int = _BLOCK) ->
     "a:int8[M,K], b:int8[K,N], scale_a:float32[M,1]=scale, scale_b:float32[1,N]=scale -> c:bfloat16[M,N]",
     rows="M",
     columns="N",
+    reduction=Reduction("K"),
 )
-def gemm_int8(xp: Any, a: Any, b: Any, scale_a: Any, scale_b: Any) -> Any:
+def gemm_int8(xp: Arithmetic[N], a: N, b: N, scale_a: N, scale_b: N) -> N:
     """(a b) scale_a scale_b."""
     return xp.scaled_matmul(a, b, scale_a, scale_b)
 
@@ -68,17 +78,20 @@ def _int4_signature(options: Mapping[str, Any]) -> str:
     columns="N",
     sizes={"g": (32, 64, 128)},
     multiples={"K": "g"},
+    reduction=Reduction("K"),
+    faults=("inputs_in_tf32",),
+    exempt=("computed_in_bfloat16", "computed_in_float16"),
 )
-def gemm_int4(xp: Any, x: Any, qweight: Any, scales: Any, zeros: Any, *, packing: str) -> Any:
+def gemm_int4(xp: Arithmetic[N, Idx], x: N, qweight: Idx, scales: N, zeros: Idx, *, packing: str) -> N:
     """x ((q - zero) scale), group by group along K."""
     codes, points = unpack_int4(xp, qweight, zeros, packing)
     inner = codes.shape[0]
     group = inner // max(scales.shape[0], 1) or 1
-    points = repeat(xp, points, inner, axis=0, group=group)
+    points = points[xp.integers(range(inner)) // group]
     return xp.quantized_matmul(x, codes, points, repeat(xp, scales, inner, axis=0, group=group))
 
 
-def unpack_int4(xp: Any, qweight: Any, zeros: Any, packing: str) -> tuple[Any, Any]:
+def unpack_int4(xp: Arithmetic[N, Idx], qweight: Idx, zeros: Idx, packing: str) -> tuple[Idx, Idx]:
     """Integer codes [K, N] and zero-points [K/g, N]; GPTQ stores a zero-point minus one."""
     if packing == "plain":
         return nibbles(xp, qweight, (0, 1), axis=0), zeros
@@ -88,7 +101,7 @@ def unpack_int4(xp: Any, qweight: Any, zeros: Any, packing: str) -> tuple[Any, A
     return nibbles(xp, qweight, range(8), axis=0), nibbles(xp, zeros, range(8), axis=1) + 1
 
 
-def nibbles(xp: Any, words: Any, order: Any, *, axis: int) -> Any:
+def nibbles(xp: Arithmetic[N, Idx], words: Idx, order: Sequence[int], *, axis: int) -> Idx:
     """The nibbles of each word in ``order``, laid out along ``axis``."""
     rows, columns = words.shape
     parts = [(words >> (4 * place)) & 15 for place in order]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from assay.golden.registry import define, flag
+from assay.golden.arithmetic.base import Arithmetic, N
+from assay.golden.options import flag
+from assay.golden.registry import define
 
 
 @define(
@@ -12,9 +12,11 @@ from assay.golden.registry import define, flag
     "x[B,S,H,D], cos[S,D/2]=angle, sin[S,D/2]=angle -> y[B,S,H,D]",
     options={"interleaved": flag()},
     rows="B",
+    separable=("S", "H"),
     empty=("B", "S"),
+    faults=("saturating_store", "store_rounds_ties_away"),
 )
-def rope(xp: Any, x: Any, cos: Any, sin: Any, *, interleaved: bool) -> Any:
+def rope(xp: Arithmetic[N], x: N, cos: N, sin: N, *, interleaved: bool) -> N:
     """Rotate the pairs (i, i + D/2), or the neighbours (2i, 2i + 1) where interleaved."""
     half = x.shape[-1] // 2
     cos, sin = cos[:, None, :], sin[:, None, :]

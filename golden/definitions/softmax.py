@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
 
-from assay.golden.registry import define
+from assay.golden.arithmetic.base import Arithmetic, N
+from assay.golden.registry import Reduction, define
 
 
-@define("softmax", "x[R,N] -> y[R,N]", rows="R")
-def softmax(xp: Any, x: Any) -> Any:
+@define("softmax", "x[R,N] -> y[R,N]", rows="R", reduction=Reduction("N", exponentials=lambda y: 1 / y - 1))
+def softmax(xp: Arithmetic[N], x: N) -> N:
     """exp(x) / sum exp(x)."""
     return xp.softmax(x)
 
 
-@define("log_softmax", "x[R,N] -> y[R,N]", rows="R")
-def log_softmax(xp: Any, x: Any) -> Any:
+@define(
+    "log_softmax",
+    "x[R,N] -> y[R,N]",
+    rows="R",
+    reduction=Reduction("N", exponentials=lambda y: math.expm1(-y)),
+    exempt=("flushed_subnormals",),
+)
+def log_softmax(xp: Arithmetic[N], x: N) -> N:
     """x - log sum exp(x)."""
     return xp.log_softmax(x)
 
 
-@define("logsumexp", "x[R,N] -> y[R]", rows="R")
-def logsumexp(xp: Any, x: Any) -> Any:
+@define(
+    "logsumexp",
+    "x[R,N] -> y[R]",
+    rows="R",
+    reduction=Reduction("N", exponentials=math.expm1),
+    exempt=("flushed_subnormals",),
+)
+def logsumexp(xp: Arithmetic[N], x: N) -> N:
     """log sum exp(x)."""
     return xp.logsumexp(x)[..., 0]

@@ -6,8 +6,9 @@ they are NaN, at its poles infinite: log(0) = -inf, and 1/x and 1/sqrt(x) keep t
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
+from assay.golden.arithmetic.base import Arithmetic, N
 from assay.golden.registry import define
 
 FUNCTIONS = (
@@ -16,13 +17,24 @@ FUNCTIONS = (
 )  # fmt: skip
 
 
-def _elementary(name: str) -> Any:
-    def definition(xp: Any, x: Any) -> Any:
+def _elementary(name: str) -> Callable[[Arithmetic[N], N], N]:
+    def definition(xp: Arithmetic[N], x: N) -> N:
         return xp.function(name, x)
 
     definition.__name__ = name
     return definition
 
 
+_OVERFLOWING = ("exp", "exp2", "expm1")
+_LIMITLESS = ("log", "log2", "log1p", "sqrt", "softplus", "rsqrt", "reciprocal", "sin", "cos")  # unlike exp and tanh
+_NEVER_SUBNORMAL = ("cos", "sigmoid", "softplus", "log", "log2", "rsqrt", "sqrt")
+
 for _name in FUNCTIONS:
-    define(_name, "x[R,N] -> y[R,N]", rows="R", elementwise=True)(_elementary(_name))
+    define(
+        _name,
+        "x[R,N] -> y[R,N]",
+        rows="R",
+        elementwise=True,
+        faults=("saturating_store",) * (_name in _OVERFLOWING) + ("infinity_read_as_largest",) * (_name in _LIMITLESS),
+        exempt=("flushed_subnormals",) * (_name in _NEVER_SUBNORMAL),
+    )(_elementary(_name))

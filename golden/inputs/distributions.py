@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from assay.formats.codes import all_values
+from assay.formats.format import Format
 from assay.golden.inputs.random_bits import bits, integers, normal, uniform
 from assay.golden.signature import TensorSpec
-from assay.precision.formats import Format, all_values
 
 Array = npt.NDArray[Any]
 
@@ -110,7 +111,7 @@ def _one_hot(draws: Draws) -> Array:
 
 def _end_scales(draws: Draws) -> Array:
     """Scales near the ends of e8m0, whose products with codes bfloat16 still holds, and of other formats near one."""
-    ends = (-112, -111, 112, 0) if draws.format.name == "float8_e8m0fnu" else (-6, -5, 4, 0)
+    ends = (-6, -5, 4, 0) if draws.format.has_zero else (-112, -111, 112, 0)
     return power_of_two(np.asarray(ends)[integers(draws.bits(), len(ends))])
 
 
@@ -122,33 +123,34 @@ def _least_scales(draws: Draws) -> Array:
 
 def _signed_scales(draws: Draws) -> Array:
     """Scales of either sign; e8m0 has none."""
-    sign = 1.0 if draws.format.name == "float8_e8m0fnu" else draws.sign()
+    sign = draws.sign() if draws.format.signed else 1.0
     return sign * 2.0**-4 * (0.5 + draws.uniform())
 
 
 def _far_scales(draws: Draws) -> Array:
     """Scales far from one: to 2^40 in e8m0, in other formats of 8 bits to the largest, in wide ones from 2^-14."""
-    if draws.format.name == "float8_e8m0fnu":
+    if not draws.format.has_zero:
         return power_of_two(integers(draws.bits(), 81) - 40)
     exponent = integers(draws.bits("exponent"), 15 if draws.format.bits <= 8 else 19)
     low = -6 if draws.format.bits <= 8 else -14
     return power_of_two(exponent + low) * (1 + draws.uniform())
 
 
+# Of real numbers, by the names that recipes store. A row is the last axis.
 REAL: dict[str, Callable[[Draws], Array]] = {
     "normal": lambda d: d.normal(),
     "positive": lambda d: d.uniform() + 2.0**-10,
     "lognormal": lambda d: d.sign() * power_of_two(np.rint(2.5 * normal(d.bits("exponent")))) * (1 + d.uniform()),
-    "outliers": lambda d: d.normal() * d.column_choice(*[1.0] * 15, 64.0),
-    "loud_rows": lambda d: d.normal() * d.row_choice(*[1.0] * 7, 512.0),
+    "outliers": lambda d: d.normal() * d.column_choice(*[1.0] * 15, 64.0),  # outlier channels
+    "loud_rows": lambda d: d.normal() * d.row_choice(*[1.0] * 7, 512.0),  # outlier tokens
     "cancelling": _cancelling,
     "constant_rows": lambda d: normal(d.bits("value", ignore=[-1])) * d.row_choice(1.0, 30.0, 1000.0),
-    "ascending": lambda d: d.position() * 0.125 + 0.25 * d.uniform(),
-    "descending": lambda d: 16.0 - d.position() * 0.25 + 0.25 * d.uniform(),
+    "ascending": lambda d: d.position() * 0.125 + 0.25 * d.uniform(),  # the largest number of a row comes last
+    "descending": lambda d: 16.0 - d.position() * 0.25 + 0.25 * d.uniform(),  # and first
     "large_mean": lambda d: d.normal() + d.row_choice(64.0, -256.0, 1024.0, -4096.0),
     "small": lambda d: d.normal() * d.row_choice(2.0**-6, 2.0**-10, 2.0**-13),
-    "wide": lambda d: d.normal() * 6.0,
-    "peaked": lambda d: d.normal() + 24.0 * (integers(d.bits("peak"), 11) == 0),
+    "wide": lambda d: d.normal() * 6.0,  # logits of a standard deviation of 6
+    "peaked": lambda d: d.normal() + 24.0 * (integers(d.bits("peak"), 11) == 0),  # few logits far above the others
     "ties": lambda d: integers(d.bits(), 3) - 1.0,
     "blocks": _blocks,
     "extremes": lambda d: d.row_choice(1.0, -1.0) * (d.format.largest if d.format.bits <= 8 else 3.0),
@@ -157,13 +159,14 @@ REAL: dict[str, Callable[[Draws], Array]] = {
     "integers": lambda d: integers(d.bits(), 9) - 4.0,
     "powers": lambda d: d.sign() * power_of_two(integers(d.bits(), 5) - 2),
     "one_hot": _one_hot,
+    # Blocks of 64 of either sign in turn: partial sums grow and vanish again.
     "seesaw": lambda d: (1.0 - 2.0 * (d.position() // 64 % 2)) * (64.0 + integers(d.bits(), 4)),
     # The range of the format, and what lies beyond.
-    "steep": lambda d: d.normal() * 64.0,
-    "above": lambda d: 89.0 + 8.0 * d.uniform() + d.row_choice(0.0, 100.0, 1000.0),
-    "below": lambda d: -89.0 - 40.0 * d.uniform() - d.row_choice(0.0, 100.0, 1000.0),
-    "remote": lambda d: d.normal() + d.row_choice(-1.2e4, -6e4, -1e31),
-    "loud": lambda d: d.normal() * d.row_choice(2.0**14, 2.0**17, 2.0**20),  # float16 ends at 65504
+    "steep": lambda d: d.normal() * 64.0,  # logits of a standard deviation of 64
+    "above": lambda d: 89.0 + 8.0 * d.uniform() + d.row_choice(0.0, 100.0, 1000.0),  # float32's exp overflows
+    "below": lambda d: -89.0 - 40.0 * d.uniform() - d.row_choice(0.0, 100.0, 1000.0),  # and underflows
+    "remote": lambda d: d.normal() + d.row_choice(-1.2e4, -6e4, -1e31),  # a large negative offset
+    "loud": lambda d: d.normal() * d.row_choice(2.0**14, 2.0**17, 2.0**20),  # magnitudes at float16's end, 65504
     "near_overflow": lambda d: d.sign() * (0.5 + 0.5 * d.uniform()) * d.format.largest,
     "lowest": lambda d: -(0.5 + 0.5 * d.uniform()) * d.format.largest,
     "subnormal": _subnormal,
@@ -186,6 +189,12 @@ RANGE = (
     "patterns",
     "zeros",
 )
+
+EXTREME = frozenset(RANGE) | {
+    "lognormal", "outliers", "loud_rows", "cancelling", "constant_rows", "large_mean", "peaked", "seesaw",
+    "far", "ends", "large", "deep",
+}  # fmt: skip
+"""Far from one, or cancelling; what isn't among these is ordinary."""
 
 ROLES: dict[str, dict[str, Callable[[Draws], Array]]] = {
     "real": REAL,
@@ -258,6 +267,7 @@ def length_values(draws: Draws, name: str, most: int, unit: int) -> npt.NDArray[
 LENGTHS = ("mixed", "uniform", "full", "short")
 MIDPOINTS = "midpoints"  # of numbers that are going to be codes
 EVERY = "every"  # number of a format of 16 bits or fewer
+TILED = "tiled"  # ordinary numbers, so many times over as a large tensor needs
 STRUCTURED = {
     "label": ("mixed", "uniform", "first", "last", "none"),
     "offsets": ("mixed", "even", "uniform", "one"),
@@ -267,6 +277,8 @@ STRUCTURED = {
 
 def names_of(tensor: TensorSpec) -> tuple[str, ...]:
     """The distributions that a tensor's elements may have, the plainest first."""
+    if tensor.inputs:
+        return tuple(tensor.inputs)
     if tensor.role in STRUCTURED:
         return STRUCTURED[tensor.role]
     if tensor.role == "length":

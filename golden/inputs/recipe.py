@@ -4,35 +4,48 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
 
-from assay.golden.errors import RecipeError, ShapeError, unknown
+from assay.formats.errors import UnknownFormat
+from assay.golden.errors import RecipeError, ShapeError
 from assay.golden.inputs.distributions import names_of
 from assay.golden.inputs.values import draw, dtype_of, stored
 from assay.golden.registry import Spec, spec
 from assay.golden.signature import Signature, TensorSpec
-from assay.precision.errors import UnknownFormat
+from assay.runtime.errors import unknown
+from assay.runtime.structure import structured
 
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """The inputs of one call of the spec ``spec``; `recipe` makes one from less and checks it.
+    """The inputs of one call of an op; `recipe` makes one from less and checks it.
 
-    ``sizes`` are those of the signature's symbols, ``dtypes`` and ``values`` (the distributions) stand for each tensor
-    by name, ``options`` are complete. Equal recipes give equal bits on every platform.
+    - ``spec``: the op's name;
+    - ``sizes``: the size of each symbol of its signature, in elements;
+    - ``dtypes``: for each tensor by name the full name of its dtype (``"bfloat16"``, ``"int32"``);
+    - ``options``: the op's options, complete;
+    - ``values``: for each tensor the name of its distribution (`assay.golden.inputs.distributions`);
+    - ``seed``: which draw from those distributions.
+
+    A recipe is a value: equal ones have equal `key`s, and give equal bits on every platform. Nothing is checked before
+    it is drawn from; `UnknownSpec` and `RecipeError` then say what isn't there.
     """
 
     spec: str
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, Annotated[int, msgspec.Meta(ge=0)]]
     dtypes: Mapping[str, str]
     options: Mapping[str, Any] = field(default_factory=dict)
     values: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {part.name: getattr(self, part.name) for part in fields(self)}  # what follows from them is left behind
 
     @property
     def definition(self) -> Spec:
@@ -59,30 +72,34 @@ class Recipe:
             if tensor.keyword == keyword
         }
 
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, as `from_dict` takes them; JSON makes lists of the tuples among the options."""
+        return {name: getattr(self, name) for name in _FIELDS}
+
+    @staticmethod
+    def from_dict(content: Any) -> Recipe:
+        """The recipe whose `as_dict`, or what JSON makes of it, is ``content``; `RecipeError` where it is none's."""
+        read: Recipe = structured(content, Recipe, "recipe", RecipeError)
+        for name in _FIELDS:
+            if name not in content:
+                raise RecipeError(f"recipe: expected the field {name!r}, got none")
+        for name, value in read.options.items():
+            if isinstance(value, Mapping):
+                raise RecipeError(f"recipe.options.{name}: expected a number, name, flag, null or list, got {value!r}")
+        return replace(read, options={name: tuples(value) for name, value in read.options.items()})
+
     def to_json(self) -> str:
         """Canonical JSON: keys sorted, no spaces; one text for each recipe."""
-        return json.dumps(
-            {name: getattr(self, name) for name in _FIELDS}, sort_keys=True, separators=(",", ":"), allow_nan=False
-        )
+        return json.dumps(self.as_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @staticmethod
     def from_json(text: str) -> Recipe:
         """The recipe that `to_json` wrote; `RecipeError` where the text is not that of a recipe."""
         try:
-            content = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_each_once)
-        except ValueError as error:
+            content = msgspec.json.decode(text)
+        except msgspec.DecodeError as error:
             raise RecipeError(f"recipe: expected the JSON of a recipe, got {text[:60]!r} ({error})") from None
-        if not isinstance(content, dict):
-            raise RecipeError(f"recipe: expected a JSON object, got {text[:60]!r}")
-        for name in content:
-            if name not in _FIELDS:
-                raise RecipeError(f"recipe: {unknown('field', name, _FIELDS)}")
-        for name, (expected, fits) in _FIELDS.items():
-            if name not in content:
-                raise RecipeError(f"recipe: expected the field {name!r} ({expected}), got none")
-            if not fits(content[name]):
-                raise RecipeError(f"recipe: {name} must be {expected}, got {content[name]!r}")
-        return Recipe(**(content | {"options": {name: _tuples(value) for name, value in content["options"].items()}}))
+        return Recipe.from_dict(content)
 
     @cached_property
     def key(self) -> str:
@@ -119,14 +136,14 @@ def recipe(
     Raises `UnknownSpec`, `OptionError`, `ShapeError` or `RecipeError`.
     """
     definition = spec(op)
-    complete = definition.complete({name: _tuples(value) for name, value in (options or {}).items()})
+    complete = definition.complete({name: tuples(value) for name, value in (options or {}).items()})
     signature = definition.signature(complete)
     names = [tensor.name for tensor in signature.tensors]
     for kind, given in (("dtype of", dtype), ("distribution of", values)):
         for name in given if isinstance(given, Mapping) else ():
             if name not in names:
                 raise RecipeError(f"{op}: {kind} {unknown('tensor', name, names)}")
-    _check_sizes(definition, signature, sizes)
+    check_sizes(definition, signature, complete, sizes)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise RecipeError(f"{op}: seed must be a whole number, got {seed!r}")
     distributions, dtypes = {}, {}
@@ -140,7 +157,7 @@ def recipe(
             raise RecipeError(f"{op}: {tensor.name}: {unknown('distribution', given, kinds)}")
         distributions[tensor.name] = given if given in kinds else kinds[0]
         dtypes[tensor.name] = _dtype(op, tensor, dtype)
-    return Recipe(op, dict(sizes), dtypes, complete, distributions, seed)
+    return Recipe(definition.reference, dict(sizes), dtypes, complete, distributions, seed)
 
 
 def _dtype(op: str, tensor: TensorSpec, dtype: str | Mapping[str, str]) -> str:
@@ -157,20 +174,24 @@ def _dtype(op: str, tensor: TensorSpec, dtype: str | Mapping[str, str]) -> str:
     return found
 
 
-def _check_sizes(definition: Spec, signature: Signature, sizes: Mapping[str, int]) -> None:
+def check_sizes(definition: Spec, signature: Signature, options: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    """`ShapeError` unless the sizes are those of a call of the op under complete ``options``."""
     op, symbols = definition.name, signature.symbols
     for name, size in sizes.items():
         if name not in symbols:
-            raise ShapeError(f"{op}: {unknown('dimension', name, symbols)}")
+            raise ShapeError(f"{op}: {unknown('dimension', name, symbols)}", name)
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise ShapeError(f"{op}: {name}={size!r}; expected a whole number, zero or more")
+            raise ShapeError(f"{op}: {name}={size!r}; expected a whole number, zero or more", name)
     for name in symbols:
         if name not in sizes:
             raise ShapeError(f"{op}: no size for {name}; expected sizes for {', '.join(symbols)}")
         unit = definition.multiples.get(name, "1")
         if sizes[name] % max(int(unit) if unit.isdigit() else sizes.get(unit, 1), 1):
             expected = unit if unit.isdigit() else f"{unit}={sizes[unit]}"
-            raise ShapeError(f"{op}: {name}={sizes[name]} must be a multiple of {expected}")
+            raise ShapeError(f"{op}: {name}={sizes[name]} must be a multiple of {expected}", name)
+    for symbol, option in definition.least.items():
+        if sizes[symbol] < options[option]:
+            raise ShapeError(f"{op}: {symbol}={sizes[symbol]} must be at least {option}={options[option]}", symbol)
     for tensor in (*signature.tensors, *signature.returns):
         try:
             tensor.shape(sizes)
@@ -178,47 +199,9 @@ def _check_sizes(definition: Spec, signature: Signature, sizes: Mapping[str, int
             raise ShapeError(f"{op}: {tensor} has no shape under these sizes: {error}") from None
 
 
-def _refuse_constant(text: str) -> float:
-    raise ValueError(f"{text} is no JSON")
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"the name {name!r} stands there twice")
-        found[name] = value
-    return found
-
-
-def _mapping_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, dict) and all(fits(item) for item in value.values())
-
-
-def _is_string(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_option(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(_is_option(item) for item in value)
-    return value is None or isinstance(value, (bool, int, float, str))
-
-
-def _tuples(value: Any) -> Any:
+def tuples(value: Any) -> Any:
     """JSON knows lists only; an option is a tuple."""
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+    return tuple(tuples(item) for item in value) if isinstance(value, list) else value
 
 
-_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "spec": ("a name", _is_string),
-    "sizes": ("whole numbers by symbol", _mapping_of(lambda size: _is_whole(size) and size >= 0)),
-    "dtypes": ("names by tensor", _mapping_of(_is_string)),
-    "options": ("numbers, names, flags, null or lists of them by option", _mapping_of(_is_option)),
-    "values": ("names by tensor", _mapping_of(_is_string)),
-    "seed": ("a whole number", _is_whole),
-}
+_FIELDS = tuple(field.name for field in fields(Recipe))

@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from assay.formats.codes import all_values
+from assay.formats.format import format_named
 from assay.golden.inputs.distributions import Draws, power_of_two
 from assay.golden.inputs.random_bits import integers, uniform
-from assay.precision.formats import all_values
 
 Integers = npt.NDArray[np.int64]
+
+_E4M3, _INT8 = format_named("float8_e4m3fn"), format_named("int8")
 
 
 def midpoints(draws: Draws, largest: int) -> npt.NDArray[np.float64]:
@@ -24,12 +27,12 @@ def midpoints(draws: Draws, largest: int) -> npt.NDArray[np.float64]:
     everywhere = range(len(draws.shape))
     power = power_of_two(np.asarray([0, -3, 5])[integers(draws.bits("step", ignore=everywhere), 3)])
     place = draws.position() % 8
-    if largest == 448:
-        codes = all_values("float8_e4m3fn").numpy()
+    if largest == _E4M3.largest:
+        codes = all_values(_E4M3).numpy()
         codes = np.sort(codes[codes >= 0])
         between = draws.sign() * ((codes[:-1] + codes[1:]) / 2)[integers(draws.bits(), len(codes) - 1)]
         return np.where(place == 0, draws.sign() * largest, between) * power
-    if largest == 127:
+    if largest == _INT8.largest:
         between = integers(draws.bits(), 2 * largest) - largest + 0.5
         return np.where(place == 0, draws.sign() * largest, between) * power
     ends = np.asarray([(8, -7), (15, 0), (0, -15), (7, -7)])[integers(draws.bits("ends", ignore=everywhere), 4)]

@@ -7,17 +7,24 @@ Between the random bits and the tensor stand integer arithmetic and IEEE basic o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from operator import mul
 from typing import Any
 
 import numpy as np
 import torch
 
-from assay.golden.errors import RecipeError, unknown
+from assay.formats.format import Format, format_named
+from assay.formats.rounding import round_to
+from assay.golden.errors import RecipeError
 from assay.golden.inputs.distributions import (
     EVERY,
     MIDPOINTS,
     RELATIVE,
     ROLES,
+    STRUCTURED,
+    TILED,
     Draws,
     integer_values,
     length_values,
@@ -25,12 +32,12 @@ from assay.golden.inputs.distributions import (
 )
 from assay.golden.inputs.structured import every_value, label_values, midpoints, offset_values, pair_values
 from assay.golden.signature import TensorSpec, dimension
-from assay.precision.formats import Format, format_named
-from assay.precision.rounding import round_to
+from assay.runtime.errors import unknown
 
 VERSION = 1  # of the inputs' numbers: raised whenever a seed comes to mean other numbers than before
 
 _INTEGERS = ("int32", "int64")
+_TILE = 262_139  # a prime: offsets that wrap at a power of two meet other numbers
 _FLOAT64 = format_named("float64")
 
 
@@ -60,21 +67,12 @@ def torch_dtype(name: str) -> torch.dtype:
 def stored(values: torch.Tensor, dtype: str) -> torch.Tensor:
     """float64 ``values`` rounded to ``dtype``, beyond its range to its largest, and stored in it."""
     if dtype not in _INTEGERS:
-        values = (
-            round_to(values, dtype, overflow="saturate")
-            if bool(torch.isfinite(values).all())
-            else _special(values, dtype)
-        )
+        finite = torch.isfinite(values)  # what is not stays as it is
+        values = torch.where(finite, round_to(torch.where(finite, values, 0.0), dtype, overflow="saturate"), values)
     target = torch_dtype(dtype)
     if target.is_floating_point and target.itemsize == 1:
         return values.to(torch.float32).to(target)
     return values.to(target)
-
-
-def _special(values: torch.Tensor, dtype: str) -> torch.Tensor:
-    finite = torch.isfinite(values)
-    rounded = round_to(torch.where(finite, values, 0.0), dtype, overflow="saturate")
-    return torch.where(finite, rounded, values)
 
 
 def draw(
@@ -92,14 +90,18 @@ def draw(
     ``start`` are the coordinates of the first element; elements along the axes in ``tied`` are equal. Raises
     `RecipeError` where the tensor has no such distribution.
     """
+    if kind == TILED:
+        return _tiled(tensor, sizes, dtype, seed)
     format = _FLOAT64 if dtype in _INTEGERS else format_named(dtype)
     known = names_of(tensor)
     kind = kind or known[0]
     if kind not in (*known, EVERY):
         raise RecipeError(f"{tensor.name}: {unknown('distribution', kind, known)}")
     draws = Draws(seed, tensor.name, tensor.shape(sizes), format, start=start, tied=tied)
+    own = tensor.inputs.get(kind)
     if tensor.is_integer:
-        signed = torch.from_numpy(np.array(_whole_numbers(tensor, sizes, dtype, draws, kind)))
+        drawn = own(draws) if own else _whole_numbers(tensor, sizes, dtype, draws, kind)
+        signed = torch.from_numpy(np.array(drawn))
         if tensor.role == "bits" and dtype == "int32":
             signed = torch.where(signed >= 2**31, signed - 2**32, signed)
         return signed.to(torch_dtype(dtype))
@@ -107,9 +109,22 @@ def draw(
         return stored(torch.from_numpy(every_value(draws)), dtype)
     if kind == MIDPOINTS:
         return stored(torch.from_numpy(midpoints(draws, int(tensor.bound))), dtype)
-    values = torch.from_numpy(np.array(ROLES[tensor.role][kind](draws)))
-    spread = tensor.role == "real" and kind not in RELATIVE
+    values = torch.from_numpy(np.array((own or ROLES[tensor.role][kind])(draws)))
+    spread = tensor.role == "real" and kind not in RELATIVE and own is None
     return stored(values * _spread(format) if spread else values, dtype)
+
+
+def _tiled(tensor: TensorSpec, sizes: Mapping[str, int], dtype: str, seed: int) -> torch.Tensor:
+    """The plainest numbers of the tensor, drawn for a prime number of elements, and repeated in row-major order.
+
+    What isn't drawn element by element (lengths, labels, an op's own inputs) is drawn whole; parts begin anywhere.
+    """
+    shape = tensor.shape(sizes)
+    count = reduce(mul, shape, 1)
+    if count <= _TILE or tensor.inputs or tensor.role in (*STRUCTURED, "length"):
+        return draw(tensor, sizes, dtype, "uniform" if tensor.role == "offsets" else "", seed)
+    tile = draw(replace(tensor, dims=(str(_TILE),)), sizes, dtype, "", seed)
+    return tile.repeat(-(-count // _TILE))[:count].reshape(shape)
 
 
 def _whole_numbers(tensor: TensorSpec, sizes: Mapping[str, int], dtype: str, draws: Draws, kind: str) -> Any:

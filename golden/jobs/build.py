@@ -7,24 +7,21 @@ handed a store.
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from itertools import chain
+from typing import Any
 
-from assay.golden.errors import DamagedRecord
+from assay.golden.errors import DamagedRecord, MissingRecord
+from assay.golden.jobs.attempts import attempts
 from assay.golden.jobs.campaign import Campaign, parse_campaign
-from assay.golden.jobs.tasks import BUSY, FAILED, MADE, Job, Outcome
+from assay.golden.jobs.tasks import FAILED, MADE, Job, Outcome
 from assay.golden.store import Store, record_key
+from assay.runtime.engines import Engine
 
-_PAUSE = 1.0  # seconds before a task that another job has claimed is looked at again
-
-
-class Engine(Protocol):
-    """Runs tasks, each in a process that may die, with retries."""
-
-    def run(self, job: Job, places: Iterable[int]) -> Iterator[Outcome]:
-        """What became of each task, as it comes. Raises `StoreError`."""
+RETRIES = 2
 
 
 @dataclass(frozen=True)
@@ -67,36 +64,48 @@ class Report:
 
 
 def build(
-    campaign: Campaign, job: Job, engine: Engine, *, part: Part | None = None, watch: Callable[[Outcome], None]
+    campaign: Campaign,
+    job: Job,
+    engine: Engine,
+    *,
+    part: Part | None = None,
+    retries: int = RETRIES,
+    watch: Callable[[Outcome], None],
 ) -> Report:
     """Make every record of ``campaign`` (or of a part) that isn't there; ``watch`` is told of each task done.
+
+    What goes wrong is tried ``retries`` more times, unless it is the user's to mend.
 
     Raises `StoreError` where the store can't be written; what is there by then stays valid.
     """
     part = part or Part()
     store, started = Store(job.store), time.monotonic()
+    places = _order(store, campaign, part)
     _note(store, campaign, part, finished=False)
-    counts = {MADE: 0, FAILED: 0}
+    made = 0
     failures: list[Failure] = []
-    waiting: Iterable[int] = part.places(campaign)
-    total = len(part.places(campaign))
-    while waiting:
-        busy: list[int] = []
-        for outcome in engine.run(job, waiting):
-            if outcome.status == BUSY:
-                busy.append(outcome.place)
-                continue
-            if outcome.status == FAILED:
-                failures.append(_failure(campaign, outcome))
-            counts[outcome.status] = counts.get(outcome.status, 0) + 1
-            watch(outcome)
-        waiting = busy
-        time.sleep(_PAUSE if busy else 0.0)
-    if counts[MADE]:
-        store.sweep()  # claims of builds that were killed
+    for outcome in attempts(job, campaign, engine, places, retries):
+        if outcome.status == FAILED:
+            failures.append(_failure(campaign, outcome))
+        made += outcome.status == MADE
+        watch(outcome)
+    if made:
+        store.sweep()  # what builds that were killed left unfinished
     failures.sort(key=lambda failure: failure.task)
     _note(store, campaign, part, finished=True, failed=[asdict(failure) for failure in failures])
-    return Report(counts[MADE], total - counts[MADE] - len(failures), tuple(failures), time.monotonic() - started)
+    present = len(part.places(campaign)) - made - len(failures)
+    return Report(made, present, tuple(failures), time.monotonic() - started)
+
+
+def _order(store: Store, campaign: Campaign, part: Part) -> Iterable[int]:
+    """The tasks' numbers, from anywhere on where another build may be at it: they then meet late, not at every task."""
+    places = part.places(campaign)
+    try:
+        is_shared = not store.manifest(part.manifest(campaign)).get("finished")
+    except (MissingRecord, DamagedRecord):
+        is_shared = False
+    first = secrets.randbelow(len(places)) if is_shared and places else 0
+    return chain(places[first:], places[:first])
 
 
 def _failure(campaign: Campaign, outcome: Outcome) -> Failure:

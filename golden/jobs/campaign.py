@@ -1,7 +1,7 @@
 """Campaigns: a TOML file that says which goldens there shall be; docs/golden-jobs.md describes its form.
 
 A campaign is a sequence of tasks, each found by its number. Whatever is wrong with a file is told in one line that
-names file, line and mend.
+names file, place and mend.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from assay.golden.errors import CampaignError
 from assay.golden.jobs.entry import Entry, Task
-from assay.golden.jobs.reader import Reader
+from assay.golden.jobs.reader import entries
 
 
 @dataclass(frozen=True)
@@ -94,4 +94,4 @@ def parse_campaign(text: str, name: str, label: str = "") -> Campaign:
         line = found[2] if found else len(text.splitlines()) or 1
         what = f"{found[1]} at column {found[3]}" if found else str(error)
         raise CampaignError(f"{label}:{line}: no TOML ({what}); mend what stands there") from None
-    return Campaign(name, text, tuple(Reader(label, text, content).entries()))
+    return Campaign(name, text, tuple(entries(content, label)))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import heapq
+from bisect import insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain, islice, zip_longest
 
-from assay.golden.errors import CampaignError, DamagedRecord, MissingRecord, OtherFormat, UnknownSpec
+from assay.golden.errors import CampaignError, DamagedRecord, DefinitionError, MissingRecord, StoreError, UnknownSpec
 from assay.golden.jobs.build import read_plan
 from assay.golden.jobs.witness import DIGITS, derive
 from assay.golden.store import Store, record_key
@@ -53,56 +54,38 @@ def check(
     """
     store.require()
     problems: list[Problem] = []
-    lots: dict[str, list[tuple[str, str]]] = {}  # of each spec the records that chance has put first
+    lots: dict[str, list[tuple[str, str]]] = {}  # of each spec the records that chance has put first, in its order
     findings = Findings()
     for done, key in enumerate(store.keys(), 1):
+        record = store.read(key)
+        if isinstance(record, MissingRecord):
+            continue  # removed since it was listed
         try:
-            record = store.get(key)
-            if is_outdated(record):
+            if isinstance(record, StoreError):
+                problems.append(Problem(key, "", str(record)))
+            elif is_outdated(record):
                 findings = replace(findings, outdated=findings.outdated + 1)
             else:
-                _draw(lots.setdefault(record.recipe.spec, []), key, sample)
-        except MissingRecord:
-            continue  # removed since it was listed
-        except (DamagedRecord, OtherFormat) as error:
-            problems.append(Problem(key, "", str(error)))
-        except UnknownSpec as error:
-            problems.append(Problem(key, "", f"{error}; a spec of your own needs --import MODULE"))
+                lot = lots.setdefault(record.recipe.spec, [])
+                insort(lot, (hashlib.blake2b(key.encode(), digest_size=8).hexdigest(), key))
+                del lot[sample:]
+        except (DefinitionError, UnknownSpec) as error:
+            problems.append(Problem(key, "", f"{error}; a spec of your own needs --ops MODULE"))
         findings = replace(findings, records=done)
         watch(done)
-    for key in _sampled(lots, sample):
+    in_turn = chain.from_iterable(zip_longest(*(lot for _, lot in sorted(lots.items()))))  # one of each spec
+    for _, key in islice(filter(None, in_turn), sample):
         findings = _derived(store, key, digits, findings, problems)
     problems += _missing(store, {problem.where for problem in problems})
     return replace(findings, problems=tuple(problems))
 
 
-def _draw(lot: list[tuple[str, str]], key: str, most: int) -> None:
-    """Keep the ``most`` keys that come first in an order of chance, the same every time."""
-    if most:
-        order = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
-        heapq.heappush(lot, ("".join(chr(255 - ord(letter)) for letter in order), key))  # the last one is dropped
-        if len(lot) > most:
-            heapq.heappop(lot)
-
-
-def _sampled(lots: dict[str, list[tuple[str, str]]], count: int) -> Iterator[str]:
-    """``count`` keys, from each spec in turn."""
-    queues = {name: sorted(lot, reverse=True) for name, lot in sorted(lots.items())}
-    while count > 0 and any(queues.values()):
-        for lot in queues.values():
-            if lot and count > 0:
-                count -= 1
-                yield lot.pop(0)[1]
-
-
 def _derived(store: Store, key: str, digits: int, findings: Findings, problems: list[Problem]) -> Findings:
     """One record derived again; whatever is odd about it is a problem of its own."""
-    try:
-        record = store.get(key)
-    except MissingRecord:
-        return findings  # removed since it was listed
-    except (DamagedRecord, OtherFormat) as error:
-        problems.append(Problem(key, "", str(error)))
+    record = store.read(key)
+    if isinstance(record, StoreError):
+        if not isinstance(record, MissingRecord):  # one removed since it was listed is no problem
+            problems.append(Problem(key, "", str(record)))
         return findings
     recipe = record.recipe
     try:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from assay.golden.errors import DamagedRecord, MissingRecord, OtherFormat, StoreError
-from assay.golden.run import Golden
+from assay.golden.errors import MissingRecord, OtherFormat, StoreError
+from assay.golden.evaluation.golden import Golden
 from assay.golden.store import Record, Store
 
 ONLY_A, ONLY_B, VALUES, DIGITS, DEFINITION, LIBRARIES, FORMAT, DAMAGED, CONTRADICTION = (
@@ -50,28 +50,20 @@ def differences(a: Store, b: Store) -> Iterator[Difference]:
         yield from _pair(key, key, a, b)
     elsewhere: dict[str, list[str]] = {}
     for key in sorted(there - here):
-        record = _read(b, key)
+        record = b.read(key)
         if isinstance(record, StoreError):
             yield from _alone(ONLY_B, key, record)
         else:
             elsewhere.setdefault(record.recipe.key, []).append(key)
     for key in sorted(here - there):
-        record = _read(a, key)
+        record = a.read(key)
         partners = [] if isinstance(record, StoreError) else elsewhere.pop(record.recipe.key, [])
         for partner in partners:
             yield from _pair(key, partner, a, b)
         if not partners:
             yield from _alone(ONLY_A, key, record)
     for key in sorted(key for keys in elsewhere.values() for key in keys):
-        yield from _alone(ONLY_B, key, _read(b, key))
-
-
-def _read(store: Store, key: str) -> Record | StoreError:
-    """The record, or what stands in the way of reading it alone."""
-    try:
-        return store.get(key)
-    except (DamagedRecord, MissingRecord, OtherFormat) as error:
-        return error
+        yield from _alone(ONLY_B, key, b.read(key))
 
 
 def _alone(kind: str, key: str, record: Record | StoreError) -> Iterator[Difference]:
@@ -83,7 +75,7 @@ def _alone(kind: str, key: str, record: Record | StoreError) -> Iterator[Differe
 
 def _pair(key: str, other: str, a: Store, b: Store) -> Iterator[Difference]:
     """Two records of one recipe."""
-    first, second = _read(a, key), _read(b, other)
+    first, second = a.read(key), b.read(other)
     if isinstance(first, StoreError):
         yield from _alone(ONLY_B, key, first)
         return
@@ -119,7 +111,7 @@ def _pair(key: str, other: str, a: Store, b: Store) -> Iterator[Difference]:
 
 def _same(one: Golden, two: Golden) -> bool:
     """Whether all bits of value and radius agree (NaN with NaN)."""
-    pairs = ((one.value, two.value), (one.radius, two.radius), (_low(one), _low(two)))
+    pairs = ((one.value, two.value), (one.radius, two.radius), (one.rest, two.rest))
     return all(x.shape == y.shape and torch.equal(_bits(x), _bits(y)) for x, y in pairs)
 
 
@@ -127,21 +119,17 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous().view(torch.int64) if x.dtype == torch.float64 else x
 
 
-def _low(golden: Golden) -> torch.Tensor:
-    return torch.zeros_like(golden.radius) if golden.low is None else golden.low
-
-
 def compare(one: Golden, two: Golden) -> tuple[str, bool]:
     """The largest change in words, and whether every two balls meet (where both are numbers; classes must agree)."""
     if one.value.shape != two.value.shape:
         return f"shape {tuple(one.value.shape)} -> {tuple(two.value.shape)}", False
     x, y = one.value.double(), two.value.double()
-    change = ((x - y) + (_low(one) - _low(two))).abs()
+    change = ((x - y) + (one.rest - two.rest)).abs()
     alike = (x == y) | (x.isnan() & y.isnan())
     change = torch.where(alike & ~(x.isfinite()), 0.0, change).nan_to_num(nan=torch.inf)
     reach = one.radius + two.radius
     # The difference was rounded twice in float64, which is all that is left of digits beyond its own.
-    slack = 2.0**-52 * ((x - y).abs() + _low(one).abs() + _low(two).abs()).nan_to_num()
+    slack = 2.0**-52 * ((x - y).abs() + one.rest.abs() + two.rest.abs()).nan_to_num()
     apart = (change > reach + slack) & ~(reach.isinf() & x.isfinite() & y.isfinite())
     if not change.any():
         return ("the radii changed" if not torch.equal(one.radius, two.radius) else ""), True

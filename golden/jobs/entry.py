@@ -14,7 +14,7 @@ from typing import Any
 
 from assay.golden.inputs.recipe import Recipe, recipe
 from assay.golden.registry import Spec, spec
-from assay.golden.signature import Signature, dimension
+from assay.golden.signature import Signature
 
 _LEAST, _PER_ELEMENT, _PER_STEP = 8.0, 2e-4, 2e-6  # milliseconds: a record written, drawn, evaluated
 _ARB, _FLOAT64 = 100.0, 15  # beyond so many digits, Arb evaluates
@@ -94,14 +94,7 @@ class Entry:
 
 def _effort(definition: Spec, signature: Signature, sizes: Mapping[str, int]) -> float:
     elements = sum(prod(tensor.shape(sizes)) for tensor in signature.tensors)
-    return _LEAST + _PER_ELEMENT * elements + _PER_STEP * steps(definition, sizes)
-
-
-def steps(definition: Spec, sizes: Mapping[str, int]) -> int:
-    """About how many operations an evaluation takes."""
-    if definition.work:
-        return dimension(definition.work, sizes)
-    return prod(size for symbol, size in sizes.items() if symbol not in definition.multiples.values())
+    return _LEAST + _PER_ELEMENT * elements + _PER_STEP * definition.cost(sizes)
 
 
 def shuffled(place: int, count: int, salt: str) -> int:

@@ -1,303 +1,280 @@
-"""What a campaign's TOML means, and what is wrong with it: the line, and how to mend it."""
+"""What a campaign's TOML means, and what is wrong with it: the place, what is expected there, and how to mend it.
+
+msgspec holds each table to the types below; whatever hangs on an op is held to its `Spec`, and to `recipe`.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
-from itertools import islice, product
+from itertools import product
 from math import prod
-from typing import Any, NoReturn
+from typing import Annotated, Any
 
-from assay.golden.errors import CampaignError, unknown
+import msgspec
+
+from assay.formats.format import format_named
+from assay.golden.errors import CampaignError, ShapeError
 from assay.golden.inputs.distributions import names_of
 from assay.golden.inputs.recipe import recipe
 from assay.golden.inputs.values import format_or_integer
 from assay.golden.jobs.entry import Entry
-from assay.golden.jobs.positions import Path, Positions
-from assay.golden.registry import Option, Spec, spec, specs
-from assay.precision.errors import AssayError
-from assay.precision.formats import format_named
+from assay.golden.options import Option
+from assay.golden.registry import Spec, spec, specs
+from assay.runtime.errors import AssayError, unknown
+from assay.runtime.structure import structured
 
-_SHARED = ("dtypes", "distributions", "seeds", "digits")  # at the top they hold for every table that doesn't say
-_TOP = ("about", "sizes", "golden", *_SHARED)
-_TABLE = ("name", "spec", "shapes", "options", "sample", *_SHARED)
 _EXAMPLES = {"spec": 'spec = "softmax"', "shapes": "shapes = [{ R = 4, N = 64 }]"}
 _MOST_CELLS = 100_000
-_MOST_SEEDS = 2**40
+_NOT_EMPTY = msgspec.Meta(min_length=1)
 
-Cell = tuple[Mapping[str, Any], Mapping[str, int]]
+Cell = tuple[Mapping[str, Any], Mapping[str, int]]  # complete options, and sizes
+Names = str | Annotated[dict[str, str], _NOT_EMPTY]  # for all tensors, or for each by name
+Whole = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Seeds = Annotated[int, msgspec.Meta(ge=1, le=2**40)] | Annotated[list[int], _NOT_EMPTY]  # how many, or which
+Sizes = Whole | str | Annotated[list[Whole | str], _NOT_EMPTY]
 
 
-class Reader:
-    """The content of a campaign file, and how to complain about a place in it by its line."""
+@dataclass(frozen=True, kw_only=True)
+class _Shared:
+    """What a table may say, or the top of the file for all tables that don't."""
 
-    def __init__(self, label: str, text: str, content: Mapping[str, Any]) -> None:
-        self._label, self._content, self._positions = label, content, Positions(text)
+    dtypes: Names | Annotated[list[Names], _NOT_EMPTY] | None = None
+    distributions: Names | Annotated[list[Names], _NOT_EMPTY] | None = None
+    seeds: Seeds | None = None
+    digits: Positive | Annotated[list[Positive], _NOT_EMPTY] | None = None
 
-    def entries(self) -> Iterator[Entry]:
-        """An entry for each spec of each [[golden]] table. Raises `CampaignError`."""
-        self._known(self._content, (), "key", _TOP)
-        if not isinstance(self._content.get("about", ""), str):
-            self._fail(("about",), f"about={self._content['about']!r}; expected text")
-        sizes = dict(self._named_sizes(self._content.get("sizes", {}), ("sizes",)))
-        tables = self._content.get("golden")
-        if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
-            self._fail(("golden",), "expected at least one [[golden]] table, with a spec and shapes")
-        names: dict[str, int] = {}
-        for place, table in enumerate(tables):
-            path: Path = ("golden", place)
-            self._known(table, path, "key", _TABLE)
-            self._name(table.get("name"), (*path, "name"), names)
-            for required, example in _EXAMPLES.items():
-                if required not in table:
-                    self._fail(path, f"this [[golden]] table has no {required}; add e.g. {example}")
-            for name, at in self._items(table["spec"], (*path, "spec")):
-                yield self._entry(table, path, self._spec(name, at), sizes)
 
-    def _entry(self, table: Mapping[str, Any], path: Path, op: Spec, sizes: Mapping[str, int]) -> Entry:
-        sample = table.get("sample")
-        if sample is not None and (type(sample) is not int or sample < 1):
-            self._fail((*path, "sample"), f"sample={sample!r}; expected a whole number, one or more")
-        cells = self._cells(op, table, path, sizes)
-        firsts = list({repr(options): (options, sizes) for options, sizes in reversed(cells)}.values())
-        return Entry(
-            spec=op.name,
-            cells=cells,
-            dtypes=self._dtypes(op, table, path, firsts),
-            distributions=self._distributions(op, table, path, firsts),
-            digits=self._digits(*self._stated(table, path, "digits")[:2]),
-            seeds=self._seeds(*self._stated(table, path, "seeds")[:2]),
-            sample=sample,
-        )
+@dataclass(frozen=True, kw_only=True)
+class _File(_Shared):
+    about: str = ""
+    sizes: dict[str, Any] = field(default_factory=dict)
+    golden: Annotated[list[dict[str, Any]], _NOT_EMPTY]
 
-    # What the keys of a table mean.
 
-    def _spec(self, name: Any, path: Path) -> Spec:
-        if not isinstance(name, str):
-            self._fail(path, f"spec={name!r}; expected the name of a spec, in quotes")
-        with self._told(path):
-            return spec(name)
+@dataclass(frozen=True, kw_only=True)
+class _Table(_Shared):
+    spec: str | Annotated[list[str], _NOT_EMPTY]
+    shapes: dict[str, Any] | Annotated[list[dict[str, Any]], _NOT_EMPTY]
+    options: dict[str, Any] = field(default_factory=dict)
+    name: Annotated[str, _NOT_EMPTY] | None = None
+    sample: Positive | None = None
 
-    def _name(self, name: Any, path: Path, known: dict[str, int]) -> None:
-        """Names are for readers; two tables must not share one."""
-        if name is None:
-            return
-        if not isinstance(name, str) or not name:
-            self._fail(path, f"name={name!r}; expected text")
-        if name in known:
-            self._fail(path, f"the name {name!r} is given in line {known[name]} already; choose another")
-        known[name] = self._positions.line(path)
 
-    def _cells(self, op: Spec, table: Mapping[str, Any], path: Path, named: Mapping[str, int]) -> list[Cell]:
-        """Every set of options with every set of sizes."""
-        choices = self._options(op, table.get("options", {}), (*path, "options"))
-        sets = [op.complete(dict(zip(choices, values, strict=True))) for values in product(*choices.values())]
-        cells: dict[str, Cell] = {}
-        for shape, at in self._items(table["shapes"], (*path, "shapes")):
-            if not isinstance(shape, dict):
-                self._fail(at, f"shape {shape!r}; expected a table of sizes, {_EXAMPLES['shapes']}")
-            lists = {symbol: self._sizes(symbol, size, (*at, symbol), named) for symbol, size in shape.items()}
-            if prod(map(len, lists.values())) * len(sets) > _MOST_CELLS:
-                self._fail(at, f"more than {_MOST_CELLS} combinations of sizes and options; split the table")
-            for values in product(*lists.values()):
-                sizes = dict(zip(lists, values, strict=True))
-                for options in sets:
-                    self._fits(op, options, sizes, at)
-                    if cells.setdefault(f"{options} {sizes}", (options, sizes))[1] is not sizes:
-                        self._fail(at, f"the shape {_in_words(sizes)} is listed twice; leave one out")
-        if not cells:
-            self._fail((*path, "shapes"), f"no shape; add e.g. {_EXAMPLES['shapes']}")
-        return list(cells.values())
+@dataclass(frozen=True)
+class _Place:
+    """A place in a campaign file, as messages name it: ``mine.toml: golden[2].shapes[0].H``."""
 
-    def _fits(self, op: Spec, options: Mapping[str, Any], sizes: Mapping[str, int], path: Path) -> None:
-        """Complain, in the line of the size that is to blame, where ``sizes`` are impossible."""
-        try:
-            recipe(op.name, sizes, options=options)
-        except AssayError as error:
-            blamed = [
-                symbol for symbol in re.findall(r"\b([A-Za-z]\w*)=", str(error)) if (*path, symbol) in self._positions
-            ]
-            self._fail((*path, blamed[0]) if blamed else path, f"{error} (in {_in_words(sizes)})")
-        if options.get("top_k", 0) > sizes.get("E", options.get("top_k", 0)):
-            self._fail((*path, "E"), f"{op.name}: E={sizes['E']} must be at least top_k={options['top_k']}")
+    file: str
+    path: str = ""
 
-    def _sizes(self, symbol: str, given: Any, path: Path, named: Mapping[str, int]) -> list[int]:
-        """The sizes of a symbol: whole numbers, and names of the table [sizes]."""
-        found = []
-        for size, at in self._items(given, path):
-            if isinstance(size, str):
-                if size not in named:
-                    self._fail(at, f"{symbol}: {unknown('size', size, named)}; sizes are named in the table [sizes]")
-                size = named[size]
-            if type(size) is not int or size < 0:
-                self._fail(at, f"{symbol}={size!r}; expected a whole number, zero or more, or a name of [sizes]")
-            found.append(size)
-        return found
+    def __truediv__(self, part: str | int) -> _Place:
+        dot = "." if self.path else ""
+        return _Place(self.file, f"{self.path}[{part}]" if isinstance(part, int) else f"{self.path}{dot}{part}")
 
-    def _named_sizes(self, table: Any, path: Path) -> Iterator[tuple[str, int]]:
-        """``model.hidden`` and its size, from the nested tables of [sizes]."""
-        if not isinstance(table, dict):
-            self._fail(path, f"{path[-1]}={table!r}; expected a table of sizes")
-        for name, value in table.items():
-            at = (*path, name)
-            if isinstance(value, dict):
-                yield from self._named_sizes(value, at)
-            elif type(value) is int and value >= 0:
-                yield ".".join(map(str, at[1:])), value
-            else:
-                self._fail(at, f"{name}={value!r}; expected a whole number, zero or more")
+    def __str__(self) -> str:
+        return f"{self.file}: {self.path}" if self.path else self.file
 
-    def _options(self, op: Spec, table: Any, path: Path) -> dict[str, list[Any]]:
-        """The values of each option that is varied."""
-        if not isinstance(table, dict):
-            self._fail(path, f"options={table!r}; expected a table, e.g. options = {{ causal = ['none'] }}")
-        self._known(table, path, f"option of {op.name}", op.options)
-        found = {}
-        for name, values in table.items():
-            at, read = (*path, name), []
-            for value, place in self._items(values, at):
-                value = _option_value(op.options[name], value)
-                with self._told(place):
-                    op.options[name].check(op.name, name, value)
-                if value in read:
-                    self._fail(place, f"{name}={value!r} is listed twice; leave one out")
-                read.append(value)
-            found[name] = read
-        return found
-
-    def _dtypes(self, op: Spec, table: Mapping[str, Any], path: Path, firsts: Sequence[Cell]) -> list[Any]:
-        stated, at, own = self._stated(table, path, "dtypes")
-        tensors = [tensor for options, _ in firsts for tensor in op.signature(options).tensors]
-        if all(tensor.dtype is not None for tensor in tensors):
-            if own and all(tensor.dtype != "fp8" for tensor in tensors):
-                self._fail(at, f"{op.name} fixes the dtype of every tensor; leave dtypes out")
-            stated = stated if own else ["float8_e4m3fn"]
-        elif stated is None:
-            self._fail(path, f'{op.name} needs dtypes; add e.g. dtypes = ["bfloat16"]')
-        found = []
-        for dtype, place in self._items(stated, at):
-            with self._told(place):
-                for name in self._names(dtype, place, "a dtype"):
-                    full = format_or_integer(name)
-                    if full in ("int32", "int64") or format_named(full).kind != "float":
-                        self._fail(place, f"dtype {name!r} is that of integers; expected a floating-point dtype")
-                made = [recipe(op.name, sizes, dtype, options=options).dtypes for options, sizes in firsts]
-            found.append((dtype, made, place))
-        return self._distinct(found, own, "dtype")
-
-    def _distributions(self, op: Spec, table: Mapping[str, Any], path: Path, firsts: Sequence[Cell]) -> list[Any]:
-        stated, at, own = self._stated(table, path, "distributions")
-        tensors = [tensor for options, _ in firsts for tensor in op.signature(options).tensors]
-        known = {name for tensor in tensors for name in names_of(tensor)}
-        found = []
-        for values, place in self._items([""] if stated is None else stated, at):
-            for name in self._names(values, place, "a distribution"):
-                if stated is not None and not own and name not in _distributions():
-                    self._fail(place, unknown("distribution", name, _distributions()))
-            if not own and isinstance(values, dict):  # said for all tables: as far as this op has such tensors
-                values = {tensor.name: values[tensor.name] for tensor in tensors if tensor.name in values} or ""
-            elif not own and values not in known:
-                values = ""
-            with self._told(place):
-                made = [recipe(op.name, sizes, options=options, values=values).values for options, sizes in firsts]
-            found.append((values, made, place))
-        return self._distinct(found, own, "distribution")
-
-    def _digits(self, stated: Any, path: Path) -> list[int | None]:
-        if stated is None:
-            return [None]
-        found: list[int | None] = []
-        for digits, at in self._items(stated, path):
-            if type(digits) is not int or digits < 1 or digits in found:
-                self._fail(at, f"digits={digits!r}; expected whole numbers, one or more, each once")
-            found.append(digits)
-        return found
-
-    def _seeds(self, stated: Any, path: Path) -> Sequence[int]:
-        """A number of seeds, 0 and up, or a list of seeds."""
-        if stated is None:
-            return range(1)
-        if type(stated) is int:
-            if not 1 <= stated <= _MOST_SEEDS:
-                self._fail(path, f"seeds={stated}; expected how many, from 1 to {_MOST_SEEDS}, or a list of seeds")
-            return range(stated)
-        found: list[int] = []
-        for seed, at in self._items(stated, path):
-            if type(seed) is not int or seed in found:
-                self._fail(at, f"seed {seed!r}; expected whole numbers, each once, or how many seeds there shall be")
-            found.append(seed)
-        return found
-
-    # How to go about a place.
-
-    def _stated(self, table: Mapping[str, Any], path: Path, name: str) -> tuple[Any, Path, bool]:
-        """What the table, or else the top of the file, says; where; and whether it is the table."""
-        if name in table:
-            return table[name], (*path, name), True
-        return self._content.get(name), (name,), False
-
-    def _items(self, value: Any, path: Path) -> Iterator[tuple[Any, Path]]:
-        """The elements of a list, or a lone value, with their places."""
-        if not isinstance(value, list):
-            yield value, path
-            return
-        if not value:
-            self._fail(path, f"{path[-1]} is an empty list; list at least one, or leave it out")
-        for place, item in enumerate(value):
-            yield item, (*path, place)
-
-    def _names(self, value: Any, path: Path, kind: str) -> list[str]:
-        """The names in a name or in a table of names by tensor."""
-        names = list(value.values()) if isinstance(value, dict) else [value]
-        if not names or not all(isinstance(name, str) for name in names):
-            self._fail(path, f"{value!r}; expected the name of {kind}, or one per tensor, {{ x = ... }}")
-        return names
-
-    def _distinct(self, found: Sequence[tuple[Any, Any, Path]], own: bool, kind: str) -> list[Any]:
-        """The values without those that mean the same as an earlier one; what is listed for one table must differ."""
-        kept: list[tuple[Any, Any]] = []
-        for value, meaning, path in found:
-            if meaning not in [other for _, other in kept]:
-                kept.append((value, meaning))
-            elif own:
-                self._fail(path, f"{kind} {value!r} gives the same inputs as an earlier one; leave one out")
-        return [value for value, _ in kept]
-
-    def _known(self, table: Mapping[str, Any], path: Path, kind: str, known: Sequence[str] | Mapping[str, Any]) -> None:
-        for name in table:
-            if name not in known:
-                self._fail((*path, name), unknown(kind, name, known))
+    def error(self, message: str) -> CampaignError:
+        """What is wrong here."""
+        return CampaignError(f"{self}: {message}")
 
     @contextmanager
-    def _told(self, path: Path) -> Iterator[None]:
-        """What goes wrong within is told with its line."""
+    def told(self) -> Iterator[None]:
+        """What goes wrong within is told with this place."""
         try:
             yield
         except CampaignError:
             raise
         except AssayError as error:
-            self._fail(path, str(error))
-
-    def _fail(self, path: Path, message: str) -> NoReturn:
-        raise CampaignError(f"{self._label}:{self._positions.line(path)}: {message}")
+            raise self.error(str(error)) from None
 
 
-@cache
-def _distributions() -> frozenset[str]:
-    """The distributions that any tensor of any op can have."""
-    return frozenset(name for op in specs() for tensor in spec(op).tensors for name in names_of(tensor))
+def entries(content: Mapping[str, Any], label: str) -> Iterator[Entry]:
+    """An entry for each spec of each [[golden]] table of a file. Raises `CampaignError`."""
+    top = _Place(label)
+    if not content.get("golden"):
+        raise top.error("expected at least one [[golden]] table, with a spec and shapes")
+    file: _File = structured(content, _File, f"{top}:", CampaignError)
+    sizes = dict(_named_sizes(file.sizes, top / "sizes"))
+    names: dict[str, _Place] = {}
+    for number, given in enumerate(file.golden):
+        at = top / "golden" / number
+        for required, example in _EXAMPLES.items():
+            if required not in given:
+                raise at.error(f"this [[golden]] table has no {required}; add e.g. {example}")
+        table: _Table = structured(given, _Table, str(at), CampaignError)
+        if table.name is not None and names.setdefault(table.name, at) != at:
+            raise (at / "name").error(f"{names[table.name].path} has the name {table.name!r} already; choose another")
+        for name, place in _items(table.spec, at / "spec"):
+            with place.told():
+                op = spec(name)
+            yield _entry(op, table, at, file, top, sizes)
+
+
+def _entry(op: Spec, table: _Table, at: _Place, file: _File, top: _Place, sizes: Mapping[str, int]) -> Entry:
+    cells = _cells(op, table, at, sizes)
+    firsts = list({repr(options): (options, sizes) for options, sizes in reversed(cells)}.values())
+
+    def stated(name: str) -> tuple[Any, _Place, bool]:
+        """What the table, or else the top of the file, says; where; and whether it is the table."""
+        own = getattr(table, name) is not None
+        return getattr(table if own else file, name), (at if own else top) / name, own
+
+    digits, where, _ = stated("digits")
+    seeds, place, _ = stated("seeds")
+    return Entry(
+        spec=op.name,
+        cells=cells,
+        dtypes=_dtypes(op, *stated("dtypes"), firsts, at),
+        distributions=_distributions(op, *stated("distributions"), firsts),
+        digits=[None] if digits is None else _once(_items(digits, where)),
+        seeds=range(1 if seeds is None else seeds) if not isinstance(seeds, list) else _once(_items(seeds, place)),
+        sample=table.sample,
+    )
+
+
+def _named_sizes(table: Mapping[str, Any], at: _Place, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """``model.hidden`` and its size, from the nested tables of [sizes]."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _named_sizes(value, at / name, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", structured(value, Whole, str(at / name), CampaignError)
+
+
+def _cells(op: Spec, table: _Table, at: _Place, named: Mapping[str, int]) -> list[Cell]:
+    """Every set of options with every set of sizes."""
+    choices = _options(op, table.options, at / "options")
+    sets = [op.complete(dict(zip(choices, values, strict=True))) for values in product(*choices.values())]
+    cells: dict[str, Cell] = {}
+    for shape, place in _items(table.shapes, at / "shapes"):
+        lists = {symbol: _sizes(symbol, sizes, place / symbol, named) for symbol, sizes in shape.items()}
+        if prod(map(len, lists.values())) * len(sets) > _MOST_CELLS:
+            raise place.error(f"more than {_MOST_CELLS} combinations of sizes and options; split the table")
+        for values in product(*lists.values()):
+            sizes = dict(zip(lists, values, strict=True))
+            words = ", ".join(f"{symbol}={size}" for symbol, size in sizes.items())
+            for options in sets:
+                try:
+                    recipe(op.name, sizes, options=options)
+                except AssayError as error:
+                    symbol = error.symbol if isinstance(error, ShapeError) else ""
+                    blamed = place / symbol if symbol in sizes else place
+                    raise blamed.error(f"{error} (in {words})") from None
+                if cells.setdefault(f"{options} {sizes}", (options, sizes))[1] is not sizes:
+                    raise place.error(f"the shape {words} is listed twice; leave one out")
+    return list(cells.values())
+
+
+def _sizes(symbol: str, given: Any, at: _Place, named: Mapping[str, int]) -> list[int]:
+    """The sizes of a symbol: whole numbers, and names of the table [sizes]."""
+    found = []
+    for size, place in _items(structured(given, Sizes, str(at), CampaignError), at):
+        if isinstance(size, str) and size not in named:
+            raise place.error(f"{symbol}: {unknown('size', size, named)}; sizes are named in the table [sizes]")
+        found.append(named[size] if isinstance(size, str) else size)
+    return found
+
+
+def _options(op: Spec, table: Mapping[str, Any], at: _Place) -> dict[str, list[Any]]:
+    """The values of each option that is varied."""
+    found = {}
+    for name, values in table.items():
+        if name not in op.options:
+            raise at.error(unknown(f"option of {op.name}", name, op.options))
+        read: list[tuple[Any, _Place]] = []
+        for value, place in _items(values, at / name):
+            read.append((_option_value(op.options[name], value), place))
+            with place.told():
+                op.options[name].check(op.name, name, read[-1][0])
+        found[name] = _once(read)
+    return found
 
 
 def _option_value(option: Option, value: Any) -> Any:
     """TOML has no None and no tuples."""
     if value == "none" and not option.accepts("none") and option.accepts(None):
         return None
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _dtypes(op: Spec, stated: Any, place: _Place, own: bool, firsts: Sequence[Cell], table: _Place) -> list[Any]:
+    tensors = [tensor for options, _ in firsts for tensor in op.signature(options).tensors]
+    if all(tensor.dtype is not None for tensor in tensors):
+        if own and all(tensor.dtype != "fp8" for tensor in tensors):
+            raise place.error(f"{op.name} fixes the dtype of every tensor; leave dtypes out")
+        stated = stated if own else "float8_e4m3fn"
+    elif stated is None:
+        raise table.error(f'{op.name} needs dtypes; add e.g. dtypes = ["bfloat16"]')
+    found = []
+    for dtype, at in _items(stated, place):
+        with at.told():
+            for name in _names(dtype):
+                full = format_or_integer(name)
+                if full in ("int32", "int64") or format_named(full).kind != "float":
+                    raise at.error(f"dtype {name!r} is that of integers; expected a floating-point dtype")
+            made = [recipe(op.name, sizes, dtype, options=options).dtypes for options, sizes in firsts]
+        found.append((dtype, made, at))
+    return _distinct(found, own)
+
+
+def _distributions(op: Spec, stated: Any, place: _Place, own: bool, firsts: Sequence[Cell]) -> list[Any]:
+    tensors = [tensor for options, _ in firsts for tensor in op.signature(options).tensors]
+    known = {name for tensor in tensors for name in names_of(tensor)}
+    found = []
+    for values, at in _items("" if stated is None else stated, place):
+        if stated is not None and not own:  # said for all tables: as far as this op has such tensors
+            for name in _names(values):
+                if name not in _all_distributions():
+                    raise at.error(unknown("distribution", name, _all_distributions()))
+            if isinstance(values, dict):
+                values = {tensor.name: values[tensor.name] for tensor in tensors if tensor.name in values} or ""
+            elif values not in known:
+                values = ""
+        with at.told():
+            made = [recipe(op.name, sizes, options=options, values=values).values for options, sizes in firsts]
+        found.append((values, made, at))
+    return _distinct(found, own)
+
+
+@cache
+def _all_distributions() -> frozenset[str]:
+    """The distributions that any tensor of any op can have."""
+    return frozenset(name for op in specs() for tensor in spec(op).tensors for name in names_of(tensor))
+
+
+def _items(value: Any, at: _Place) -> Iterator[tuple[Any, _Place]]:
+    """The elements of a list, or a lone value, with their places."""
     if isinstance(value, list):
-        return tuple(value)
-    return value
+        yield from ((item, at / number) for number, item in enumerate(value))
+    else:
+        yield value, at
 
 
-def _in_words(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{symbol}={size}" for symbol, size in islice(sizes.items(), 12))
+def _names(value: str | Mapping[str, str]) -> list[str]:
+    return [value] if isinstance(value, str) else list(value.values())
+
+
+def _once(found: Iterator[tuple[Any, _Place]] | list[tuple[Any, _Place]]) -> list[Any]:
+    """The values, of which none may be listed twice."""
+    values: list[Any] = []
+    for value, at in found:
+        if value in values:
+            raise at.error(f"{value!r} is listed twice; leave one out")
+        values.append(value)
+    return values
+
+
+def _distinct(found: Sequence[tuple[Any, Any, _Place]], own: bool) -> list[Any]:
+    """The values without those that mean the same as an earlier one; what is listed for one table must differ."""
+    kept: list[tuple[Any, Any]] = []
+    for value, meaning, at in found:
+        if meaning not in [other for _, other in kept]:
+            kept.append((value, meaning))
+        elif own:
+            raise at.error(f"{value!r} gives the same inputs as an earlier one; leave one out")
+    return [value for value, _ in kept]

@@ -5,23 +5,22 @@ A batch names its tasks by their numbers in the campaign, so that a message is s
 
 from __future__ import annotations
 
-import importlib
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from multiprocessing import parent_process
 
 import torch
 
 from assay.golden.errors import StoreError
 from assay.golden.jobs.campaign import Campaign, parse_campaign
 from assay.golden.jobs.entry import Task
+from assay.golden.registry import load_ops
 from assay.golden.store import Store, make_record, record_key
-from assay.precision.errors import AssayError
+from assay.runtime.errors import AssayError
+from assay.runtime.pool import Heartbeat
 
-MADE, PRESENT, BUSY, FAILED = "made", "present", "busy", "failed"
-STATUS = {status[0]: status for status in (MADE, PRESENT, BUSY, FAILED)}
+MADE, PRESENT, FAILED = "made", "present", "failed"
+STATUS = {status[0]: status for status in (MADE, PRESENT, FAILED)}
 
 
 @dataclass(frozen=True)
@@ -41,27 +40,25 @@ class Job:
     @property
     def campaign(self) -> Campaign:
         """The campaign; parsed once in a process."""
-        for module in self.modules:
-            importlib.import_module(module)
+        load_ops(self.modules)
         return parse_campaign(self.text, self.name)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a task: "made", "present" (it was there already), "busy" (another job makes it), or "failed".
+    """What became of a task: "made", "present" (it was there already), or "failed".
 
-    ``mendable``: the failure is an `AssayError`, which another try won't change.
+    ``user_error``: the failure is an `AssayError`, which another try won't change.
     """
 
     place: int
     status: str
     message: str = ""
-    mendable: bool = False
-    seconds: float = 0.0
+    user_error: bool = False
     attempts: int = 1
 
 
-def work(batch: tuple[Job, Sequence[int]], remember: Callable[[str], None]) -> list[Outcome]:
+def work(batch: tuple[Job, Sequence[int]], heartbeat: Heartbeat) -> list[Outcome]:
     """Make the records of a batch; a worker that is lost leaves the initials of what it had done by then.
 
     What is wrong with the store is raised: it would be wrong for the next task as well.
@@ -71,36 +68,30 @@ def work(batch: tuple[Job, Sequence[int]], remember: Callable[[str], None]) -> l
     campaign, store = job.campaign, _store(job.store)
     outcomes: list[Outcome] = []
     for place in places:
-        if (parent := parent_process()) is not None and not parent.is_alive():
-            break  # nobody waits for the rest; what is done is in the store
         outcomes.append(attempt(campaign, place, store, recheck=job.recheck))
-        remember("".join(outcome.status[0] for outcome in outcomes))
+        heartbeat("".join(outcome.status[0] for outcome in outcomes))
     return outcomes
 
 
 def attempt(campaign: Campaign, place: int, store: Store, *, recheck: bool = False) -> Outcome:
     """One task, whatever becomes of it."""
-    started = time.perf_counter()
-    status, message, mendable = FAILED, "", False
+    status, message, user_error = FAILED, "", False
     try:
         status = _made(campaign.task(place), store, recheck)
     except StoreError:
         raise
     except Exception as error:
-        mendable = isinstance(error, AssayError)
-        message = str(error) if mendable else f"{type(error).__name__}: {error}"
-    return Outcome(place, status, " ".join(message.split()), mendable, time.perf_counter() - started)
+        user_error = isinstance(error, AssayError)
+        message = str(error) if user_error else f"{type(error).__name__}: {error}"
+    return Outcome(place, status, " ".join(message.split()), user_error)
 
 
 def _made(task: Task, store: Store, recheck: bool) -> str:
     key = record_key(task.recipe, task.digits)
-    if not recheck and key in store:
+    if store.is_valid(key) if recheck else key in store:
         return PRESENT
-    with store.claim(key) as mine:
-        if mine:
-            store.put(make_record(task.recipe, task.digits))
-            return MADE
-    return PRESENT if key in store else BUSY
+    store.put(make_record(task.recipe, task.digits))
+    return MADE
 
 
 @lru_cache(maxsize=4)

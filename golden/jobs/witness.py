@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from assay.golden.arithmetic import Multiprecision
+from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.golden import Golden
 from assay.golden.inputs.recipe import Recipe
-from assay.golden.jobs.entry import steps
 from assay.golden.registry import Spec
-from assay.golden.run import Golden, run
 from assay.golden.signature import Signature, dimension
 from assay.golden.store import Record
 
@@ -28,14 +28,6 @@ DIGITS = 50
 _PROOF = 400  # digits with which a contradiction is looked at again: cancellation may have eaten fifty
 _WHOLE = 4_000  # steps up to which a record is derived whole
 _MOST = 400_000  # steps beyond which even a part takes too long
-
-# Symbols, beside the spec's own rows and columns, along which results are independent. Tested against evaluation.
-INDEPENDENT: Mapping[str, tuple[str, ...]] = {
-    "swiglu_backward": ("N",),
-    "rope": ("S", "H"),
-    "merge_states": ("H",),
-}
-GROUPED = ("attention", "attention_backward", "attention_decode", "attention_varlen")  # heads Hkv, each of H / Hkv
 
 
 @dataclass(frozen=True)
@@ -50,19 +42,19 @@ def derive(record: Record, digits: int = DIGITS) -> Derived:
     """Derive ``record`` again, or the part of it that its key chooses."""
     recipe, definition = record.recipe, record.recipe.definition
     signature = recipe.signature
-    cut = _cut(definition, signature, recipe.sizes, recipe.options, random.Random(record.key))
+    cut = cut_of(definition, signature, recipe.sizes, recipe.options, random.Random(record.key))
     sizes = {**recipe.sizes, **{symbol: count for group in cut for symbol, (_, count) in group.items()}}
     if _steps(definition, signature, sizes) > _MOST:
         return Derived(0)
     values = drawn(recipe)
-    parts = [values[tensor.name][_slices(tensor.dims, recipe.sizes, cut)] for tensor in signature.tensors]
+    parts = [values[tensor.name][slices_of(tensor.dims, recipe.sizes, cut)] for tensor in signature.tensors]
     elements, fault = 0, ""
     for precision in (max(digits, (record.digits or 0) + 20), _PROOF):
         results = _run(definition, signature, parts, recipe.options, precision)
         elements, fault = 0, ""
         for returned, golden, result in zip(signature.returns, record.goldens, results, strict=True):
             if all(group.keys() & set(returned.dims) for group in cut):  # else it may be a sum over what was cut
-                part = _part(golden, _slices(returned.dims, recipe.sizes, cut))
+                part = _part(golden, slices_of(returned.dims, recipe.sizes, cut))
                 elements += part.value.numel()
                 fault = fault or outside(returned.name, part, result)
         if not fault:
@@ -82,8 +74,7 @@ def _run(
     tensors = [value for tensor, value in zip(signature.tensors, values, strict=True) if not tensor.keyword]
     keywords = {tensor.name: value for tensor, value in zip(signature.tensors, values, strict=True) if tensor.keyword}
     with np.errstate(invalid="ignore"):  # NaN is a number here
-        result = run(definition, Multiprecision(digits), tensors, options, keywords)
-    return result if isinstance(result, tuple) else (result,)
+        return run(definition, Multiprecision(digits), tensors, {**options, **keywords})
 
 
 def outside(name: str, golden: Golden, result: Any) -> str:
@@ -93,8 +84,7 @@ def outside(name: str, golden: Golden, result: Any) -> str:
     """
     if tuple(result.shape) != tuple(golden.value.shape):
         return f"{name} has the shape {tuple(golden.value.shape)}, and mpmath's {tuple(result.shape)}"
-    values, radii = golden.value.double().numpy(), golden.radius.numpy()
-    lows = np.zeros_like(values) if golden.low is None else golden.low.numpy()
+    values, lows, radii = (part.double().numpy() for part in (golden.value, golden.rest, golden.radius))
     for index in np.ndindex(values.shape):
         value, low, radius = float(values[index]), float(lows[index]), float(radii[index])
         if radius != radius or radius < 0 or low != low:
@@ -121,13 +111,13 @@ def _holds(value: float, low: float, radius: float, exact: Any) -> bool:
 Cut = list[dict[str, tuple[int, int]]]  # groups of symbols that are cut together: the first place, and how many
 
 
-def _cut(
+def cut_of(
     definition: Spec, signature: Signature, sizes: Mapping[str, int], options: Mapping[str, Any], chance: random.Random
 ) -> Cut:
     """One place along each symbol whose results are independent, where the whole takes too long."""
     if _steps(definition, signature, sizes) <= _WHOLE:
         return []
-    symbols = {*INDEPENDENT.get(definition.name, ()), definition.independent(options) or "", definition.columns or ""}
+    symbols = {*definition.separable, definition.independent(options) or "", definition.columns or ""}
     symbols |= set(signature.returns[0].dims) if definition.elementwise else set()
     cut: Cut = []
     for symbol in sorted(symbols & set(signature.symbols)):
@@ -135,10 +125,15 @@ def _cut(
         if sizes[symbol] > count:
             first = chance.randrange(-(-sizes[symbol] // step)) * step
             cut.append({symbol: (first, min(count, sizes[symbol] - first))})
-    if definition.name in GROUPED:
-        cut += _heads(sizes, chance)
-    if definition.name == "attention" and sizes["Sq"] > 1 and (only := _queries(sizes, options)):
-        cut.append({"Sq": only})
+    for symbol, groups in definition.groups.items():
+        if sizes[groups] > 1:
+            shared, first = sizes[symbol] // sizes[groups], chance.randrange(sizes[groups])
+            cut.append({groups: (first, 1), symbol: (first * shared, shared)})
+    for symbol, part in definition.parts.items():
+        ends = (sizes[symbol] - 1, 0) if all(symbol in tensor.dims for tensor in signature.returns) else ()
+        found = (part(first, 1, sizes, options, {}) for first in ends if sizes[symbol] > 1)
+        alone = [one for one in filter(None, found) if one.places.keys() == {symbol} and one.options == options]
+        cut += [dict(one.places) for one in alone[:1]]
     return cut
 
 
@@ -149,23 +144,7 @@ def _grain(signature: Signature, symbol: str) -> tuple[int, int]:
     return math.lcm(*(number for number, _ in divisors)), math.lcm(*(number for number, up in divisors if not up))
 
 
-def _heads(sizes: Mapping[str, int], chance: random.Random) -> Cut:
-    """One key/value head with its query heads."""
-    group = sizes["H"] // sizes["Hkv"] if sizes["Hkv"] else 0
-    if sizes["Hkv"] < 2:
-        return []
-    first = chance.randrange(sizes["Hkv"])
-    return [{"Hkv": (first, 1), "H": (first * group, group)}]
-
-
-def _queries(sizes: Mapping[str, int], options: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The query that may stand alone: places count from the last one, or from the first under "top_left"."""
-    if options["causal"] != "top_left":
-        return sizes["Sq"] - 1, 1
-    return None if options["alibi"] else (0, 1)  # ALiBi counts from the last one all the same
-
-
-def _slices(dims: Sequence[str], sizes: Mapping[str, int], cut: Cut) -> tuple[slice, ...]:
+def slices_of(dims: Sequence[str], sizes: Mapping[str, int], cut: Cut) -> tuple[slice, ...]:
     """The part of a tensor with dimensions ``dims``."""
     firsts = {**sizes, **{symbol: first for group in cut for symbol, (first, _) in group.items()}}
     counts = {**sizes, **{symbol: count for group in cut for symbol, (_, count) in group.items()}}
@@ -183,4 +162,4 @@ def _part(golden: Golden, slices: tuple[slice, ...]) -> Golden:
 
 def _steps(definition: Spec, signature: Signature, sizes: Mapping[str, int]) -> int:
     """About how many operations on numbers of mpmath an evaluation takes, and how many it must make first."""
-    return max(steps(definition, sizes), sum(math.prod(tensor.shape(sizes)) for tensor in signature.tensors))
+    return max(definition.cost(sizes), sum(math.prod(tensor.shape(sizes)) for tensor in signature.tensors))

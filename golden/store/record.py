@@ -26,9 +26,9 @@ from safetensors.numpy import load, save
 
 from assay.golden.errors import DamagedRecord, OtherFormat, RecipeError
 from assay.golden.evaluation import evaluate
+from assay.golden.evaluation.golden import Golden
 from assay.golden.inputs import values
 from assay.golden.inputs.recipe import Recipe
-from assay.golden.run import Golden
 
 FORMAT = 1
 REMAKE = "`assay golden build CAMPAIGN --store URL --recheck` makes it again"
@@ -43,9 +43,13 @@ _FIELDS = ("digits", "format", "inputs", "recipe", "sha256", "shapes", "versions
 class Record:
     """What `make_record` evaluated: the goldens, one for each result of the op.
 
-    ``inputs`` is the SHA-256 of the input tensors' bytes, so that a platform on which the recipe gives other numbers is
-    found out. ``versions`` are those of the libraries, and two that enter the key: ``definition`` of the op's
-    mathematics (`Spec.version`), ``inputs`` of the numbers that a seed stands for (`assay.golden.inputs.values`).
+    - ``recipe``: what its inputs are drawn from;
+    - ``digits``: how many decimal digits were asked for; None: as many as float64 certifies (about 13);
+    - ``goldens``: one `Golden` for each result, in the order of the op's signature, on the CPU;
+    - ``versions``: of the libraries, and two that enter the key: ``definition`` of the op's mathematics
+      (`Spec.version`), ``inputs`` of the numbers that a seed stands for (`assay.golden.inputs.values`);
+    - ``inputs``: the SHA-256 of the input tensors' bytes, by which a platform on which the recipe gives other numbers
+      is found out.
     """
 
     recipe: Recipe
@@ -73,7 +77,7 @@ class Record:
             "digits": self.digits,
             "format": FORMAT,
             "inputs": self.inputs,
-            "recipe": json.loads(self.recipe.to_json()),
+            "recipe": self.recipe.as_dict(),
             "sha256": _PENDING,
             "shapes": shapes,
             "versions": dict(self.versions),
@@ -175,7 +179,7 @@ def _parsed(data: bytes, where: str) -> Record:
         goldens.extend({} for _ in range(int(order) + 1 - len(goldens)))
         goldens[int(order)][part] = torch.from_numpy(np.broadcast_to(tensors[name], shape).copy())
     return Record(
-        Recipe.from_json(json.dumps(content["recipe"])),
+        Recipe.from_dict(content["recipe"]),
         content["digits"],
         tuple(Golden(**parts) for parts in goldens),
         content["versions"],

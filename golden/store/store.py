@@ -3,12 +3,13 @@
 assay-store.json                    what this is
 records/0f/0f3a...c1.safetensors    a record under its key
 manifests/NAME.json                 what a campaign is made of, with a checksum of its own
-claims/0f3a...c1.0                  who is making a record now
+
+There are no locks: a record's key stands for what it must hold, so whoever comes second finds it there, or writes the
+same again. Each file is replaced as a whole.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -16,10 +17,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from assay.golden.errors import DamagedRecord, MissingRecord, StoreError
-from assay.golden.store.claims import LEASE, Claims
-from assay.golden.store.files import Files
-from assay.golden.store.opening import opened, shown_url
+from assay.golden.errors import DamagedRecord, MissingRecord, OtherFormat, StoreError
+from assay.golden.store.files import Files, shown_url
 from assay.golden.store.record import REMAKE, Record
 
 _MARK = "assay-store.json"
@@ -32,19 +31,19 @@ _MANIFEST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 class Store:
     """Records at ``url``: a path, ``file://``, ``memory://``, ``s3://bucket/folder`` or any other of fsspec's.
 
-    ``options`` go to the driver (``{"endpoint_url": ...}``); ``lease`` is for how many seconds the claim of a process
-    that vanished on another machine holds. Nothing is opened before it is needed, and a store can be pickled.
+    ``options`` go to the driver (``{"endpoint_url": ...}``). Nothing is opened before it is needed, and a store can be
+    pickled. Any number of processes, on any machines, may read and write the same store at once.
 
     Every method raises `StoreError`, one line, where the place can't be read or written.
     """
 
-    def __init__(self, url: str, options: Mapping[str, Any] | None = None, lease: float = LEASE) -> None:
-        self.url, self.options, self.lease = str(url), dict(options or {}), lease
+    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+        self.url, self.options = str(url), dict(options or {})
         self._opened: tuple[int, Files] | None = None
         self._known = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Store, (self.url, self.options, self.lease)
+        return Store, (self.url, self.options)
 
     def __repr__(self) -> str:
         return f"Store({shown_url(self.url)!r})"
@@ -52,22 +51,28 @@ class Store:
     def put(self, record: Record) -> str:
         """Store ``record`` under its key, which is returned. A valid record of that key stays; a damaged one goes."""
         self._begin()
-        name, data = _name(record.key), record.to_bytes()
-        if not self._files.create(name, data) and not self._is_valid(record.key):
-            self._files.write(name, data)
+        if not self.is_valid(record.key):
+            self._files.write(_name(record.key), record.to_bytes())
         return record.key
 
     def get(self, key: str) -> Record:
         """The record under ``key``, every bit checked; `MissingRecord`, `DamagedRecord` or `OtherFormat`."""
         where = f"record {key} in {shown_url(self.url)}"
-        try:
-            self._check()
-            record = Record.from_bytes(self._files.read(_name(key)), where)
-        except FileNotFoundError:
-            raise MissingRecord(f"{where}: there is none; build the campaign that has it") from None
+        self._check()
+        data = self._files.read(_name(key))
+        if data is None:
+            raise MissingRecord(f"{where}: there is none; build the campaign that has it")
+        record = Record.from_bytes(data, where)
         if record.key != key:
             raise DamagedRecord(f"{where} is damaged: it holds record {record.key}; {REMAKE}")
         return record
+
+    def read(self, key: str) -> Record | StoreError:
+        """The record under ``key``, or what stands in the way of this one alone: what `get` would raise of it."""
+        try:
+            return self.get(key)
+        except (DamagedRecord, MissingRecord, OtherFormat) as error:
+            return error
 
     def __contains__(self, key: str) -> bool:
         """Whether there is a record under ``key``; its bits are not looked at."""
@@ -84,31 +89,16 @@ class Store:
     def damage(self) -> Iterator[tuple[str, str]]:
         """Read every record: key and message of each that isn't as it was written."""
         for key in self.keys():
-            try:
-                self.get(key)
-            except MissingRecord:
-                continue  # removed since it was listed
-            except DamagedRecord as error:
-                yield key, str(error)
+            if isinstance(found := self.read(key), DamagedRecord):
+                yield key, str(found)
 
     def discard(self, key: str) -> None:
         """Remove the record under ``key``, if there is one."""
         self._files.delete(_name(key))
 
-    @contextlib.contextmanager
-    def claim(self, key: str) -> Iterator[bool]:
-        """``with store.claim(key) as mine:`` whether the caller is to make that record now.
-
-        False while another makes it, or when a valid record is there already. The claim ends with the block.
-        """
-        self._begin()
-        with Claims(self._files, self.lease).claim(_checked(key)) as mine:
-            yield mine and not self._is_valid(key)
-
     def sweep(self) -> None:
-        """Remove what killed processes left behind: expired claims, and temporary files of more than a day."""
+        """Remove what killed processes left behind: unfinished files of more than a day."""
         self._check()
-        Claims(self._files, self.lease).sweep()
         self._files.sweep()
 
     def write_manifest(self, name: str, manifest: Mapping[str, Any]) -> None:
@@ -119,11 +109,10 @@ class Store:
     def manifest(self, name: str) -> dict[str, Any]:
         """The manifest called ``name``; `MissingRecord` or `DamagedRecord`."""
         where = f"manifest {name} in {shown_url(self.url)}"
-        try:
-            self._check()
-            data = self._files.read(_manifest_name(name))
-        except FileNotFoundError:
-            raise MissingRecord(f"{where}: there is none; it has: {', '.join(self.manifests()) or 'none'}") from None
+        self._check()
+        data = self._files.read(_manifest_name(name))
+        if data is None:
+            raise MissingRecord(f"{where}: there is none; it has: {', '.join(self.manifests()) or 'none'}")
         try:
             content: dict[str, Any] = json.loads(data)["manifest"]
             if _sealed(content) != data:
@@ -156,10 +145,11 @@ class Store:
     def _files(self) -> Files:
         """The files, opened anew in a forked process: drivers keep threads, which a fork doesn't."""
         if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = os.getpid(), opened(self.url, self.options)
+            self._opened = os.getpid(), Files(self.url, self.options)
         return self._opened[1]
 
-    def _is_valid(self, key: str) -> bool:
+    def is_valid(self, key: str) -> bool:
+        """Whether there is a record under ``key``, and every bit of it as it was written."""
         try:
             self.get(key)
         except (MissingRecord, DamagedRecord):
@@ -169,10 +159,10 @@ class Store:
     def _check(self) -> bool:
         """Whether this is a store; `StoreError` if it is something else, False if there is nothing yet."""
         if not self._known:
-            mark = self._mark()
+            mark = self._files.read(_MARK)
             if mark is None:
                 other = next(iter(self._files.names()), None)
-                mark = self._mark()  # by now perhaps another's, who makes a mark before all else
+                mark = self._files.read(_MARK)  # by now perhaps another's, who makes a mark before all else
                 if mark is None and other is not None:
                     raise StoreError(
                         f"store {shown_url(self.url)}: it holds {other}, but no {_MARK}; expected a store, "
@@ -182,12 +172,6 @@ class Store:
                 raise StoreError(f"store {shown_url(self.url)}: {_MARK} isn't one that this version can read")
             self._known = mark is not None
         return self._known
-
-    def _mark(self) -> bytes | None:
-        try:
-            return self._files.read(_MARK)
-        except FileNotFoundError:
-            return None
 
     def _begin(self) -> None:
         """Make this a store if it isn't one yet."""

@@ -26,9 +26,9 @@ def _attention_kernel(
     k_ref: Any,
     v_ref: Any,
     out_ref: Any,
-    peak_ref: Any,
-    total_ref: Any,
-    sums_ref: Any,
+    m_ref: Any,
+    l_ref: Any,
+    acc_ref: Any,
     *,
     scale: float,
     keys: int,
@@ -41,9 +41,9 @@ def _attention_kernel(
 
     @pl.when(block == 0)
     def _() -> None:
-        peak_ref[...] = jnp.full_like(peak_ref, -jnp.inf)
-        total_ref[...] = jnp.zeros_like(total_ref)
-        sums_ref[...] = jnp.zeros_like(sums_ref)
+        m_ref[...] = jnp.full_like(m_ref, -jnp.inf)
+        l_ref[...] = jnp.zeros_like(l_ref)
+        acc_ref[...] = jnp.zeros_like(acc_ref)
 
     @pl.when(True if ahead is None else block * _BLOCK_K < first_query + _BLOCK_Q + ahead)
     def _() -> None:
@@ -52,29 +52,29 @@ def _attention_kernel(
         seen = key < keys if ahead is None else (key < keys) & (key <= query + ahead)
         s = jnp.where(seen, _dot(q_ref[0, 0], k_ref[0, 0].T) * scale, -jnp.inf)
 
-        higher = jnp.maximum(peak_ref[...], jnp.max(s, axis=1, keepdims=True))
-        origin = jnp.where(higher == -jnp.inf, 0.0, higher)  # nothing yet: exp(-inf - 0) is zero, not NaN
-        p = jnp.exp(s - origin)
-        rescale = jnp.exp(peak_ref[...] - origin)
-        peak_ref[...] = higher
-        total_ref[...] = total_ref[...] * rescale + jnp.sum(p, axis=1, keepdims=True)
+        m_new = jnp.maximum(m_ref[...], jnp.max(s, axis=1, keepdims=True))
+        shift = jnp.where(m_new == -jnp.inf, 0.0, m_new)  # nothing yet: exp(-inf - 0) is zero, not NaN
+        p = jnp.exp(s - shift)
+        rescale = jnp.exp(m_ref[...] - shift)
+        m_ref[...] = m_new
+        l_ref[...] = l_ref[...] * rescale + jnp.sum(p, axis=1, keepdims=True)
 
         v = v_ref[0, 0]
         inside = block * _BLOCK_K + jax.lax.broadcasted_iota(jnp.int32, v.shape, 0) < keys
         finite = jnp.isfinite(v) & inside
-        sums_ref[...] = sums_ref[...] * rescale + _dot(p.astype(v.dtype), jnp.where(finite, v, 0))
+        acc_ref[...] = acc_ref[...] * rescale + _dot(p.astype(v.dtype), jnp.where(finite, v, 0))
 
         @pl.when(jnp.any(inside & ~finite))  # a product makes NaN of 0 * infinity: only for rows that see them
         def _() -> None:
             for infinity in (jnp.inf, -jnp.inf):
                 found = inside & ((v == infinity) | jnp.isnan(v))
                 met = _dot(seen.astype(jnp.float32), found.astype(jnp.float32)) > 0
-                sums_ref[...] = jnp.where(met, sums_ref[...] + infinity, sums_ref[...])
+                acc_ref[...] = jnp.where(met, acc_ref[...] + infinity, acc_ref[...])
 
     @pl.when(block == blocks - 1)
     def _() -> None:
-        total = total_ref[...]
-        out_ref[0, 0] = jnp.where(total == 0, 0.0, sums_ref[...] / total).astype(out_ref.dtype)
+        l_i = l_ref[...]
+        out_ref[0, 0] = jnp.where(l_i == 0, 0.0, acc_ref[...] / l_i).astype(out_ref.dtype)
 
 
 @functools.partial(jax.jit, static_argnames=("causal", "scale", "interpret"))

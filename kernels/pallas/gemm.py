@@ -15,21 +15,21 @@ from assay.kernels.pallas.arguments import check_array, is_interpreted
 _BLOCK_M, _BLOCK_N, _BLOCK_K = 128, 128, 128
 
 
-def _gemm_kernel(a_ref: Any, b_ref: Any, c_ref: Any, sums_ref: Any, *, inner: int, blocks: int) -> None:
+def _gemm_kernel(a_ref: Any, b_ref: Any, c_ref: Any, acc_ref: Any, *, inner: int, blocks: int) -> None:
     block = pl.program_id(2)
 
     @pl.when(block == 0)
     def _() -> None:
-        sums_ref[...] = jnp.zeros_like(sums_ref)
+        acc_ref[...] = jnp.zeros_like(acc_ref)
 
     left = inner - block * _BLOCK_K  # what lies behind the end of K is anything, NaN included
     a = jnp.where(jax.lax.broadcasted_iota(jnp.int32, a_ref.shape, 1) < left, a_ref[...], 0)
     b = jnp.where(jax.lax.broadcasted_iota(jnp.int32, b_ref.shape, 0) < left, b_ref[...], 0)
-    sums_ref[...] += jnp.dot(a, b, preferred_element_type=jnp.float32, precision=jax.lax.Precision.HIGHEST)
+    acc_ref[...] += jnp.dot(a, b, preferred_element_type=jnp.float32, precision=jax.lax.Precision.HIGHEST)
 
     @pl.when(block == blocks - 1)
     def _() -> None:
-        c_ref[...] = sums_ref[...].astype(c_ref.dtype)
+        c_ref[...] = acc_ref[...].astype(c_ref.dtype)
 
 
 @functools.partial(jax.jit, static_argnames="interpret")

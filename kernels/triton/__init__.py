@@ -1,7 +1,7 @@
 """Triton kernels, one op a file: kernel, launch, custom op, and a thin wrapper that checks its arguments.
 
 Import the function from its file: ``from assay.kernels.triton.softmax import softmax``. Each is compiled on a GPU and,
-from the same source, interpreted on a CPU (inside ``assay.verify.interpreter.faithful()``, whose numbers are right).
+from the same source, interpreted on a CPU (inside ``assay.interpreter.faithful()``, whose numbers are right).
 Each is also an operator of `torch.library` in the namespace ``assay``, so that `torch.compile` keeps it whole.
 The contract of each stands in ``configs/contracts/triton.toml``.
 """

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+FLOAT32 = (torch.float32,)
+INT32 = (torch.int32,)
 
 
-def check_dtype(name: str, tensor: Tensor, allowed: Iterable[torch.dtype]) -> None:
-    """Raise TypeError unless ``tensor`` is a tensor of an allowed dtype."""
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
-    allowed = tuple(allowed)
-    if tensor.dtype not in allowed:
-        raise TypeError(f"{name}: expected {' or '.join(map(_short, allowed))}, got {_short(tensor.dtype)}")
+def check(**arguments: tuple[Tensor, Sequence[torch.dtype | str], str]) -> None:
+    """Raise TypeError or ValueError unless every tensor has a dtype and the shape that stand beside it.
+
+    A dtype may be an argument's name, for the dtype which that one has. A shape is sizes, "M K": a letter stands for
+    one number wherever it comes. All tensors lie on the device of the first.
+    """
+    for name, (tensor, dtypes, _) in arguments.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+        allowed = [arguments[dtype][0].dtype if isinstance(dtype, str) else dtype for dtype in dtypes]
+        if tensor.dtype not in allowed:
+            raise TypeError(f"{name}: expected {' or '.join(map(_short, allowed))}, got {_short(tensor.dtype)}")
+    sizes: dict[str, int] = {}
+    for name, (tensor, _, shape) in arguments.items():
+        check_shape(name, tensor, [int(size) if size.isdigit() else sizes.get(size, size) for size in shape.split()])
+        sizes |= zip(shape.split(), tensor.shape, strict=True)
+    first, (other, _, _) = next(iter(arguments.items()))
+    for name, (tensor, _, _) in arguments.items():
+        if tensor.device != other.device:
+            raise ValueError(f"{name}: expected device {other.device}, as {first}'s, got {tensor.device}")
 
 
 def check_shape(name: str, tensor: Tensor, shape: Sequence[int | str]) -> None:
@@ -26,17 +41,7 @@ def check_shape(name: str, tensor: Tensor, shape: Sequence[int | str]) -> None:
         isinstance(size, str) or size == actual for size, actual in zip(shape, tensor.shape, strict=True)
     )
     if not fits:
-        expected = ", ".join(map(str, shape))
-        raise ValueError(f"{name}: expected shape [{expected}], got {list(tensor.shape)}")
-
-
-def check_device(**tensors: Tensor | None) -> None:
-    """Raise ValueError unless all tensors lie on the device of the first; None is left out."""
-    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    first = next(iter(present))
-    for name, tensor in present.items():
-        if tensor.device != present[first].device:
-            raise ValueError(f"{name}: expected device {present[first].device}, as {first}'s, got {tensor.device}")
+        raise ValueError(f"{name}: expected shape [{', '.join(map(str, shape))}], got {list(tensor.shape)}")
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:

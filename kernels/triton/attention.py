@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOATING, check_choice, check_device, check_dtype, check_shape
+from assay.kernels.triton.arguments import FLOAT32, FLOATING, check, check_choice
+from assay.kernels.triton.online_softmax import finite_shift, online_softmax
 from assay.kernels.triton.tiles import size_class
 
 _LOG2_E = tl.constexpr(math.log2(math.e))  # scores are multiplied by it, so that an exponential is one exp2
@@ -62,13 +63,13 @@ def _visible(key, lowest, highest):
 
 @triton.jit
 def _attend(state, inputs, span, limits, scales, bias, BLOCK_N: tl.constexpr, CUT: tl.constexpr, D_CUT, DV_CUT):
-    """Add blocks of keys to the state of a tile: running maximum, sums of weights and of weighted values, strangeness.
+    """Add blocks of keys to the state of a tile: running maximum, acc of weights and of weighted values, nonfinite.
 
     ``span``: the first key, the number of blocks, and after how many of them how many keys are left out. CUT: the mask
     or the end of the keys cuts through them; as a dot makes NaN of 0 * infinity, only finite values are added, and
-    ``strange`` becomes NaN where there are others.
+    ``nonfinite`` becomes NaN where there are others.
     """
-    peak, total, sums, strange = state
+    m_i, l_i, acc, nonfinite = state
     q, k_ptrs, v_ptrs, stride_ks, stride_vs, in_d, in_dv = inputs
     first, blocks, before_gap, gap = span
     Sk, lowest, highest = limits
@@ -91,25 +92,19 @@ def _attend(state, inputs, span, limits, scales, bias, BLOCK_N: tl.constexpr, CU
         if CUT:
             s = tl.where(_visible(key, lowest, highest), s, -float("inf"))
 
-        higher = tl.maximum(peak, tl.max(s, axis=1))
-        origin = tl.where(higher == -float("inf"), 0.0, higher)  # nothing yet: exp2(-inf - 0) is zero, not NaN
-        p = tl.exp2(s - origin[:, None])
-        rescale = tl.exp2(peak - origin)
-        total = total * rescale + tl.sum(p, axis=1)
-        sums = sums * rescale[:, None]
-        peak = higher
-
+        m_i, l_i, p, rescale = online_softmax(m_i, l_i, s)
+        acc = acc * rescale[:, None]
         v = _load_rows(v_ptrs + far * stride_vs, key < Sk, in_dv, CUT, DV_CUT)
         if CUT:
             wide = v.to(tl.float32)
-            strange += tl.sum(wide * 0.0)
+            nonfinite += tl.sum(wide * 0.0)
             v = tl.where(tl.abs(wide) < float("inf"), v, 0.0)
-        sums = tl.dot(p.to(v.dtype), v, sums, input_precision="ieee")
-    return peak, total, sums, strange
+        acc = tl.dot(p.to(v.dtype), v, acc, input_precision="ieee")
+    return m_i, l_i, acc, nonfinite
 
 
 @triton.jit
-def _add_infinities(sums, inputs, span, limits, BLOCK_N: tl.constexpr, DV_CUT: tl.constexpr):
+def _add_infinities(acc, inputs, span, limits, BLOCK_N: tl.constexpr, DV_CUT: tl.constexpr):
     """Infinities and NaN among the values of blocks that the mask cuts through, for the rows that see them."""
     _, _, v_ptrs, _, stride_vs, _, in_dv = inputs
     first, blocks, before_gap, gap = span
@@ -120,12 +115,12 @@ def _add_infinities(sums, inputs, span, limits, BLOCK_N: tl.constexpr, DV_CUT: t
         v = _load_rows(v_ptrs + start.to(tl.int64) * stride_vs, key < Sk, in_dv, True, DV_CUT)
         wide = v.to(tl.float32)
         nan = wide != wide
-        seen = tl.broadcast_to(_visible(key, lowest, highest), [sums.shape[0], BLOCK_N]).to(tl.bfloat16)
+        seen = tl.broadcast_to(_visible(key, lowest, highest), [acc.shape[0], BLOCK_N]).to(tl.bfloat16)
         up = tl.dot(seen, ((wide == float("inf")) | nan).to(tl.bfloat16))
-        sums = tl.where(up > 0, sums + float("inf"), sums)
+        acc = tl.where(up > 0, acc + float("inf"), acc)
         down = tl.dot(seen, ((wide == -float("inf")) | nan).to(tl.bfloat16))
-        sums = tl.where(down > 0, sums - float("inf"), sums)
-    return sums
+        acc = tl.where(down > 0, acc - float("inf"), acc)
+    return acc
 
 
 def _fitting(configs, arguments, **_):
@@ -218,12 +213,12 @@ def _attention_kernel(
         slope = tl.load(slopes_ptr + head * stride_slope, mask=inside, other=0.0)[:, None]
         aligned = place + (Sk - Sq)
     if sinks_ptr is None:
-        peak = tl.full([BLOCK_M], -float("inf"), tl.float32)
-        total = tl.zeros([BLOCK_M], tl.float32)
+        m_i = tl.full([BLOCK_M], -float("inf"), tl.float32)
+        l_i = tl.zeros([BLOCK_M], tl.float32)
     else:  # a sink is a key without a value
-        peak = tl.load(sinks_ptr + head * stride_sink, mask=inside, other=0.0) * _LOG2_E
-        total = tl.exp2(peak - tl.where(peak == -float("inf"), 0.0, peak))
-    state = peak, total, tl.zeros([BLOCK_M, BLOCK_DV], tl.float32), 0.0
+        m_i = tl.load(sinks_ptr + head * stride_sink, mask=inside, other=0.0) * _LOG2_E
+        l_i = tl.exp2(m_i - finite_shift(m_i))
+    state = m_i, l_i, tl.zeros([BLOCK_M, BLOCK_DV], tl.float32), 0.0
 
     inputs = q, k_ptrs, v_ptrs, k_strides[2], v_strides[2], in_d, in_dv
     limits = Sk, lowest, highest
@@ -233,15 +228,15 @@ def _attention_kernel(
     uncut = whole_begin * BLOCK_N, whole, 0, 0
     state = _attend(state, inputs, cut, limits, scales, bias, BLOCK_N, True, BLOCK_D != D, BLOCK_DV != DV)
     state = _attend(state, inputs, uncut, limits, scales, bias, BLOCK_N, False, BLOCK_D != D, BLOCK_DV != DV)
-    peak, total, sums, strange = state
-    if strange != 0.0:
-        sums = _add_infinities(sums, inputs, cut, limits, BLOCK_N, BLOCK_DV != DV)
+    m_i, l_i, acc, nonfinite = state
+    if nonfinite != 0.0:
+        acc = _add_infinities(acc, inputs, cut, limits, BLOCK_N, BLOCK_DV != DV)
 
-    sums = sums / tl.where(total == 0.0, 1.0, total)[:, None]  # a row that sees nothing is zero
-    lse = peak * _LN_2 + tl.log(total)
+    acc = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]  # a row that sees nothing is zero
+    lse = m_i * _LN_2 + tl.log(l_i)
     out_row = (batch * GROUPS * GROUP + head) * Sq + query
     out_ptrs = out_ptr + out_row[:, None] * DV + dv
-    tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=inside[:, None] & in_dv)
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=inside[:, None] & in_dv)
     tl.store(lse_ptr + out_row, lse, mask=inside)
 
 
@@ -301,7 +296,7 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(q k^T scale) v of q[B,H,Sq,D], k[B,Hkv,Sk,D], v[B,Hkv,Sk,Dv]; H a multiple of Hkv, D and Dv up to 256.
 
-    All three are float32, bfloat16 or float16; scores, exponentials and sums are float32, and the weights are rounded
+    All three are float32, bfloat16 or float16; scores, exponentials and acc are float32, and the weights are rounded
     to the inputs' dtype before they meet v.
 
     causal: "none", or query i sees the keys up to i + o, with o = Sk - Sq ("bottom_right") or 0 ("top_left").
@@ -332,19 +327,11 @@ def attention(
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, sinks: Tensor | None) -> None:
-    check_dtype("q", q, FLOATING)
-    check_dtype("k", k, (q.dtype,))
-    check_dtype("v", v, (q.dtype,))
-    check_shape("q", q, ("B", "H", "Sq", "D"))
-    check_shape("k", k, (q.shape[0], "Hkv", "Sk", q.shape[3]))
-    check_shape("v", v, (q.shape[0], k.shape[1], k.shape[2], "Dv"))
+    given = {"slopes": slopes, "sinks": sinks}
+    vectors = {name: (vector, FLOAT32, "H") for name, vector in given.items() if vector is not None}
+    check(q=(q, FLOATING, "B H Sq D"), k=(k, ("q",), "B Hkv Sk D"), v=(v, ("q",), "B Hkv Sk Dv"), **vectors)
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(f"k: expected a number of heads that divides q's {q.shape[1]}, got {k.shape[1]}")
     for name, heads in (("q", q), ("v", v)):
         if heads.shape[3] > _WIDEST:
             raise ValueError(f"{name}: expected heads of at most {_WIDEST}, got {heads.shape[3]}")
-    for name, vector in (("slopes", slopes), ("sinks", sinks)):
-        if vector is not None:
-            check_dtype(name, vector, (torch.float32,))
-            check_shape(name, vector, (q.shape[1],))
-    check_device(q=q, k=k, v=v, slopes=slopes, sinks=sinks)

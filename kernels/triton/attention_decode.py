@@ -18,7 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOATING, FP8, check_device, check_dtype, check_shape
+from assay.kernels.triton.arguments import FLOATING, FP8, INT32, check
+from assay.kernels.triton.online_softmax import finite_shift, online_softmax
 
 _LOG2_E = math.log2(math.e)
 _WIDEST = 256
@@ -94,9 +95,9 @@ def _decode_kernel(
     first = split * share
     last = tl.minimum(first + share, length)
 
-    peak = tl.full([BLOCK_M], -float("inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    m_i = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    l_i = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for start in range(first, last, BLOCK_N):
         position = start + tl.arange(0, BLOCK_N)
         used = position < last  # behind the last token entries of the table and slots of the cache hold anything
@@ -108,21 +109,15 @@ def _decode_kernel(
         s = tl.dot(q, tl.trans(k), input_precision="ieee") * score_scale
         s = tl.where(used[None, :], s, -float("inf"))
 
-        higher = tl.maximum(peak, tl.max(s, axis=1))
-        origin = tl.where(higher == -float("inf"), 0.0, higher)  # all -inf: exp2(-inf - 0) is zero, not NaN
-        p = tl.exp2(s - origin[:, None])
-        rescale = tl.exp2(peak - origin)
-        total = total * rescale + tl.sum(p, axis=1)
-        peak = higher
-
+        m_i, l_i, p, rescale = online_softmax(m_i, l_i, s)
         v = tl.load(v_ptrs + page * v_strides[0] + slot * v_strides[1], mask=kept, other=0.0).to(q.dtype)
-        sums = tl.dot(p.to(q.dtype), v, sums * rescale[:, None], input_precision="ieee")
+        acc = tl.dot(p.to(q.dtype), v, acc * rescale[:, None], input_precision="ieee")
 
-    sums = sums / tl.where(total == 0.0, 1.0, total)[:, None] * out_scale  # nothing to attend to: zero
+    acc = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None] * out_scale  # nothing to attend to: zero
     row = (batch * GROUPS * GROUP + head) * SPLITS + split
-    tl.store(out_ptr + row[:, None] * D + d, sums.to(out_ptr.dtype.element_ty), mask=inside[:, None] & in_d)
+    tl.store(out_ptr + row[:, None] * D + d, acc.to(out_ptr.dtype.element_ty), mask=inside[:, None] & in_d)
     if lse_ptr is not None:
-        tl.store(lse_ptr + row, peak + tl.log2(total), mask=inside)
+        tl.store(lse_ptr + row, m_i + tl.log2(l_i), mask=inside)
 
 
 @triton.jit(do_not_specialize=["ROWS", "SPLITS"])
@@ -137,20 +132,20 @@ def _merge_kernel(
     lse_ptrs = lse_ptr + row * SPLITS
     part_ptrs = parts_ptr + row[:, None] * SPLITS * D + d
 
-    peak = tl.full([BLOCK_R], -float("inf"), tl.float32)
+    m_i = tl.full([BLOCK_R], -float("inf"), tl.float32)
     for split in range(SPLITS):
-        peak = tl.maximum(peak, tl.load(lse_ptrs + split, mask=inside, other=-float("inf")))
-    origin = tl.where(peak == -float("inf"), 0.0, peak)  # all parts empty: -inf - (-inf) would be NaN
+        m_i = tl.maximum(m_i, tl.load(lse_ptrs + split, mask=inside, other=-float("inf")))
+    shift = finite_shift(m_i)
 
-    total = tl.zeros([BLOCK_R], tl.float32)
-    sums = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
+    l_i = tl.zeros([BLOCK_R], tl.float32)
+    acc = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
     for split in range(SPLITS):
-        weight = tl.exp2(tl.load(lse_ptrs + split, mask=inside, other=-float("inf")) - origin)
-        total += weight
-        sums += weight[:, None] * tl.load(part_ptrs + split * D, mask=kept, other=0.0)
+        weight = tl.exp2(tl.load(lse_ptrs + split, mask=inside, other=-float("inf")) - shift)
+        l_i += weight
+        acc += weight[:, None] * tl.load(part_ptrs + split * D, mask=kept, other=0.0)
 
-    sums = sums / tl.where(total == 0.0, 1.0, total)[:, None] * out_scale
-    tl.store(out_ptr + row[:, None] * D + d, sums.to(out_ptr.dtype.element_ty), mask=kept)
+    acc = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None] * out_scale
+    tl.store(out_ptr + row[:, None] * D + d, acc.to(out_ptr.dtype.element_ty), mask=kept)
 
 
 def _splits(programs: int, keys: int) -> int:
@@ -171,7 +166,7 @@ def _attention_decode(
     v_scale: float,
 ) -> Tensor:
     (batch, heads, width), (_, page, groups, _) = q.shape, k_cache.shape
-    out = torch.empty((batch, heads, width), dtype=q.dtype, device=q.device)
+    out = q.new_empty(q.shape)
     if out.numel() == 0:
         return out
     group, keys = heads // groups, block_table.shape[1] * page
@@ -205,9 +200,7 @@ def _attention_decode(
     return out
 
 
-@_attention_decode.register_fake
-def _(q: Tensor, *others: object) -> Tensor:
-    return torch.empty(q.shape, dtype=q.dtype, device=q.device)
+_attention_decode.register_fake(lambda q, *others: q.new_empty(q.shape))
 
 
 def attention_decode(
@@ -232,20 +225,16 @@ def attention_decode(
     for another dtype, shape or device. Lengths and page numbers lie on the device and aren't checked, but that no
     sequence is read beyond the end of its row of the table.
     """
-    check_dtype("q", q, FLOATING)
-    check_dtype("k_cache", k_cache, (q.dtype, *FP8))
-    check_dtype("v_cache", v_cache, (k_cache.dtype,))
-    check_dtype("block_table", block_table, (torch.int32,))
-    check_dtype("seq_lens", seq_lens, (torch.int32,))
-    check_shape("q", q, ("B", "H", "D"))
-    check_shape("k_cache", k_cache, ("P", "page", "Hkv", q.shape[2]))
-    check_shape("v_cache", v_cache, k_cache.shape)
-    check_shape("block_table", block_table, (q.shape[0], "max_pages"))
-    check_shape("seq_lens", seq_lens, (q.shape[0],))
+    check(
+        q=(q, FLOATING, "B H D"),
+        k_cache=(k_cache, ("q", *FP8), "P page Hkv D"),
+        v_cache=(v_cache, ("k_cache",), "P page Hkv D"),
+        block_table=(block_table, INT32, "B max_pages"),
+        seq_lens=(seq_lens, INT32, "B"),
+    )
     if k_cache.shape[2] == 0 or q.shape[1] % k_cache.shape[2]:
         raise ValueError(f"k_cache: expected a number of heads that divides q's {q.shape[1]}, got {k_cache.shape[2]}")
     if q.shape[2] > _WIDEST:
         raise ValueError(f"q: expected heads of at most {_WIDEST}, got {q.shape[2]}")
-    check_device(q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table, seq_lens=seq_lens)
     scale = 1.0 / math.sqrt(max(q.shape[2], 1)) if scale is None else scale
     return _attention_decode(q, k_cache, v_cache, block_table, seq_lens, scale, k_scale, v_scale)

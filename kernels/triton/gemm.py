@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOATING, check_device, check_dtype, check_shape
-from assay.kernels.triton.tiles import fitting_tiles, size_class, tile_configs, tile_grid, tile_of_program
+from assay.kernels.triton.arguments import FLOATING, check
+from assay.kernels.triton.tiles import fitting_tiles, size_class, tile_configs, tile_grid, tile_of_program, tile_range
 
 _CONFIGS = tile_configs(
     *((128, 256, 64, 8, 3), (128, 128, 64, 8, 3), (128, 64, 64, 4, 4), (64, 128, 64, 4, 3)),
@@ -26,39 +26,33 @@ def _gemm_kernel(
     N,
     K,
     M_CLASS,
-    stride_am,
-    stride_ak,
-    stride_bk,
-    stride_bn,
-    stride_cm,
-    stride_cn,
+    a_strides,
+    b_strides,
+    c_strides,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
     tile_m, tile_n = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP_M)
-    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows, columns, in_rows, in_columns = tile_range(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N)
     inner = tl.arange(0, BLOCK_K).to(tl.int64)
-    in_rows = rows[:, None] < M
-    in_columns = columns[None, :] < N
-    a_ptrs = a_ptr + rows[:, None] * stride_am + inner[None, :] * stride_ak
-    b_ptrs = b_ptr + inner[:, None] * stride_bk + columns[None, :] * stride_bn
-    step_a = tl.full([], BLOCK_K, tl.int64) * stride_ak
-    step_b = tl.full([], BLOCK_K, tl.int64) * stride_bk
+    a_ptrs = a_ptr + rows * a_strides[0] + inner[None, :] * a_strides[1]
+    b_ptrs = b_ptr + inner[:, None] * b_strides[0] + columns * b_strides[1]
+    step_a = tl.full([], BLOCK_K, tl.int64) * a_strides[1]
+    step_b = tl.full([], BLOCK_K, tl.int64) * b_strides[0]
 
-    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in range(0, K, BLOCK_K):
         left = inner < K - start
         a = tl.load(a_ptrs, mask=in_rows & left[None, :], other=0.0)
         b = tl.load(b_ptrs, mask=left[:, None] & in_columns, other=0.0)
-        sums = tl.dot(a, b, sums, input_precision="ieee")
+        acc = tl.dot(a, b, acc, input_precision="ieee")
         a_ptrs += step_a
         b_ptrs += step_b
 
-    c_ptrs = c_ptr + rows[:, None] * stride_cm + columns[None, :] * stride_cn
-    tl.store(c_ptrs, sums.to(c_ptr.dtype.element_ty), mask=in_rows & in_columns)
+    c_ptrs = c_ptr + rows * c_strides[0] + columns * c_strides[1]
+    tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=in_rows & in_columns)
 
 
 @torch.library.custom_op("assay::gemm", mutates_args=())
@@ -66,13 +60,11 @@ def _gemm(a: Tensor, b: Tensor) -> Tensor:
     (m, k), n = a.shape, b.shape[1]
     c = torch.empty((m, n), dtype=a.dtype, device=a.device)
     if c.numel():
-        _gemm_kernel[tile_grid(m, n)](a, b, c, m, n, k, size_class(m), *a.stride(), *b.stride(), *c.stride())
+        _gemm_kernel[tile_grid(m, n)](a, b, c, m, n, k, size_class(m), a.stride(), b.stride(), c.stride())
     return c
 
 
-@_gemm.register_fake
-def _(a: Tensor, b: Tensor) -> Tensor:
-    return a.new_empty((a.shape[0], b.shape[1]))
+_gemm.register_fake(lambda a, b: a.new_empty((a.shape[0], b.shape[1])))
 
 
 def gemm(a: Tensor, b: Tensor) -> Tensor:
@@ -80,9 +72,5 @@ def gemm(a: Tensor, b: Tensor) -> Tensor:
 
     Raises TypeError or ValueError, naming the argument, for another dtype, shape or device.
     """
-    check_dtype("a", a, FLOATING)
-    check_dtype("b", b, (a.dtype,))
-    check_shape("a", a, ("M", "K"))
-    check_shape("b", b, (a.shape[1], "N"))
-    check_device(a=a, b=b)
+    check(a=(a, FLOATING, "M K"), b=(b, ("a",), "K N"))
     return _gemm(a, b)

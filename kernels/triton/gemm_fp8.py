@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FP8, check_choice, check_device, check_dtype, check_shape
-from assay.kernels.triton.tiles import fitting_tiles, size_class, tile_configs, tile_grid, tile_of_program
+from assay.kernels.triton.arguments import FLOAT32, FP8, check, check_choice, check_shape
+from assay.kernels.triton.tiles import fitting_tiles, size_class, tile_configs, tile_grid, tile_of_program, tile_range
 
 _GRANULARITIES = ("tensor", "row", "block")
 _SCALED = tl.constexpr(128)  # elements along K, and columns of b, that share a scale by block
@@ -37,16 +37,11 @@ def _gemm_fp8_kernel(
     N,
     K,
     M_CLASS,
-    stride_am,
-    stride_ak,
-    stride_bk,
-    stride_bn,
-    stride_sam,
-    stride_sak,
-    stride_sbk,
-    stride_sbn,
-    stride_cm,
-    stride_cn,
+    a_strides,
+    b_strides,
+    scale_a_strides,
+    scale_b_strides,
+    c_strides,
     BY_BLOCK: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -55,18 +50,15 @@ def _gemm_fp8_kernel(
 ):
     tl.static_assert(_SCALED % BLOCK_K == 0 and _SCALED % BLOCK_N == 0)  # a tile has one scale of b
     tile_m, tile_n = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP_M)
-    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows, columns, in_rows, in_columns = tile_range(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N)
     inner = tl.arange(0, BLOCK_K).to(tl.int64)
-    in_rows = rows[:, None] < M
-    in_columns = columns[None, :] < N
-    a_ptrs = a_ptr + rows[:, None] * stride_am + inner[None, :] * stride_ak
-    b_ptrs = b_ptr + inner[:, None] * stride_bk + columns[None, :] * stride_bn
-    scale_a_ptrs = scale_a_ptr + rows[:, None] * stride_sam
-    step_a = tl.full([], BLOCK_K, tl.int64) * stride_ak
-    step_b = tl.full([], BLOCK_K, tl.int64) * stride_bk
+    a_ptrs = a_ptr + rows * a_strides[0] + inner[None, :] * a_strides[1]
+    b_ptrs = b_ptr + inner[:, None] * b_strides[0] + columns * b_strides[1]
+    scale_a_ptrs = scale_a_ptr + rows * scale_a_strides[0]
+    step_a = tl.full([], BLOCK_K, tl.int64) * a_strides[1]
+    step_b = tl.full([], BLOCK_K, tl.int64) * b_strides[0]
 
-    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in range(0, K, BLOCK_K):
         left = inner < K - start
         a = tl.load(a_ptrs, mask=in_rows & left[None, :], other=0.0)
@@ -74,20 +66,21 @@ def _gemm_fp8_kernel(
         partial = tl.dot(a, b)
         if BY_BLOCK:
             block = tl.cast(start, tl.int64) // _SCALED
-            scale_a = tl.load(scale_a_ptrs + block * stride_sak, mask=in_rows, other=0.0)
-            scale_b = tl.load(scale_b_ptr + block * stride_sbk + tile_n * BLOCK_N // _SCALED * stride_sbn)
-            sums += partial * (scale_a * scale_b)
+            scale_a = tl.load(scale_a_ptrs + block * scale_a_strides[1], mask=in_rows, other=0.0)
+            column = tile_n * BLOCK_N // _SCALED * scale_b_strides[1]
+            scale_b = tl.load(scale_b_ptr + block * scale_b_strides[0] + column)
+            acc += partial * (scale_a * scale_b)
         else:
-            sums += partial
+            acc += partial
         a_ptrs += step_a
         b_ptrs += step_b
 
     if not BY_BLOCK:
         scale_a = tl.load(scale_a_ptrs, mask=in_rows, other=0.0)
-        scale_b = tl.load(scale_b_ptr + columns[None, :] * stride_sbn, mask=in_columns, other=0.0)
-        sums = sums * scale_a * scale_b
-    c_ptrs = c_ptr + rows[:, None] * stride_cm + columns[None, :] * stride_cn
-    tl.store(c_ptrs, sums.to(c_ptr.dtype.element_ty), mask=in_rows & in_columns)
+        scale_b = tl.load(scale_b_ptr + columns * scale_b_strides[1], mask=in_columns, other=0.0)
+        acc = acc * scale_a * scale_b
+    c_ptrs = c_ptr + rows * c_strides[0] + columns * c_strides[1]
+    tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=in_rows & in_columns)
 
 
 @torch.library.custom_op("assay::gemm_fp8", mutates_args=())
@@ -98,28 +91,15 @@ def _gemm_fp8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, granularit
         if granularity == "tensor":  # the one scale, at every row and column
             scale_a, scale_b = scale_a.expand(m, 1), scale_b.expand(1, n)
         _gemm_fp8_kernel[tile_grid(m, n)](
-            a,
-            b,
-            scale_a,
-            scale_b,
-            c,
-            m,
-            n,
-            k,
-            size_class(m),
-            *a.stride(),
-            *b.stride(),
-            *scale_a.stride(),
-            *scale_b.stride(),
-            *c.stride(),
+            *(a, b, scale_a, scale_b, c),
+            *(m, n, k, size_class(m)),
+            *(tensor.stride() for tensor in (a, b, scale_a, scale_b, c)),
             BY_BLOCK=granularity == "block",
         )
     return c
 
 
-@_gemm_fp8.register_fake
-def _(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, granularity: str) -> Tensor:
-    return a.new_empty((a.shape[0], b.shape[1]), dtype=torch.bfloat16)
+_gemm_fp8.register_fake(lambda a, b, *rest: a.new_empty((a.shape[0], b.shape[1]), dtype=torch.bfloat16))
 
 
 def gemm_fp8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, granularity: str = "tensor") -> Tensor:
@@ -130,16 +110,10 @@ def gemm_fp8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, granular
     dtype, shape or device.
     """
     check_choice("granularity", granularity, _GRANULARITIES)
-    check_dtype("a", a, FP8)
-    check_dtype("b", b, FP8)
-    check_dtype("scale_a", scale_a, (torch.float32,))
-    check_dtype("scale_b", scale_b, (torch.float32,))
-    check_shape("a", a, ("M", "K"))
-    check_shape("b", b, (a.shape[1], "N"))
-    (m, k), n = a.shape, b.shape[1]
-    blocks_k, blocks_n = triton.cdiv(k, _SCALED.value), triton.cdiv(n, _SCALED.value)
-    shapes = {"tensor": ((), ()), "row": ((m, 1), (1, n)), "block": ((m, blocks_k), (blocks_k, blocks_n))}
-    check_shape("scale_a", scale_a, shapes[granularity][0])
-    check_shape("scale_b", scale_b, shapes[granularity][1])
-    check_device(a=a, b=b, scale_a=scale_a, scale_b=scale_b)
+    of_a, of_b = {"tensor": ("", ""), "row": ("M 1", "1 N"), "block": ("M K/128", "K/128 N/128")}[granularity]
+    check(a=(a, FP8, "M K"), b=(b, FP8, "K N"), scale_a=(scale_a, FLOAT32, of_a), scale_b=(scale_b, FLOAT32, of_b))
+    if granularity == "block":
+        blocks_k, blocks_n = (triton.cdiv(size, _SCALED.value) for size in b.shape)
+        check_shape("scale_a", scale_a, (a.shape[0], blocks_k))
+        check_shape("scale_b", scale_b, (blocks_k, blocks_n))
     return _gemm_fp8(a, b, scale_a, scale_b, granularity)

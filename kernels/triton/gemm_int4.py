@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOATING, check_choice, check_device, check_dtype, check_shape
-from assay.kernels.triton.tiles import fitting_tiles, size_class, tile_configs, tile_grid, tile_of_program
+from assay.kernels.triton.arguments import FLOATING, check, check_choice, check_shape
+from assay.kernels.triton.tiles import fitting_tiles, size_class, tile_configs, tile_grid, tile_of_program, tile_range
 
 _PLAIN, _AWQ, _GPTQ = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _PACKINGS = {"plain": _PLAIN, "awq": _AWQ, "gptq": _GPTQ}
@@ -49,16 +49,11 @@ def _gemm_int4_kernel(
     N,
     K,
     M_CLASS,
-    stride_xm,
-    stride_xk,
-    stride_qk,
-    stride_qn,
-    stride_sg,
-    stride_sn,
-    stride_zg,
-    stride_zn,
-    stride_ym,
-    stride_yn,
+    x_strides,
+    q_strides,
+    scales_strides,
+    zeros_strides,
+    y_strides,
     GROUP: tl.constexpr,
     PACKING: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -72,18 +67,15 @@ def _gemm_int4_kernel(
     EACH: tl.constexpr = 2 if PACKING == _PLAIN else 8
 
     tile_m, tile_n = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP_M)
-    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows, columns, in_rows, in_columns = tile_range(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N)
     words = tile_n * (BLOCK_N // 8) + tl.arange(0, BLOCK_N // 8)
     inner = tl.arange(0, BLOCK_K).to(tl.int64)
-    in_rows = rows[:, None] < M
-    in_columns = columns[None, :] < N
     in_words = words[None, :] * 8 < N
-    x_ptrs = x_ptr + rows[:, None] * stride_xm + inner[None, :] * stride_xk
-    step = tl.full([], BLOCK_K, tl.int64) * stride_xk
+    x_ptrs = x_ptr + rows * x_strides[0] + inner[None, :] * x_strides[1]
+    step = tl.full([], BLOCK_K, tl.int64) * x_strides[1]
     runs = tl.arange(0, RUNS).to(tl.int64) * RUN
 
-    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in range(0, K, BLOCK_K):
         left = K - start
         x = tl.load(x_ptrs, mask=in_rows & (inner < left)[None, :], other=0.0)
@@ -91,24 +83,24 @@ def _gemm_int4_kernel(
 
         if PACKING == _AWQ:
             k = start + inner[:, None]
-            packed = tl.load(q_ptr + k * stride_qk + words[None, :] * stride_qn, mask=(k < K) & in_words, other=0)
+            packed = tl.load(q_ptr + k * q_strides[0] + words[None, :] * q_strides[1], mask=(k < K) & in_words, other=0)
             q = _nibbles_of_columns(packed, True, BLOCK_K, BLOCK_N)
         else:
             k = start // EACH + tl.arange(0, BLOCK_K // EACH).to(tl.int64)[:, None]
             kept = (k * EACH < K) & in_columns
-            packed = tl.load(q_ptr + k * stride_qk + columns[None, :] * stride_qn, mask=kept, other=0)
+            packed = tl.load(q_ptr + k * q_strides[0] + columns * q_strides[1], mask=kept, other=0)
             q = _nibbles_of_rows(packed.to(tl.int32), EACH, BLOCK_K, BLOCK_N)
 
         group = ((start + runs) // GROUP)[:, None]
         known = (runs < left)[:, None]
         scale = tl.load(
-            scales_ptr + group * stride_sg + columns[None, :] * stride_sn, mask=known & in_columns, other=0.0
+            scales_ptr + group * scales_strides[0] + columns * scales_strides[1], mask=known & in_columns, other=0.0
         )
         if PACKING == _PLAIN:
-            zero_ptrs = zeros_ptr + group * stride_zg + columns[None, :] * stride_zn
+            zero_ptrs = zeros_ptr + group * zeros_strides[0] + columns * zeros_strides[1]
             zero = tl.load(zero_ptrs, mask=known & in_columns, other=0).to(tl.int32)
         else:
-            zero_ptrs = zeros_ptr + group * stride_zg + words[None, :] * stride_zn
+            zero_ptrs = zeros_ptr + group * zeros_strides[0] + words[None, :] * zeros_strides[1]
             packed_zero = tl.load(zero_ptrs, mask=known & in_words, other=0)
             zero = _nibbles_of_columns(packed_zero, PACKING == _AWQ, RUNS, BLOCK_N)
             if PACKING == _GPTQ:
@@ -116,10 +108,10 @@ def _gemm_int4_kernel(
 
         shifted = (tl.reshape(q, [RUNS, RUN, BLOCK_N]) - zero[:, None, :]).to(tl.float32)
         weights = tl.reshape(shifted * scale.to(tl.float32)[:, None, :], [BLOCK_K, BLOCK_N]).to(x.dtype)
-        sums = tl.dot(x, weights, sums, input_precision="ieee")
+        acc = tl.dot(x, weights, acc, input_precision="ieee")
 
-    y_ptrs = y_ptr + rows[:, None] * stride_ym + columns[None, :] * stride_yn
-    tl.store(y_ptrs, sums.to(y_ptr.dtype.element_ty), mask=in_rows & in_columns)
+    y_ptrs = y_ptr + rows * y_strides[0] + columns * y_strides[1]
+    tl.store(y_ptrs, acc.to(y_ptr.dtype.element_ty), mask=in_rows & in_columns)
 
 
 @torch.library.custom_op("assay::gemm_int4", mutates_args=())
@@ -128,29 +120,16 @@ def _gemm_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, packin
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     if y.numel():
         _gemm_int4_kernel[tile_grid(m, n)](
-            x,
-            qweight,
-            scales,
-            zeros,
-            y,
-            m,
-            n,
-            k,
-            size_class(m),
-            *x.stride(),
-            *qweight.stride(),
-            *scales.stride(),
-            *zeros.stride(),
-            *y.stride(),
+            *(x, qweight, scales, zeros, y),
+            *(m, n, k, size_class(m)),
+            *(tensor.stride() for tensor in (x, qweight, scales, zeros, y)),
             GROUP=max(k // max(groups, 1), 1),
             PACKING=_PACKINGS[packing].value,
         )
     return y
 
 
-@_gemm_int4.register_fake
-def _(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, packing: str) -> Tensor:
-    return x.new_empty((x.shape[0], scales.shape[1]))
+_gemm_int4.register_fake(lambda x, qweight, scales, *rest: x.new_empty((x.shape[0], scales.shape[1])))
 
 
 def gemm_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, *, packing: str = "plain") -> Tensor:
@@ -166,13 +145,13 @@ def gemm_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, *, pack
     another packing, dtype, shape or device, and if the rows of scales don't divide K.
     """
     check_choice("packing", packing, tuple(_PACKINGS))
-    words = torch.uint8 if packing == "plain" else torch.int32
-    check_dtype("x", x, FLOATING)
-    check_dtype("qweight", qweight, (words,))
-    check_dtype("scales", scales, (x.dtype,))
-    check_dtype("zeros", zeros, (words,))
-    check_shape("x", x, ("M", "K"))
-    check_shape("scales", scales, ("K/g", "N"))
+    words = (torch.uint8 if packing == "plain" else torch.int32,)
+    check(
+        x=(x, FLOATING, "M K"),
+        scales=(scales, ("x",), "K/g N"),
+        qweight=(qweight, words, "K/p N/q"),
+        zeros=(zeros, words, "K/g N/r"),
+    )
     k, (groups, n) = x.shape[1], scales.shape
     if k % groups if groups else k:
         raise ValueError(f"scales: expected a number of rows that divides K={k}, got {groups}")
@@ -183,5 +162,4 @@ def gemm_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, *, pack
         raise ValueError(f"scales: expected N to be a multiple of {per_zero}, as packing={packing!r} needs, got N={n}")
     check_shape("qweight", qweight, (k // per_k, n // per_n))
     check_shape("zeros", zeros, (groups, n // per_zero))
-    check_device(x=x, qweight=qweight, scales=scales, zeros=zeros)
     return _gemm_int4(x, qweight, scales, zeros, packing)

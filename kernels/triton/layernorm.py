@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOATING, check_device, check_dtype, check_shape
+from assay.kernels.triton.arguments import FLOATING, check
 from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
 
 
@@ -25,12 +25,10 @@ def _layernorm_kernel(
     y_ptr,
     R,
     N,
-    stride_xr,
-    stride_xn,
+    x_strides,
     stride_weight,
     stride_bias,
-    stride_yr,
-    stride_yn,
+    y_strides,
     eps,
     BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -38,8 +36,8 @@ def _layernorm_kernel(
 ):
     rows = (tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]
     block = tl.arange(0, BLOCK_N).to(tl.int64)[None, :]
-    x_rows = x_ptr + rows * stride_xr
-    y_rows = y_ptr + rows * stride_yr
+    x_rows = x_ptr + rows * x_strides[0]
+    y_rows = y_ptr + rows * y_strides[0]
 
     length = BLOCK_N if ONE_BLOCK else N  # loops of one turn, known to the compiler
     x = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
@@ -47,7 +45,7 @@ def _layernorm_kernel(
     for start in range(0, length, BLOCK_N):
         columns = start + block
         kept = (rows < R) & (columns < N)
-        x = tl.load(x_rows + columns * stride_xn, mask=kept, other=0.0).to(tl.float32)
+        x = tl.load(x_rows + columns * x_strides[1], mask=kept, other=0.0).to(tl.float32)
         total += x
     mean = (tl.sum(total, axis=1) / N)[:, None]
 
@@ -56,7 +54,7 @@ def _layernorm_kernel(
         columns = start + block
         if not ONE_BLOCK:
             kept = (rows < R) & (columns < N)
-            x = tl.load(x_rows + columns * stride_xn, mask=kept, other=0.0).to(tl.float32)
+            x = tl.load(x_rows + columns * x_strides[1], mask=kept, other=0.0).to(tl.float32)
         centred = tl.where(columns < N, x - mean, 0.0)
         squares += centred * centred
     root = tl.rsqrt(tl.sum(squares, axis=1) / N + eps)[:, None]
@@ -65,25 +63,23 @@ def _layernorm_kernel(
         columns = start + block
         kept = (rows < R) & (columns < N)
         if not ONE_BLOCK:
-            x = tl.load(x_rows + columns * stride_xn, mask=kept, other=0.0).to(tl.float32)
+            x = tl.load(x_rows + columns * x_strides[1], mask=kept, other=0.0).to(tl.float32)
         weight = tl.load(weight_ptr + columns * stride_weight, mask=columns < N, other=0.0).to(tl.float32)
         bias = tl.load(bias_ptr + columns * stride_bias, mask=columns < N, other=0.0).to(tl.float32)
         y = (x - mean) * root * weight + bias
-        tl.store(y_rows + columns * stride_yn, y.to(y_ptr.dtype.element_ty), mask=kept)
+        tl.store(y_rows + columns * y_strides[1], y.to(y_ptr.dtype.element_ty), mask=kept)
 
 
 @torch.library.custom_op("assay::layernorm", mutates_args=())
 def _layernorm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = x.new_empty(x.shape)
     if x.numel():
-        strides = (*x.stride(), *weight.stride(), *bias.stride(), *y.stride())
+        strides = (x.stride(), *weight.stride(), *bias.stride(), y.stride())
         _layernorm_kernel[grid](x, weight, bias, y, *x.shape, *strides, eps)
     return y
 
 
-@_layernorm.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+_layernorm.register_fake(lambda x, *rest: x.new_empty(x.shape))
 
 
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float = 1e-5) -> Tensor:
@@ -92,10 +88,5 @@ def layernorm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float = 1e-5) -> 
     The variance is the biased one. Each is float32, bfloat16 or float16, not necessarily the same; the result has x's
     dtype. Raises TypeError or ValueError, naming the argument, for another dtype, shape or device.
     """
-    for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
-        check_dtype(name, tensor, FLOATING)
-    check_shape("x", x, ("R", "N"))
-    check_shape("weight", weight, x.shape[1:])
-    check_shape("bias", bias, x.shape[1:])
-    check_device(x=x, weight=weight, bias=bias)
+    check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"), bias=(bias, FLOATING, "N"))
     return _layernorm(x, weight, bias, eps)

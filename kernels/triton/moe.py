@@ -15,8 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOATING, check_device, check_dtype, check_shape
+from assay.kernels.triton.arguments import FLOAT32, FLOATING, INT32, check, check_shape
 from assay.kernels.triton.moe_sort import at, sort_by_expert
+from assay.kernels.triton.swiglu import silu
 from assay.kernels.triton.tiles import size_class, tile_of_program
 
 _TILE = 4096  # elements of y that a program of the last kernel adds up
@@ -51,10 +52,12 @@ _PRUNE = {"early_config_prune": _compilable}
 
 
 @triton.jit
-def _silu(x):
-    small = tl.exp(-tl.abs(x))  # never overflows, and the denominator is between one and two
-    sigmoid = tl.where(x < 0, small, 1.0) / (1.0 + small)
-    return tl.where(x == -float("inf"), 0.0, x * sigmoid)
+def _tile(blocks_ptr, BLOCKS, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
+    """This program's expert (E or more of a block without rows), sorted rows, the row past the last, and columns."""
+    tile_m, tile_n = tile_of_program(BLOCKS * BLOCK_M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    block_ptr = blocks_ptr + tile_m * 3
+    rows = tl.load(block_ptr + 1) + tl.arange(0, BLOCK_M)
+    return tl.load(block_ptr), rows, tl.load(block_ptr + 2), tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
 
 
 @triton.autotune(configs=_CONFIGS, key=_KEY, prune_configs_by=_PRUNE)
@@ -71,33 +74,25 @@ def _gate_up_kernel(
     F,
     CHOICES,
     P_CLASS,
-    stride_xt,
-    stride_xd,
-    stride_we,
-    stride_wn,
-    stride_wd,
+    x_strides,
+    w_strides,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
     """hidden[row] = silu(gate x) * (up x), a row for each sorted pair."""
-    tile_m, tile_n = tile_of_program(BLOCKS * BLOCK_M, F, BLOCK_M, BLOCK_N, GROUP_M)
-    first = tl.load(blocks_ptr + tile_m * 3 + 1)
-    end = tl.load(blocks_ptr + tile_m * 3 + 2)
-    if first >= end:
+    expert, rows, end, columns = _tile(blocks_ptr, BLOCKS, F, BLOCK_M, BLOCK_N, GROUP_M)
+    if expert >= E:
         return
-    expert = tl.load(blocks_ptr + tile_m * 3)
-    rows = first + tl.arange(0, BLOCK_M)
-    columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K).to(tl.int64)
     in_rows = rows[:, None] < end
     in_columns = columns[None, :] < F
     tokens = tl.load(order_ptr + rows, mask=rows < end, other=0) // CHOICES
-    x_ptrs = x_ptr + tokens[:, None] * stride_xt + inner[None, :] * stride_xd
-    w_ptrs = w_ptr + expert * stride_we + inner[:, None] * stride_wd
-    gate_ptrs = w_ptrs + columns[None, :] * stride_wn
-    up_ptrs = w_ptrs + (columns[None, :] + F) * stride_wn
+    x_ptrs = x_ptr + tokens[:, None] * x_strides[0] + inner[None, :] * x_strides[1]
+    w_ptrs = w_ptr + expert * w_strides[0] + inner[:, None] * w_strides[2]
+    gate_ptrs = w_ptrs + columns[None, :] * w_strides[1]
+    up_ptrs = w_ptrs + (columns[None, :] + F) * w_strides[1]
     step = tl.full([], BLOCK_K, tl.int64)
 
     gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -108,11 +103,11 @@ def _gate_up_kernel(
         x = tl.load(x_ptrs, mask=in_rows & left[None, :], other=0.0)
         gate = tl.dot(x, tl.load(gate_ptrs, mask=in_weights, other=0.0), gate, input_precision="ieee")
         up = tl.dot(x, tl.load(up_ptrs, mask=in_weights, other=0.0), up, input_precision="ieee")
-        x_ptrs += step * stride_xd
-        gate_ptrs += step * stride_wd
-        up_ptrs += step * stride_wd
+        x_ptrs += step * x_strides[1]
+        gate_ptrs += step * w_strides[2]
+        up_ptrs += step * w_strides[2]
 
-    hidden = (_silu(gate) * up).to(hidden_ptr.dtype.element_ty)
+    hidden = (silu(gate) * up).to(hidden_ptr.dtype.element_ty)
     tl.store(hidden_ptr + rows[:, None] * F + columns[None, :], hidden, mask=in_rows & in_columns)
 
 
@@ -131,44 +126,36 @@ def _down_kernel(
     F,
     CHOICES,
     P_CLASS,
-    stride_we,
-    stride_wd,
-    stride_wf,
-    stride_wt,
-    stride_wk,
+    w_strides,
+    weights_strides,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
     """shares[pair] = weight * (down hidden[row]), float32, of the row's pair."""
-    tile_m, tile_n = tile_of_program(BLOCKS * BLOCK_M, D, BLOCK_M, BLOCK_N, GROUP_M)
-    first = tl.load(blocks_ptr + tile_m * 3 + 1)
-    end = tl.load(blocks_ptr + tile_m * 3 + 2)
-    if first >= end:
+    expert, rows, end, columns = _tile(blocks_ptr, BLOCKS, D, BLOCK_M, BLOCK_N, GROUP_M)
+    if expert >= E:
         return
-    expert = tl.load(blocks_ptr + tile_m * 3)
-    rows = first + tl.arange(0, BLOCK_M)
-    columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K).to(tl.int64)
     in_rows = rows[:, None] < end
     in_columns = columns[None, :] < D
     hidden_ptrs = hidden_ptr + rows[:, None] * F + inner[None, :]
-    w_ptrs = w_ptr + expert * stride_we + inner[:, None] * stride_wf + columns[None, :] * stride_wd
+    w_ptrs = w_ptr + expert * w_strides[0] + inner[:, None] * w_strides[2] + columns[None, :] * w_strides[1]
     step = tl.full([], BLOCK_K, tl.int64)
 
-    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in range(0, F, BLOCK_K):
         left = inner < F - start
         hidden = tl.load(hidden_ptrs, mask=in_rows & left[None, :], other=0.0)
         w = tl.load(w_ptrs, mask=left[:, None] & in_columns, other=0.0)
-        sums = tl.dot(hidden, w, sums, input_precision="ieee")
+        acc = tl.dot(hidden, w, acc, input_precision="ieee")
         hidden_ptrs += BLOCK_K
-        w_ptrs += step * stride_wf
+        w_ptrs += step * w_strides[2]
 
     pairs = tl.load(order_ptr + rows, mask=rows < end, other=0)
-    weights = tl.load(at(weights_ptr, pairs, CHOICES, stride_wt, stride_wk), mask=rows < end, other=0.0)
-    tl.store(shares_ptr + pairs[:, None] * D + columns[None, :], sums * weights[:, None], mask=in_rows & in_columns)
+    weights = tl.load(at(weights_ptr, pairs, CHOICES, weights_strides), mask=rows < end, other=0.0)
+    tl.store(shares_ptr + pairs[:, None] * D + columns[None, :], acc * weights[:, None], mask=in_rows & in_columns)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -180,8 +167,7 @@ def _sum_kernel(
     E,
     D,
     CHOICES,
-    stride_it,
-    stride_ik,
+    ids_strides,
     BLOCK_T: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
@@ -191,16 +177,16 @@ def _sum_kernel(
     tokens = program // across * BLOCK_T + tl.arange(0, BLOCK_T)
     columns = program % across * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = (tokens[:, None] < T) & (columns[None, :] < D)
-    ids_ptrs = ids_ptr + tokens * stride_it
+    ids_ptrs = ids_ptr + tokens * ids_strides[0]
     shares_ptrs = shares_ptr + tokens[:, None] * CHOICES * D + columns[None, :]
-    sums = tl.zeros([BLOCK_T, BLOCK_D], tl.float32)
+    acc = tl.zeros([BLOCK_T, BLOCK_D], tl.float32)
     for _ in range(CHOICES):
         ids = tl.load(ids_ptrs, mask=tokens < T, other=-1)
         written = ((ids >= 0) & (ids < E))[:, None]
-        sums += tl.load(shares_ptrs, mask=inside & written, other=0.0)
-        ids_ptrs += stride_ik
+        acc += tl.load(shares_ptrs, mask=inside & written, other=0.0)
+        ids_ptrs += ids_strides[1]
         shares_ptrs += D
-    tl.store(y_ptr + tokens[:, None] * D + columns[None, :], sums.to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(y_ptr + tokens[:, None] * D + columns[None, :], acc.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @torch.library.custom_op("assay::moe", mutates_args=())
@@ -218,15 +204,15 @@ def _moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Ten
         sizes = (most, experts, d, f, choices, size_class(pairs))
         if f:
             _gate_up_kernel[_grid(most, f)](
-                x, w_gate_up, order, blocks, hidden, *sizes, *x.stride(), *w_gate_up.stride(), BLOCK_M=block_m
+                x, w_gate_up, order, blocks, hidden, *sizes, x.stride(), w_gate_up.stride(), BLOCK_M=block_m
             )
         _down_kernel[_grid(most, d)](
-            hidden, w_down, weights, order, blocks, shares, *sizes, *w_down.stride(), *weights.stride(), BLOCK_M=block_m
+            hidden, w_down, weights, order, blocks, shares, *sizes, w_down.stride(), weights.stride(), BLOCK_M=block_m
         )
     block_d = min(triton.next_power_of_2(d), _TILE // 4)
     block_t = _TILE // block_d
     _sum_kernel[(triton.cdiv(tokens, block_t) * triton.cdiv(d, block_d),)](
-        shares, ids, y, tokens, experts, d, choices, *ids.stride(), BLOCK_T=block_t, BLOCK_D=block_d
+        shares, ids, y, tokens, experts, d, choices, ids.stride(), BLOCK_T=block_t, BLOCK_D=block_d
     )
     return y
 
@@ -235,9 +221,7 @@ def _grid(blocks: int, columns: int):
     return lambda meta: (blocks * triton.cdiv(columns, meta["BLOCK_N"]),)
 
 
-@_moe.register_fake
-def _(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
+_moe.register_fake(lambda x, *rest: x.new_empty(x.shape))
 
 
 def moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
@@ -248,16 +232,12 @@ def moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tens
     comes twice counts twice; an id outside of 0 .. E-1 adds nothing. Raises TypeError or ValueError, naming the
     argument, for another dtype, shape or device.
     """
-    check_dtype("x", x, FLOATING)
-    check_dtype("w_gate_up", w_gate_up, (x.dtype,))
-    check_dtype("w_down", w_down, (x.dtype,))
-    check_dtype("weights", weights, (torch.float32,))
-    check_dtype("ids", ids, (torch.int32,))
-    check_shape("x", x, ("T", "D"))
-    check_shape("w_down", w_down, ("E", x.shape[1], "F"))
-    experts, d, f = w_down.shape
-    check_shape("w_gate_up", w_gate_up, (experts, 2 * f, d))
-    check_shape("ids", ids, (x.shape[0], "k"))
-    check_shape("weights", weights, ids.shape)
-    check_device(x=x, w_gate_up=w_gate_up, w_down=w_down, weights=weights, ids=ids)
+    check(
+        x=(x, FLOATING, "T D"),
+        w_down=(w_down, ("x",), "E D F"),
+        w_gate_up=(w_gate_up, ("x",), "E 2F D"),
+        ids=(ids, INT32, "T k"),
+        weights=(weights, FLOAT32, "T k"),
+    )
+    check_shape("w_gate_up", w_gate_up, ("E", 2 * w_down.shape[2], "D"))
     return _moe(x, w_gate_up, w_down, weights, ids)

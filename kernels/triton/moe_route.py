@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOATING, check_choice, check_dtype, check_shape
+from assay.kernels.triton.arguments import FLOATING, check, check_choice
 
 _SCORINGS = ("softmax", "sigmoid")
 _TAKEN = tl.constexpr(-(2**63))  # below the key of -inf
@@ -66,8 +66,7 @@ def _moe_route_kernel(
     ids_ptr,
     T,
     E,
-    stride_t,
-    stride_e,
+    logits_strides,
     TOP_K: tl.constexpr,
     SIGMOID: tl.constexpr,
     RENORMALIZE: tl.constexpr,
@@ -80,7 +79,7 @@ def _moe_route_kernel(
     experts = tl.arange(0, BLOCK_E)
     places = tl.arange(0, BLOCK_K)
     in_rows, in_columns = tokens[:, None] < T, experts[None, :] < E
-    logits_ptrs = logits_ptr + tokens[:, None] * stride_t + experts[None, :].to(tl.int64) * stride_e
+    logits_ptrs = logits_ptr + tokens[:, None] * logits_strides[0] + experts[None, :].to(tl.int64) * logits_strides[1]
     logits = tl.load(logits_ptrs, mask=in_rows & in_columns, other=-float("inf")).to(tl.float32)
 
     keys = _sortable(logits, experts[None, :])  # padding is behind every expert, as -inf of a higher index
@@ -111,19 +110,19 @@ def _moe_route_kernel(
     tl.store(ids_ptr + to, _expert(winners), mask=in_rows & chosen)
 
 
+def _results(logits: Tensor, top_k: int, *options: object) -> tuple[Tensor, Tensor]:
+    shape = (logits.shape[0], top_k)
+    return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int32)
+
+
 @torch.library.custom_op("assay::moe_route", mutates_args=())
 def _moe_route(logits: Tensor, top_k: int, renormalize: bool, sigmoid: bool) -> tuple[Tensor, Tensor]:
     tokens, experts = logits.shape
-    weights = torch.empty((tokens, top_k), dtype=torch.float32, device=logits.device)
-    ids = torch.empty((tokens, top_k), dtype=torch.int32, device=logits.device)
+    weights, ids = _results(logits, top_k)
     if tokens:
         _moe_route_kernel[lambda meta: (triton.cdiv(tokens, meta["BLOCK_T"]),)](
-            logits,
-            weights,
-            ids,
-            tokens,
-            experts,
-            *logits.stride(),
+            *(logits, weights, ids),
+            *(tokens, experts, logits.stride()),
             TOP_K=top_k,
             SIGMOID=sigmoid,
             RENORMALIZE=renormalize,
@@ -132,10 +131,7 @@ def _moe_route(logits: Tensor, top_k: int, renormalize: bool, sigmoid: bool) -> 
     return weights, ids
 
 
-@_moe_route.register_fake
-def _(logits: Tensor, top_k: int, renormalize: bool, sigmoid: bool) -> tuple[Tensor, Tensor]:
-    shape = (logits.shape[0], top_k)
-    return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int32)
+_moe_route.register_fake(_results)
 
 
 def moe_route(
@@ -147,8 +143,7 @@ def moe_route(
     the chosen experts by their sum. Of equal logits the lower index comes first; NaN comes before all numbers. Raises
     TypeError or ValueError, naming the argument, for another dtype, shape or scoring, or unless 1 <= top_k <= E.
     """
-    check_dtype("logits", logits, FLOATING)
-    check_shape("logits", logits, ("T", "E"))
+    check(logits=(logits, FLOATING, "T E"))
     check_choice("scoring", scoring, _SCORINGS)
     if type(top_k) is not int or not 1 <= top_k <= logits.shape[1]:
         raise ValueError(f"top_k: expected a whole number from 1 to the {logits.shape[1]} experts, got {top_k!r}")

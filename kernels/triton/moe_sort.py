@@ -27,7 +27,7 @@ def sort_by_expert(ids: Tensor, experts: int) -> tuple[Tensor, Tensor, int]:
     block_p = min(triton.next_power_of_2(pairs), _LONGEST_BLOCK)
     block_e = _TILE // block_p
     _sort_kernel[(triton.cdiv(experts, block_e),)](
-        ids, order, ends, pairs, experts, choices, *ids.stride(), BLOCK_E=block_e, BLOCK_P=block_p
+        ids, order, ends, pairs, experts, choices, ids.stride(), BLOCK_E=block_e, BLOCK_P=block_p
     )
     height = _height(pairs // experts)
     most = (pairs + min(pairs, experts) * (height - 1)) // height  # the last block of each expert may hold one row
@@ -53,8 +53,7 @@ def _sort_kernel(
     P,
     E,
     CHOICES,
-    stride_it,
-    stride_ik,
+    ids_strides,
     BLOCK_E: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
@@ -67,12 +66,12 @@ def _sort_kernel(
     below = tl.zeros([BLOCK_E], tl.int32)
     for first in range(0, P, BLOCK_P):
         pairs = first + offsets
-        ids = tl.load(at(ids_ptr, pairs, CHOICES, stride_it, stride_ik), mask=pairs < P, other=-1)[None, :]
+        ids = tl.load(at(ids_ptr, pairs, CHOICES, ids_strides), mask=pairs < P, other=-1)[None, :]
         below += tl.sum(((ids >= 0) & (ids < experts[:, None])).to(tl.int32), axis=1)
     ends = below.to(tl.int64)
     for first in range(0, P, BLOCK_P):
         pairs = first + offsets
-        ids = tl.load(at(ids_ptr, pairs, CHOICES, stride_it, stride_ik), mask=pairs < P, other=-1)[None, :]
+        ids = tl.load(at(ids_ptr, pairs, CHOICES, ids_strides), mask=pairs < P, other=-1)[None, :]
         own = (ids == experts[:, None]) & (experts[:, None] < E)
         places = ends[:, None] + tl.cumsum(own.to(tl.int32), axis=1) - 1
         tl.store(order_ptr + places, tl.broadcast_to(pairs[None, :], own.shape), mask=own)
@@ -112,6 +111,6 @@ def _blocks_kernel(
 
 
 @triton.jit
-def at(pointer, pairs, CHOICES, stride_t, stride_k):
+def at(pointer, pairs, CHOICES, strides):
     """Where [token, choice] of each pair lies."""
-    return pointer + pairs // CHOICES * stride_t + pairs % CHOICES * stride_k
+    return pointer + pairs // CHOICES * strides[0] + pairs % CHOICES * strides[1]

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOATING, check_device, check_dtype, check_shape
+from assay.kernels.triton.arguments import FLOATING, check
 from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
 
 
@@ -33,13 +33,10 @@ def _rmsnorm_kernel(
     total_ptr,
     R,
     N,
-    stride_xr,
-    stride_xn,
-    stride_residual_r,
-    stride_residual_n,
+    x_strides,
+    residual_strides,
     stride_weight,
-    stride_yr,
-    stride_yn,
+    y_strides,
     eps,
     offset,
     ADD: tl.constexpr,  # without it, residual and total are not touched
@@ -49,10 +46,10 @@ def _rmsnorm_kernel(
 ):
     rows = (tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]
     block = tl.arange(0, BLOCK_N).to(tl.int64)[None, :]
-    x_rows = x_ptr + rows * stride_xr
-    residual_rows = residual_ptr + rows * stride_residual_r
-    y_rows = y_ptr + rows * stride_yr
-    total_rows = total_ptr + rows * stride_yr
+    x_rows = x_ptr + rows * x_strides[0]
+    residual_rows = residual_ptr + rows * residual_strides[0]
+    y_rows = y_ptr + rows * y_strides[0]
+    total_rows = total_ptr + rows * y_strides[0]
 
     length = BLOCK_N if ONE_BLOCK else N  # loops of one turn, known to the compiler
     total = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
@@ -60,50 +57,42 @@ def _rmsnorm_kernel(
     for start in range(0, length, BLOCK_N):
         columns = start + block
         kept = (rows < R) & (columns < N)
-        total = _sum_of(x_rows + columns * stride_xn, residual_rows + columns * stride_residual_n, kept, ADD)
+        total = _sum_of(x_rows + columns * x_strides[1], residual_rows + columns * residual_strides[1], kept, ADD)
         squares += total * total
         if ADD:
-            tl.store(total_rows + columns * stride_yn, total.to(total_ptr.dtype.element_ty), mask=kept)
+            tl.store(total_rows + columns * y_strides[1], total.to(total_ptr.dtype.element_ty), mask=kept)
     root = tl.rsqrt(tl.sum(squares, axis=1) / N + eps)[:, None]
 
     for start in range(0, length, BLOCK_N):
         columns = start + block
         kept = (rows < R) & (columns < N)
         if not ONE_BLOCK:
-            total = _sum_of(x_rows + columns * stride_xn, residual_rows + columns * stride_residual_n, kept, ADD)
+            total = _sum_of(x_rows + columns * x_strides[1], residual_rows + columns * residual_strides[1], kept, ADD)
         weight = tl.load(weight_ptr + columns * stride_weight, mask=columns < N, other=0.0).to(tl.float32) + offset
         y = total * root * weight
-        tl.store(y_rows + columns * stride_yn, y.to(y_ptr.dtype.element_ty), mask=kept)
+        tl.store(y_rows + columns * y_strides[1], y.to(y_ptr.dtype.element_ty), mask=kept)
 
 
 @torch.library.custom_op("assay::rmsnorm", mutates_args=())
 def _rmsnorm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = x.new_empty(x.shape)
     if x.numel():
-        strides = (*x.stride(), *x.stride(), *weight.stride(), *y.stride())
+        strides = (x.stride(), x.stride(), *weight.stride(), y.stride())
         _rmsnorm_kernel[grid](x, x, weight, y, y, *x.shape, *strides, eps, offset, ADD=False)
     return y
 
 
 @torch.library.custom_op("assay::add_rmsnorm", mutates_args=())
 def _add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y, total = x.new_empty(x.shape), x.new_empty(x.shape)
     if x.numel():
-        strides = (*x.stride(), *residual.stride(), *weight.stride(), *y.stride())
+        strides = (x.stride(), residual.stride(), *weight.stride(), y.stride())
         _rmsnorm_kernel[grid](x, residual, weight, y, total, *x.shape, *strides, eps, 0.0, ADD=True)
     return y, total
 
 
-@_rmsnorm.register_fake
-def _(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
-@_add_rmsnorm.register_fake
-def _(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return y, torch.empty_like(y)
+_rmsnorm.register_fake(lambda x, *rest: x.new_empty(x.shape))
+_add_rmsnorm.register_fake(lambda x, *rest: (x.new_empty(x.shape), x.new_empty(x.shape)))
 
 
 def rmsnorm(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: float = 0.0) -> Tensor:
@@ -112,11 +101,7 @@ def rmsnorm(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: float = 0.0
     Both are float32, bfloat16 or float16, not necessarily the same; the result has x's dtype. Raises TypeError or
     ValueError, naming the argument, for another dtype, shape or device.
     """
-    check_dtype("x", x, FLOATING)
-    check_dtype("weight", weight, FLOATING)
-    check_shape("x", x, ("R", "N"))
-    check_shape("weight", weight, x.shape[1:])
-    check_device(x=x, weight=weight)
+    check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"))
     return _rmsnorm(x, weight, eps, offset)
 
 
@@ -127,11 +112,5 @@ def add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float = 1e-
     the same; the results have x's dtype. Raises TypeError or ValueError, naming the argument, for another dtype, shape
     or device.
     """
-    check_dtype("x", x, FLOATING)
-    check_dtype("residual", residual, FLOATING)
-    check_dtype("weight", weight, FLOATING)
-    check_shape("x", x, ("R", "N"))
-    check_shape("residual", residual, x.shape)
-    check_shape("weight", weight, x.shape[1:])
-    check_device(x=x, residual=residual, weight=weight)
+    check(x=(x, FLOATING, "R N"), residual=(residual, FLOATING, "R N"), weight=(weight, FLOATING, "N"))
     return _add_rmsnorm(x, residual, weight, eps)

@@ -1,8 +1,7 @@
 """Softmax and log-softmax over the rows of a matrix.
 
 Rows that fit into one block are read once; longer ones twice, the first time for the running maximum and the sum of
-exponentials, which is rescaled whenever the maximum grows (Milakov & Gimelshein, *Online normalizer calculation for
-softmax*, 2018).
+exponentials (`online_softmax`).
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOATING, check_dtype, check_shape
+from assay.kernels.triton.arguments import FLOATING, check
+from assay.kernels.triton.online_softmax import finite_shift
 from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
 
 
@@ -24,51 +24,49 @@ def _softmax_kernel(
     y_ptr,
     R,
     N,
-    stride_xr,
-    stride_xn,
-    stride_yr,
-    stride_yn,
+    x_strides,
+    y_strides,
     LOG: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
     ONE_BLOCK: tl.constexpr,
 ):
     rows = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
-    columns = tl.arange(0, BLOCK_N).to(tl.int64)
-    x_rows = x_ptr + rows[:, None] * stride_xr
-    y_rows = y_ptr + rows[:, None] * stride_yr
+    columns = tl.arange(0, BLOCK_N).to(tl.int64)[None, :]
+    x_rows = x_ptr + rows[:, None] * x_strides[0]
+    y_rows = y_ptr + rows[:, None] * y_strides[0]
     inside = rows[:, None] < R
 
     if ONE_BLOCK:
-        kept = inside & (columns[None, :] < N)
-        x = tl.load(x_rows + columns[None, :] * stride_xn, mask=kept, other=-float("inf")).to(tl.float32)
+        kept = inside & (columns < N)
+        x = tl.load(x_rows + columns * x_strides[1], mask=kept, other=-float("inf")).to(tl.float32)
         shifted = x - tl.max(x, axis=1)[:, None]
         weights = tl.exp(shifted)
-        total = tl.sum(weights, axis=1)[:, None]
-        y = shifted - tl.log(total) if LOG else weights / total
-        tl.store(y_rows + columns[None, :] * stride_yn, y.to(y_ptr.dtype.element_ty), mask=kept)
+        l_i = tl.sum(weights, axis=1)[:, None]
+        y = shifted - tl.log(l_i) if LOG else weights / l_i
+        tl.store(y_rows + columns * y_strides[1], y.to(y_ptr.dtype.element_ty), mask=kept)
     else:
-        highest = tl.full([BLOCK_R], -float("inf"), tl.float32)
-        total = tl.zeros([BLOCK_R], tl.float32)
+        m_i = tl.full([BLOCK_R], -float("inf"), tl.float32)
+        l_i = tl.zeros([BLOCK_R], tl.float32)
         for start in range(0, N, BLOCK_N):
-            kept = inside & (start + columns[None, :] < N)
-            x = tl.load(x_rows + (start + columns[None, :]) * stride_xn, mask=kept, other=-float("inf")).to(tl.float32)
-            higher = tl.maximum(highest, tl.max(x, axis=1))
-            origin = tl.where(higher == -float("inf"), 0.0, higher)  # nothing yet: exp(-inf - 0) is zero, not NaN
-            total = total * tl.exp(highest - origin) + tl.sum(tl.exp(x - origin[:, None]), axis=1)
-            highest = higher
+            kept = inside & (start + columns < N)
+            x = tl.load(x_rows + (start + columns) * x_strides[1], mask=kept, other=-float("inf")).to(tl.float32)
+            m_new = tl.maximum(m_i, tl.max(x, axis=1))
+            shift = finite_shift(m_new)
+            l_i = l_i * tl.exp(m_i - shift) + tl.sum(tl.exp(x - shift[:, None]), axis=1)
+            m_i = m_new
         for start in range(0, N, BLOCK_N):
-            kept = inside & (start + columns[None, :] < N)
-            x = tl.load(x_rows + (start + columns[None, :]) * stride_xn, mask=kept, other=-float("inf")).to(tl.float32)
-            shifted = x - highest[:, None]
-            y = shifted - tl.log(total)[:, None] if LOG else tl.exp(shifted) / total[:, None]
-            tl.store(y_rows + (start + columns[None, :]) * stride_yn, y.to(y_ptr.dtype.element_ty), mask=kept)
+            kept = inside & (start + columns < N)
+            x = tl.load(x_rows + (start + columns) * x_strides[1], mask=kept, other=-float("inf")).to(tl.float32)
+            shifted = x - m_i[:, None]
+            y = shifted - tl.log(l_i)[:, None] if LOG else tl.exp(shifted) / l_i[:, None]
+            tl.store(y_rows + (start + columns) * y_strides[1], y.to(y_ptr.dtype.element_ty), mask=kept)
 
 
 def _launch(x: Tensor, log: bool) -> Tensor:
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = x.new_empty(x.shape)
     if x.numel():
-        _softmax_kernel[grid](x, y, *x.shape, *x.stride(), *y.stride(), LOG=log)
+        _softmax_kernel[grid](x, y, *x.shape, x.stride(), y.stride(), LOG=log)
     return y
 
 
@@ -82,10 +80,8 @@ def _log_softmax(x: Tensor) -> Tensor:
     return _launch(x, log=True)
 
 
-@_softmax.register_fake
-@_log_softmax.register_fake
-def _(x: Tensor) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+for _operator in (_softmax, _log_softmax):
+    _operator.register_fake(lambda x: x.new_empty(x.shape))
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -93,7 +89,7 @@ def softmax(x: Tensor) -> Tensor:
 
     Raises TypeError or ValueError, naming the argument, for another dtype or another number of dimensions.
     """
-    _check(x)
+    check(x=(x, FLOATING, "R N"))
     return _softmax(x)
 
 
@@ -102,10 +98,5 @@ def log_softmax(x: Tensor) -> Tensor:
 
     Raises TypeError or ValueError, naming the argument, for another dtype or another number of dimensions.
     """
-    _check(x)
+    check(x=(x, FLOATING, "R N"))
     return _log_softmax(x)
-
-
-def _check(x: Tensor) -> None:
-    check_dtype("x", x, FLOATING)
-    check_shape("x", x, ("R", "N"))

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOATING, check_device, check_dtype, check_shape
+from assay.kernels.triton.arguments import FLOATING, check
 
 _NAN = tl.constexpr(tl.PropagateNan.ALL)
 _LONGEST_BLOCK = 1024
@@ -28,6 +28,14 @@ def _grid(arguments: Mapping[str, Any]) -> tuple[int]:
     return (down * across,)
 
 
+@triton.jit
+def silu(x):
+    """x / (1 + exp(-x)), and its limit 0 at -inf."""
+    small = tl.exp(-tl.abs(x))  # never overflows, and the denominator is between one and two
+    sigmoid = tl.where(x < 0, small, 1.0) / (1.0 + small)
+    return tl.where(x == -float("inf"), 0.0, x * sigmoid)
+
+
 @triton.autotune(configs=_CONFIGS, key=["N"])
 @triton.heuristics({"BLOCK_N": _block_n})
 @triton.jit(do_not_specialize=["R"])
@@ -37,12 +45,9 @@ def _swiglu_kernel(
     y_ptr,
     R,
     N,
-    stride_gate_r,
-    stride_gate_n,
-    stride_up_r,
-    stride_up_n,
-    stride_yr,
-    stride_yn,
+    gate_strides,
+    up_strides,
+    y_strides,
     limit,
     CLAMP: tl.constexpr,
     TILE: tl.constexpr,
@@ -54,31 +59,26 @@ def _swiglu_kernel(
     rows = ((program // across).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]
     columns = ((program % across).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
     kept = (rows < R) & (columns < N)
-    gate = tl.load(gate_ptr + rows * stride_gate_r + columns * stride_gate_n, mask=kept, other=0.0).to(tl.float32)
-    up = tl.load(up_ptr + rows * stride_up_r + columns * stride_up_n, mask=kept, other=0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + rows * gate_strides[0] + columns * gate_strides[1], mask=kept, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + rows * up_strides[0] + columns * up_strides[1], mask=kept, other=0.0).to(tl.float32)
     if CLAMP:
         gate = tl.minimum(gate, limit, propagate_nan=_NAN)
         up = tl.maximum(tl.minimum(up, limit, propagate_nan=_NAN), -limit, propagate_nan=_NAN)
-    small = tl.exp(-tl.abs(gate))  # never overflows, and the denominator is between one and two
-    sigmoid = tl.where(gate < 0, small, 1.0) / (1.0 + small)
-    silu = tl.where(gate == -float("inf"), 0.0, gate * sigmoid)
-    y = silu * up
-    tl.store(y_ptr + rows * stride_yr + columns * stride_yn, y.to(y_ptr.dtype.element_ty), mask=kept)
+    y = silu(gate) * up
+    tl.store(y_ptr + rows * y_strides[0] + columns * y_strides[1], y.to(y_ptr.dtype.element_ty), mask=kept)
 
 
 @torch.library.custom_op("assay::swiglu", mutates_args=())
 def _swiglu(gate: Tensor, up: Tensor, limit: float | None) -> Tensor:
-    y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    y = gate.new_empty(gate.shape)
     if gate.numel():
-        strides = (*gate.stride(), *up.stride(), *y.stride())
+        strides = (gate.stride(), up.stride(), y.stride())
         clamp = limit is not None
         _swiglu_kernel[_grid](gate, up, y, *gate.shape, *strides, limit if clamp else 0.0, CLAMP=clamp)
     return y
 
 
-@_swiglu.register_fake
-def _(gate: Tensor, up: Tensor, limit: float | None) -> Tensor:
-    return torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+_swiglu.register_fake(lambda gate, *rest: gate.new_empty(gate.shape))
 
 
 def swiglu(gate: Tensor, up: Tensor, *, limit: float | None = None) -> Tensor:
@@ -88,11 +88,7 @@ def swiglu(gate: Tensor, up: Tensor, *, limit: float | None = None) -> Tensor:
     necessarily the same; the result has gate's dtype. Raises TypeError or ValueError, naming the argument, for another
     dtype, shape or device, or a limit that is not positive.
     """
-    check_dtype("gate", gate, FLOATING)
-    check_dtype("up", up, FLOATING)
-    check_shape("gate", gate, ("R", "N"))
-    check_shape("up", up, gate.shape)
-    check_device(gate=gate, up=up)
+    check(gate=(gate, FLOATING, "R N"), up=(up, FLOATING, "R N"))
     if limit is not None and not limit > 0:
         raise ValueError(f"limit: expected a positive number or None, got {limit!r}")
     return _swiglu(gate, up, limit)

@@ -26,6 +26,14 @@ def tile_of_program(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M:
     return band * GROUP_M + within % height, within // height
 
 
+@triton.jit
+def tile_range(tile_m, tile_n, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Rows [BLOCK_M,1] and columns [1,BLOCK_N] (int64) of a tile, and which of them an [M,N] output has."""
+    rows = (tile_m * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
+    columns = (tile_n * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+    return rows, columns, rows < M, columns < N
+
+
 def tile_configs(*tiles: tuple[int, int, int, int, int]) -> list[triton.Config]:
     """Configurations of (BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages)."""
     return [

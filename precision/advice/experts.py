@@ -1,23 +1,17 @@
 """Mixtures of experts: routers near ties, and experts that the calibration data does not reach."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from assay.precision.advice.finding import Finding
 from assay.precision.advice.local import at_stake, matrices, product_of, rows_of
-from assay.precision.model.sites import Site
-
-if TYPE_CHECKING:
-    from assay.precision.auditing import Audit
-
-__all__ = ["Experts", "Router", "experts_of", "flip_share", "near_ties", "routers_of", "unseen_experts"]
+from assay.precision.observation.observing import Observed
+from assay.precision.observation.sites import Site
+from assay.precision.prediction.predictor import Predictor
 
 _FLIPS = 0.02
 """Share of tokens that rounding the router's own product to bfloat16 may send elsewhere."""
@@ -48,39 +42,39 @@ class Router:
     """Of a sample of tokens, float32 [R]: the least logit that is picked less the largest that is not."""
 
 
-def experts_of(audit: Audit) -> list[Experts]:
+def experts_of(observed: Observed) -> list[Experts]:
     """Layers of experts: parameters [E, N, K], or numbered modules below one called ``experts``."""
     stacked: dict[str, list[Site]] = {}
-    for site in audit.sites:
+    for site in observed.sites:
         found = re.match(r"(.*\bexperts)(\.|$)", str(site))
         if found and site.place == "linear":
             stacked.setdefault(found[1], []).append(site)
-    return [Experts(name, tuple(sites), _loads(audit, name, sites)) for name, sites in stacked.items()]
+    return [Experts(name, tuple(sites), _loads(observed, name, sites)) for name, sites in stacked.items()]
 
 
-def _loads(audit: Audit, name: str, sites: list[Site]) -> tuple[int, ...]:
-    seen = audit.seen[str(sites[0]), ""]
+def _loads(observed: Observed, name: str, sites: list[Site]) -> tuple[int, ...]:
+    seen = observed.statistics[str(sites[0]), ""]
     if seen.experts:
         return tuple(seen.experts.get(expert, 0) for expert in range(sites[0].shape[0]))
     numbers = {
         int(module[len(name) + 1 :])
-        for module, _ in audit.model.named_modules()
+        for module in observed.modules
         if module.startswith(f"{name}.") and module[len(name) + 1 :].isdigit()
     }
     counts = dict.fromkeys(sorted(numbers), 0)
     for site in sites:
         number = str(site)[len(name) + 1 :].partition(".")[0]
         if number.isdigit():
-            counts[int(number)] = max(counts[int(number)], audit.seen[str(site), ""].count)
+            counts[int(number)] = max(counts[int(number)], observed.statistics[str(site), ""].count)
     return tuple(counts.values())
 
 
-def routers_of(audit: Audit) -> list[Router]:
+def routers_of(observed: Observed) -> list[Router]:
     """Routers with the experts beside them. How many experts a token takes is counted, not read from a config."""
     found = []
-    experts = {each.name.rpartition(".")[0]: each for each in experts_of(audit)}
-    for site in audit.sites:
-        seen = audit.seen.get((str(site), ""))
+    experts = {each.name.rpartition(".")[0]: each for each in experts_of(observed)}
+    for site in observed.sites:
+        seen = observed.statistics.get((str(site), ""))
         beside = experts.get(str(site).rpartition(".")[0])
         if seen is None or not seen.logits or beside is None or not seen.count:
             continue
@@ -99,16 +93,16 @@ def flip_share(margins: torch.Tensor, noise: float) -> float:
     return float(torch.special.ndtr(-margins.double() / noise).mean())
 
 
-def near_ties(audit: Audit) -> Iterator[Finding]:
+def near_ties(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
     """Routers whose choice is so close that the rounding of their own input and weight to bfloat16 changes it."""
-    for router in routers_of(audit):
-        rows, found = rows_of(audit, router.site), matrices(audit, router.site)
+    for router in routers_of(observed):
+        rows, found = rows_of(observed, router.site), matrices(observed, router.site)
         if rows is None or not found:
             continue
         weight = found[None]
         shares = {}
-        for scheme in dict.fromkeys(("bf16", *audit.menu(router.site))):
-            noise = product_of(audit, router.site, scheme, rows, weight) - rows @ weight.mT
+        for scheme in dict.fromkeys(("bf16", *observed.menu(router.site))):
+            noise = product_of(observed, router.site, scheme, rows, weight) - rows @ weight.mT
             # A margin is the difference of two logits; what is common to all of them changes nothing.
             deviation = math.sqrt(2) * float((noise - noise.mean(-1, keepdim=True)).square().mean().sqrt())
             shares[scheme] = flip_share(router.margins, deviation)
@@ -120,13 +114,13 @@ def near_ties(audit: Audit) -> Iterator[Finding]:
                 f"and weight to bfloat16 sends {shares['bf16']:.1%} of them elsewhere.",
                 {"flips": shares, "median_margin": float(router.margins.median()), "top": router.top},
                 "Leave the router as it is and measure what you choose: no prediction sees a flip.",
-                at_stake(audit, router.site),
+                at_stake(predictor, router.site),
             )
 
 
-def unseen_experts(audit: Audit) -> Iterator[Finding]:
+def unseen_experts(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
     """Experts with no or almost no tokens: their scales are guesses, and their errors count for nothing."""
-    for experts in experts_of(audit):
+    for experts in experts_of(observed):
         even = sum(experts.loads) / max(len(experts.loads), 1)
         limit = max(_FEW * even, _LEAST if even > 2 * _LEAST else 0)
         for expert, load in enumerate(experts.loads):
@@ -138,5 +132,5 @@ def unseen_experts(audit: Audit) -> Iterator[Finding]:
                     f"{even:.0f}: its scales and errors are not known.",
                     {"expert": expert, "tokens": load, "even": even},
                     "Calibrate on text that reaches it, or keep the experts of this layer as they are.",
-                    max(at_stake(audit, site) for site in experts.sites),
+                    max(at_stake(predictor, site) for site in experts.sites),
                 )

@@ -1,12 +1,8 @@
 """Findings: what they are called, and which come first."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
-
-__all__ = ["KINDS", "Finding", "ordered"]
 
 KINDS = {
     "nonfinite": 0,

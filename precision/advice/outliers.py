@@ -1,20 +1,14 @@
 """Channels, rows and tokens that are far larger than the rest, and take the resolution of what shares a scale."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from assay.precision.advice.finding import Finding
 from assay.precision.advice.local import at_stake, linears, matrices, remedied
-from assay.precision.model.sites import Site
-
-if TYPE_CHECKING:
-    from assay.precision.auditing import Audit
-
-__all__ = ["channels", "rows_and_columns", "tokens"]
+from assay.precision.observation.observing import Observed
+from assay.precision.prediction.predictor import Predictor
 
 _FAR = 20.0
 """Multiples of the median from which on a channel, row or token is an outlier."""
@@ -22,14 +16,35 @@ _FEW = 0.05
 """Share of channels or rows up to which they are outliers; of more, it is the others that are small."""
 _NAMED = 8
 """Outliers that a sentence names."""
+_REMEDIES = {
+    "input": (
+        "w8a8",
+        ("w8a8-smooth", "w8a8-hadamard"),
+        "Balance the channels before storing",
+        "Prefer schemes here that leave the input as it is, or give groups of its channels scales.",
+    ),
+    "row": (
+        "fp8-tensor",
+        ("fp8",),
+        "Take a scale a row",
+        "Keep a scale a row: one for the whole weight would spend its codes on that row.",
+    ),
+    "column": (
+        "w8a16",
+        ("w4a16-g128-awq", "w4a16-g32", "mxfp8"),
+        "Take scales of groups along the row",
+        "Prefer schemes with small groups along the row here.",
+    ),
+}
+"""Of outliers there: the scheme that suffers, others, the advice where one of them helps, and where none does."""
 
 
-def channels(audit: Audit) -> Iterator[Finding]:
+def channels(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
     """Outlier channels of inputs, once for linears that share an input, and of the keys of a cache."""
     told: set[tuple[str, int]] = set()
-    for site in audit.sites:
+    for site in observed.sites:
         part = "keys" if site.place == "kv_cache" else ""
-        seen = audit.seen.get((str(site), part))
+        seen = observed.statistics.get((str(site), part))
         if site.place not in ("linear", "kv_cache") or seen is None or seen.largest is None:
             continue
         found = _far(seen.largest)
@@ -39,7 +54,7 @@ def channels(audit: Audit) -> Iterator[Finding]:
         places, ratio = found
         remedy, numbers = ("Leave this cache as it is, or give its keys scales per channel.", dict[str, Any]())
         if site.place == "linear":
-            remedy, numbers = _better_inputs(audit, site)
+            remedy, numbers = remedied(observed, site, *_REMEDIES["input"])
         yield Finding(
             "outlier_channel",
             str(site),
@@ -47,42 +62,38 @@ def channels(audit: Audit) -> Iterator[Finding]:
             "times the median channel's largest magnitude.",
             {"channels": places, "ratio": ratio, **numbers},
             remedy,
-            at_stake(audit, site),
+            at_stake(predictor, site),
         )
 
 
-def rows_and_columns(audit: Audit) -> Iterator[Finding]:
+def rows_and_columns(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
     """Outlier rows (output channels) and columns (input channels) of weights; of experts, the worst one's."""
-    for site in linears(audit):
-        for kind, axis in (("outlier_row", -1), ("outlier_column", 0)):
-            sizes = {expert: w.abs().amax(axis) for expert, w in matrices(audit, site).items()}
-            found = {expert: _far(size) for expert, size in sizes.items()}
-            worst = max(((f[1], e) for e, f in found.items() if f is not None), key=lambda pair: pair[0], default=None)
-            if worst is None:
+    for site in linears(observed):
+        for what, axis in (("row", -1), ("column", 0)):
+            sizes = {expert: w.abs().amax(axis) for expert, w in matrices(observed, site).items()}
+            found = [(far, expert) for expert, size in sizes.items() if (far := _far(size)) is not None]
+            if not found:
                 continue
-            ratio, expert = worst
-            far = found[expert]
-            assert far is not None
-            what = "row" if kind == "outlier_row" else "column"
-            remedy, numbers = (_by_row if kind == "outlier_row" else _by_group)(audit, site)
+            (places, ratio), expert = max(found, key=lambda pair: pair[0][1])
+            remedy, numbers = remedied(observed, site, *_REMEDIES[what])
             of = "" if expert is None else f" of expert {expert}"
             yield Finding(
-                kind,
+                f"outlier_{what}",
                 str(site),
-                f"{_listed(far[0], what, sizes[expert].numel())} in the weight{of} {_reach(far[0])} {ratio:.0f} times "
+                f"{_listed(places, what, sizes[expert].numel())} in the weight{of} {_reach(places)} {ratio:.0f} times "
                 f"the median {what}'s largest magnitude.",
-                {f"{what}s": far[0], "ratio": ratio, **({} if expert is None else {"expert": expert}), **numbers},
+                {f"{what}s": places, "ratio": ratio, **({} if expert is None else {"expert": expert}), **numbers},
                 remedy,
-                at_stake(audit, site),
+                at_stake(predictor, site),
             )
 
 
-def tokens(audit: Audit) -> Iterator[Finding]:
+def tokens(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
     """Positions whose residual is far larger than that of the others, as attention sinks have it: where they begin."""
     first: Finding | None = None
     layers = 0
-    for site in audit.sites:
-        seen = audit.seen.get((str(site), ""))
+    for site in observed.sites:
+        seen = observed.statistics.get((str(site), ""))
         if site.role != "residual" or seen is None or not seen.peaks:
             continue
         median = float(torch.cat([peaks.flatten() for peaks in seen.peaks]).median())
@@ -101,7 +112,7 @@ def tokens(audit: Audit) -> Iterator[Finding]:
             f"{sequences} of {sum(p.shape[0] for p in seen.peaks)} sequences.",
             {"position": position, "ratio": ratio, "sequences": sequences},
             "Give activations scales per token, not one for the tensor, and leave the residual stream as it is.",
-            at_stake(audit, site),
+            at_stake(predictor, site),
         )
     if first is not None:
         first.numbers["layers"] = layers
@@ -129,30 +140,3 @@ def _listed(places: list[int], what: str, count: int) -> str:
 
 def _reach(places: list[int]) -> str:
     return "reaches" if len(places) == 1 else "reach up to"
-
-
-def _better_inputs(audit: Audit, site: Site) -> tuple[str, dict[str, Any]]:
-    return remedied(
-        audit,
-        site,
-        "w8a8",
-        ("w8a8-smooth", "w8a8-hadamard"),
-        "Balance the channels before storing",
-        "Prefer schemes here that leave the input as it is, or give groups of its channels scales.",
-    )
-
-
-def _by_row(audit: Audit, site: Site) -> tuple[str, dict[str, Any]]:
-    otherwise = "Keep a scale a row: one for the whole weight would spend its codes on that row."
-    return remedied(audit, site, "fp8-tensor", ("fp8",), "Take a scale a row", otherwise)
-
-
-def _by_group(audit: Audit, site: Site) -> tuple[str, dict[str, Any]]:
-    return remedied(
-        audit,
-        site,
-        "w8a16",
-        ("w4a16-g128-awq", "w4a16-g32", "mxfp8"),
-        "Take scales of groups along the row",
-        "Prefer schemes with small groups along the row here.",
-    )

@@ -1,114 +1,55 @@
 """Two more backward passes: one for random changes as large as the schemes', one for the margins of routers."""
 
-from __future__ import annotations
-
-import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from assay.precision.advice.experts import Router, flip_share, routers_of
-from assay.precision.model.menu import Fits
-from assay.precision.model.products import products_of
-from assay.precision.model.running import mapping
-from assay.precision.model.sensitivity import Sensitivity
-from assay.precision.model.tap import Product
-from assay.precision.prediction import Key, QuadraticForm
-from assay.precision.schemes import Scheme, Stored
+from assay.precision.observation.observing import Observed
+from assay.precision.observation.tracer import Product
+from assay.precision.prediction.perturbations import Key
+from assay.precision.prediction.predictor import Predictor
+from assay.precision.prediction.products import differentiate, products_of
+from assay.precision.prediction.quadratic_form import QuadraticForm
+from assay.precision.prediction.sensitivity import Sensitivity
+from assay.precision.schemes import FakeQuantizer
 
-if TYPE_CHECKING:
-    from assay.precision.auditing import Audit
-
-__all__ = ["Routing", "control_of", "routing_of"]
-
-
-@dataclass(frozen=True, slots=True)
-class Random(Stored):
-    """A random change of normal entries, as large in all as the one that ``stored`` makes."""
-
-    stored: Stored | None = None
-    start: int = 0
-    """The first row, of some rows of a weight."""
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        assert self.stored is not None
-        size = (self.stored(x) - x).square().mean().sqrt()
-        generator = torch.Generator().manual_seed(x.numel() + self.start)
-        return x + size * torch.randn(x.shape, generator=generator).to(x)
-
-    def of_rows(self, start: int, stop: int) -> Stored:
-        assert self.stored is not None
-        return replace(self, stored=self.stored.of_rows(start, stop), start=start)
-
-    def at_rows(self, index: torch.Tensor) -> Stored:
-        assert self.stored is not None
-        return replace(self, stored=self.stored.at_rows(index))
+Control = Callable[[Mapping[str, tuple[str, ...]]], QuadraticForm]
+"""Names of schemes, by the owners of weights, to the form for random changes as large as theirs."""
 
 
-class Controls(Fits):
-    """What schemes would store, replaced by random changes of the same size."""
-
-    def __init__(self, fits: Fits) -> None:
-        super().__init__({})
-        self._fits = fits
-
-    def weight(self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None = None) -> Stored | None:
-        return self._random(self._fits.weight(name, scheme, weight, expert))
-
-    def values(self, name: str, scheme: Scheme, part: str = "") -> Stored | None:
-        return self._random(self._fits.values(name, scheme, part))
-
-    def input(self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None = None) -> Stored | None:
-        return self._random(self._fits.input(name, scheme, weight, expert))
-
-    def _random(self, stored: Stored | None) -> Stored | None:
-        if stored is None:
-            return None
-        return Random(**{f.name: getattr(stored, f.name) for f in fields(Stored)}, stored=stored)
-
-
-def control_of(audit: Audit, menus: Mapping[str, tuple[str, ...]]) -> QuadraticForm:
-    """The form for random changes as large as those of the schemes in ``menus``, which are named by the owners of
-    weights, over all calibration data."""
+def random_control(
+    model: torch.nn.Module, batches: Sequence[Any], predictor: Predictor, menus: Mapping[str, tuple[str, ...]]
+) -> QuadraticForm:
+    """The form for changes of normal entries that are as large in all as those of the schemes in ``menus``, which are
+    named by the owners of weights, over all calibration data."""
     generator = torch.Generator().manual_seed(0)
 
-    def backward(visitor: Sensitivity, outputs: Any, batch: Any) -> None:
-        output = audit.metric.output(outputs, mapping(batch))
-        cotangent = audit.metric.cotangent(output.detach(), mapping(batch), generator)
-        torch.autograd.grad(output, visitor.anchor, cotangent, allow_unused=True)
+    def random_change(stored: FakeQuantizer, x: torch.Tensor) -> torch.Tensor:
+        size = (stored(x) - x).square().mean().sqrt()
+        return size * torch.randn(x.shape, generator=generator).to(x)
 
-    controls = Controls(audit.fits)
-    products = products_of(
-        audit.model,
-        audit.batches,
-        lambda size, seed: Sensitivity(menus, controls, _tied(audit), size, seed=seed),
-        backward,
-    )
-    return QuadraticForm(products)
-
-
-def _tied(audit: Audit) -> dict[str, str]:
-    return {str(site): site.tied for site in audit.sites if site.tied}
+    observed = replace(predictor.observed, menus=menus)
+    return QuadraticForm(differentiate(model, batches, predictor.metric, observed, change=random_change))
 
 
 class _Routed(Sensitivity):
     """A visitor that keeps what the routers give."""
 
-    routers: Mapping[str, int]
-
     def __init__(self, routers: Mapping[str, int], *rest: Any) -> None:
         super().__init__(*rest)
-        self.routers = routers
         self.logits: list[tuple[torch.Tensor, int]] = []
+        """Of each router that ran, and how many experts it picks."""
+        self._routers = routers
 
     def linear(
         self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
     ) -> torch.Tensor:
         output = super().linear(name, x, weight, expert, product)
-        if name in self.routers:
-            self.logits.append((output, self.routers[name]))
+        if name in self._routers:
+            self.logits.append((output, self._routers[name]))
         return output
 
 
@@ -124,8 +65,8 @@ class Routing:
     routers: tuple[Router, ...]
 
     def noise(self, keys: Sequence[Key]) -> float:
-        """Root mean square change of a margin, in units of logits, by an assignment's `Audit.keys`; infinite where they
-        hold infinities."""
+        """Root mean square change of a margin, in units of logits, by an assignment's `Predictor.keys`; infinite where
+        they hold infinities."""
         return float((self.form.of(keys) / sum(router.tokens for router in self.routers)) ** 0.5)
 
     def flips(self, keys: Sequence[Key]) -> float:
@@ -133,24 +74,18 @@ class Routing:
         return flip_share(torch.cat([router.margins for router in self.routers]), self.noise(keys))
 
 
-_ROUTINGS: weakref.WeakKeyDictionary[Audit, Routing | None] = weakref.WeakKeyDictionary()
-
-
-def routing_of(audit: Audit) -> Routing | None:
-    """The margins' form of an audit, made when first asked for; None for a model without routers."""
-    if audit not in _ROUTINGS:
-        routers = tuple(routers_of(audit))
-        _ROUTINGS[audit] = Routing(_routing_form(audit, routers), routers) if routers else None
-    return _ROUTINGS[audit]
-
-
-def _routing_form(audit: Audit, routers: tuple[Router, ...]) -> QuadraticForm:
+def routing_of(model: torch.nn.Module, batches: Sequence[Any], observed: Observed) -> Routing | None:
+    """The margins' form, from one forward and backward pass a batch; None for a model without routers."""
+    routers = tuple(routers_of(observed))
+    if not routers:
+        return None
     generator = torch.Generator().manual_seed(0)
-    menus = {str(site): audit.menu(str(site)) for site in audit.sites}
     tops = {str(router.site): router.top for router in routers}
 
-    def backward(visitor: Sensitivity, _outputs: Any, _batch: Any) -> None:
-        assert isinstance(visitor, _Routed)
+    def visitor_of(size: int, index: int) -> _Routed:
+        return _Routed(tops, observed.menus, observed.qparams, observed.tied, size, (0, 1), index)
+
+    def backward(visitor: _Routed, _outputs: Any, _batch: Any) -> None:
         cotangents = []
         for logits, top in visitor.logits:
             order = logits.detach().topk(top + 1, -1).indices
@@ -159,10 +94,4 @@ def _routing_form(audit: Audit, routers: tuple[Router, ...]) -> QuadraticForm:
             cotangents.append(cotangent.scatter_(-1, order[..., -1:], -sign))
         torch.autograd.grad([logits for logits, _ in visitor.logits], visitor.anchor, cotangents, allow_unused=True)
 
-    products = products_of(
-        audit.model,
-        audit.batches,
-        lambda size, seed: _Routed(tops, menus, audit.fits, _tied(audit), size, (0, 1), seed),
-        backward,
-    )
-    return QuadraticForm(products)
+    return Routing(QuadraticForm(products_of(model, batches, visitor_of, backward)), routers)

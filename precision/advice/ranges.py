@@ -1,31 +1,26 @@
 """Values beyond a format's range, at either end, and static scales that other data would overrun."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 
+from assay.formats.format import Format
 from assay.precision.advice.finding import Finding
 from assay.precision.advice.local import linears, matrices, owner, remedied, rows_of
-from assay.precision.model.sites import Site
-from assay.precision.schemes import SCHEMES, Quantizer, Stored
+from assay.precision.observation.observing import Observed
+from assay.precision.observation.sites import Site
+from assay.precision.prediction.predictor import Predictor
+from assay.precision.schemes import SCHEMES, FakeQuantizer, Quantizer
 from assay.precision.schemes.storage import grouped
-
-if TYPE_CHECKING:
-    from assay.precision.auditing import Audit
-
-__all__ = ["nonfinite", "overflows", "static_scales", "underflows"]
 
 _OVERRUN = 2.0
 """Ratio of the two largest batches' magnitudes beyond which a static scale rests on one of them."""
 
 
-def nonfinite(audit: Audit) -> Iterator[Finding]:
+def nonfinite(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
     """NaN and infinities in the model's own values. Masked scores are minus infinity and no fault."""
-    for (name, part), seen in audit.seen.items():
+    for (name, part), seen in observed.statistics.items():
         if seen.nonfinite and not name.endswith(":scores"):
             yield Finding(
                 "nonfinite",
@@ -37,13 +32,13 @@ def nonfinite(audit: Audit) -> Iterator[Finding]:
             )
 
 
-def overflows(audit: Audit) -> Iterator[Finding]:
+def overflows(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
     """Values beyond the largest of a format that the menu offers without a scale."""
-    for site in audit.sites:
-        found = list(_beyond(audit, site))
+    for site in observed.sites:
+        found = list(_beyond(observed, site))
         if not found:
             continue
-        costs = {name: audit.contribution(str(site), name) for name in audit.menu(site)}
+        costs = {name: predictor.alone(str(site), name) for name in observed.menu(site)}
         fit = [name for name in costs.keys() - {scheme for scheme, *_ in found} if math.isfinite(costs[name])]
         mildest = min(sorted(fit), key=costs.__getitem__, default="")
         for scheme, tensor, largest, quantizer in found:
@@ -59,12 +54,13 @@ def overflows(audit: Audit) -> Iterator[Finding]:
             )
 
 
-def _beyond(audit: Audit, site: Site) -> Iterator[tuple[str, str, float, Quantizer]]:
+def _beyond(observed: Observed, site: Site) -> Iterator[tuple[str, str, float, Quantizer]]:
     """Schemes that have no code for the largest of a tensor: scheme, tensor, its largest magnitude, quantizer."""
-    weights = [float(w.abs().max()) for w in matrices(audit, site).values() if w.numel()]
+    weights = [float(w.abs().max()) for w in matrices(observed, site).values() if w.numel()]
     # What passes a table are indices.
-    values = 0.0 if site.place == "embedding" else _largest(audit, site)
-    for name in audit.menu(site):
+    passed = None if site.place == "embedding" else observed.largest(site)
+    values = 0.0 if passed is None else float(passed.max())
+    for name in observed.menu(site):
         scheme = SCHEMES[name]
         pairs = (
             ("input" if weights else "values", scheme.activation, values),
@@ -83,18 +79,14 @@ def _is_beyond(largest: float, quantizer: Quantizer) -> bool:
     return largest >= element.largest + math.ldexp(1.0, element.max_exponent - element.precision)
 
 
-def _largest(audit: Audit, site: Site) -> float:
-    found = [seen.largest for (name, _), seen in audit.seen.items() if name == str(site) and seen.largest is not None]
-    return max((float(largest.max()) for largest in found), default=0.0)
-
-
-def static_scales(audit: Audit) -> Iterator[Finding]:
+def static_scales(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
     """Static scales that one batch alone has set: without it, its values would have been clipped."""
-    for site in audit.sites:
+    for site in observed.sites:
         if site.place == "embedding":
             continue
-        static = [name for name in audit.menu(site) if _is_static(SCHEMES[name].activation)]
-        for (name, part), seen in audit.seen.items():
+        used = {name: SCHEMES[name].activation for name in observed.menu(site)}
+        static = [name for name, q in used.items() if q is not None and not q.dynamic and q.per != "element"]
+        for (name, part), seen in observed.statistics.items():
             if name != str(site) or not static or len(seen.tops) < 3 or seen.experts:
                 continue
             second, first = torch.stack(seen.tops).sort().values[-2:].tolist()
@@ -106,45 +98,35 @@ def static_scales(audit: Audit) -> Iterator[Finding]:
                     f"others{_of(part)}, so other data may exceed a static scale as far.",
                     {"largest": first, "others": second, "ratio": first / second, "schemes": static},
                     f"Calibrate on more text, or take dynamic scales instead of {' and '.join(static)}.",
-                    max(audit.contribution(name, scheme) for scheme in static),
+                    max(predictor.alone(name, scheme) for scheme in static),
                 )
 
 
-def _is_static(quantizer: Quantizer | None) -> bool:
-    return quantizer is not None and not quantizer.dynamic and quantizer.per != "element"
-
-
-def underflows(audit: Audit) -> Iterator[Finding]:
+def underflows(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
     """Schemes whose error comes, by more than half, from values that are flushed to zero rather than rounded."""
-    for site in linears(audit):
-        rows, found = rows_of(audit, site), matrices(audit, site)
+    for site in linears(observed):
+        rows, found = rows_of(observed, site), matrices(observed, site)
         if rows is None or not found:
             continue
         expert, weight = next(iter(found.items()))
         energies = {"input": weight.square().sum(0), "weight": rows.square().mean(0)}
         known: dict[object, tuple[float, float, float]] = {}
-        worst: dict[str, tuple[float, float, float, str]] = {}
-        for scheme in audit.menu(site):
+        worst: dict[str, tuple[float, float, float, str, Format]] = {}
+        for scheme in observed.menu(site):
             for what, x in (("input", rows), ("weight", weight)):
-                stored = (
-                    audit.fits.input(owner(site), SCHEMES[scheme], weight, expert)
-                    if what == "input"
-                    else audit.fits.weight(owner(site), SCHEMES[scheme], weight, expert)
-                )
-                if stored is None or stored.quantizer.element.kind != "float" or stored.quantizer.element_bits < 8:
+                stored_of = observed.qparams.input if what == "input" else observed.qparams.weight
+                stored = stored_of(owner(site), SCHEMES[scheme], weight, expert)
+                if stored is None or stored.quantizer.element.kind != "float" or stored.quantizer.element.bits < 8:
                     continue
                 key = what, stored.quantizer
                 if key not in known:
                     known[key] = _flushed(stored, x, energies[what])
                 if known[key][1] > 0.5 and (what not in worst or known[key][1] > worst[what][1]):
-                    worst[what] = *known[key], scheme
-        for what, (share, cost, span, scheme) in worst.items():
-            quantizer = SCHEMES[scheme].activation if what == "input" else SCHEMES[scheme].weight
-            assert quantizer is not None
-            element = quantizer.element
+                    worst[what] = *known[key], scheme, stored.quantizer.element
+        for what, (share, cost, span, scheme, element) in worst.items():
             held = math.log2(element.largest / element.smallest_subnormal)
             remedy, numbers = remedied(
-                audit,
+                observed,
                 site,
                 scheme,
                 ("fp8-block", "mxfp8"),
@@ -166,11 +148,11 @@ def underflows(audit: Audit) -> Iterator[Finding]:
                     **numbers,
                 },
                 remedy,
-                audit.contribution(str(site), scheme),
+                predictor.alone(str(site), scheme),
             )
 
 
-def _flushed(stored: Stored, x: torch.Tensor, energy: torch.Tensor) -> tuple[float, float, float]:
+def _flushed(stored: FakeQuantizer, x: torch.Tensor, energy: torch.Tensor) -> tuple[float, float, float]:
     """Share of values that become zero, their share of the squared error of the output, largest range in binades."""
     back = stored(x)
     gone = (back == 0) & (x != 0)

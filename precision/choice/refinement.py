@@ -1,15 +1,11 @@
-"""Exchanges of one or two options, as long as they make a choice better under the true error."""
+"""Choices under the true error: made greedily, or better by exchanges of one, two or three options."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.precision.choice.problem import QUANTITIES, Choice, ErrorOf, Floats, Picks, Problem, Quantity
-
-__all__ = ["Judge", "greedy", "linearised", "refine"]
+from assay.precision.choice.problem import QUANTITIES, Choice, ErrorOf, Floats, Problem, Quantity, Solution, Totals
 
 _PAIRED = 300
 """Single exchanges of which pairs are formed."""
@@ -19,12 +15,10 @@ _TRIPLED = 40
 Key = tuple[float, float, float]
 
 
-class Judge:
+class Objective:
     """What a choice is worth: limits first, then what is minimised, then the error. Remembers what it was told."""
 
-    def __init__(
-        self, problem: Problem, limits: Mapping[Quantity, float], minimise: Quantity, error_of: ErrorOf | None
-    ) -> None:
+    def __init__(self, problem: Problem, limits: Totals, minimise: Quantity, error_of: ErrorOf | None) -> None:
         self.problem = problem
         self.limits = dict(limits)
         self.minimise: Quantity = minimise
@@ -32,9 +26,9 @@ class Judge:
         """Errors add up, so that the integer program has the last word."""
         self.calls = 0
         self._error_of = error_of
-        self._known: dict[Picks, Choice] = {}
+        self._known: dict[Solution, Choice] = {}
 
-    def choice(self, picks: Picks) -> Choice:
+    def choice(self, picks: Solution) -> Choice:
         """The totals, with the true error."""
         if picks not in self._known:
             error = None
@@ -44,7 +38,7 @@ class Judge:
             self._known[picks] = self.problem.choice(picks, error)
         return self._known[picks]
 
-    def key(self, picks: Picks) -> Key:
+    def key(self, picks: Solution) -> Key:
         """Less is better: the largest relative excess over a limit, the quantity that is minimised, the error."""
         choice = self.choice(picks)
         return choice.excess(self.limits), getattr(choice, self.minimise), choice.error
@@ -63,7 +57,29 @@ class Judge:
         return excess
 
 
-def refine(judge: Judge, start: Picks, calls: int) -> Picks:
+@np.errstate(over="ignore", invalid="ignore")
+def greedy(objective: Objective, calls: int) -> Solution:
+    """From the least errors on, the exchange that lowers the largest excess most for its true error, until limits hold
+    or ``calls`` are spent. A change is asked for again only where it comes first (M. Minoux, *Accelerated greedy
+    algorithms*, 1978)."""
+    problem, last = objective.problem, objective.calls + calls
+    errors = np.where(problem.finite, problem.values[:, 0], np.inf)
+    picks = tuple(int(np.argmin(part)) for part in np.split(errors, problem.starts[1:-1]))
+    added = errors - errors[problem.rows(picks)][problem.group_of]
+    while objective.calls < last:
+        totals, moves, changes = _exchanges(objective, picks)
+        freed = objective.excess(totals, but="error") - objective.excess(totals + changes, but="error")
+        moves, freed, fresh = moves[freed > 0], freed[freed > 0], set[int]()
+        if not len(moves):
+            break
+        while (move := int(moves[np.argmin(added[moves] / freed)])) not in fresh and objective.calls < last:
+            fresh.add(move)
+            added[move] = _error(objective, picks, move) - totals[0, 0]
+        picks = _moved(problem, picks, (move,))
+    return picks
+
+
+def refine(objective: Objective, start: Solution, calls: int) -> Solution:
     """A choice that no exchange of one or two options makes better, nor of three where there are few, as far as
     ``calls`` of the true error reach.
 
@@ -71,9 +87,9 @@ def refine(judge: Judge, start: Picks, calls: int) -> Picks:
     enough for all, otherwise by the options' own errors; pairs by the sums of these; triples by the true changes of
     their pairs, from which a quadratic form follows.
     """
-    picks, last = start, judge.calls + calls
-    while judge.calls < last:
-        better = _step(judge, picks, last)
+    picks, last = start, objective.calls + calls
+    while objective.calls < last:
+        better = _step(objective, picks, last)
         if better is None:
             break
         picks = better
@@ -81,67 +97,67 @@ def refine(judge: Judge, start: Picks, calls: int) -> Picks:
 
 
 @np.errstate(over="ignore", invalid="ignore")  # a combination may make infinities though none of its options does
-def _step(judge: Judge, picks: Picks, last: int) -> Picks | None:
-    problem = judge.problem
-    current = problem.rows(picks)
-    moves = _moves(problem, picks)
-    here = judge.choice(picks)
-    totals = np.array([getattr(here, quantity) for quantity in QUANTITIES])
-    changes = problem.values[moves] - problem.values[current[problem.unit_of[moves]]]
-    if len(moves) <= (last - judge.calls) * 3 // 4:
-        changes[:, 0] = _single(judge, picks, moves)
+def _step(objective: Objective, picks: Solution, last: int) -> Solution | None:
+    problem = objective.problem
+    totals, moves, changes = _exchanges(objective, picks)
+    if len(moves) <= (last - objective.calls) * 3 // 4:
+        changes[:, 0] = [_error(objective, picks, move) - totals[0, 0] for move in moves]
 
-    def best_of(places: NDArray[np.int64], change: Floats) -> Picks | None:
+    def best_of(places: NDArray[np.int64], change: Floats) -> Solution | None:
         """Exchanges of the moves at ``places`` [n, 1 to 3], what they change [n, 5]."""
-        keys = judge.estimated(totals + change)
-        order = np.lexsort(keys.T[::-1])[: last - judge.calls + len(moves)]
-        order = order[judge.excess(totals + change[order], but="error") <= judge.key(picks)[0] * (1 + 1e-9) + 1e-9]
-        return _first_better(judge, picks, moves[places[order]], keys[order], last)
+        keys = objective.estimated(totals + change)
+        order = np.lexsort(keys.T[::-1])[: last - objective.calls + len(moves)]
+        order = order[
+            objective.excess(totals + change[order], but="error") <= objective.key(picks)[0] * (1 + 1e-9) + 1e-9
+        ]
+        return _first_better(objective, picks, moves[places[order]], keys[order], last)
 
     found = best_of(np.arange(len(moves))[:, None], changes)
     if found is not None:
         return found
-    some = _promising(judge, changes) if len(moves) > _PAIRED else np.arange(len(moves))
+    some = _promising(objective, changes) if len(moves) > _PAIRED else np.arange(len(moves))
     pairs = some[np.stack(np.triu_indices(len(some), 1), 1)]
-    units = problem.unit_of[moves]
-    pairs = pairs[units[pairs[:, 0]] != units[pairs[:, 1]]]
+    groups = problem.group_of[moves]
+    pairs = pairs[groups[pairs[:, 0]] != groups[pairs[:, 1]]]
     found = best_of(pairs, changes[pairs].sum(1))
-    if found is not None or len(moves) > _TRIPLED or len(pairs) > last - judge.calls:
+    if found is not None or len(moves) > _TRIPLED or len(pairs) > last - objective.calls:
         return found
     cross = np.zeros((len(moves), len(moves)))
     for one, other in pairs:
-        both = judge.choice(_moved(problem, picks, moves[[one, other]])).error - here.error
+        both = _error(objective, picks, *moves[[one, other]]) - totals[0, 0]
         cross[one, other] = both - changes[one, 0] - changes[other, 0]
     triples = np.array([(*pair, third) for pair in pairs for third in range(pair[1] + 1, len(moves))], dtype=np.int64)
-    triples = triples.reshape(-1, 3)[:, :3]
-    triples = triples[units[triples[:, 1]] != units[triples[:, 2]]]
+    triples = triples.reshape(-1, 3)
+    triples = triples[groups[triples[:, 1]] != groups[triples[:, 2]]]
     change = changes[triples].sum(1)
     change[:, 0] += sum(cross[triples[:, one], triples[:, two]] for one, two in ((0, 1), (0, 2), (1, 2)))
     return best_of(triples, change)
 
 
-def _first_better(judge: Judge, picks: Picks, exchanges: NDArray[np.int64], keys: Floats, last: int) -> Picks | None:
+def _first_better(
+    objective: Objective, picks: Solution, exchanges: NDArray[np.int64], keys: Floats, last: int
+) -> Solution | None:
     """The first exchange that is better in truth. Only errors are estimated: what is worse without them isn't tried."""
-    now = judge.key(picks)
-    others: dict[Quantity, float] = {quantity: limit for quantity, limit in judge.limits.items() if quantity != "error"}
+    now = objective.key(picks)
+    others: Totals = {quantity: limit for quantity, limit in objective.limits.items() if quantity != "error"}
     for exchange, estimate in zip(exchanges, keys, strict=True):
-        if judge.minimise != "error" and now[0] == 0 and estimate[1] > now[1]:
+        if objective.minimise != "error" and now[0] == 0 and estimate[1] > now[1]:
             continue
-        changed = _moved(judge.problem, picks, exchange)
-        if judge.problem.choice(changed, 0.0).excess(others) > now[0]:
+        changed = _moved(objective.problem, picks, exchange)
+        if objective.problem.choice(changed, 0.0).excess(others) > now[0]:
             continue
-        if judge.calls >= last:
+        if objective.calls >= last:
             return None
-        if judge.key(changed) < now:
+        if objective.key(changed) < now:
             return changed
     return None
 
 
-def _promising(judge: Judge, changes: Floats) -> NDArray[np.int64]:
+def _promising(objective: Objective, changes: Floats) -> NDArray[np.int64]:
     """Exchanges that lower the error most, and those that free most of a limited quantity for their error."""
     half = _PAIRED // 2
     chosen = [np.argsort(changes[:, 0], kind="stable")[:half]]
-    limited = [quantity for quantity in {*judge.limits, judge.minimise} if quantity != "error"]
+    limited = [quantity for quantity in {*objective.limits, objective.minimise} if quantity != "error"]
     for quantity in sorted(limited):
         freed = -changes[:, QUANTITIES.index(quantity)]
         worth = np.where(freed > 0, np.maximum(changes[:, 0], 0.0) / np.maximum(freed, 1e-300), np.inf)
@@ -149,67 +165,22 @@ def _promising(judge: Judge, changes: Floats) -> NDArray[np.int64]:
     return np.unique(np.concatenate(chosen))
 
 
-def greedy(judge: Judge, calls: int) -> Picks | None:
-    """From the least errors on, the exchange that frees most of what is short for its true error, until limits hold.
-
-    A gain is looked at again only when it comes first (M. Minoux, *Accelerated greedy algorithms*, 1978). None where
-    limits can't be met so, or the calls are spent before.
-    """
-    problem, last = judge.problem, judge.calls + calls
-    limits: dict[Quantity, float] = {
-        quantity: limit for quantity, limit in judge.limits.items() if quantity != "error" and limit > 0
-    }
-    errors = np.where(problem.finite, problem.values[:, 0], np.inf)
-    ends = zip(problem.starts, problem.starts[1:], strict=False)
-    picks: Picks = tuple(int(np.argmin(errors[first:end])) for first, end in ends)
-    taken = np.zeros(len(errors), dtype=bool)
-    added = errors - errors[problem.rows(picks)][problem.unit_of]
-    while judge.choice(picks).excess(limits) > 0:
-        here, moves = judge.choice(picks), _moves(problem, picks)
-        changes = problem.values[moves] - problem.values[problem.rows(picks)[problem.unit_of[moves]]]
-        freed = np.zeros(len(moves))
-        for quantity, limit in limits.items():
-            over = getattr(here, quantity) - limit
-            freed += np.minimum(-changes[:, QUANTITIES.index(quantity)], over) / limit if over > 0 else 0.0
-        useful = (freed > 0) & ~taken[moves]  # an option given up again is not taken twice: that could go in circles
-        moves, freed = moves[useful], freed[useful]
-        fresh: set[int] = set()
-        while True:
-            if not len(moves) or judge.calls >= last:
-                return None
-            place = int(np.argmin(added[moves] / freed))
-            move = int(moves[place])
-            if move in fresh:
-                break
-            added[move] = judge.choice(_moved(problem, picks, (move,))).error - here.error
-            fresh.add(move)
-        taken[move] = True
-        picks = _moved(problem, picks, (move,))
-    return picks
+def _exchanges(objective: Objective, picks: Solution) -> tuple[Floats, NDArray[np.int64], Floats]:
+    """The totals [1, 5]; the options that may be taken instead, [n]; what each changes by its own error, [n, 5]."""
+    problem, here = objective.problem, objective.choice(picks)
+    current = problem.rows(picks)[problem.group_of]
+    moves = np.flatnonzero(problem.finite & (np.arange(len(current)) != current))
+    totals = np.array([[getattr(here, quantity) for quantity in QUANTITIES]])
+    return totals, moves, problem.values[moves] - problem.values[current[moves]]
 
 
-def linearised(judge: Judge, picks: Picks) -> Problem:
-    """The problem with errors of options that add up to the true error of every choice one exchange from ``picks``."""
-    problem = judge.problem
-    moves = _moves(problem, picks)
-    errors = np.zeros(len(problem.values))
-    errors[moves] = _single(judge, picks, moves)
-    return problem.with_errors(errors + judge.choice(picks).error / len(problem.units))
+def _error(objective: Objective, picks: Solution, *moves: int) -> float:
+    return objective.choice(_moved(objective.problem, picks, moves)).error
 
 
-def _moves(problem: Problem, picks: Picks) -> NDArray[np.int64]:
-    moves = np.flatnonzero(problem.finite)
-    return moves[moves != problem.rows(picks)[problem.unit_of[moves]]]
-
-
-def _single(judge: Judge, picks: Picks, moves: NDArray[np.int64]) -> list[float]:
-    here = judge.choice(picks).error
-    return [judge.choice(_moved(judge.problem, picks, (move,))).error - here for move in moves]
-
-
-def _moved(problem: Problem, picks: Picks, moves: Iterable[int]) -> Picks:
+def _moved(problem: Problem, picks: Solution, moves: Iterable[int]) -> Solution:
     changed = list(picks)
     for move in moves:
-        unit = int(problem.unit_of[move])
-        changed[unit] = int(move - problem.starts[unit])
+        group = int(problem.group_of[move])
+        changed[group] = int(move - problem.starts[group])
     return tuple(changed)

@@ -1,34 +1,26 @@
 """What serving stacks load: configurations of an assignment, and a checkpoint that equals its simulation.
 
-compressed_tensors · modelopt · torchao · vllm (configurations) · checkpoint (with folder, folding, pieces, storable,
-tensors) · opening (a checkpoint loaded again) · lint · record (what an export wrote) · plan and targets (shared).
+In: a model, an assignment of site names to scheme names, and the fitted quantisation parameters. Out: files, and notes
+of what they don't express. Called by `assay audit --export` and by users.
+
+exporting (all of it, into one folder) · configurations (a file for each stack) · checkpoint (quantised weights) ·
+lint · target and plan (what stacks are given) · patterns (names that they match) · manifest (what an export wrote).
 """
 
-from __future__ import annotations
-
-import json
-import tempfile
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-
-import torch
-
-from assay.precision.errors import CannotExport
-from assay.precision.export import record
-from assay.precision.export.checkpoint import Written, write_checkpoint
-from assay.precision.export.compressed_tensors import quantization_config
-from assay.precision.export.folder import config_json, dtype_of
+from assay.precision.export.checkpoint import (
+    Written,
+    load_checkpoint,
+    packed_zero_points,
+    unstorable,
+    write_checkpoint,
+)
+from assay.precision.export.configurations.compressed_tensors import quantization_config
+from assay.precision.export.configurations.modelopt import hf_quant_config
+from assay.precision.export.configurations.torchao import fqn_to_config
+from assay.precision.export.configurations.vllm import command_line, online_config
+from assay.precision.export.exporting import FORMATS, Exported, Part, clear, export
 from assay.precision.export.lint import lint, lint_config, lint_scales
-from assay.precision.export.modelopt import hf_quant_config
-from assay.precision.export.opening import load_checkpoint, packed_zero_points
-from assay.precision.export.pieces import pieces_of
-from assay.precision.export.plan import Recipe, plan_of
-from assay.precision.export.storable import unstorable
-from assay.precision.export.torchao import fqn_to_config
-from assay.precision.export.vllm import command_line, online_config
-from assay.precision.model.menu import Fits
-from assay.precision.model.sites import Site
+from assay.precision.export.target import Recipe
 
 __all__ = [
     "FORMATS",
@@ -51,152 +43,3 @@ __all__ = [
     "unstorable",
     "write_checkpoint",
 ]
-
-_FILES = {
-    "compressed-tensors": "quantization_config.json",
-    "modelopt": "hf_quant_config.json",
-    "torchao": "torchao.json",
-    "vllm": "vllm.json",
-}
-_RECIPES = {"modelopt": hf_quant_config, "torchao": fqn_to_config, "vllm": online_config}
-FORMATS = tuple(_FILES)
-"""The configurations that can be written."""
-_NOTHING = "can express nothing of this assignment, so nothing is written for it"
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One format of an export, or its checkpoint."""
-
-    format: str
-    """Of `FORMATS`, or "checkpoint"."""
-    paths: tuple[Path, ...]
-    held: dict[str, str]
-    """What of the assignment it expresses."""
-    bytes: int | None = None
-    """Of the checkpoint's tensors."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """What was written, and what it doesn't express or engines would do in silence, a line each."""
-
-    parts: tuple[Part, ...]
-    notes: tuple[str, ...]
-    refused: str = ""
-    """Why there is no checkpoint, where one was asked for and can't be written."""
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """Files, and the folder of the checkpoint."""
-        return tuple(path for part in self.parts for path in part.paths)
-
-
-def export(
-    model: torch.nn.Module,
-    assignment: Mapping[str, str],
-    out: str | Path,
-    formats: Collection[str] = FORMATS,
-    *,
-    sites: Mapping[str, Site],
-    fits: Fits,
-    source: str | Path | None = None,
-    dtype: torch.dtype | None = None,
-    target: str | None = None,
-    checkpoint: bool = False,
-    overwrite: bool = False,
-    partial: bool = False,
-) -> Exported:
-    """Write an assignment of site names to scheme names into the folder ``out``, as ``formats`` have it.
-
-    One file a format, and with "vllm" the command line too; with ``checkpoint`` a quantised checkpoint in
-    ``out/checkpoint``; and ``out/export.json``, which says of which assignment they are. What would express nothing of
-    it isn't written, and noted. source: the directory or hub name of the model. dtype: of what isn't quantised; by
-    default that of ``source``, else the model's. target: the device that `lint` is told.
-
-    partial: linears that the checkpoint can't hold as assigned stay as they are in it, and are noted; if it can't be
-    written even so, it alone is missing. overwrite: the files of an earlier export into ``out`` are removed, all of
-    them. Other files there stay in any case. If anything is refused, all is as it was.
-
-    Raises CannotExport, NotInstalled, UnknownDevice, UnknownScheme.
-    """
-    unknown = [name for name in formats if name not in _FILES]
-    if unknown:
-        raise CannotExport(f"expected formats of {', '.join(FORMATS)}, got {unknown[0]!r}")
-    folder = Path(out)
-    origin = Path(source) if source is not None and Path(source).is_dir() else None
-    if dtype is None:
-        dtype = dtype_of(model, config_json(model, origin)) if hasattr(model, "config") else torch.bfloat16
-    names = {name: [piece.name for piece in pieces] for name, pieces in pieces_of(model, sites).items()}
-    said: dict[str, list[str]] = {line: ["lint"] for line in lint(assignment, sites, target)}
-    texts: dict[str, str] = {}
-    parts: list[Part] = []
-    refused = ""
-    for name in dict.fromkeys(formats):
-        if name == "compressed-tensors":
-            recipe = quantization_config(assignment, sites, dtype, names)
-        else:
-            recipe = _RECIPES[name](assignment, sites, dtype)
-        files = _texts(name, recipe, str(source or "MODEL"), assignment, sites)
-        _note(said, name, [*recipe.notes, *([] if files else [_NOTHING])])
-        if files:
-            parts.append(Part(name, tuple(folder / file for file in files), recipe.held))
-        texts |= files
-    plan = plan_of(assignment, sites, dtype, experts=True)
-    if checkpoint and not (plan.linears or plan.experts or plan.cache == "kv-fp8"):
-        _note(said, "checkpoint", [_NOTHING])
-        checkpoint = False
-    record.check(folder, texts, overwrite)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as room:
-        place = Path(room) / "new"  # with the rights that a folder of the user has
-        place.mkdir()
-        for file, text in texts.items():
-            (place / file).write_text(text, encoding="utf-8")
-        if checkpoint:
-            try:
-                made = write_checkpoint(
-                    model,
-                    assignment,
-                    place / "checkpoint",
-                    sites=sites,
-                    fits=fits,
-                    source=origin,
-                    dtype=dtype,
-                    partial=partial,
-                )
-            except CannotExport as error:
-                if not partial:
-                    raise
-                refused = str(error)
-                _note(said, "checkpoint", [f"not written: {refused}"])
-            else:
-                parts.append(Part("checkpoint", (folder / "checkpoint",), made.held, made.bytes))
-                _note(said, "checkpoint", [line for line in made.notes if said.get(line) != ["lint"]])
-        notes = tuple(f"{', '.join(who)}: {line}" for line, who in said.items())
-        record.move(place, folder, assignment, notes, overwrite)
-    return Exported(tuple(parts), notes, refused)
-
-
-def clear(out: str | Path) -> bool:
-    """Remove what an earlier export wrote into the folder ``out``, and nothing else; whether there was anything."""
-    return record.remove(Path(out))
-
-
-def _note(said: dict[str, list[str]], who: str, lines: Collection[str]) -> None:
-    """Put down lines of a format, beside those that others said too."""
-    for line in lines:
-        said.setdefault(line, []).append(who)
-
-
-def _texts(
-    name: str, recipe: Recipe, model: str, assignment: Mapping[str, str], sites: Mapping[str, Site]
-) -> dict[str, str]:
-    """The files of a format by name; none where it expresses nothing."""
-    if not recipe.held:
-        return {}
-    texts = {_FILES[name]: json.dumps(recipe.content, indent=2) + "\n"}
-    if name != "vllm":
-        return texts
-    command = {"vllm.txt": command_line(model, assignment, sites) + "\n"}
-    return texts | command if recipe.content["targets"] else command

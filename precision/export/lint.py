@@ -1,19 +1,16 @@
 """What would go wrong, mostly in silence, when a serving stack loads an assignment: one line each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from assay.precision.export.plan import fused_name, listed, units_of
-from assay.precision.export.targets import matches
-from assay.precision.model.sites import Site
-from assay.precision.roofline import device_named, running
+from assay.precision.choice.roofline import device_named, running
+from assay.precision.export.patterns import matches
+from assay.precision.export.plan import fused_name, units_of
+from assay.precision.observation.sites import Site
 from assay.precision.schemes import SCHEMES, scheme_named
-
-__all__ = ["lint", "lint_config", "lint_scales"]
+from assay.runtime.errors import listed
 
 
 def lint(assignment: Mapping[str, str], sites: Mapping[str, Site], target: str | None = None) -> list[str]:
@@ -26,7 +23,7 @@ def lint(assignment: Mapping[str, str], sites: Mapping[str, Site], target: str |
     for unit, members in units_of(sites).items():
         names = {assignment.get(member) for member in members}
         if len(names) > 1:
-            choices = ", ".join(f"{_last(member)} {assignment.get(member, 'as it is')}" for member in members)
+            choices = ", ".join(f"{name.rpartition('.')[2]} {assignment.get(name, 'as it is')}" for name in members)
             found.append(f"{unit}: serving engines run its linears as one product, which takes one scheme: {choices}")
     found += _tied(assignment, sites)
     if target is not None:
@@ -111,7 +108,3 @@ def _tied(assignment: Mapping[str, str], sites: Mapping[str, Site]) -> list[str]
 
 def _classes(site: Site) -> tuple[str, ...]:
     return ("Embedding",) if site.place == "embedding" else ("Linear",)
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]

@@ -1,62 +1,85 @@
 """An assignment sorted by what an export can do with it: linears to quantise, linears to leave, caches, the rest."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 
 from assay.precision.errors import CannotExport
-from assay.precision.model.sites import Site
+from assay.precision.export.target import Recipe
+from assay.precision.observation.sites import Site
 from assay.precision.schemes import Scheme, scheme_named
+from assay.runtime.errors import listed
 
-__all__ = ["Notes", "Plan", "Recipe", "fused_name", "listed", "named", "plan_of", "units_of"]
+T = TypeVar("T")
 
 _CASTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    """What one serving stack reads."""
-
-    content: dict[str, Any]
-    held: dict[str, str]
-    """What of the assignment it expresses; empty: there is nothing that the stack would do."""
-    notes: tuple[str, ...] = ()
-    """One line for each kind of site that it can't express."""
-
-
-@dataclass(slots=True)
-class Notes:
-    """Reasons why sites are left out, gathered so that each is one line however many sites it concerns."""
-
-    sites: dict[tuple[str, str], list[str]] = field(default_factory=dict)
-
-    def add(self, site: str, scheme: str, reason: str) -> None:
-        self.sites.setdefault((scheme, reason), []).append(site)
-
-    def lines(self) -> tuple[str, ...]:
-        """One line a scheme and reason: the first site, how many more, why."""
-        return tuple(f"{scheme} at {listed(names)}: {reason}" for (scheme, reason), names in self.sites.items())
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
-    """An assignment by kind of site."""
+    """An assignment by kind of site, and reasons why sites are left out."""
 
-    linears: dict[str, Scheme]
+    linears: dict[str, Scheme] = field(default_factory=dict)
     """Linears that are quantised."""
-    experts: dict[str, Scheme]
+    experts: dict[str, Scheme] = field(default_factory=dict)
     """Parameters that hold several experts and are quantised."""
-    left: tuple[str, ...]
-    """Linears and embeddings that keep the checkpoint's dtype."""
-    caches: dict[str, Scheme]
+    caches: dict[str, Scheme] = field(default_factory=dict)
     """KV caches that are quantised."""
-    cache: str
+    left: tuple[str, ...] = ()
+    """Linears and embeddings that keep the checkpoint's dtype."""
+    cache: str = ""
     """The scheme of all KV caches, where they have one; else empty."""
-    notes: Notes
+    reasons: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    """Sites by scheme and reason: each is one line, however many sites it concerns."""
+
+    @property
+    def weights(self) -> dict[str, Scheme]:
+        """Linears and experts."""
+        return {**self.linears, **self.experts}
+
+    def note(self, site: str, scheme: str, reason: str) -> None:
+        """Say why a site is left out."""
+        self.reasons.setdefault((scheme, reason), []).append(site)
+
+    def recipe(self, content: dict[str, Any], held: Iterable[str]) -> Recipe:
+        """What a stack reads, the sites that it expresses, and the notes: the first site, how many more, why."""
+        schemes = {**self.weights, **self.caches}
+        notes = (f"{scheme} at {listed(sites)}: {reason}" for (scheme, reason), sites in self.reasons.items())
+        return Recipe(content, {name: schemes[name].name for name in held}, tuple(notes))
+
+    def expressed(self, entry_of: Callable[[Scheme], tuple[T | None, str]]) -> dict[str, T]:
+        """What a stack has for each linear; ``entry_of`` a scheme, or why it has nothing, which is noted."""
+        found = {}
+        for name, scheme in self.linears.items():
+            entry, reason = entry_of(scheme)
+            if entry is None:
+                self.note(name, scheme.name, reason)
+            else:
+                found[name] = entry
+        return found
+
+    def fused(self, sites: Mapping[str, Site], entries: Mapping[str, T], what: str) -> dict[str, tuple[T | None, ...]]:
+        """The entries, each once, of linears that vLLM runs as one, by its name for them; several are noted."""
+        found: dict[str, tuple[T | None, ...]] = {}
+        for unit, members in units_of(sites).items():
+            if name := fused_name(unit):
+                several = [entries.get(member) for member in members]
+                found[name] = tuple(each for place, each in enumerate(several) if each not in several[:place])
+                if len(found[name]) > 1:
+                    words = f"vLLM runs {len(members)} linears as {name}, which has no {what}: they differ"
+                    self.note(unit, "mixed", words)
+        return found
+
+    def fp8_caches(self, otherwise: str) -> dict[str, Scheme]:
+        """All KV caches, where they are e4m3; of stacks that know nothing else. ``otherwise``: why others are noted."""
+        if self.cache == "kv-fp8":
+            return self.caches
+        for name, scheme in self.caches.items():
+            one = "one scheme holds for the caches of all layers"
+            self.note(name, scheme.name, one if scheme.name == "kv-fp8" else otherwise)
+        return {}
 
 
 def plan_of(
@@ -76,46 +99,32 @@ def plan_of(
     if unknown:
         raise CannotExport(f"expected sites of the model, got {unknown[0]!r}: take names from audit(...).sites")
     schemes = {name: scheme_named(scheme) for name, scheme in assignment.items()}
-    notes = Notes()
-    linears: dict[str, Scheme] = {}
-    together: dict[str, Scheme] = {}
-    caches: dict[str, Scheme] = {}
+    plan = Plan()
     for name, scheme in schemes.items():
         site = sites[name]
         if scheme.name in _CASTS or scheme.name == "tf32":
             if _CASTS.get(scheme.name) != dtype:
                 kept = str(dtype).removeprefix("torch.")
-                notes.add(name, scheme.name, f"what isn't quantised is stored and computed in {kept}")
+                plan.note(name, scheme.name, f"what isn't quantised is stored and computed in {kept}")
         elif site.place == "kv_cache":
-            caches[name] = scheme
+            plan.caches[name] = scheme
         elif site.place not in ("linear", "embedding") or scheme.weight is None:
-            notes.add(name, scheme.name, "only weights, inputs of linears and the KV cache can be given a format")
+            plan.note(name, scheme.name, "only weights, inputs of linears and the KV cache can be given a format")
         elif site.place == "embedding":
-            notes.add(name, scheme.name, "no serving stack loads a quantised table of embeddings")
+            plan.note(name, scheme.name, "no serving stack loads a quantised table of embeddings")
         elif len(site.shape) > 2 and experts:
-            together[name] = scheme
+            plan.experts[name] = scheme
         elif len(site.shape) > 2:
-            notes.add(name, scheme.name, "experts held in one parameter have no name here")
+            plan.note(name, scheme.name, "experts held in one parameter have no name here")
         else:
-            linears[name] = scheme
+            plan.linears[name] = scheme
     for name, site in sites.items():  # a tied weight follows the site that owns it
-        if site.tied in linears and name not in assignment:
-            linears[name] = linears[site.tied]
-    left = tuple(name for name, site in sites.items() if site.shape and name not in linears and name not in together)
+        if site.tied in plan.linears and name not in assignment:
+            plan.linears[name] = plan.linears[site.tied]
+    left = tuple(name for name, site in sites.items() if site.shape and name not in plan.weights)
     every = {name for name, site in sites.items() if site.place == "kv_cache"}
-    shared = {scheme.name for scheme in caches.values()}
-    cache = shared.pop() if set(caches) == every and len(shared) == 1 else ""
-    return Plan(linears, together, left, caches, cache, notes)
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
-    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-
-
-def named(schemes: Mapping[str, Scheme]) -> dict[str, str]:
-    """Schemes by their names, as assignments have them."""
-    return {site: scheme.name for site, scheme in schemes.items()}
+    shared = {scheme.name for scheme in plan.caches.values()}
+    return replace(plan, left=left, cache=shared.pop() if set(plan.caches) == every and len(shared) == 1 else "")
 
 
 def units_of(names: Mapping[str, Site]) -> dict[str, list[str]]:

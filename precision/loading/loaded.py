@@ -1,5 +1,7 @@
 """What `load` gives: a model, its tokenizer, and what an audit must know of them."""
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -8,8 +10,6 @@ import torch
 
 from assay.precision.errors import BadText
 from assay.precision.loading.text import batches_of
-
-__all__ = ["Kind", "Loaded"]
 
 Kind: TypeAlias = Literal["causal_lm", "encoder", "classifier", "module", "exported"]
 
@@ -55,3 +55,11 @@ class Loaded:
                 f"{self.vocabulary} ids; put the model's own tokenizer beside config.json"
             )
         return batches
+
+
+def commonest_dtype(weights: Iterable[tuple[torch.dtype, int]]) -> torch.dtype:
+    """The dtype of most values, given dtype and count of each tensor; float32 where there are none."""
+    counts: Counter[torch.dtype] = Counter()
+    for dtype, count in weights:
+        counts[dtype] += count
+    return counts.most_common(1)[0][0] if counts else torch.float32

@@ -1,22 +1,23 @@
 """Hugging Face directories: what they hold is checked first, then transformers builds the model."""
 
-from __future__ import annotations
-
-import importlib
+import json
+import math
+import tempfile
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 
-from assay.precision.errors import BadModel, NotInstalled, UntrustedModel
-from assay.precision.loading.checks import commonest_dtype
-from assay.precision.loading.loaded import Kind, Loaded
-from assay.precision.loading.placement import Placement
+from assay.formats.errors import UnknownOption
+from assay.precision.errors import BadModel, UntrustedModel
+from assay.precision.loading.loaded import Kind, Loaded, commonest_dtype
 from assay.precision.loading.quiet import one_line, quiet
-from assay.precision.loading.shards import headers_of, json_of
-
-__all__ = ["from_directory"]
+from assay.runtime.errors import listed
+from assay.runtime.heap import map_blocks
+from assay.runtime.lazy import optional
 
 _CLASSES: tuple[tuple[str, str, Kind], ...] = (
     ("ForCausalLM", "AutoModelForCausalLM", "causal_lm"),
@@ -28,6 +29,9 @@ _CLASSES: tuple[tuple[str, str, Kind], ...] = (
 """How an architecture's name ends, the class of transformers that loads it, and what it is."""
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "*.tiktoken")
+
+
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def from_directory(
@@ -51,12 +55,9 @@ def from_directory(
     automatic, kind = _class_of(path, config)
     headers = headers_of(path, trust)
     stored = commonest_dtype((stored, count) for stored, count in headers.values() if stored is not None)
-    placed = (
-        None if max_memory is None else Placement.of(max_memory, {kind for kind, _ in headers.values() if kind}, dtype)
-    )
-    transformers = _transformers(name)
     with quiet():
-        model = _model(getattr(transformers, automatic), path, trust, dtype, headers, placed)
+        transformers = optional("transformers", purpose=name, extra="audit")
+        model = _model(getattr(transformers, automatic), path, trust, dtype, headers, max_memory)
         tokenizer = _tokenizer(transformers, path, trust)
     embedding = model.get_input_embeddings()
     return Loaded(
@@ -95,32 +96,34 @@ def _class_of(path: Path, config: dict[str, Any]) -> tuple[str, Kind]:
     return known[0]
 
 
-def _transformers(name: str) -> Any:
-    try:
-        with quiet():
-            return importlib.import_module("transformers")
-    except ImportError as error:
-        raise NotInstalled(f"{name} needs transformers ({one_line(error)}): pip install kernel-assay[audit]") from None
-
-
 def _model(
-    automatic: Any, path: Path, trust: bool, dtype: torch.dtype, headers: dict[str, Any], placed: Placement | None
+    automatic: Any,
+    path: Path,
+    trust: bool,
+    dtype: torch.dtype,
+    headers: dict[str, Any],
+    max_memory: int | Mapping[int | str, int] | None,
 ) -> Any:
+    # Weights that transformers stores otherwise than it computes with them are written there.
+    folder = tempfile.TemporaryDirectory(prefix="assay-", ignore_cleanup_errors=True)
+    placed: dict[str, Any] = {"dtype": dtype}
+    if max_memory is not None:
+        stored = {kind for kind, _ in headers.values() if kind}
+        placed = {**_placed(max_memory, stored, dtype), "offload_folder": folder.name}
     try:
         model, report = automatic.from_pretrained(
             path,
-            dtype=placed.dtype if placed else dtype,
             experts_implementation="eager",
             local_files_only=True,
             trust_remote_code=trust,
             use_safetensors=bool(headers),
             ignore_mismatched_sizes=True,  # they are reported
             output_loading_info=True,
-            **(placed.options() if placed else {}),
+            **placed,
         )
     except Exception as error:
         lacking = _missing(automatic, path, headers) if "conversion" in str(error) else []
-        reason = f"weights of an expert are missing: {_listed(lacking)}" if lacking else one_line(error)
+        reason = f"weights of an expert are missing: {listed(lacking)}" if lacking else one_line(error)
         raise BadModel(f"{path} can't be loaded by transformers ({reason}); fetch it again") from error
     wrong = [
         f"{name} is {tuple(stored)}, by config.json {tuple(expected)}"
@@ -132,14 +135,40 @@ def _model(
         ("has a tensor of another shape:", wrong),
     ):
         if names:
-            raise BadModel(f"{path} {problem} {_listed(names)}; the weights and config.json must be of one model")
-    return placed.settle(model, dtype) if placed else model
+            raise BadModel(f"{path} {problem} {listed(names)}; the weights and config.json must be of one model")
+    if max_memory is not None:
+        map_blocks()  # a bound on memory is nothing unless the process returns what it frees
+        weakref.finalize(model, folder.cleanup)
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(dtype)  # of one on the meta device: what is read is cast to it
+        model.config.dtype = dtype
+    return model
+
+
+def _placed(memory: int | Mapping[int | str, int], stored: set[torch.dtype], held: torch.dtype) -> dict[str, Any]:
+    """What from_pretrained is asked for, so that at most so many bytes of weights of dtype ``held`` stay on a device.
+
+    stored: the dtypes in files, which they are read in; float32 where there are several, so that none is rounded.
+    Raises `UnknownOption`.
+    """
+    devices = memory if isinstance(memory, Mapping) else {"cpu": memory}
+    for device, count in devices.items():
+        if count < 0:
+            raise UnknownOption(f"max_memory of {count} bytes on {device}; expected at least 0")
+    (dtype,) = stored if len(stored) == 1 else (torch.float32,)
+    scaled = {device: count * dtype.itemsize // held.itemsize for device, count in devices.items()}
+    if not any(scaled.values()):
+        return {"dtype": dtype, "device_map": {"": "disk"}}
+    return {"dtype": dtype, "device_map": "auto", "max_memory": scaled}
 
 
 def _missing(automatic: Any, path: Path, headers: dict[str, Any]) -> list[str]:
     """The tensors that transformers would store for this configuration and that the files lack."""
-    conversion = importlib.import_module("transformers.core_model_loading")
-    config = importlib.import_module("transformers").AutoConfig.from_pretrained(path, local_files_only=True)
+    conversion = optional("transformers.core_model_loading", purpose=str(path), extra="audit")
+    config = optional("transformers", purpose=str(path), extra="audit").AutoConfig.from_pretrained(
+        path, local_files_only=True
+    )
     with torch.device("meta"):
         model = automatic.from_config(config)
     return sorted(set(conversion.revert_weight_conversion(model, model.state_dict())) - set(headers))
@@ -155,5 +184,63 @@ def _tokenizer(transformers: Any, path: Path, trust: bool) -> Any:
         raise BadModel(f"{path}: its tokenizer can't be loaded ({one_line(error)}); fetch its files again") from error
 
 
-def _listed(names: list[str]) -> str:
-    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+def json_of(path: Path) -> dict[str, object]:
+    """The JSON object in a file. Raises `BadModel` if there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadModel(f"{path.parent} has no {path.name}; expected a model in the form of save_pretrained") from None
+    except (OSError, ValueError) as error:
+        raise BadModel(f"{path} can't be read as JSON ({one_line(error)}); fetch it again") from None
+    if not isinstance(content, dict):
+        raise BadModel(f"{path} holds a {type(content).__name__}; expected a JSON object")
+    return content
+
+
+def headers_of(path: Path, trust: bool) -> dict[str, tuple[torch.dtype | None, int]]:
+    """Dtype (None where it isn't one of the usual floating ones) and count of values of each tensor in ``path``.
+
+    Empty where there are only pickled weights and ``trust`` allows them. Raises `BadModel` for files that are missing,
+    damaged or not what the index says, `UntrustedModel` for pickled weights.
+    """
+    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    if single.is_file():
+        return _header(single)
+    if not index.is_file():
+        return _without_safetensors(path, trust)
+    places = json_of(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+        raise BadModel(f"{index} has no weight_map of tensors to files; fetch it again")
+    found: dict[str, tuple[torch.dtype | None, int]] = {}
+    for file in sorted(set(places.values())):
+        if not (path / file).is_file():
+            raise BadModel(f"{path} lacks {file}, which {index.name} names; fetch it again")
+        header = _header(path / file)
+        lost = [name for name, place in places.items() if place == file and name not in header]
+        if lost:
+            raise BadModel(
+                f"{path / file} lacks {listed(lost, 'tensors')}, which {index.name} says it has; fetch both again"
+            )
+        found |= header
+    return found
+
+
+def _without_safetensors(path: Path, trust: bool) -> dict[str, tuple[torch.dtype | None, int]]:
+    pickles = sorted(file.name for file in path.glob("*.bin"))
+    if pickles and trust:
+        return {}
+    if pickles:
+        raise UntrustedModel(
+            f"{path} has its weights only as pickle ({pickles[0]}), which runs code when it is read; "
+            "store them as model.safetensors (save_pretrained does), or allow it by trust=True"
+        )
+    raise BadModel(f"{path} has no weights; expected model.safetensors, or its shards and their index")
+
+
+def _header(file: Path) -> dict[str, tuple[torch.dtype | None, int]]:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
+            return {name: (_DTYPES.get(s.get_dtype()), math.prod(s.get_shape())) for name, s in slices.items()}
+    except (OSError, SafetensorError) as error:
+        raise BadModel(f"{file} is no safetensors file, or is cut off ({one_line(error)}); fetch it again") from None

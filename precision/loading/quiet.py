@@ -6,8 +6,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["one_line", "quiet"]
-
 
 @contextmanager
 def quiet() -> Iterator[None]:

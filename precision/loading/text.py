@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from assay.precision.errors import BadText, UnknownOption
-
-__all__ = ["batches_of"]
+from assay.formats.errors import UnknownOption
+from assay.precision.errors import BadText
 
 
 def batches_of(
@@ -40,7 +39,8 @@ def batches_of(
     if room < 1:
         raise UnknownOption(f"sequence={sequence} leaves no room beside {len(before) + len(after)} special tokens")
     if lines:
-        rows = _spread([_tokens(tokenizer, line)[:room] for line in content.splitlines() if line.strip()], sequences)
+        rows = [_tokens(tokenizer, line)[:room] for line in content.splitlines() if line.strip()]
+        rows = [rows[index * len(rows) // sequences] for index in range(sequences)] if len(rows) > sequences else rows
     else:
         rows = _cuts(_tokens(tokenizer, content), room, sequences)
     count = sum(len(row) for row in rows)
@@ -92,12 +92,6 @@ def _cuts(tokens: list[int], length: int, most: int) -> list[list[int]]:
     free = len(tokens) - length
     starts = [index * free // (count - 1) for index in range(count)]
     return [tokens[start : start + length] for start in starts]
-
-
-def _spread(rows: list[list[int]], most: int) -> list[list[int]]:
-    if len(rows) <= most:
-        return rows
-    return [rows[index * len(rows) // most] for index in range(most)]
 
 
 def _stacked(rows: list[list[int]], padding: int) -> dict[str, torch.Tensor]:

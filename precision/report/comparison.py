@@ -1,18 +1,17 @@
 """Two assignments of one model side by side: predicted, measured, and whether they can be told apart."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from assay.precision.amounts import in_bytes, in_error, in_seconds
 from assay.precision.auditing import Audit
-from assay.precision.report.content import costs
+from assay.precision.choice.assignment import Assignment
+from assay.precision.report.content import assigned
 from assay.precision.report.summary import interval
 from assay.precision.report.words import counted, plain
-
-__all__ = ["compared", "in_lines"]
 
 
 def compared(
@@ -25,17 +24,11 @@ def compared(
     model.
     """
     both = []
-    for name, assignment in zip(names, assignments, strict=True):
-        prediction, cost = audit.predict(assignment), audit.cost(assignment)
-        both.append(
-            {
-                "name": name,
-                "assignment": dict(assignment),
-                "prediction": {key: plain(getattr(prediction, key)) for key in ("error", "low", "high")},
-                "measured": plain(audit.measure(assignment)),
-                **costs(cost, decodes),
-            }
-        )
+    for name, schemes in zip(names, assignments, strict=True):
+        assignment = Assignment(schemes)
+        assignment.prediction, assignment.cost = audit.predict(schemes), audit.cost(schemes)
+        assignment.measured = audit.measure(schemes)
+        both.append({"name": name, **plain(msgspec.to_builtins(assigned(assignment, decodes)))})
     first, second = assignments
     differ = [name for name in audit.sites if first.get(name) != second.get(name)]
     words, better = _verdict(both, audit.noise_floor)

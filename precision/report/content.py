@@ -1,61 +1,31 @@
 """What an audit found, as plain data: the content of audit.json, which the page and the summary show."""
 
-from __future__ import annotations
-
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import msgspec
 import torch
 
 from assay.precision.advice import Finding
 from assay.precision.amounts import in_bytes, in_error
 from assay.precision.auditing import Audit
+from assay.precision.choice.assignment import Assignment
+from assay.precision.choice.roofline import Cost
 from assay.precision.export import Part
-from assay.precision.model.sites import Seen, Site
-from assay.precision.prediction import Prediction
-from assay.precision.recommendation import Assignment
+from assay.precision.observation.sites import Site
+from assay.precision.prediction.quadratic_form import Prediction
+from assay.precision.report import record
 from assay.precision.report.words import Group, grouped, place_of, plain
-from assay.precision.roofline import Cost
 from assay.precision.schemes import SCHEMES
 
-__all__ = ["About", "content_of", "costs", "schema_version"]
-
-schema_version = 1
 _WORST = 6
 """Sites whose channels are shown."""
 _CHANNELS = 1024
 """Points of one site's channels that are kept; of more, the largest of equal runs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class About:
-    """What an audit was asked: as the user gave it, and what came of it."""
-
-    model: str
-    kind: str
-    stored: str
-    """Dtype of most weights."""
-    text: str
-    sequences: int
-    tokens: int
-    formats: Sequence[str]
-    context: int
-    fingerprint: str
-    budgets: Mapping[str, float | None] = field(default_factory=dict)
-    assumed: bool = False
-    """Nobody gave a budget: it is half of the model's bytes."""
-    fixed: Sequence[str] = ()
-    """Sites that keep their format because something is exported."""
-
-    @property
-    def decodes(self) -> bool:
-        """Whether the model has a KV cache and decode steps, which encoders and classifiers don't."""
-        return self.kind not in ("encoder", "classifier")
 
 
 def content_of(
@@ -63,78 +33,68 @@ def content_of(
     chosen: Assignment,
     front: Sequence[tuple[float, float, Prediction, Assignment]],
     findings: Sequence[Finding],
-    about: About,
     exports: Sequence[Part] = (),
+    *,
+    model: record.Model,
+    data: record.Data,
+    settings: record.Settings,
+    fingerprint: str,
 ) -> dict[str, Any]:
-    """The content of audit.json: only what JSON has, by the schema audit.schema.json.
+    """The content of audit.json, a `record.Content`: only what JSON has, by the schema audit.schema.json.
 
     front: as `Audit.pareto` gives it. findings: as `advise` gives them, the most important first. exports: what was
     written of ``chosen``. Numbers that aren't finite are strings, errors that nobody measured null.
     """
     sites = [_site(audit, site, chosen) for site in audit.sites]
-    untouched, decodes = audit.cost({}), about.decodes
-    return {
-        "schema": schema_version,
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {name: _version(name) for name in ("kernel-assay", "torch", "transformers", "numpy")}
+    groups = [group for group in grouped(msgspec.to_builtins(sites)) if group.scheme or group.weighty]
+    untouched = audit.cost({})
+    content = record.Content(
+        schema=1,
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions={name: _version(name) for name in ("kernel-assay", "torch", "transformers", "numpy")}
         | {"python": platform.python_version()},
-        "model": {
-            "name": about.model,
-            "kind": about.kind,
-            "stored": about.stored,
-            "parameters": sum(parameter.numel() for parameter in audit.model.parameters()),
-        },
-        "data": {"text": about.text, "sequences": about.sequences, "tokens": about.tokens},
-        "settings": {
-            "metric": audit.metric.name,
-            "unit": audit.metric.unit,
-            "target": audit.target,
-            "formats": list(about.formats),
-            "context": about.context,
-            "budgets": {name: limit for name, limit in about.budgets.items() if limit is not None},
-            "assumed": about.assumed,
-            "fixed": [str(name) for name in about.fixed],
-        },
-        "fingerprint": about.fingerprint,
-        "seconds": {stage: round(spent, 3) for stage, spent in audit.seconds.items()},
-        "noise_floor": plain(audit.noise_floor),
-        "device": audit.target or "h100",
-        "untouched": costs(untouched, decodes),
-        "recommended": _assignment(chosen, decodes) | {"met": chosen.met, "why": chosen.why},
-        "exports": [_export(audit, part) for part in exports],
-        "pareto": [_assignment(assignment, decodes) for _, _, _, assignment in front],
-        "changes": [_change(audit, group, chosen, untouched) for group in grouped(sites) if _matters(group, sites)],
-        "calibration": [_pair(audit, assignment, pair.measured) for assignment, pair in audit.measured],
-        "sites": sites,
-        "outliers": _outliers(audit),
-        "findings": [_finding(finding) for finding in findings],
-    }
+        model=model,
+        data=data,
+        settings=settings,
+        fingerprint=fingerprint,
+        seconds={stage: round(spent, 3) for stage, spent in audit.seconds.items()},
+        noise_floor=audit.noise_floor,
+        device=audit.target or "h100",
+        untouched=record.Costs(**_costs(untouched, model.decodes)),
+        recommended=record.Recommended(**assigned(chosen, model.decodes), met=chosen.met, why=chosen.why),
+        exports=[_export(audit, part) for part in exports],
+        pareto=[record.Assigned(**assigned(assignment, model.decodes)) for *_, assignment in front],
+        changes=[_change(audit, group, chosen, untouched) for group in groups],
+        calibration=[
+            record.Pair(_told(audit.predict(assignment)), pair.measured, len(assignment))
+            for assignment, pair in audit.measured
+        ],
+        sites=sites,
+        outliers=_outliers(audit),
+        findings=msgspec.convert(findings, list[record.Finding], from_attributes=True),
+    )
+    # Budgets keep all their digits: others are compared with them.
+    return {**plain(msgspec.to_builtins(content)), "settings": msgspec.to_builtins(settings)}
 
 
-def _site(audit: Audit, site: Site, chosen: Mapping[str, str]) -> dict[str, Any]:
-    place = place_of(str(site))
+def _site(audit: Audit, site: Site, chosen: Mapping[str, str]) -> record.Site:
+    layer, kind = place_of(str(site))
     menu = () if site.tied else audit.menu(site)
-    return {
-        "name": str(site),
-        "place": site.place,
-        "role": site.role,
-        "shape": list(site.shape),
-        "unit": site.unit,
-        "tied": site.tied or None,
-        "layer": place.layer,
-        "kind": place.kind,
-        "scheme": chosen.get(site.tied or str(site)),
-        "alone": {scheme: plain(audit.contribution(str(site), scheme)) for scheme in menu},
-        **_spread(audit, site),
-    }
-
-
-def _spread(audit: Audit, site: Site) -> dict[str, Any]:
-    """Largest magnitude at a site, and how often that of the median channel it is."""
-    seen = _seen(audit, site)
-    if seen is None or seen.largest is None:
-        return {"largest": None, "outlier": None}
-    return {"largest": plain(float(seen.largest.max())), "outlier": plain(_ratio(seen.largest))}
+    largest = audit.observed.largest(site)
+    return record.Site(
+        name=str(site),
+        place=site.place,
+        role=site.role,
+        shape=list(site.shape),
+        unit=site.unit,
+        tied=site.tied or None,
+        layer=layer,
+        kind=kind,
+        scheme=chosen.get(site.tied or str(site)),
+        alone={scheme: audit.contribution(str(site), scheme) for scheme in menu},
+        largest=None if largest is None else float(largest.max()),
+        outlier=None if largest is None else _ratio(largest),
+    )
 
 
 def _ratio(largest: torch.Tensor) -> float:
@@ -142,29 +102,24 @@ def _ratio(largest: torch.Tensor) -> float:
     return float(largest.max()) / middle if middle > 0 and len(largest) > 1 else math.nan
 
 
-def _seen(audit: Audit, site: Site) -> Seen | None:
-    parts = [audit.seen[name, part] for name, part in audit.seen if name == str(site)]
-    return max(parts, key=lambda seen: -1.0 if seen.largest is None else float(seen.largest.max()), default=None)
-
-
-def _outliers(audit: Audit) -> list[dict[str, Any]]:
+def _outliers(audit: Audit) -> list[record.Outlier]:
     """Channels of the sites whose largest is furthest from their median; of what several linears read, the first."""
     found: dict[tuple[float, int], tuple[float, str, torch.Tensor]] = {}
     for site in audit.sites:
-        seen = _seen(audit, site)
-        if seen is None or seen.largest is None or not math.isfinite(ratio := _ratio(seen.largest)):
+        largest = audit.observed.largest(site)
+        if largest is None or not math.isfinite(ratio := _ratio(largest)):
             continue
-        key = (float(seen.largest.double().sum()), len(seen.largest))
+        key = (float(largest.double().sum()), len(largest))
         if key not in found or (site.place == "linear" and not found[key][1].startswith("linear ")):
-            found[key] = (ratio, f"{site.place} {site}", seen.largest)
+            found[key] = (ratio, f"{site.place} {site}", largest)
     worst = sorted(found.values(), key=lambda entry: (-entry[0], entry[1]))[:_WORST]
     return [
-        {
-            "site": name.partition(" ")[2],
-            "outlier": plain(ratio),
-            "channels": len(largest),
-            "largest": [float(f"{value:.4g}") for value in _thinned(largest).tolist()],
-        }
+        record.Outlier(
+            site=name.partition(" ")[2],
+            outlier=ratio,
+            channels=len(largest),
+            largest=[float(f"{value:.4g}") for value in _thinned(largest).tolist()],
+        )
         for ratio, name, largest in worst
     ]
 
@@ -175,56 +130,41 @@ def _thinned(largest: torch.Tensor) -> torch.Tensor:
     return torch.stack([run.max() for run in largest.tensor_split(_CHANNELS)])
 
 
-def costs(cost: Cost, decodes: bool) -> dict[str, Any]:
+def _costs(cost: Cost, decodes: bool) -> dict[str, Any]:
     """Whole bytes and seconds; null for the KV cache and the decode step of a model that has none."""
     return {
         "bytes": round(cost.bytes),
         "kv_bytes": round(cost.kv_bytes) if decodes else None,
-        "prefill": plain(cost.prefill),
-        "decode": plain(cost.decode) if decodes else None,
+        "prefill": cost.prefill,
+        "decode": cost.decode if decodes else None,
     }
 
 
-def _prediction(prediction: Prediction) -> dict[str, Any]:
-    return {name: plain(getattr(prediction, name)) for name in ("error", "low", "high")}
-
-
-def _assignment(assignment: Assignment, decodes: bool) -> dict[str, Any]:
+def assigned(assignment: Assignment, decodes: bool) -> dict[str, Any]:
+    """The fields of a `record.Assigned`; ``decodes``: the model has a KV cache and decode steps."""
     return {
         "assignment": dict(assignment),
-        "prediction": _prediction(assignment.prediction),
-        "measured": plain(assignment.measured),
-        **costs(assignment.cost, decodes),
+        "prediction": _told(assignment.prediction),
+        "measured": assignment.measured,
+        **_costs(assignment.cost, decodes),
     }
 
 
-def _export(audit: Audit, part: Part) -> dict[str, Any]:
+def _told(prediction: Prediction) -> record.Prediction:
+    return record.Prediction(prediction.error, prediction.low, prediction.high)
+
+
+def _export(audit: Audit, part: Part) -> record.Export:
     """A part of an export, with the bytes of what it expresses where it holds no weights itself."""
     size = round(audit.cost(part.held).bytes) if part.bytes is None else part.bytes
-    paths = [str(path) for path in part.paths]
-    return {"format": part.format, "paths": paths, "sites": len(part.held), "bytes": size}
+    return record.Export(part.format, [str(path) for path in part.paths], len(part.held), size)
 
 
-def _pair(audit: Audit, assignment: Mapping[str, str], measured: float) -> dict[str, Any]:
-    return {"prediction": _prediction(audit.predict(assignment)), "measured": plain(measured), "sites": len(assignment)}
-
-
-def _matters(group: Group, sites: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a group changes something, or keeps a weight or a cache that it might have changed."""
-    places = {site["name"]: site["place"] for site in sites}
-    return bool(group.scheme) or places[group.sites[0]] in ("linear", "embedding", "kv_cache")
-
-
-def _change(audit: Audit, group: Group, chosen: Mapping[str, str], untouched: Cost) -> dict[str, Any]:
+def _change(audit: Audit, group: Group, chosen: Mapping[str, str], untouched: Cost) -> record.Change:
     """What a group takes, what that saves, what it costs, and why in words."""
-    about = {
-        "kind": group.kind,
-        "layers": list(group.layers),
-        "scheme": group.scheme or None,
-        "sites": list(group.sites),
-    }
+    about = (group.kind, list(group.layers), group.scheme or None, list(group.sites))
     if not group.scheme:
-        return about | {"saved": 0, "error": 0.0, "words": f"{group.where}: stays as it is{_mildest(audit, group)}."}
+        return record.Change(*about, 0, 0.0, f"{group.where}: stays as it is{_mildest(audit, group)}.")
     alone = dict.fromkeys(group.sites, group.scheme)
     cost, error, whole = audit.cost(alone), audit.predict(alone).error, audit.predict(chosen).error
     saved = untouched.bytes - cost.bytes + untouched.kv_bytes - cost.kv_bytes
@@ -234,7 +174,7 @@ def _change(audit: Audit, group: Group, chosen: Mapping[str, str], untouched: Co
         does = f"takes {in_bytes(-saved)} more" if saved < 0 else "saves no bytes"
     share = f", {_percent(error / whole)} of what all together cost" if 0 < error <= whole < math.inf else ""
     words = f"{group.where}: {group.scheme}; {does}, and alone costs {in_error(error)}{share}."
-    return about | {"saved": round(saved), "error": plain(error), "words": words}
+    return record.Change(*about, round(saved), error, words)
 
 
 def _percent(share: float) -> str:
@@ -254,27 +194,10 @@ def _mildest(audit: Audit, group: Group) -> str:
 
 def _width(scheme: str, audit: Audit, name: str) -> float:
     """Bits that a scheme stores a value in, scales included; infinite where it stores none."""
-    site = next(site for site in audit.sites if site == name)
+    site = audit.observed.site(name)
     stored = SCHEMES[scheme].activation if site.place == "kv_cache" else SCHEMES[scheme].weight
     shape = site.shape[-2:] or (1, 64)
     return math.inf if stored is None else stored.bits(shape) / math.prod(shape)
-
-
-def _finding(finding: Finding) -> dict[str, Any]:
-    return {
-        "kind": finding.kind,
-        "site": finding.site,
-        "words": finding.words,
-        "numbers": {key: _value(value) for key, value in finding.numbers.items()},
-        "remedy": finding.remedy,
-    }
-
-
-def _value(value: Any) -> Any:
-    """A number, name or sequence of them as JSON has it."""
-    if isinstance(value, list | tuple):
-        return [_value(each) for each in value]
-    return plain(value) if isinstance(value, float) else value
 
 
 def _version(name: str) -> str | None:

@@ -1,8 +1,5 @@
 """The report of an audit as one HTML file that needs nothing from a network."""
 
-from __future__ import annotations
-
-import importlib
 import json
 from collections.abc import Mapping
 from functools import cache
@@ -12,11 +9,9 @@ from typing import Any
 import jinja2
 
 from assay.precision.amounts import in_bytes, in_error, in_seconds
-from assay.precision.errors import NotInstalled
 from assay.precision.report.summary import budget_lines, coverage, export_lines, fixed_lines, interval
 from assay.precision.report.words import counted, grouped
-
-__all__ = ["page", "plotly_source"]
+from assay.runtime.lazy import optional
 
 _TEMPLATES = Path(__file__).with_name("templates")
 
@@ -43,38 +38,20 @@ def page(content: Mapping[str, Any]) -> str:
 @cache
 def plotly_source() -> str:
     """plotly.js, whole. Raises NotInstalled."""
-    try:
-        return str(importlib.import_module("plotly.offline").get_plotlyjs())
-    except ImportError:
-        raise NotInstalled("report.html needs plotly: pip install kernel-assay[audit]") from None
+    return str(optional("plotly.offline", purpose="report.html", extra="audit").get_plotlyjs())
 
 
 def _shown(content: Mapping[str, Any]) -> dict[str, Any]:
     """What the plots are drawn from: the content, an assignment in the words that stand beside its point."""
     points = [{**point, "words": _in_words(content, point["assignment"])} for point in content["pareto"]]
     chosen = content["recommended"]
-    return {
-        "unit": content["settings"]["unit"],
-        "floor": content["noise_floor"],
-        "untouched": content["untouched"],
-        "budgets": content["settings"]["budgets"],
-        "pareto": points,
-        "recommended": {**chosen, "words": _in_words(content, chosen["assignment"])},
-        "calibration": content["calibration"],
-        "sites": [
-            {key: site[key] for key in ("name", "place", "layer", "kind", "scheme", "alone")}
-            for site in content["sites"]
-        ],
-        "outliers": content["outliers"],
-    }
+    return {**content, "pareto": points, "recommended": {**chosen, "words": _in_words(content, chosen["assignment"])}}
 
 
 def _in_words(content: Mapping[str, Any], assignment: Mapping[str, str]) -> list[str]:
     sites = [{**site, "scheme": assignment.get(site["tied"] or site["name"])} for site in content["sites"]]
-    weighty = {site["name"] for site in sites if site["place"] in ("linear", "embedding", "kv_cache")}
-    return [
-        f"{group.where}: {group.scheme or 'as it is'}" for group in grouped(sites) if group.sites[0] in weighty
-    ] or ["everything as it is"]
+    weighty = [f"{group.where}: {group.scheme or 'as it is'}" for group in grouped(sites) if group.weighty]
+    return weighty or ["everything as it is"]
 
 
 @cache

@@ -1,22 +1,21 @@
 """An audit in the lines of a terminal."""
 
-from __future__ import annotations
-
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from assay.precision.amounts import in_bytes, in_error, in_seconds
 from assay.precision.report.words import counted, grouped, layers_of
 
-__all__ = ["budget_lines", "coverage", "export_lines", "fixed_lines", "interval", "summary"]
-
 _WIDTH = 116
 _FINDINGS = 3
+_INSIDE = "measured assignments of the front lie inside, most of which it was fitted to"
 
 
 def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
     """The lines for a terminal of what audit.json holds; ``written``: paths that are told."""
     model, data, settings, chosen = (content[key] for key in ("model", "data", "settings", "recommended"))
+    inside, count = coverage(content)
     lines = [
         f"{'MET' if chosen['met'] else 'NOT MET'}  {model['name']} audited on {settings['target'] or 'no target'}",
         _line("model", f"{model['kind']}, {model['parameters']:,} parameters in {model['stored']}, {_places(content)}"),
@@ -29,7 +28,7 @@ def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
         *_table(content),
         _line("predicted", f"{interval(chosen['prediction'])} {settings['unit']}"),
         _line("measured", f"{in_error(chosen['measured'])} {settings['unit']}{_beside(content)}"),
-        *_coverage(content),
+        *([_line("interval", f"{inside} of {count} {_INSIDE}")] if count else []),
         *_costs(content),
         *(_line("exported", line) for line in export_lines(content)),
     ]
@@ -37,8 +36,8 @@ def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
     for finding in told:
         lines += _folded(_line("finding", ""), f"{finding['site']}: {finding['words']} {finding['remedy']}")
     if len(content["findings"]) > len(told):
-        more = len(content["findings"]) - len(told)
-        lines.append(_line("", f"and {more} more finding{'s' * (more != 1)} in the report"))
+        more = counted(len(content["findings"]) - len(told), "more finding")
+        lines.append(_line("", f"and {more} in the report"))
     lines += [_line("wrote", path) for path in written]
     return "\n".join(lines)
 
@@ -123,20 +122,13 @@ def _beside(content: Mapping[str, Any]) -> str:
     return ", which can't be told from bfloat16" if times <= 1 else f", {times:.3g} times the noise floor"
 
 
-def _coverage(content: Mapping[str, Any]) -> list[str]:
-    inside, count = coverage(content)
-    words = f"{inside} of {count} measured assignments of the front lie inside"
-    return [_line("interval", words)] if count else []
-
-
 def _table(content: Mapping[str, Any]) -> list[str]:
     """Which layers take what, a line for each kind of unit that has weights or a cache; the rest in one line."""
-    places = {site["name"]: site["place"] for site in content["sites"]}
     kinds: dict[str, list[str]] = {}
     others = 0
     for group in grouped(content["sites"]):
         where = f" {layers_of(group.layers)}" if group.layers else ""
-        if places[group.sites[0]] in ("linear", "embedding", "kv_cache"):
+        if group.weighty:
             kinds.setdefault(group.kind, []).append(f"{group.scheme or 'as it is'}{where}")
         elif group.scheme:
             others += len(group.sites)
@@ -165,11 +157,6 @@ def _costs(content: Mapping[str, Any]) -> list[str]:
 
 def _folded(head: str, words: str) -> list[str]:
     """Words behind a head, in lines that a terminal holds, those after the first indented to where they begin."""
-    lines: list[str] = []
-    room, rest = max(_WIDTH - len(head), 40), words.split()
-    while rest:
-        line = [rest.pop(0)]
-        while rest and len(" ".join(line)) + 1 + len(rest[0]) <= room:
-            line.append(rest.pop(0))
-        lines.append(f"{head if not lines else ' ' * len(head)}{' '.join(line)}")
-    return lines
+    width = max(_WIDTH, len(head) + 40)
+    folds = textwrap.TextWrapper(width, head, " " * len(head), break_long_words=False, break_on_hyphens=False)
+    return folds.wrap(words)

@@ -1,24 +1,12 @@
 """Names and numbers as readers and JSON take them: which layers take what, what isn't finite."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Group", "Place", "counted", "grouped", "layers_of", "place_of", "plain"]
-
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?:[.:]|$)")
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a site or a unit stands: the number of its layer, None outside of the stack, and what it is there."""
-
-    layer: int | None
-    kind: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +17,12 @@ class Group:
     scheme: str
     layers: tuple[int, ...]
     sites: tuple[str, ...]
+    place: str
+
+    @property
+    def weighty(self) -> bool:
+        """Whether they hold a weight or a cache."""
+        return self.place in ("linear", "embedding", "kv_cache")
 
     @property
     def where(self) -> str:
@@ -38,26 +32,28 @@ class Group:
         return f"{self.kind}, layer{'s' * (len(self.layers) > 1)} {layers_of(self.layers)}"
 
 
-def place_of(name: str) -> Place:
-    """The place that a name says: "model.layers.3.mlp.up_proj" is "mlp.up_proj" of layer 3."""
+def place_of(name: str) -> tuple[int | None, str]:
+    """The layer of a site or a unit, None outside of the stack, and what it is there: of "model.layers.3.mlp.up_proj"
+    3 and "mlp.up_proj"."""
     found = _LAYER.search(name)
     if found is None:
-        return Place(None, name)
-    return Place(int(found[1]), name[found.end() :] or name[: found.start()] or "layer")
+        return None, name
+    return int(found[1]), name[found.end() :] or name[: found.start()] or "layer"
 
 
 def grouped(sites: Iterable[Mapping[str, Any]]) -> list[Group]:
     """Sites (of audit.json) by kind and scheme, kinds in the order of the model; tied ones are left out."""
-    kinds: dict[str, dict[str, dict[str, int | None]]] = {}
+    kinds: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for site in sites:
         if not site["tied"]:
-            place = place_of(site["unit"])
-            kinds.setdefault(place.kind, {}).setdefault(site["scheme"] or "", {})[site["name"]] = place.layer
-    return [
-        Group(kind, scheme, tuple(sorted({layer for layer in members.values() if layer is not None})), tuple(members))
-        for kind, schemes in kinds.items()
-        for scheme, members in schemes.items()
-    ]
+            kinds.setdefault(place_of(site["unit"])[1], {}).setdefault(site["scheme"] or "", []).append(site)
+    found = []
+    for kind, schemes in kinds.items():
+        for scheme, members in schemes.items():
+            layers = {layer for site in members if (layer := place_of(site["unit"])[0]) is not None}
+            names = tuple(site["name"] for site in members)
+            found.append(Group(kind, scheme, tuple(sorted(layers)), names, members[0]["place"]))
+    return found
 
 
 def layers_of(layers: Sequence[int]) -> str:
@@ -76,8 +72,14 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-def plain(value: float) -> float | str | None:
-    """A number as JSON has it, to six digits: what isn't finite is its name, and what wasn't measured is null."""
+def plain(value: Any) -> Any:
+    """Values as JSON has them, numbers to six digits: what isn't finite is its name, what wasn't measured null."""
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [plain(each) for each in value]
+    if not isinstance(value, float):
+        return value
     if math.isnan(value):
         return None
     return float(f"{value:.6g}") if math.isfinite(value) else str(value)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 
-from assay.precision.schemes.hadamard import rotate
 from assay.precision.schemes.quantizer import Quantizer
 from assay.precision.schemes.scheme import Scheme
 from assay.precision.schemes.storage import Scales, divisor_of, grouped, scales_of, store
-
-__all__ = ["Moments", "Stored", "awq_factors", "fit_values", "fit_weight", "smooth_factors", "smoothed"]
 
 _CLIPS = tuple(1.0 - 0.04 * step for step in range(11))
 """Shares of the largest magnitude that a searched scale may cover."""
@@ -44,7 +43,7 @@ class Moments:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class FakeQuantizer:
     """How one tensor of one site is stored; called with its values, it gives those that are read back (float32)."""
 
     quantizer: Quantizer
@@ -58,25 +57,25 @@ class Stored:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.rotated:
-            return rotate(self._stored(rotate(x)))
+            return _rotate(self._stored(_rotate(x)))
         if self.columns is not None:
             return self._stored(x * self.columns) / self.columns
         return self._stored(x)
 
-    def of_rows(self, start: int, stop: int) -> Stored:
+    def of_rows(self, start: int, stop: int) -> FakeQuantizer:
         """How rows start to stop of a weight [N, K] are stored; of blocks, ``start`` is the first row of one."""
         if self.scales is None or self.scales.scale.shape[0] == 1:
             return self
         size = self.quantizer.size if self.quantizer.per == "block" else 1
         return self._scaled(slice(start // size, -(-stop // size)))
 
-    def at_rows(self, index: torch.Tensor) -> Stored:
+    def at_rows(self, index: torch.Tensor) -> FakeQuantizer:
         """How the rows of an index of a table [V, D] are stored, whose scales aren't those of blocks."""
         if self.scales is None or self.scales.scale.shape[0] == 1:
             return self
         return self._scaled(index)
 
-    def _scaled(self, rows: slice | torch.Tensor) -> Stored:
+    def _scaled(self, rows: slice | torch.Tensor) -> FakeQuantizer:
         assert self.scales is not None
         zero = None if self.scales.zero is None else self.scales.zero[rows]
         return replace(self, scales=Scales(self.scales.scale[rows], zero, self.scales.divisor))
@@ -104,12 +103,12 @@ def smooth_factors(scheme: Scheme, weight: torch.Tensor, seen: Moments) -> torch
     return min((_centred(inputs.pow(a) / weights.pow(1 - a)) for a in _BALANCES), key=error)
 
 
-def smoothed(scheme: Scheme, weight: torch.Tensor, factors: torch.Tensor) -> tuple[Stored, Stored]:
+def smoothed(scheme: Scheme, weight: torch.Tensor, factors: torch.Tensor) -> tuple[FakeQuantizer, FakeQuantizer]:
     """How the weight and the input are stored with these factors on the weight's columns and off the input's."""
     assert scheme.weight is not None
     assert scheme.activation is not None
-    of_weight = Stored(scheme.weight, scales_of(weight * factors, scheme.weight), factors)
-    return of_weight, Stored(scheme.activation, columns=1 / factors)
+    of_weight = FakeQuantizer(scheme.weight, scales_of(weight * factors, scheme.weight), factors)
+    return of_weight, FakeQuantizer(scheme.activation, columns=1 / factors)
 
 
 def awq_factors(quantizer: Quantizer, weight: torch.Tensor, seen: Moments) -> torch.Tensor:
@@ -121,20 +120,20 @@ def awq_factors(quantizer: Quantizer, weight: torch.Tensor, seen: Moments) -> to
     means = seen.mean.clamp(min=1e-4 * float(seen.mean.max().clamp(min=1e-30)))
 
     def error(factors: torch.Tensor) -> float:
-        stored = Stored(quantizer, columns=factors)(sample)
+        stored = FakeQuantizer(quantizer, columns=factors)(sample)
         return float((stored - sample).square_().mul_(seen.square).sum())
 
     return min((_centred(means.pow(power)) for power in _POWERS), key=error)
 
 
-def fit_values(quantizer: Quantizer, seen: Moments | None, rotated: bool = False) -> Stored:
+def fit_values(quantizer: Quantizer, seen: Moments | None, rotated: bool = False) -> FakeQuantizer:
     """How an input or other values are stored: static scales from what calibration showed, others from the values."""
     if quantizer.scale_format == "float8_e4m3fn" and seen is not None and not rotated:
-        return Stored(quantizer, divisor=divisor_of(seen.largest, quantizer))
+        return FakeQuantizer(quantizer, divisor=divisor_of(seen.largest, quantizer))
     if quantizer.dynamic or quantizer.per == "element" or seen is None:
-        return Stored(quantizer, rotated=rotated)
+        return FakeQuantizer(quantizer, rotated=rotated)
     # One row that holds the largest magnitude: all that a static scale of the tensor depends on.
-    return Stored(quantizer, scales_of(seen.largest[None], quantizer))
+    return FakeQuantizer(quantizer, scales_of(seen.largest[None], quantizer))
 
 
 def fit_weight(
@@ -144,25 +143,25 @@ def fit_weight(
     factors: torch.Tensor | None = None,
     rotated: bool = False,
     largest: torch.Tensor | None = None,
-) -> Stored:
+) -> FakeQuantizer:
     """How a weight [N, K] or [E, N, K] is stored: scales by the quantizer's rule, weighted by its input where known.
 
     factors: on its columns, for a quantizer with the rule "awq". largest: magnitude of all weights that share the
     scale of a tensor with this one, [1, 1]; None: it has its own.
     """
     if quantizer.per == "element":
-        return Stored(quantizer)
+        return FakeQuantizer(quantizer)
     if rotated:
-        return Stored(quantizer, scales_of(rotate(weight), quantizer), rotated=True)
+        return FakeQuantizer(quantizer, scales_of(_rotate(weight), quantizer), rotated=True)
     if largest is not None and quantizer.per == "tensor":
-        return Stored(quantizer, scales_of(largest, quantizer))
+        return FakeQuantizer(quantizer, scales_of(largest, quantizer))
     if largest is not None:
-        return Stored(quantizer, scales_of(weight, quantizer, divisor=divisor_of(largest, quantizer)))
+        return FakeQuantizer(quantizer, scales_of(weight, quantizer, divisor=divisor_of(largest, quantizer)))
     if quantizer.rule in ("absmax", "awq") or (seen is None and quantizer.rule != "mse"):
         columns = None if factors is None else weight * factors
-        return Stored(quantizer, scales_of(weight if columns is None else columns, quantizer), factors)
+        return FakeQuantizer(quantizer, scales_of(weight if columns is None else columns, quantizer), factors)
     importance = seen.square if quantizer.rule == "output" and seen is not None else None
-    return Stored(quantizer, _clipped(quantizer, weight, importance))
+    return FakeQuantizer(quantizer, _clipped(quantizer, weight, importance))
 
 
 def _clipped(quantizer: Quantizer, weight: torch.Tensor, importance: torch.Tensor | None) -> Scales:
@@ -189,3 +188,22 @@ def _clipped(quantizer: Quantizer, weight: torch.Tensor, importance: torch.Tenso
 def _centred(factors: torch.Tensor) -> torch.Tensor:
     """Factors of geometric middle one, so that no format's range is spent on their size."""
     return factors / (factors.max() * factors.min()).sqrt()
+
+
+def _rotate(x: torch.Tensor) -> torch.Tensor:
+    """x [..., K] rotated, which spreads an outlier over its block and keeps every product: every block of b columns is
+    multiplied by the orthogonal, symmetric Sylvester matrix H_b / sqrt(b).
+
+    b is the largest power of two that divides K; the rotation is its own inverse, so weights and inputs that are both
+    rotated have the product they had.
+    """
+    size = x.shape[-1] & -x.shape[-1]
+    return (torch.unflatten(x, -1, (-1, size)) @ _matrix(size).to(x)).flatten(-2)
+
+
+@cache
+def _matrix(size: int) -> torch.Tensor:
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    while matrix.shape[0] < size:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return matrix / math.sqrt(size)

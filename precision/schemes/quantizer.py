@@ -1,13 +1,9 @@
 """How a tensor may be stored: element format, what shares a scale, and how the scale is chosen and stored itself."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
-from assay.precision.formats import Format, format_named
-
-__all__ = ["Granularity", "Quantizer", "Rule", "ScaleFormat"]
+from assay.formats.format import Format, format_named
 
 Granularity = Literal["element", "tensor", "row", "group", "block"]
 Rule = Literal["absmax", "mse", "output", "awq"]
@@ -22,7 +18,7 @@ class Quantizer:
     """
 
     format: str
-    """Element format, of `precision.formats`; "int3" too, which only packed weights have."""
+    """Element format, of `assay.formats`."""
     per: Granularity = "element"
     """What shares a scale: nothing has one ("element": a plain cast), the tensor, a row, a group of `size` along the
     row, or a block of `size` rows by `size` columns."""
@@ -41,21 +37,8 @@ class Quantizer:
 
     @property
     def element(self) -> Format:
-        """The element format. int3 has int4's kind with fewer codes."""
-        return format_named("int4" if self.format == "int3" else self.format)
-
-    @property
-    def element_bits(self) -> int:
-        """Bits of a stored element."""
-        return 3 if self.format == "int3" else self.element.bits
-
-    @property
-    def code_range(self) -> tuple[float, float]:
-        """The least and the largest element value that is used. Symmetric integers keep their extra negative code."""
-        if self.element.kind == "integer":
-            half = 2.0 ** (self.element_bits - 1)
-            return -half, half - 1
-        return -self.element.largest, self.element.largest
+        """The element format."""
+        return format_named(self.format)
 
     def bits(self, shape: tuple[int, ...]) -> float:
         """Bits that a tensor of this shape takes, scales and zero-points included."""
@@ -70,6 +53,5 @@ class Quantizer:
             "group": rows * -(-columns // max(self.size, 1)),
             "block": -(-rows // max(self.size, 1)) * -(-columns // max(self.size, 1)),
         }[self.per]
-        scale_bits = {"float32": 32, "bfloat16": 16, "float8_e8m0fnu": 8, "float8_e4m3fn": 8}
-        each = scale_bits[self.scale_format] + (0 if self.symmetric else self.element_bits)
-        return elements * self.element_bits + scales * each + (32 if self.scale_format == "float8_e4m3fn" else 0)
+        each = format_named(self.scale_format).bits + (0 if self.symmetric else self.element.bits)
+        return elements * self.element.bits + scales * each + (32 if self.scale_format == "float8_e4m3fn" else 0)

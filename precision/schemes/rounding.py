@@ -1,16 +1,15 @@
 """Rounding of float32 values to the values of a narrow format, fast: what a model's simulation does most.
 
-The values are those of `precision.rounding.round_to` with overflow="saturate" (formats with infinities and no scale
+The values are those of `formats.round_to` with overflow="saturate" (formats with infinities and no scale
 overflow to them), one rounding from float32, to nearest even.
 """
 
-from __future__ import annotations
+from functools import cache
 
 import torch
 
-from assay.precision.formats import Format
-
-__all__ = ["round_element"]
+from assay.formats.format import Format
+from assay.formats.rounding import round_to
 
 _CASTS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float8_e5m2": torch.float8_e5m2}
 """Formats whose casts are one rounding from float32, and fast; e4m3's is slow on a CPU."""
@@ -29,7 +28,20 @@ def round_element(x: torch.Tensor, target: Format) -> torch.Tensor:
         return x
     if target.name == "tf32":
         return _tf32(x)
+    if target.values:
+        between, values = _codebook(target, x.device)
+        return torch.where(x.isnan(), x, values[torch.bucketize(x, between)])
     return _by_binade(x, target)
+
+
+@cache
+def _codebook(target: Format, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The values (float32), ascending, and between each two the largest float32 that is rounded to the lower."""
+    values = torch.tensor(sorted(target.values), dtype=torch.float64)
+    between = ((values[:-1] + values[1:]) / 2).float()
+    below = torch.nextafter(between, torch.full_like(between, -torch.inf))
+    between = torch.where(round_to(between, target) > values[:-1], below, between)
+    return between.to(device), values.float().to(device)
 
 
 def _tf32(x: torch.Tensor) -> torch.Tensor:
@@ -40,7 +52,7 @@ def _tf32(x: torch.Tensor) -> torch.Tensor:
 
 
 def _by_binade(x: torch.Tensor, target: Format) -> torch.Tensor:
-    """One addition rounds where the format ends: see `precision.rounding`, here with float32's 24 digits."""
+    """One addition rounds where the format ends: see `formats.rounding`, here with float32's 24 digits."""
     exponent = x.contiguous().view(torch.int32) & 0x7F800000
     exponent = exponent.clamp((target.min_exponent + 127) << 23, (target.max_exponent + 127) << 23)
     magic = exponent.view(torch.float32) * (1.5 * 2.0 ** (24 - target.precision))

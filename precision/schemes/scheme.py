@@ -1,15 +1,11 @@
 """Schemes: the names that an assignment uses, what each does to a site, and where it may stand. Data."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from assay.precision.errors import UnknownScheme
-from assay.precision.schemes.quantizer import Quantizer, Rule
-
-__all__ = ["DEFAULTS", "SCHEMES", "Place", "Scheme", "Split", "scheme_named"]
+from assay.precision.schemes.quantizer import Quantizer
+from assay.runtime.errors import unknown
 
 Place = Literal["linear", "embedding", "activation", "kv_cache", "accumulator", "all_reduce"]
 Transform = Literal["none", "smooth", "hadamard"]
@@ -45,43 +41,25 @@ class Scheme:
     """Looked at only where it is asked for by name."""
 
 
-def _linear(
-    name: str,
-    weight: Quantizer,
-    activation: Quantizer | None = None,
-    *,
-    compute: str = "bf16",
-    transform: Transform = "none",
-    on_request: bool = False,
-) -> Scheme:
-    places: frozenset[Place] = frozenset({"linear"} if activation else {"linear", "embedding"})
-    return Scheme(
-        name=name,
-        places=places,
-        weight=weight,
-        activation=activation,
-        transform=transform,
-        compute=compute,
-        on_request=on_request,
-    )
+_TABLE: frozenset[Place] = frozenset({"linear", "embedding"})
+_LINEAR: frozenset[Place] = frozenset({"linear"})
+_ACTIVATION: frozenset[Place] = frozenset({"activation"})
+_CACHE: frozenset[Place] = frozenset({"kv_cache"})
+_SUMS: frozenset[Place] = frozenset({"accumulator"})
+_RANKS: frozenset[Place] = frozenset({"all_reduce"})
 
 
-def _cast(name: str, format: str, compute: str) -> Scheme:
-    places: frozenset[Place] = frozenset({"linear", "embedding", "activation", "kv_cache"})
-    return Scheme(
-        name=name, places=places, weight=Quantizer(format=format), activation=Quantizer(format=format), compute=compute
-    )
+def _linear(name: str, weight: Quantizer, activation: Quantizer | None = None, **rest: Any) -> Scheme:
+    return Scheme(name=name, places=_LINEAR if activation else _TABLE, weight=weight, activation=activation, **rest)
 
 
-def _int4(size: int, *, bits: int = 4, symmetric: bool = True, rule: Rule = "absmax") -> Quantizer:
-    return Quantizer(
-        format=f"int{bits}",
-        per="group",
-        size=size,
-        symmetric=symmetric,
-        scale_format="bfloat16",
-        rule=rule,
-    )
+def _cast(name: str, format: str) -> Scheme:
+    stored = Quantizer(format=format)
+    return Scheme(name=name, places=_TABLE | _ACTIVATION | _CACHE, weight=stored, activation=stored, compute=name)
+
+
+def _groups(size: int, format: str = "int4", **rest: Any) -> Quantizer:
+    return Quantizer(format=format, per="group", size=size, scale_format="bfloat16", **rest)
 
 
 def _micro(format: str) -> Quantizer:
@@ -99,96 +77,68 @@ _INT8_STATIC = Quantizer(format="int8", per="tensor", dynamic=False, scale_forma
 _NVFP4 = Quantizer(format=_E2M1, per="group", size=16, scale_format="float8_e4m3fn")
 
 
-def _weight_only() -> list[Scheme]:
-    rows = [_linear("w8a16", _INT8_CHANNEL)]
-    for size in (32, 64, 128):
-        rows += [
-            _linear(f"w4a16-g{size}", _int4(size)),
-            _linear(f"w4a16-g{size}-asym", _int4(size, symmetric=False)),
-            _linear(f"w4a16-g{size}-awq", _int4(size, symmetric=False, rule="awq")),
-        ]
-    rows += [
-        _linear("w4a16-g128-mse", _int4(128, rule="mse"), on_request=True),
-        _linear("w4a16-g128-clip", _int4(128, rule="output"), on_request=True),
-    ]
-    rows += [_linear(f"w3a16-g{size}", _int4(size, bits=3), on_request=size > 32) for size in (32, 64, 128)]
-    return [*rows, _linear("w-mxfp4", _micro(_E2M1)), _linear("w-nvfp4", _NVFP4)]
+_CASTS = [_cast("fp32", "float32"), _cast("tf32", "tf32"), _cast("bf16", "bfloat16"), _cast("fp16", "float16")]
 
+_BOTH = [
+    _linear("fp8", _FP8_CHANNEL, _FP8_TOKEN, compute="fp8"),
+    _linear("fp8-tensor", replace(_FP8_STATIC, dynamic=True), _FP8_STATIC, compute="fp8"),
+    _linear(
+        "fp8-block",
+        Quantizer(format=_E4M3, per="block", size=128, scale_format="bfloat16"),
+        Quantizer(format=_E4M3, per="group", size=128),
+        compute="fp8",
+    ),
+    _linear("e5m2", replace(_FP8_CHANNEL, format=_E5M2), replace(_FP8_TOKEN, format=_E5M2), compute="fp8"),
+    _linear("w8a8", _INT8_CHANNEL, _INT8_TOKEN, compute="int8"),
+    _linear("w8a8-static", _INT8_CHANNEL, _INT8_STATIC, compute="int8", on_request=True),
+    _linear("w8a8-asym", _INT8_CHANNEL, replace(_INT8_TOKEN, symmetric=False), compute="int8", on_request=True),
+    _linear("w8a8-smooth", _INT8_CHANNEL, _INT8_TOKEN, transform="smooth", compute="int8", on_request=True),
+    _linear("w8a8-hadamard", _INT8_CHANNEL, _INT8_TOKEN, transform="hadamard", compute="int8", on_request=True),
+    _linear("w4a8-g128", _groups(128), _INT8_TOKEN, compute="int8"),
+    _linear("w4a8-fp8-g128", _groups(128), _FP8_TOKEN, compute="fp8", on_request=True),
+    _linear("mxfp8", _micro(_E4M3), _micro(_E4M3), compute="fp8"),
+    _linear("mxfp6", _micro("float6_e2m3fn"), _micro("float6_e2m3fn"), compute="fp6"),
+    _linear("mxfp4", _micro(_E2M1), _micro(_E2M1), compute="fp4"),
+    _linear("nvfp4", _NVFP4, _NVFP4, compute="fp4"),
+    _linear("nvfp4-hadamard", _NVFP4, _NVFP4, transform="hadamard", compute="fp4", on_request=True),
+]
 
-def _both() -> list[Scheme]:
-    tensor = Quantizer(format=_E4M3, per="tensor", scale_format="bfloat16")
-    block = Quantizer(format=_E4M3, per="block", size=128, scale_format="bfloat16")
-    group = Quantizer(format=_E4M3, per="group", size=128)
-    wide_channel = Quantizer(format=_E5M2, per="row", scale_format="bfloat16")
-    wide_token = Quantizer(format=_E5M2, per="row")
-    return [
-        _linear("fp8", _FP8_CHANNEL, _FP8_TOKEN, compute="fp8"),
-        _linear("fp8-tensor", tensor, _FP8_STATIC, compute="fp8"),
-        _linear("fp8-block", block, group, compute="fp8"),
-        _linear("e5m2", wide_channel, wide_token, compute="fp8"),
-        _linear("w8a8", _INT8_CHANNEL, _INT8_TOKEN, compute="int8"),
-        _linear("w8a8-static", _INT8_CHANNEL, _INT8_STATIC, compute="int8", on_request=True),
-        _linear(
-            "w8a8-asym",
-            _INT8_CHANNEL,
-            Quantizer(format="int8", per="row", symmetric=False),
-            compute="int8",
-            on_request=True,
-        ),
-        _linear("w8a8-smooth", _INT8_CHANNEL, _INT8_TOKEN, transform="smooth", compute="int8", on_request=True),
-        _linear("w8a8-hadamard", _INT8_CHANNEL, _INT8_TOKEN, transform="hadamard", compute="int8", on_request=True),
-        _linear("w4a8-g128", _int4(128), _INT8_TOKEN, compute="int8"),
-        _linear("w4a8-fp8-g128", _int4(128), _FP8_TOKEN, compute="fp8", on_request=True),
-        _linear("mxfp8", _micro(_E4M3), _micro(_E4M3), compute="fp8"),
-        _linear("mxfp6", _micro("float6_e2m3fn"), _micro("float6_e2m3fn"), compute="fp6"),
-        _linear("mxfp4", _micro(_E2M1), _micro(_E2M1), compute="fp4"),
-        _linear("nvfp4", _NVFP4, _NVFP4, compute="fp4"),
-        _linear("nvfp4-hadamard", _NVFP4, _NVFP4, transform="hadamard", compute="fp4", on_request=True),
-    ]
+_WEIGHT_ONLY = [
+    _linear("w8a16", _INT8_CHANNEL),
+    *(
+        _linear(f"w4a16-g{size}{name}", _groups(size, **how))
+        for size in (32, 64, 128)
+        for name, how in (("", {}), ("-asym", {"symmetric": False}), ("-awq", {"symmetric": False, "rule": "awq"}))
+    ),
+    _linear("w4a16-g128-mse", _groups(128, rule="mse"), on_request=True),
+    _linear("w4a16-g128-clip", _groups(128, rule="output"), on_request=True),
+    *(_linear(f"w3a16-g{size}", _groups(size, "int3"), on_request=size > 32) for size in (32, 64, 128)),
+    _linear("nf4-g64", Quantizer(format="nf4", per="group", size=64), on_request=True),
+    _linear("w-mxfp4", _micro(_E2M1)),
+    _linear("w-nvfp4", _NVFP4),
+]
 
+_VALUES = [
+    Scheme(name="a-fp8", places=_ACTIVATION, activation=_FP8_TOKEN, compute="fp8"),
+    Scheme(name="a-e5m2", places=_ACTIVATION, activation=Quantizer(format=_E5M2), compute="fp8", on_request=True),
+    Scheme(name="a-int8", places=_ACTIVATION, activation=_INT8_TOKEN, compute="int8"),
+    Scheme(name="kv-fp8", places=_CACHE, activation=_FP8_STATIC),
+    Scheme(name="kv-int8", places=_CACHE, activation=_INT8_TOKEN),
+    Scheme(name="kv-int4", places=_CACHE, activation=Quantizer(format="int4", per="row", symmetric=False)),
+]
 
-def _values() -> list[Scheme]:
-    activation: frozenset[Place] = frozenset({"activation"})
-    cache: frozenset[Place] = frozenset({"kv_cache"})
-    int4_row = Quantizer(format="int4", per="row", symmetric=False)
-    return [
-        Scheme(name="a-fp8", places=activation, activation=_FP8_TOKEN, compute="fp8"),
-        Scheme(name="a-e5m2", places=activation, activation=Quantizer(format=_E5M2), compute="fp8", on_request=True),
-        Scheme(name="a-int8", places=activation, activation=_INT8_TOKEN, compute="int8"),
-        Scheme(name="kv-fp8", places=cache, activation=_FP8_STATIC),
-        Scheme(name="kv-int8", places=cache, activation=_INT8_TOKEN),
-        Scheme(name="kv-int4", places=cache, activation=int4_row),
-    ]
-
-
-def _sums() -> list[Scheme]:
-    sums: frozenset[Place] = frozenset({"accumulator"})
-    ranks: frozenset[Place] = frozenset({"all_reduce"})
-    reduced = [
-        Scheme(
-            name=f"tp{n}-bf16",
-            places=ranks,
-            split=Split(parts=n, partial="bfloat16", total="bfloat16"),
-            on_request=True,
-        )
-        for n in (2, 8)
-    ]
-    return [
-        Scheme(name="acc-fp16", places=sums, split=Split(length=32, total="float16"), on_request=True),
-        Scheme(name="acc-bf16", places=sums, split=Split(length=32, total="bfloat16"), on_request=True),
-        *reduced,
-    ]
-
-
-_CASTS = [
-    _cast("fp32", "float32", "fp32"),
-    _cast("tf32", "tf32", "tf32"),
-    _cast("bf16", "bfloat16", "bf16"),
-    _cast("fp16", "float16", "fp16"),
+_REDUCTIONS = [
+    Scheme(name=name, places=places, split=split, on_request=True)
+    for name, places, split in (
+        ("acc-fp16", _SUMS, Split(length=32, total="float16")),
+        ("acc-bf16", _SUMS, Split(length=32, total="bfloat16")),
+        ("tp2-bf16", _RANKS, Split(parts=2, partial="bfloat16", total="bfloat16")),
+        ("tp8-bf16", _RANKS, Split(parts=8, partial="bfloat16", total="bfloat16")),
+    )
 ]
 
 SCHEMES: dict[str, Scheme] = {
-    scheme.name: scheme for scheme in [*_CASTS, *_both(), *_weight_only(), *_values(), *_sums()]
+    scheme.name: scheme for scheme in [*_CASTS, *_BOTH, *_WEIGHT_ONLY, *_VALUES, *_REDUCTIONS]
 }
 """Every scheme by its name."""
 
@@ -201,6 +151,4 @@ def scheme_named(name: str) -> Scheme:
     """The scheme of this name. Raises UnknownScheme with the nearest names."""
     if name in SCHEMES:
         return SCHEMES[name]
-    near = get_close_matches(name, SCHEMES)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(SCHEMES)}"
-    raise UnknownScheme(f"expected a scheme, got {name!r}: {hint}")
+    raise UnknownScheme(unknown("scheme", name, SCHEMES))

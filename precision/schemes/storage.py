@@ -4,19 +4,16 @@ The arithmetic is that of compressed-tensors and torchao, in float32: codes are 
 the value is (code - zero) * scale. So what is simulated here is bit for bit what a checkpoint holds.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 
+from assay.formats.format import format_named
 from assay.precision.errors import WrongShape
-from assay.precision.formats import format_named
 from assay.precision.schemes.quantizer import Quantizer
 from assay.precision.schemes.rounding import round_element
 
-__all__ = ["Scales", "codes_of", "divisor_of", "grouped", "scales_of", "store", "values_of"]
-
+_E4M3 = format_named("float8_e4m3fn")
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -66,13 +63,13 @@ def scales_of(
 
     divisor: NVFP4's scale of the tensor where it is known beforehand, as that of an activation is.
 
-    Symmetric: the largest magnitude is half of the codes' range (int8: 127.5 steps, int4: 7.5), as compressed-tensors
-    and torchao have it; floats: their largest value. e8m0: the power of two that brings the largest magnitude into the
-    element's last binade (OCP MX 1.0, 6.3), one more where it would round past the largest value. NVFP4: e4m3 scales of
-    groups, times a scale of the tensor that brings the largest of them to 448.
+    Symmetric: the largest magnitude is half of the elements' range: of integers (int8: 127.5 steps, int4: 7.5), as
+    compressed-tensors and torchao have it; of floats and codebooks their largest value. e8m0: the power of two that
+    brings the largest magnitude into the element's last binade (OCP MX 1.0, 6.3), one more where it would round past
+    the largest value. NVFP4: e4m3 scales of groups, times a scale of the tensor that brings the largest of them to 448.
     """
     laid, axes = grouped(x, quantizer)
-    low, high = quantizer.code_range
+    low, high = quantizer.element.lowest, quantizer.element.largest
     if not quantizer.symmetric:
         least = laid.amin(axes, keepdim=True).clamp(max=0.0) * shrink
         most = laid.amax(axes, keepdim=True).clamp(min=0.0) * shrink
@@ -81,11 +78,11 @@ def scales_of(
     largest = laid.abs().amax(axes, keepdim=True) * shrink
     if quantizer.scale_format == "float8_e8m0fnu":
         return Scales(_power_of_two(largest, quantizer))
-    scale = largest / (high if quantizer.element.kind == "float" else (high - low) / 2)
+    scale = largest / ((high - low) / 2)
     if quantizer.scale_format == "float8_e4m3fn":
         if divisor is None:
             divisor = divisor_of(largest, quantizer)
-        coarse = (scale * divisor).clamp(max=448.0).to(torch.float8_e4m3fn).to(torch.float32)
+        coarse = (scale * divisor).clamp(max=_E4M3.largest).to(torch.float8_e4m3fn).to(torch.float32)
         coarse = torch.where(coarse == 0, 0.125, coarse)  # compressed-tensors' eps; any will do, all codes are zero
         return Scales(coarse / divisor, divisor=divisor)
     return Scales(_held(scale, quantizer))
@@ -93,7 +90,7 @@ def scales_of(
 
 def divisor_of(magnitudes: torch.Tensor, quantizer: Quantizer) -> torch.Tensor:
     """NVFP4's scale of the tensor, 448 * 6 / largest magnitude: it brings the largest group's scale to e4m3's end."""
-    whole = 448.0 * quantizer.element.largest / magnitudes.amax().clamp(min=_TINY)
+    whole = _E4M3.largest * quantizer.element.largest / magnitudes.amax().clamp(min=_TINY)
     return torch.where(whole.isfinite(), whole, 1.0)
 
 
@@ -117,8 +114,7 @@ def codes_of(x: torch.Tensor, quantizer: Quantizer, scales: Scales) -> torch.Ten
     scaled = laid / scales.scale
     if scales.zero is not None:
         scaled += scales.zero
-    low, high = quantizer.code_range
-    return round_element(scaled.clamp_(low, high), quantizer.element)
+    return round_element(scaled.clamp_(quantizer.element.lowest, quantizer.element.largest), quantizer.element)
 
 
 def values_of(codes: torch.Tensor, quantizer: Quantizer, scales: Scales, shape: torch.Size) -> torch.Tensor:

@@ -1,7 +1,5 @@
 """Ways to run `assay audit` on the tiny Llama of conftest.py, and to read what it gives."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

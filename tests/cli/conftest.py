@@ -39,3 +39,9 @@ def audited(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         main((*arguments, "--max-kl", "0.01", "--target", "h200", "--export", "vllm,torchao,compressed-tensors")) == 0
     )
     return out
+
+
+@pytest.fixture
+def again(audited: Path, tmp_path: Path) -> Path:
+    """A copy of that folder, to go on in."""
+    return shutil.copytree(audited, tmp_path / "again")

@@ -1,7 +1,5 @@
 """`assay audit`: files and lines that it gives, and exit statuses."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -16,10 +14,10 @@ import pytest
 from assay.cli.audit import Stages
 from assay.cli.audit import audit as command
 from assay.cli.audit_options import bytes_of
-from assay.cli.progress import Ticker
+from assay.cli.progress import ProgressBar
 from assay.precision.amounts import in_seconds
 from assay.precision.auditing import Audit, audit
-from assay.precision.model.streaming import streamed_parameters
+from assay.precision.observation.streaming import streamed_parameters
 from tests.cli.audits import one_line, read, run
 from tests.precision.tiny_models import MODELS
 
@@ -43,17 +41,16 @@ def test_an_audit_writes_its_answer(audited: Path) -> None:
 
 
 def test_a_resumed_audit_gives_the_same_answer(
-    models: Path, audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    models: Path, audited: Path, again: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With --resume nothing is differentiated or measured again, and what is recommended is the same."""
-    out = shutil.copytree(audited, tmp_path / "again")
-    monkeypatch.setattr("assay.precision.model.measuring.Simulator", None)
-    monkeypatch.setattr("assay.precision.auditing.Sensitivity", None)
-    assert run(models, out, "--max-kl", "0.01", "--target", "h200", "--resume", "--export", "vllm,torchao") == 0
+    monkeypatch.setattr("assay.precision.prediction.simulation.Simulator", None)
+    monkeypatch.setattr("assay.precision.auditing.differentiate", None)
+    assert run(models, again, "--max-kl", "0.01", "--target", "h200", "--resume", "--export", "vllm,torchao") == 0
     out_text, err = capsys.readouterr()
     assert "of the errors were measured before" in err
     assert out_text.startswith("MET  llama audited on h200\n")
-    assert read(out)["recommended"] == read(audited)["recommended"]
+    assert read(again)["recommended"] == read(audited)["recommended"]
 
 
 def test_a_model_larger_than_the_memory_is_audited(
@@ -97,39 +94,30 @@ def test_an_interrupted_audit_goes_on(
     assert int(reused) >= 48
 
 
-def test_a_budget_that_cannot_be_met_gives_1(
-    models: Path, audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_budget_that_cannot_be_met_gives_1(models: Path, again: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The closest assignment and the budgets that bind are told."""
-    out = shutil.copytree(audited, tmp_path / "tight")
-    assert run(models, out, "--max-kl", "1e-9", "--max-bytes", "30kB", "--target", "h200", "--resume") == 1
+    assert run(models, again, "--max-kl", "1e-9", "--max-bytes", "30kB", "--target", "h200", "--resume") == 1
     said = capsys.readouterr().out
     assert said.startswith("NOT MET  ")
     assert "max_error and max_bytes can't be kept together" in said
     assert "max_decode" not in said
     assert "NOT kept" in said
-    assert not read(out)["recommended"]["met"]
+    assert not read(again)["recommended"]["met"]
 
 
-def test_what_is_kept_of_another_audit_is_told(
-    models: Path, audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_kept_of_another_audit_is_told(models: Path, again: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--resume where the folder is of other settings says so in one line; of the same, it is silent."""
-    out = shutil.copytree(audited, tmp_path / "other")
     more = ("--target", "h200", "--resume", "--max-kl", "0.01")
-    assert run(models, out, *more) == 0
+    assert run(models, again, *more) == 0
     assert "nothing is taken from it" not in capsys.readouterr().err
-    assert run(models, out, *more, "--seed", "1") == 0
-    assert f"{out / 'kept'} is of another model, text," in capsys.readouterr().err
+    assert run(models, again, *more, "--seed", "1") == 0
+    assert f"{again / 'kept'} is of another model, text," in capsys.readouterr().err
 
 
-def test_without_a_budget_the_weights_are_halved(
-    models: Path, audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_budget_the_weights_are_halved(models: Path, again: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Half of the bytes is the budget then, and it is told that nobody gave it; bytes are whole."""
-    out = shutil.copytree(audited, tmp_path / "half")
-    assert run(models, out, "--target", "h200", "--resume") == 0
-    content = read(out)
+    assert run(models, again, "--target", "h200", "--resume") == 0
+    content = read(again)
     assert "kept (half of the model's, since no budget was given)" in capsys.readouterr().out
     assert all(isinstance(content[key]["bytes"], int) for key in ("untouched", "recommended"))
     assert content["settings"]["budgets"] == {"bytes": content["untouched"]["bytes"] / 2}
@@ -137,15 +125,14 @@ def test_without_a_budget_the_weights_are_halved(
 
 
 def test_two_assignments_are_compared(
-    models: Path, audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    models: Path, audited: Path, again: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An audit.json against an assignment: which is better, by how much, in words and in compare.json."""
-    out = shutil.copytree(audited, tmp_path / "compared")
     (tmp_path / "rough.json").write_text('{"lm_head": "w4a16-g32", "model.layers.0.mlp.up_proj": "w4a16-g32"}')
     files_ = (str(tmp_path / "rough.json"), str(audited / "audit.json"))
-    assert run(models, out, "--target", "h200", "--resume", "--compare", *files_) == 0
+    assert run(models, again, "--target", "h200", "--resume", "--compare", *files_) == 0
     said = capsys.readouterr().out
-    found = json.loads((out / "compare.json").read_text())
+    found = json.loads((again / "compare.json").read_text())
     assert found["words"] in said
     assert [one["name"] for one in found["compared"]] == list(files_)
     errors = [one["measured"] for one in found["compared"]]
@@ -172,24 +159,24 @@ def test_the_guide_names_every_option_and_every_public_name() -> None:
         assert f"--{option.replace('_', '-')}" in guide
     words = set(re.findall(r"\w+", " ".join(re.findall("`[^`\n]+`", guide))))
     attributes = re.findall(r"self\.([a-z]\w*)", getsource(Audit.__init__))
-    assert {"sites", "measured"} <= set(attributes)
+    assert {"observed", "measured"} <= set(attributes)
     for name in (*signature(audit).parameters, *vars(Audit), *attributes):
         assert name in words or name.startswith("_"), name
 
 
-def test_each_stage_has_a_ticker_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new stage ends the ticker of the one before, with its own count of steps."""
+def test_each_stage_has_a_bar_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new stage ends the bar of the one before, with its own count of steps."""
     seen: list[tuple[str, int | str]] = []
 
-    class Told(Ticker):
+    class Told(ProgressBar):
         def __init__(self, label: str, count: int, effort: float) -> None:
             super().__init__(label, count, effort)
             seen.append((label, count))
 
         def __exit__(self, *error: object) -> None:
-            seen.append((self._label, "ended"))
+            seen.append((self.label, "ended"))
 
-    monkeypatch.setattr("assay.cli.audit.Ticker", Told)
+    monkeypatch.setattr("assay.cli.audit.ProgressBar", Told)
     with Stages() as stages:
         for done in (1, 2):
             stages("looking", done, 2)

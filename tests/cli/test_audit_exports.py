@@ -1,7 +1,5 @@
 """What `assay audit` exports: of this run alone, with its own bytes, and never in place of the user's files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -14,12 +12,11 @@ from assay.precision.errors import CannotExport
 from tests.cli.audits import read, run
 
 
-def test_a_checkpoint_is_written(models: Path, audited: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_is_written(models: Path, again: Path) -> None:
     """With --checkpoint there is a folder that says how it is quantised, with scales of each quantised linear."""
-    out = shutil.copytree(audited, tmp_path / "whole")
     more = ("--formats", "bf16,fp8,w8a16,kv-fp8", "--max-kl", "0.01", "--target", "h200", "--checkpoint")
-    assert run(models, out, *more) == 0
-    content, folder = read(out), out / "export" / "checkpoint"
+    assert run(models, again, *more) == 0
+    content, folder = read(again), again / "export" / "checkpoint"
     config = json.loads((folder / "config.json").read_text())
     assert config["quantization_config"]["quant_method"] == "compressed-tensors"
     linears = [site for site in content["sites"] if site["place"] == "linear" and site["scheme"] in ("fp8", "w8a16")]
@@ -47,57 +44,50 @@ def test_the_bytes_of_a_checkpoint_are_told(models: Path, tmp_path: Path, capsys
     assert "embedding tables keep their format because" in (out / "report.html").read_text()
 
 
-def test_exports_are_those_of_the_run(
-    models: Path, audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exports_are_those_of_the_run(models: Path, again: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Under another budget with --resume, files that this run doesn't write go; the user's own stay."""
-    out = shutil.copytree(audited, tmp_path / "again")
-    (out / "export" / "mine.txt").write_text("a note of the user")
+    (again / "export" / "mine.txt").write_text("a note of the user")
     more = ("--max-bytes", "45kB", "--target", "h200", "--resume")
-    assert run(models, out, *more, "--export", "compressed-tensors") == 0
-    found = {path.name for path in (out / "export").iterdir()}
+    assert run(models, again, *more, "--export", "compressed-tensors") == 0
+    found = {path.name for path in (again / "export").iterdir()}
     assert found == {"export.json", "mine.txt", "quantization_config.json"}
-    of = json.loads((out / "export" / "export.json").read_text())["assignment"]
-    assert of == read(out)["recommended"]["assignment"]
+    of = json.loads((again / "export" / "export.json").read_text())["assignment"]
+    assert of == read(again)["recommended"]["assignment"]
     capsys.readouterr()
-    assert run(models, out, *more) == 0
+    assert run(models, again, *more) == 0
     assert "what an earlier audit exported" in capsys.readouterr().err
-    assert [path.name for path in (out / "export").iterdir()] == ["mine.txt"]
-    assert read(out)["exports"] == []
+    assert [path.name for path in (again / "export").iterdir()] == ["mine.txt"]
+    assert read(again)["exports"] == []
 
 
 def test_a_refused_export_leaves_no_earlier_one(
-    models: Path, audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    models: Path, again: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a checkpoint can't be written, the report is, and what an earlier run exported goes: it is of another. The
     exit status says that something is missing."""
-    out = shutil.copytree(audited, tmp_path / "refused")
 
     def refuse(*_: object, **__: object) -> None:
         raise CannotExport("no place for it")
 
-    monkeypatch.setattr("assay.precision.export.write_checkpoint", refuse)
-    assert run(models, out, "--max-bytes", "45kB", "--target", "h200", "--resume", "--checkpoint") == 1
+    monkeypatch.setattr("assay.precision.export.exporting.write_checkpoint", refuse)
+    assert run(models, again, "--max-bytes", "45kB", "--target", "h200", "--resume", "--checkpoint") == 1
     said, err = capsys.readouterr()
     assert "budget      bytes of at most 45 kB" in said
     assert err.endswith("assay: checkpoint: not written: no place for it\n")
-    assert not (out / "export").exists()
-    assert read(out)["settings"]["budgets"] == {"bytes": 45e3}
+    assert not (again / "export").exists()
+    assert read(again)["settings"]["budgets"] == {"bytes": 45e3}
 
 
-def test_a_file_of_the_user_is_never_replaced(
-    models: Path, audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_of_the_user_is_never_replaced(models: Path, again: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One that has the name of an export is told in one line, after the report, which is written in any case."""
-    out = shutil.copytree(audited, tmp_path / "mine")
-    shutil.rmtree(out / "export")
-    (out / "audit.json").unlink()
-    (out / "export").mkdir()
-    (out / "export" / "torchao.json").write_text("{}")
+    shutil.rmtree(again / "export")
+    (again / "audit.json").unlink()
+    (again / "export").mkdir()
+    (again / "export" / "torchao.json").write_text("{}")
     more = ("--max-kl", "0.01", "--target", "h200", "--resume", "--export", "torchao")
-    assert run(models, out, *more) == 2
+    assert run(models, again, *more) == 2
     said, err = capsys.readouterr()
     assert said.startswith("MET  llama")
     assert err.endswith("torchao.json exists and is of no export: move it away, or give another folder\n")
-    assert (out / "export" / "torchao.json").read_text() == "{}"
-    assert read(out)["exports"] == []
+    assert (again / "export" / "torchao.json").read_text() == "{}"
+    assert read(again)["exports"] == []

@@ -1,7 +1,5 @@
 """What `assay audit` refuses: mistakes in options, bad models, texts and assignments, in one line each."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +8,7 @@ import pytest
 import torch
 
 from assay.cli.main import main
+from assay.precision.export import FORMATS
 from tests.cli.audits import one_line, run
 from tests.precision.tiny_models import edit_json, edit_weights
 
@@ -25,11 +24,11 @@ from tests.precision.tiny_models import edit_json, edit_weights
         (("--max-bytes", "0"), "--max-bytes 0; expected a number above 0"),
         (("--max-time", "nan"), "--max-time nan; expected"),
         (("--metric", "accuracy"), "expected metric 'kl', 'relative'"),
-        (("--target", "h2000"), "expected a device, got 'h2000': did you mean h200"),
-        (("--formats", "w4a61"), "expected a scheme, got 'w4a61': did you mean"),
+        (("--target", "h2000"), "unknown device 'h2000'; did you mean 'h200'"),
+        (("--formats", "w4a61"), "unknown scheme 'w4a61'; did you mean"),
         (("--formats", "fp8,mxfp4", "--target", "h100"), "--formats mxfp4: h100 has no fp4 products"),
         (("--formats", "fp8", "--target", "a100"), "--formats fp8: a100 has no fp8 products"),
-        (("--export", "onnx"), "--export onnx; expected compressed-tensors, modelopt, torchao, vllm or all"),
+        (("--export", "onnx"), f"--export onnx; expected {', '.join(FORMATS)} or all"),
         (("--sequences", "0"), "--sequences"),
         (("--sequence", "1000000"), "takes at most 2048 tokens, got sequence=1000000; choose fewer"),
         (("--compare", "a", "b", "--export", "all"), "--compare writes no exports; leave --export"),
@@ -140,24 +139,22 @@ def test_text_and_folder_are_needed(models: Path, capsys: pytest.CaptureFixture[
     ],
 )
 def test_a_bad_assignment_is_one_line(
-    models: Path, audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, message: str
+    models: Path, again: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, message: str
 ) -> None:
     """A file that is no assignment, or one of another model, is named."""
-    out = shutil.copytree(audited, tmp_path / "out")
     (tmp_path / "bad.json").write_text(content)
     bad = str(tmp_path / "bad.json")
-    assert run(models, out, "--target", "h200", "--resume", "--compare", bad, bad) == 2
+    assert run(models, again, "--target", "h200", "--resume", "--compare", bad, bad) == 2
     one_line(capsys, message)
 
 
 def test_a_bad_assignment_is_named_by_its_file(
-    models: Path, audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    models: Path, audited: Path, again: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of two files, the one that doesn't fit the model."""
-    out = shutil.copytree(audited, tmp_path / "out")
     (tmp_path / "bad.json").write_text('{"encoder.block": "fp8"}')
     files = (str(audited / "audit.json"), str(tmp_path / "bad.json"))
-    assert run(models, out, "--target", "h200", "--resume", "--compare", *files) == 2
+    assert run(models, again, "--target", "h200", "--resume", "--compare", *files) == 2
     one_line(capsys, f"{tmp_path / 'bad.json'}: expected a site of this model, got 'encoder.block'")
 
 

@@ -1,10 +1,9 @@
 """`assay verify CAMPAIGN.toml`: stopped and gone on with, nothing examined twice, nothing kept of a changed kernel."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,10 @@ import torch
 
 from assay.cli.main import main
 from assay.verify import examine
-from assay.verify.kept import digest, keep, kept
-from assay.verify.survey import Job, Row, plan
-from assay.verify.survey_table import Entry, TableError, entries
+from assay.verify.campaign.cache import digest, keep, kept
+from assay.verify.campaign.survey import Job, Row, plan
+from assay.verify.campaign.table import Entry, TableError, entries
+from assay.verify.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 CAMPAIGN = """
@@ -44,6 +44,11 @@ def wrong(x):
 """
 
 
+def job_of(target: str) -> Job:
+    """An examination of a kernel as a softmax."""
+    return Job(Entry("mine", target, Settings("softmax")), Settings("softmax", "float32"))
+
+
 @pytest.fixture
 def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A campaign of three examinations, and its kernels beside it."""
@@ -64,7 +69,7 @@ def test_an_interrupted_run_tells_what_it_found(
         yield 1, Row(jobs[1].entry, "float32", verdict.outcome, verdict)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("assay.verify.survey.run", run)
+    monkeypatch.setattr("assay.verify.campaign.survey.run", run)
     assert main(("verify", str(campaign), "--jobs", "1")) == 130
     out, err = capfd.readouterr()
     assert out.startswith("FAIL  ")
@@ -89,7 +94,8 @@ def test_a_campaign_goes_on_where_it_was(campaign: Path, capfd: pytest.CaptureFi
     assert main(arguments) == 1
     again, err = capfd.readouterr()
     assert "2 of 3 verdicts were in" in err
-    assert [{**verdict, "seconds": 0} for verdict in json.loads(again)] == [{**v, "seconds": 0} for v in first]
+    times_of_it = {"seconds": 0, "about": {}}  # which says the minute
+    assert [verdict | times_of_it for verdict in json.loads(again)] == [verdict | times_of_it for verdict in first]
     changed = [path.name for path in out.glob("*.json") if path.stat().st_mtime_ns != times[path.name]]
     assert changed == [lost.name]
 
@@ -97,9 +103,11 @@ def test_a_campaign_goes_on_where_it_was(campaign: Path, capfd: pytest.CaptureFi
 def test_a_changed_kernel_is_another(campaign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its source, examples, dtype or seed tell a job from another; how many run at once doesn't."""
     job = plan(entries(campaign))[0]
-    same = Job(job.entry, job.dtype, job.examples, job.seed, threads=1)
-    assert digest(same) == digest(job)
-    others = [Job(job.entry, "bfloat16", 1), Job(job.entry, job.dtype, 2), Job(job.entry, job.dtype, 1, seed=5)]
+    assert digest(replace(job, threads=1)) == digest(job)
+    others = [
+        replace(job, settings=replace(job.settings, **change))
+        for change in ({"dtype": "bfloat16"}, {"examples": 2}, {"seed": 5})
+    ]
     assert len({digest(job), *map(digest, others)}) == 4
     before = digest(job)
     kernels = campaign.with_name("campaign_kernels.py")
@@ -120,7 +128,7 @@ def test_a_changed_helper_makes_another(tmp_path: Path, monkeypatch: pytest.Monk
     (folder / "wanted.py").write_text("import helper\n", encoding="utf-8")
     helper = folder.parent / "helper.py" if package else folder / "helper.py"
     helper.write_text("FACTOR = 1\n", encoding="utf-8")
-    job = Job(Entry("mine", f"{'campaign_package.deep.' if package else ''}wanted:kernel", "softmax"), "float32")
+    job = job_of(f"{'campaign_package.deep.' if package else ''}wanted:kernel")
     before = digest(job)
     (folder / "notes.txt").write_text("no source", encoding="utf-8")
     assert digest(job) == before
@@ -131,15 +139,15 @@ def test_a_changed_helper_makes_another(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("name", ["_own_sources", "_machine"])
 def test_another_assay_or_machine_is_another(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """At one version too, this package's own sources and the device count."""
-    job = Job(Entry("mine", "nowhere:kernel", "softmax"), "float32")
+    job = job_of("nowhere:kernel")
     before = digest(job)
-    monkeypatch.setattr(f"assay.verify.kept.{name}", lambda *device: "another")
+    monkeypatch.setattr(f"assay.verify.campaign.cache.{name}", lambda *device: "another")
     assert digest(job) != before
 
 
 def test_a_verdict_comes_back_as_it_was(tmp_path: Path) -> None:
     """Numbers that JSON lacks, the failing case and the explanations included."""
-    job = Job(Entry("zeros", "nowhere:zeros", "softmax"), "float32")
+    job = job_of("nowhere:zeros")
     assert kept(tmp_path, job) is None
     for kernel in (lambda x: x * float("nan"), lambda x: x.softmax(-1)):
         verdict = examine(kernel, "softmax", dtype="float32", examples=0, shapes={"N": [4, 8]})
@@ -153,8 +161,8 @@ def test_a_verdict_comes_back_as_it_was(tmp_path: Path) -> None:
 def test_the_bundled_campaign_can_be_read() -> None:
     """`configs/campaigns/verify/attention.toml` names kernels, dtypes and seeds."""
     jobs = plan(entries(ROOT / "configs" / "campaigns" / "verify" / "attention.toml"), examples=200)
-    assert {job.seed for job in jobs} == {0, 1, 2}
-    assert {job.examples for job in jobs} == {1000}
+    assert {job.settings.seed for job in jobs} == {0, 1, 2}
+    assert {job.settings.examples for job in jobs} == {1000}
 
 
 @pytest.mark.parametrize(

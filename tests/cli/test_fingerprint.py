@@ -1,7 +1,5 @@
 """`assay fingerprint`: a card on the terminal and in files, and mistakes in one line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -19,6 +17,9 @@ def test_a_card_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFix
     traits = {trait["name"]: trait["value"] for trait in json.loads(data.read_text())["traits"]}
     assert traits["accumulator"] == "24 bits (float32)"
     assert "24 bits (float32)" in page.read_text()
+    assert main([*arguments, "--out", str(tmp_path / "cards")]) == 0
+    written = {file.name: file.read_text() for file in (tmp_path / "cards").iterdir()}
+    assert written == {"torch-mm-bfloat16.html": page.read_text(), "torch-mm-bfloat16.json": data.read_text()}
 
 
 @pytest.mark.parametrize(

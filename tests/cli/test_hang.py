@@ -1,7 +1,5 @@
 """A kernel that hangs in C, which no alarm reaches: it is named, the run goes on, and ends when its limit says."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path
@@ -9,23 +7,12 @@ from pathlib import Path
 import pytest
 
 from assay.cli.main import main
-from assay.verify import calls, examine
-from tests.cli.kernels_of_a_user import hanging
+from assay.verify import examine
+from assay.verify.execution import call as calls
+from tests.cli.kernels_of_a_user import entry, hanging
 
 HERE = Path(__file__).parent
-TABLE = """
-[[kernel]]
-name = "hanging"
-target = "kernels_of_a_user:hanging"
-spec = "softmax"
-dtypes = ["float32"]
-
-[[kernel]]
-name = "honest"
-target = "kernels_of_a_user:honest"
-spec = "softmax"
-dtypes = ["float32"]
-"""
+TABLE = entry("hanging", "hanging") + entry("honest", "honest")
 TIMEOUT = 3.0  # seconds for a call, which an honest one never takes
 START = 60.0  # seconds that workers may take to import torch on a busy machine
 

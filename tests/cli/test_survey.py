@@ -1,7 +1,5 @@
 """`assay survey` on a table of one's own: whatever the kernels do, the survey comes to its end and tells."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -11,47 +9,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from assay.cli.main import main
-from assay.precision.errors import AssayError
+from assay.runtime.errors import AssayError
+from assay.verify import examine
+from assay.verify.campaign.survey import Job, Row
+from assay.verify.campaign.table import Entry, entries, entry_from_table
+from assay.verify.contract import Contract, contract_named
 from assay.verify.errors import TableError
-from assay.verify.survey import Job, Row
-from assay.verify.survey_table import Entry, contract_named, entries, entry_from_table
+from assay.verify.settings import Settings
+from tests.cli.kernels_of_a_user import entry
 
 HERE = Path(__file__).parent
-TABLE = """
-[[kernel]]
-name = "honest"
-target = "kernels_of_a_user:honest"
-spec = "softmax"
-dtypes = ["float32"]
-
-[[kernel]]
-name = "faulty <script>"
-target = "kernels_of_a_user:faulty"
-spec = "softmax"
-dtypes = ["bfloat16"]
-
-[[kernel]]
-name = "crashing"
-target = "kernels_of_a_user:crashing"
-spec = "softmax"
-dtypes = ["float32"]
-
-[[kernel]]
-name = "absent"
-target = "kernels_of_a_user:absent"
-spec = "softmax"
-dtypes = ["float32"]
-requires = "torch.no_such_kernel"
-
-[[kernel]]
-name = "elsewhere"
-target = "kernels_of_a_user:honest"
-spec = "softmax"
-dtypes = ["float32"]
-devices = ["cuda"]
-"""
+TABLE = "".join(
+    (
+        entry("honest", "honest"),
+        entry("faulty <script>", "faulty", "bfloat16"),
+        entry("crashing", "crashing"),
+        entry("absent", "absent", more='requires = "torch.no_such_kernel"'),
+        entry("elsewhere", "honest", more='devices = ["cuda"]'),
+    )
+)
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -61,7 +40,7 @@ def assay() -> Command:
     """The command, in a process of its own."""
 
     def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"PYTHONPATH": str(HERE)}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
         return subprocess.run(
             [sys.executable, "-P", "-m", "assay.cli.main", *arguments],
             cwd=cwd,
@@ -175,14 +154,41 @@ def test_what_is_done_is_never_lost(
             yield place, Row(job.entry, "float32", "NOT HERE", reason="elsewhere")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("assay.verify.survey.run", run)
+    monkeypatch.setattr("assay.verify.campaign.survey.run", run)
     assert main(("survey", "--table", own_table.name)) == 130
     assert seen == [{"NOT RUN": 5}, {"NOT HERE": 1, "NOT RUN": 4}]
     out, err = capfd.readouterr()
     assert "2 NOT HERE, 3 NOT RUN" in out
-    assert err == "assay: interrupted; 2 of 5 examinations are done, and stand in report/survey.json\n"
+    words = "2 of 5 examinations are done, and stand in report/survey.json; the same command goes on from there"
+    assert err == f"assay: interrupted; {words}\n"
     assert json.loads(Path("report/survey.json").read_text(encoding="utf-8"))["counts"] == {"NOT HERE": 2, "NOT RUN": 3}
     assert not list(Path("report").glob(".*"))
+
+
+def test_a_stopped_survey_goes_on_where_it_was(
+    own_table: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No row that was there is lost or made again, unless that is asked for; of other settings nothing is taken."""
+    asked: list[list[str]] = []
+
+    def once(jobs: Sequence[Job], workers: Any, until: float) -> Iterator[tuple[int, Row]]:
+        asked.append([job.entry.name for job in jobs])
+        for place, job in enumerate(jobs[:1]):
+            verdict = examine(torch.nn.Identity(), "softmax", dtype="float32", shapes={"N": [2]}, examples=0)
+            yield place, Row(job.entry, "float32", verdict.outcome, verdict)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("assay.verify.campaign.survey.run", once)
+    arguments = ("survey", "--table", own_table.name, "--examples", "1", "--only", "h")
+    assert main(arguments) == 130
+    assert main(arguments) == 130
+    assert asked == [["honest", "crashing", "elsewhere"], ["crashing", "elsewhere"]]
+    content = json.loads(Path("report/survey.json").read_text(encoding="utf-8"))
+    assert [row["outcome"] for row in content["rows"]] == ["FAIL", "FAIL", "NOT RUN"]
+    assert "1 of 3 verdicts were in report/kept" in capfd.readouterr().err
+    assert main((*arguments, "--anew")) == 130
+    assert main((*arguments, "--seed", "1")) == 130
+    assert asked[2:] == [asked[0], asked[0]]
 
 
 def test_an_entry_that_is_wrong_is_no_verdict(own_table: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -197,13 +203,13 @@ def test_an_entry_that_is_wrong_is_no_verdict(own_table: Path, capfd: pytest.Cap
 def test_the_bundled_table_can_be_read() -> None:
     """Every entry of configs/survey.toml names a spec, options and a contract that exist, under a name of its own."""
     table = entries()
-    assert len({entry.name for entry in table}) == len(table) > 20
-    assert {entry.requires for entry in table if entry.group == "assay"} == {"triton"}
+    assert len({row.name for row in table}) == len(table) > 20
+    assert {row.requires for row in table if row.group == "assay"} == {"triton"}
 
 
 def test_arrays_become_tuples_and_tables_ranges() -> None:
     """TOML's arrays and tables mean what `examine` takes."""
-    entry = entry_from_table(
+    made = entry_from_table(
         {
             "name": "a",
             "target": "a:b",
@@ -218,12 +224,14 @@ def test_arrays_become_tuples_and_tables_ranges() -> None:
             "contract": "pytorch.sdpa_masked",
         }
     )
-    assert entry.options == {"window": [(16, 0), (3, 5)]}
-    shapes = entry.settings["shapes"]
-    assert shapes["D"] == [64]
+    assert made.settings.options == {"window": ((16, 0), (3, 5))}
+    shapes = made.settings.shapes
+    assert shapes["D"] == (64,)
     assert (list(shapes["Sq"]), shapes["Sk"][0], shapes["B"][0]) == ([4, 8, 12, 16, 20], 1, 2)
-    assert entry.contract == contract_named("pytorch.sdpa_masked")
-    assert "source" not in entry.contract
+    assert made.settings.contract == Contract(**contract_named("pytorch.sdpa_masked"))
+
+
+ROW = '[[kernel]]\nname = "a"\ntarget = "a:b"\nspec = "softmax"\n'
 
 
 @pytest.mark.parametrize(
@@ -234,23 +242,14 @@ def test_arrays_become_tuples_and_tables_ranges() -> None:
         ("[[kernel", "is no TOML"),
         ('[[kernel]]\ntarget = "a:b"\nspec = "softmax"', "it needs a name"),
         ('[[kernel]]\nname = "a"\ntarget = "a:b"\nspec = "sofmax"', "did you mean 'softmax'?"),
-        (
-            '[[kernel]]\nname = "a"\ntarget = "a:b"\nspec = "softmax"\nshape = {}',
-            "unknown field 'shape'; did you mean 'shapes'?",
-        ),
-        ('[[kernel]]\nname = "a"\ntarget = "a:b"\nspec = "softmax"\ndtypes = "float32"', "expected a list of dtypes"),
-        ('[[kernel]]\nname = "a"\ntarget = "a:b"\nspec = "softmax"\noptions = { eps = [1] }', "unknown option 'eps'"),
-        (
-            '[[kernel]]\nname = "a"\ntarget = "a:b"\nspec = "softmax"\noptions = { eps = 1 }',
-            "expected a list of the values",
-        ),
-        (
-            '[[kernel]]\nname = "a"\ntarget = "a:b"\nspec = "softmax"\nshapes = { R = { least = 1 } }',
-            "{ min, max, multiple_of }",
-        ),
-        ('[[kernel]]\nname = "a"\ntarget = "a:b"\nspec = "softmax"\ncontract = "none such"', "contract: unknown name"),
-        ('[[kernel]]\nname = "a"\ntarget = "a:b"\nspec = "softmax"\ncontract = { ulps = 3 }', "expected fields of"),
-        ('[[kernel]]\nname = "a"\ntarget = "a:b"\nspec = "softmax"\ncontract = { rounding = "up" }', "rounding='up'"),
+        (ROW + "shape = {}", "unknown field 'shape'; did you mean 'shapes'?"),
+        (ROW + 'dtypes = "float32"', "expected a list of dtypes"),
+        (ROW + "options = { eps = [1] }", "unknown option 'eps'"),
+        (ROW + "options = { eps = 1 }", "expected a list of the values"),
+        (ROW + "shapes = { R = { least = 1 } }", "{ min, max, multiple_of }"),
+        (ROW + 'contract = "none such"', "contract: unknown name"),
+        (ROW + "contract = { ulps = 3 }", "expected fields of"),
+        (ROW + 'contract = { rounding = "up" }', "rounding='up'"),
     ],
 )
 def test_a_table_that_is_wrong_is_refused(tmp_path: Path, content: str, message: str) -> None:
@@ -270,5 +269,5 @@ def test_a_table_that_is_wrong_is_refused(tmp_path: Path, content: str, message:
 )
 def test_what_is_required_is_looked_up(dotted: str, there: bool) -> None:
     """A module or an attribute of one."""
-    entry = Entry(name="a", target="a:b", spec="softmax", requires=dotted)
-    assert bool(entry.absence("cpu")) is not there
+    required = Entry("a", "a:b", Settings("softmax"), requires=dotted)
+    assert bool(required.absence("cpu")) is not there

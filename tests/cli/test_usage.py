@@ -1,10 +1,12 @@
 """The command line: what can be mistaken is answered in one line with exit status 2, and what is meant is done."""
 
-from __future__ import annotations
-
 import json
+import os
 import re
+import subprocess
+import sys
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,13 @@ import pytest
 from assay.cli import doctor, progress, settings
 from assay.cli.main import main
 from assay.golden.registry import spec
-from assay.verify import survey_table
-from assay.verify.survey_table import contract_named
+from assay.verify.campaign import table as survey_table
 
 HERE = Path(__file__).parent
 USER = "kernels_of_a_user"
 SOFTMAX = ("verify", f"{USER}:honest", "--spec", "softmax", "--dtype", "float32", "--examples", "0")
 CASE = '{"spec":"softmax","sizes":{"R":1,"N":2},"dtypes":{"x":"float32"}}'
-LINE = f'{{"target":"","listed":[],"out":["float32"],"case":{CASE}}}'
+LINE = f'{{"target":"","case":{CASE}}}'
 
 
 @pytest.fixture
@@ -32,6 +33,14 @@ def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "message"),
     [
         (("nosuch",), "No such command"),
+        (("verfiy",), "Did you mean 'verify'"),
+        (("survey", "--frobnicate"), "(see: assay survey --help)"),
+        (("golden", "build"), "(see: assay golden build --help)"),
+        (("golden", "make"), "(see: assay golden --help)"),
+        (
+            ("verify", "math"),
+            "is a module; which function of it? expected math:function --spec NAME; or a longer",
+        ),
         (("survey", "--frobnicate"), "No such option"),
         (("survey", "--examples", "few"), "--examples"),
         (("survey", "--examples", "-1"), "--examples"),
@@ -75,9 +84,10 @@ def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], arguments: tu
     ("arguments", "messages"),
     [
         (
-            ("verify", f"{USER}:honest", f"{USER}:nosuch", "nosuch:x", "--spec", "softmax", "--dtype", "bflot16"),
-            ("got 'bflot16': did you mean bfloat16", "unknown function 'nosuch'", "nosuch can't be imported"),
+            ("verify", f"{USER}:nosuch", "nosuch:x", "--spec", "softmax", "--dtype", "bfloat16"),
+            ("unknown function 'nosuch'", "nosuch can't be imported"),
         ),
+        (("verify", f"{USER}:honest", "--spec", "softmax", "--dtype", "bflot16"), ("did you mean 'bfloat16'",)),
         (("verify", f"{USER}:honest", "--spec", "softmax"), ("softmax needs the dtype of x",)),
         ((*SOFTMAX, "--shape", "Q=1", "--contract", "stages.sum=float16"), ("unknown dimension 'Q'",)),
         ((*SOFTMAX, "--contract", "stages.sum=float16"), ("unknown stage 'sum'",)),
@@ -100,28 +110,41 @@ def test_a_mistake_that_a_worker_finds_is_one_line(
 
 def test_help_is_help(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a command, and with --help, the commands are listed."""
-    for arguments in ((), ("--help",), ("verify", "--help")):
+    for arguments, group in (((), ""), (("--help",), ""), (("verify", "--help"), " verify"), (("golden",), " golden")):
         assert main(arguments) == 0
-        assert "Usage: assay" in capsys.readouterr().out
+        assert f"Usage: assay{group} " in capsys.readouterr().out
+
+
+def test_descriptions_are_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    """The list of commands says the first paragraph of each one's help, to its end."""
+    for group, command in (("", "doctor"), ("", "audit"), ("golden", "diff")):
+        path = (group, command) if group else (command,)
+        assert main((*path, "--help")) == 0
+        said = capsys.readouterr().out.split("\n\n")[1]
+        assert main((*path[:-1], "--help")) == 0
+        assert " ".join(said.split()) in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """`assay --version` is the installed distribution's."""
+    assert main(("--version",)) == 0
+    assert capsys.readouterr().out == f"assay {version('kernel-assay')}\n"
+
+
+def test_completions_complete() -> None:
+    """What a shell asks for is answered with the commands that begin so."""
+    asked = {"_ASSAY_COMPLETE": "complete_bash", "COMP_WORDS": "assay fi", "COMP_CWORD": "1"}
+    command = [sys.executable, "-P", "-m", "assay.cli.main"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | asked, check=False)
+    assert done.stdout.split() == ["fingerprint"]
 
 
 @pytest.mark.usefixtures("_kernels")
 def test_verify_reports_each_target(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Exit status 1 where one fails; the reports are printed and written; kernels' own words go to standard error."""
     targets = (f"{USER}:honest", f"{USER}:faulty")
-    arguments = (
-        "--spec",
-        "softmax",
-        "--dtype",
-        "bfloat16",
-        "--examples",
-        "1",
-        "--shape",
-        "N=4,8",
-        "--out",
-        str(tmp_path),
-    )
-    assert main(("verify", *targets, *arguments)) == 1
+    arguments = ["--spec", "softmax", "--dtype", "bfloat16", "--examples", "1", "--shape", "N=4,8", "--out"]
+    assert main(("verify", *targets, *arguments, str(tmp_path))) == 1
     out, err = capfd.readouterr()
     assert out.startswith(f"PASS  {targets[0]} as softmax in bfloat16")
     assert f"\n\nFAIL  {targets[1]} as softmax in bfloat16" in out
@@ -226,25 +249,23 @@ def test_dtypes_may_be_given_by_tensor() -> None:
 def test_contracts_are_names_and_fields() -> None:
     """Later settings add to earlier ones."""
     texts = ["pytorch.topk", "accumulate=float16", "stages=none", "ulps.exp=4", "ulps.log=2", "batch_invariant=true"]
-    assert settings.contract(texts, contract_named) == {
+    assert settings.contract_fields(texts) == {
         "deterministic": False,
         "accumulate": "float16",
         "stages": {},
         "ulps": {"exp": 4.0, "log": 2.0},
         "batch_invariant": True,
     }
-    assert settings.contract(["stages.probabilities=float32"], contract_named) == {
-        "stages": {"probabilities": "float32"}
-    }
+    assert settings.contract_fields(["stages.probabilities=float32"]) == {"stages": {"probabilities": "float32"}}
 
 
 def test_progress_is_plain_when_piped(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing at first, then now and then a line with the time left."""
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    with progress.Ticker("examined", 4, 100.0) as ticker:
+    with progress.ProgressBar("examined", 4, 100.0) as bar:
         for now, effort in ((1.0, 10.0), (15.0, 40.0), (16.0, 25.0)):  # noqa: B007 - the clock reads it
-            ticker.advance(effort)
+            bar.advance(effort)
     out, err = capsys.readouterr()
     assert (out, err) == ("", "assay: examined 2 of 4, about 15 s left\n")
 
@@ -253,7 +274,7 @@ def test_the_doctor_finds_a_fault(capsys: pytest.CaptureFixture[str], monkeypatc
     """The self-tests pass here; one that fails makes the exit status 1 and is told."""
     assert main(("doctor",)) == 0
     text = capsys.readouterr().out
-    assert text.count(" ok") == len(doctor._SELF_TESTS)
+    assert text.count(" ok ") == len(doctor._SELF_TESTS)
     assert "failed" not in text
     for package in ("python-flint", "mpmath", "hypothesis", "torch"):
         assert package in text

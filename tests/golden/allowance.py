@@ -1,22 +1,26 @@
 """How much of a contract's radius a float32 evaluation uses, and the adversarial numbers to ask it with."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from assay.formats.format import format_named
 from assay.golden import evaluate, spec
 from assay.golden.arithmetic import Ball, BallArithmetic
-from assay.golden.run import run, split_keywords
-from assay.precision.formats import format_named
+from assay.golden.evaluation.binding import run
 from assay.verify.contract import Contract
+from tests.golden.enclosure import several
+from tests.golden.float32 import Functions
 
 Tensor = torch.Tensor
+Call = tuple[tuple[Tensor, ...], dict[str, Any]]
+Kernels = Callable[..., Iterator[tuple[str, Any]]]
+Kinds = tuple[str, ...]
+SIGNS = (0, 1, -1)
 
 
 @dataclass(frozen=True)
@@ -37,16 +41,16 @@ def uses(
     *,
     dtype: str = "float32",
     where: str = "",
+    contract: Contract | None = None,
 ) -> list[Use]:
-    """For each named result |y - exact| over the default contract's radius, where that is finite."""
+    """For each named result |y - exact| over the contract's radius (the default one's), where that is finite."""
     definition = spec(op)
-    plain, keywords = split_keywords(definition, options)
-    model = Contract().model(definition, format_named(dtype))
-    balls = _several(run(definition, BallArithmetic(model), tensors, plain, keywords))
-    goldens = _several(evaluate(op, *tensors, **options))
+    model = (contract or Contract()).model(definition, format_named(dtype))
+    balls = run(definition, BallArithmetic(model), tensors, options)
+    goldens = several(evaluate(op, *tensors, **options))
     found = []
     for name, result in results:
-        for place, (y, ball, golden) in enumerate(zip(_several(result), balls, goldens, strict=True)):
+        for place, (y, ball, golden) in enumerate(zip(several(result), balls, goldens, strict=True)):
             assert isinstance(ball, Ball)
             off = ((y.double() - golden.value).abs() - golden.radius).clamp(min=0)
             judged = torch.isfinite(ball.radius) & torch.isfinite(golden.value) & torch.isfinite(golden.radius)
@@ -56,12 +60,35 @@ def uses(
     return found
 
 
-def _several(result: Any) -> tuple[Any, ...]:
-    return result if isinstance(result, tuple) else (result,)
-
-
 def worst(found: Iterable[Use]) -> Use:
     return max(found, key=lambda use: use.ratio)
+
+
+def report(op: str, found: list[Use], record_property: Any) -> None:
+    """Assert that the radius held; leave the largest share of it in the report."""
+    most = worst(found)
+    record_property("share", most.ratio)
+    print(f"{op}: {most.ratio:.3f} by {most.kernel}, result {most.result}, {most.where}, of {len(found)} evaluations")
+    assert most.ratio <= 1, most
+
+
+def used_along_rows(op: str, kernels: Kernels, calls: Callable[[str, int], Iterator[Call]], kinds: Kinds) -> list[Use]:
+    """Every kernel on every kind of rows of 1, 2 and 33 numbers, its functions off to each side in turn."""
+    found: list[Use] = []
+    functions = {sign: Functions(sign) for sign in SIGNS}
+    for n, kind in ((n, kind) for n in (1, 2, 33) for kind in kinds):
+        for tensors, options in calls(kind, n):
+            sign = SIGNS[(kinds.index(kind) + n) % 3]
+            results = kernels(functions[sign], *tensors, **options)
+            found += uses(op, tensors, options, results, where=f"{kind} x {n}, {options}, {sign}")
+    return found
+
+
+def codes(count: int, columns: int, seed: int = 0) -> Tensor:
+    """Bytes that are numbers in any format of eight bits."""
+    drawn = np.random.default_rng([seed, count, columns]).integers(0, 256, (count, columns))
+    drawn[(drawn & 127) == 127] = 0
+    return torch.from_numpy(drawn).to(torch.uint8)
 
 
 def rows(kind: str, count: int, columns: int, seed: int = 0) -> Tensor:

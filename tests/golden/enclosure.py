@@ -1,7 +1,5 @@
 """The checker of goldens: does value +- radius hold the exact result, by two witnesses of their own?"""
 
-from __future__ import annotations
-
 import math
 import sys
 from typing import Any
@@ -10,7 +8,7 @@ import numpy as np
 
 from assay.golden import Golden, evaluate, spec
 from assay.golden.arithmetic import Arb, Multiprecision
-from assay.golden.run import run, split_keywords
+from assay.golden.evaluation.binding import run
 from tests.golden.drawing import Case
 
 _PROOF_DIGITS = 400  # enough to prove what thirty digits claim after cancellation
@@ -21,16 +19,15 @@ def escapes(case: Case, digits: int | None = None, witness_digits: int = 50) -> 
 
     A radius of infinity claims nothing; where mpmath has no number (0/0) nothing is compared either.
     """
-    return beyond(case, _several(evaluate(case.op, *case.tensors, digits=digits, **case.options)), witness_digits)
+    return beyond(case, several(evaluate(case.op, *case.tensors, digits=digits, **case.options)), witness_digits)
 
 
 def beyond(case: Case, goldens: tuple[Golden, ...], witness_digits: int = 50) -> list[str]:
     """The same for goldens that are there already."""
     definition = spec(case.op)
-    options, keywords = split_keywords(definition, case.options)
     found: list[str] = []
     for witness in (Multiprecision(witness_digits), Arb(_PROOF_DIGITS)):
-        results = _several(run(definition, witness, case.tensors, options, keywords))
+        results = run(definition, witness, case.tensors, case.options)
         for place, (golden, result) in enumerate(zip(goldens, results, strict=True)):
             if tuple(result.shape) != tuple(golden.value.shape):
                 found.append(f"result {place}: shape {tuple(golden.value.shape)}, witness {result.shape}")
@@ -39,19 +36,23 @@ def beyond(case: Case, goldens: tuple[Golden, ...], witness_digits: int = 50) ->
     return found
 
 
-def _several(result: Any) -> tuple[Any, ...]:
+def several(result: Any) -> tuple[Any, ...]:
+    """The results of an op, one or several."""
     return result if isinstance(result, tuple) else (result,)
 
 
 def outside(golden: Golden, result: Any, witness: Any) -> list[tuple[tuple[int, ...], str]]:
     """Where a witness's result is not within the golden's radius, and what it is."""
     name, is_outside = type(witness).__name__, _is_not_proven if isinstance(witness, Arb) else _lies_outside
-    values, radii = golden.value.numpy(), golden.radius.numpy()
-    lows = np.zeros_like(values) if golden.low is None else golden.low.numpy()
+    values, lows, radii = (part.numpy() for part in (golden.value, golden.rest, golden.radius))
     found = []
     for index in np.ndindex(values.shape):
         value, low, radius = float(values[index]), float(lows[index]), float(radii[index])
-        if not (radius == math.inf and math.isfinite(value)) and is_outside(witness, value, low, radius, result[index]):
+        if radius == math.inf and math.isfinite(value):
+            continue
+        with witness.precision():
+            escaped = is_outside(witness, value, low, radius, result[index])
+        if escaped:
             found.append((index, f"{value!r} + {low!r} +- {radius!r}, but {name} has {result[index]!s:.60}"))
     return found
 

@@ -1,7 +1,5 @@
 """Parts of honest float32 kernels: sums in many orders, and elementary functions as bad as a contract lets them be."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Honest float32 attention kernels: full, online in blocks, split over keys, with the scale and log2 e put anywhere."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

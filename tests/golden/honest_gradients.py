@@ -1,16 +1,15 @@
 """Honest float32 functions, losses and gradients, in many orders and in the forms that kernels have them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
 import torch
 
 from assay.golden.arithmetic.real import torch_function
-from tests.golden.float32 import LN2, LOG2E, SUMS, Functions, fma, single, within
+from tests.golden.float32 import LN2, LOG2E, SUMS, Functions, fma, within
 from tests.golden.honest_rows import logsumexps, moments, sigmoids, softmaxes
 
 Tensor = torch.Tensor
@@ -85,6 +84,14 @@ def swiglu_backwards(f: Functions, gate: Tensor, up: Tensor, dy: Tensor) -> Iter
         yield f"x s (1 - s) + s, {name}", (dy * (gate * s * (1 - s) + s) * up, dy * gate * s)
 
 
+@lru_cache(maxsize=1)
+def some(
+    kernels: Callable[[Functions, Tensor], Iterator[tuple[str, Tensor]]], step: int, f: Functions, x: Tensor
+) -> tuple[tuple[str, Tensor], ...]:
+    """Every ``step``-th kernel's results, kept for the next call with the same tensor."""
+    return tuple(islice(kernels(f, x), 0, None, step))
+
+
 def cross_entropies(
     f: Functions, x: Tensor, target: Tensor, *, label_smoothing: float, reduction: str, ignore_index: int
 ) -> Iterator[tuple[str, Tensor]]:
@@ -92,7 +99,7 @@ def cross_entropies(
     label = torch.where(counted, target, 0)[:, None]
     smooth = torch.tensor(label_smoothing, dtype=torch.float32)
     orders = list(SUMS.items())
-    for turn, (name, lse) in enumerate(islice(logsumexps(f, x), 0, None, 5)):
+    for turn, (name, lse) in enumerate(some(logsumexps, 5, f, x)):
         order, add = orders[turn % len(orders)]
         own = lse - x.gather(1, label)[:, 0]
         spread = lse - add(x) / x.shape[1]
@@ -109,7 +116,7 @@ def cross_entropy_backwards(
     hot = torch.zeros_like(x).scatter(1, label, 1.0)
     smooth = torch.tensor(label_smoothing, dtype=torch.float32)
     count = counted.sum().clamp(min=1).float() if reduction == "mean" else torch.tensor(1.0)
-    for name, shares in islice(softmaxes(f, x), 0, None, 7):
+    for name, shares in some(softmaxes, 7, f, x):
         away = shares - smooth / x.shape[1] - (1 - smooth) * hot
         apart = shares / count - (smooth / x.shape[1]) / count - ((1 - smooth) / count) * hot
         for form, found in (("divided last", away / count), ("by 1/n", away * (1 / count)), ("apart", apart)):
@@ -154,8 +161,3 @@ def attention_backwards(
                     pair = (dq, dk) if when == "before" else (dq * scale, dk * scale)
                     name = f"{kind}, {source}, scale {when} the stage, {'early' if early else 'late'}"
                     yield name, (*pair, stored(p).transpose(2, 3) @ dout)
-
-
-def rounded(x: Tensor) -> Tensor:
-    """Through bfloat16."""
-    return single(x.bfloat16().double())

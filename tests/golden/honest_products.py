@@ -1,7 +1,5 @@
 """Honest float32 kernels of matrix products, plain and quantised, and of the mixture of experts."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any

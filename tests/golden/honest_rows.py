@@ -1,7 +1,5 @@
 """Honest float32 kernels along rows: softmax and its relatives, norms, activations, rotations, in many orders."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,23 +1,23 @@
 """The certificate of exactness: a radius of zero where every partial sum is exact, and only there."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from assay.formats.format import format_named
 from assay.golden import Golden, evaluate, spec
 from assay.golden.arithmetic import BallArithmetic
-from assay.golden.arithmetic.ball import lowest_bit
-from assay.golden.run import run
-from assay.precision.formats import format_named
+from assay.golden.arithmetic.ball import Ball, lowest_bit
+from assay.golden.arithmetic.ball_composite import _spread_about
+from assay.golden.evaluation.binding import run
 from assay.verify.contract import Contract
 
 calm = settings(deadline=None)
@@ -208,6 +208,47 @@ def test_a_contracts_zero_holds_in_float32(seed: int, exponent: int, terms: int,
     a, b = a * 2.0 ** (exponent // 2), b * 2.0 ** (exponent - exponent // 2)
     definition = spec("gemm")
     model = Contract().model(definition, format_named("float32"))
-    ball = run(definition, BallArithmetic(model), (a, b.T), {}, {})
+    (ball,) = run(definition, BallArithmetic(model), (a, b.T), {})
     for total in orders(a * b):
         assert abs(total.double() - ball.mid).item() <= ball.radius.item()
+
+
+def test_scores_of_a_query_with_a_radius_hold_its_ends() -> None:
+    """Rows' certificates know what a query is off by: q + r and q - r give scores within the ball."""
+    xp = BallArithmetic()
+    q, k = (torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(i)) for i in range(2))
+    rad = torch.full_like(q, 1e-12)
+    found = xp.scores(Ball(q, rad, xp.model), xp.exact(k), 1.0)
+    for end in (q + rad, q - rad):
+        assert bool(((end @ k.T - found.mid).abs() <= found.radius + 1e-15).all())
+
+
+@pytest.mark.parametrize("keys", [8, 3000])
+def test_cancellation_in_the_spread_about_the_output_is_covered(keys: int) -> None:
+    """Values that lie beside a large output: the bound holds sum w |v - O|, whatever cancels on the way."""
+    generator = torch.Generator().manual_seed(keys)
+    weights = torch.rand(2, keys, dtype=torch.float64, generator=generator) / keys
+    values = 1e6 + 1e-6 * torch.randn(keys, 3, dtype=torch.float64, generator=generator)
+    out, total = torch.full((2, 3), 1e6 + 2e-6).double(), weights.sum(-1, keepdim=True)
+    bound = _spread_about(out, weights, total, values.abs(), values)
+    exact = (weights[..., None] * (values - out[:, None]).abs()).sum(-2)
+    assert bool((exact <= bound * (1 + 2.0**-30)).all())
+
+
+@given(st.floats(1e-3, 1e3), st.integers(0, 2**40))
+def test_a_difference_with_a_radius_is_taken_outward(x: float, steps: int) -> None:
+    """1 / x, log x and 1 / sqrt x of a ball that nearly holds zero: what its least number gives lies within."""
+    xp = BallArithmetic()
+    least = x * (steps + 1) * 2.0**-52
+    ball = Ball(torch.tensor([x], dtype=torch.float64), torch.tensor([x - least], dtype=torch.float64), xp.model)
+    with mpmath.workdps(50):
+        end = mpmath.mpf(x) - mpmath.mpf(x - least)
+        ends = [] if end <= 0 else [1 / end, mpmath.log(end), 1 / mpmath.sqrt(end)]
+    for found, exact in zip((1.0 / ball, xp.log(ball), xp.rsqrt(ball)), ends, strict=False):
+        if not bool(found.radius.isinf()):
+            with mpmath.workdps(50):
+                _assert_held(found, exact)
+
+
+def _assert_held(found: Ball, exact: Any) -> None:
+    assert abs(mpmath.mpf(found.mid.item()) - exact) <= mpmath.mpf(found.radius.item()) * (1 + 2.0**-30)

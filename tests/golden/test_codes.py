@@ -1,7 +1,5 @@
 """Discontinuous results: the set of codes that a quantiser may give, and which choices are admissible."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from typing import Any
@@ -12,13 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from assay.formats.codes import all_values
+from assay.formats.format import format_named
+from assay.formats.rounding import round_to
 from assay.golden import admissible, evaluate, spec
 from assay.golden.arithmetic import BallArithmetic
 from assay.golden.arithmetic.codes import nearest_code
 from assay.golden.errors import InputError, OptionError
-from assay.golden.run import golden_of_ball, run
-from assay.precision.formats import all_values, format_named
-from assay.precision.rounding import round_to
+from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.golden import golden_of
 from assay.verify.contract import Contract
 
 Tensor = torch.Tensor
@@ -160,7 +160,7 @@ def test_a_group_of_zeros() -> None:
     codes, _, zero = several("quantize_int4", x, symmetric=True)
     assert codes.value.unique().tolist() == zero.value.unique().tolist() == [8]
     model = Contract().model(spec("quantize_int8"), format_named("float32"))
-    codes, scale = map(golden_of_ball, run(spec("quantize_int8"), BallArithmetic(model), [x], {}, {}))
+    codes, scale = map(golden_of, run(spec("quantize_int8"), BallArithmetic(model), [x], {}))
     assert not bool(codes.radius.any())
     assert float(scale.radius.min()) >= format_named("float32").largest
 
@@ -174,8 +174,8 @@ def test_nothing_is_said_of_a_group_that_is_not_finite(op: str, value: float) ->
     assert bool(codes.radius[1].isinf().all())
     assert torch.equal(codes.value[0], codes.value[2])
     model = Contract().model(spec(op), format_named("float32"))
-    for part in run(spec(op), BallArithmetic(model), [x], {}, {}):
-        golden = golden_of_ball(part)
+    for part in run(spec(op), BallArithmetic(model), [x], {}):
+        golden = golden_of(part)
         assert bool(golden.radius[1].isinf().all())
         assert bool(golden.radius[0].isfinite().all())
 
@@ -210,11 +210,11 @@ def test_what_was_chosen_has_the_names_and_shapes_of_results() -> None:
 
 
 def test_admissible_experts() -> None:
-    """Any of equal experts, in any order; not one that is beaten, named twice, or not there."""
+    """Any of equal experts, the largest first; not one that is beaten, named twice, or not there."""
     logits = torch.tensor([[3.0, 1.0, 1.0, 0.0]])
     for ids, right in (
-        ([0, 1], [True, True]), ([2, 0], [True, True]), ([1, 2], [True, True]), ([0, 3], [True, False]),
-        ([0, 0], [False, False]), ([0, 4], [True, False]),
+        ([0, 1], [True, True]), ([0, 2], [True, True]), ([2, 0], [False, True]), ([1, 2], [True, True]),
+        ([0, 3], [True, False]), ([0, 0], [False, False]), ([0, 4], [True, False]),
     ):  # fmt: skip
         expected = right if ids != [1, 2] else [False, False]
         assert admissible("moe_route", logits, chosen=torch.tensor([ids])).tolist() == [expected]

@@ -1,7 +1,5 @@
 """Goldens hold the exact result: float64 balls and digits=30 against mpmath at 50 digits and Arb's enclosures."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -11,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from assay.golden import spec, specs
-from tests.golden.drawing import OPTIONS, Case, cases
+from tests.golden.drawing import OPTIONS, Case, cases, values_of
 from tests.golden.enclosure import escapes
 
 INF = math.inf
@@ -19,8 +17,13 @@ calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, Heal
 
 
 def test_every_option_is_drawn() -> None:
-    """The options of every op stand in the table that cases are drawn from."""
-    assert {name for op in specs() for name in spec(op).options} <= set(OPTIONS)
+    """The default, each usual value and nothing that it does not accept; `OPTIONS` names no option that is none."""
+    options = [(name, option) for op in specs() for name, option in spec(op).options.items()]
+    assert set(OPTIONS) <= {name for name, _ in options}
+    for name, option in options:
+        drawn = values_of(name, option)
+        assert {option.default, *option.usual} <= set(drawn)
+        assert all(map(option.accepts, drawn))
 
 
 @pytest.mark.parametrize("op", specs())

@@ -3,8 +3,6 @@
 Largest share of the radius that any of them used: gemm_mxfp8 0.07, gemm_nvfp4 0.07, gemm_2to4 0.32, merge_states 0.26.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -13,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from assay.formats.format import format_named
+from assay.formats.rounding import round_to
 from assay.golden import spec
 from assay.golden.arithmetic import BallArithmetic
-from assay.golden.run import golden_of_ball, run
-from assay.precision.formats import format_named
-from assay.precision.rounding import round_to
+from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.golden import golden_of
 from assay.verify.contract import Contract
-from tests.golden.allowance import KINDS, Use, rows, uses, worst
+from tests.golden.allowance import KINDS, Use, codes, report, rows, uses, worst
 from tests.golden.float32 import LN2, LOG2E, Functions, fma
 from tests.golden.honest_products import DOTS
 
@@ -43,8 +42,8 @@ def quotients(f: Functions, x: Tensor, largest: float) -> Iterator[tuple[str, Te
 def allowed(op: str, x: Tensor, scale: Tensor) -> list[tuple[Tensor, Tensor]]:
     """The least and the largest codes and scales under the default contract, of a kernel that gave this scale."""
     model = Contract().model(spec(op), format_named("float32"))
-    parts = run(spec(op), BallArithmetic(model), [x], {}, {}, {"scale": scale})
-    goldens = [golden_of_ball(part) for part in parts]
+    parts = run(spec(op), BallArithmetic(model), [x], {}, {"scale": scale})
+    goldens = [golden_of(part) for part in parts]
     return [(golden.value - golden.radius, golden.value + golden.radius) for golden in goldens]
 
 
@@ -75,18 +74,6 @@ def test_hulls_are_sharp(op: str) -> None:
     assert float((low != high).double().mean()) < 1e-3
 
 
-def codes(seed: int, rows_: int, columns: int) -> Tensor:
-    drawn = np.random.default_rng([seed, rows_, columns]).integers(0, 256, (rows_, columns))
-    drawn[(drawn & 127) == 127] = 0
-    return torch.from_numpy(drawn).to(torch.uint8)
-
-
-def report(op: str, found: list[Use]) -> None:
-    most = worst(found)
-    print(f"{op}: {most.ratio:.3f} by {most.kernel}, {most.where}, of {len(found)} evaluations")
-    assert most.ratio <= 1, most
-
-
 def blockwise(a: Tensor, b: Tensor, sa: Tensor, sb: Tensor, block: int) -> Iterator[tuple[str, Tensor]]:
     """a[M,K] b[K,N] and scales [M,K/block], [K/block,N]: dequantised first, or each block's sum scaled."""
     left, right = sa.repeat_interleave(block, 1), sb.repeat_interleave(block, 0)
@@ -101,19 +88,19 @@ def blockwise(a: Tensor, b: Tensor, sa: Tensor, sb: Tensor, block: int) -> Itera
         yield f"blocks scaled, fused, {name}", fused
 
 
-def test_honest_microscaled_products_keep_the_contract() -> None:
+def test_honest_microscaled_products_keep_the_contract(record_property: Any) -> None:
     """Scales before the product or after each block, with e8m0 and e4m3 scales, multipliers early and late."""
     found: list[Use] = []
     for inner in (32, 96):
-        a, b = (codes(1, *shape).view(torch.float8_e4m3fn) for shape in ((3, inner), (inner, 4)))
-        sa, sb = (codes(2, *s).clamp(100, 150).view(torch.float8_e8m0fnu) for s in ((3, inner // 32), (inner // 32, 4)))
+        a, b = (codes(*shape, 1).view(torch.float8_e4m3fn) for shape in ((3, inner), (inner, 4)))
+        sa, sb = (codes(*s, 2).clamp(100, 150).view(torch.float8_e8m0fnu) for s in ((3, inner // 32), (inner // 32, 4)))
         results = list(blockwise(a.float(), b.float(), sa.float(), sb.float(), 32))
         found += uses("gemm_mxfp8", (a, b, sa, sb), {}, results, dtype="float8_e4m3fn", where=f"K = {inner}")
-    report("gemm_mxfp8", found)
+    report("gemm_mxfp8", found, record_property)
     found = []
     table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
     for inner in (16, 96):
-        a, b = codes(3, 3, inner // 2), codes(4, 4, inner // 2)
+        a, b = codes(3, inner // 2, 3), codes(4, inner // 2, 4)
         sa, sb = (
             (torch.from_numpy(np.random.default_rng(rows_).random((rows_, inner // 16))) + 0.1).to(torch.float8_e4m3fn)
             for rows_ in (3, 4)
@@ -127,10 +114,10 @@ def test_honest_microscaled_products_keep_the_contract() -> None:
             (f"early {name}", y) for name, y in blockwise(left, right.T, sa.float() * ga, sb.float().T * gb, 16)
         ]
         found += uses("gemm_nvfp4", (a, b, sa, sb, ga, gb), {}, results, dtype="uint8", where=f"K = {inner}")
-    report("gemm_nvfp4", found)
+    report("gemm_nvfp4", found, record_property)
 
 
-def test_honest_sparse_products_keep_the_contract() -> None:
+def test_honest_sparse_products_keep_the_contract(record_property: Any) -> None:
     """Zeros filled in, or rows of b gathered, in any order: within gamma of the K/2 values that are stored."""
     found: list[Use] = []
     rng = np.random.default_rng(7)
@@ -145,7 +132,7 @@ def test_honest_sparse_products_keep_the_contract() -> None:
             results.append((f"gathered, {name}", gathered))
         tensors = (values, index.to(torch.uint8), b)
         found += uses("gemm_2to4", tensors, {}, results, where=f"{kind} by {other}")
-    report("gemm_2to4", found)
+    report("gemm_2to4", found, record_property)
 
 
 def merges(f: Functions, oa: Tensor, la: Tensor, ob: Tensor, lb: Tensor) -> Iterator[tuple[str, Any]]:
@@ -170,7 +157,7 @@ def merges(f: Functions, oa: Tensor, la: Tensor, ob: Tensor, lb: Tensor) -> Iter
     yield "logistic, unfused", (ob - share * (ob - oa), la + softplus)
 
 
-def test_honest_merges_keep_the_contract() -> None:
+def test_honest_merges_keep_the_contract(record_property: Any) -> None:
     """Any base and any association, functions as bad as allowed, log-sum-exps near, far and large."""
     found: list[Use] = []
     for place, kind in enumerate(KINDS):
@@ -180,7 +167,7 @@ def test_honest_merges_keep_the_contract() -> None:
             sign = (0, 1, -1)[place % 3]
             where = f"{kind}, {spread}, {mean}, {sign}"
             found += uses("merge_states", (oa, la, ob, lb), {}, merges(Functions(sign), oa, la, ob, lb), where=where)
-    report("merge_states", found)
+    report("merge_states", found, record_property)
 
 
 def test_coarser_evaluations_break_the_contract() -> None:
@@ -208,6 +195,6 @@ def test_hops_in_bfloat16_are_within_a_contract_that_says_so() -> None:
     exact = [math.fsum(column) for column in shards.double().T.tolist()]
     for contract, kept in ((Contract(), False), (Contract(accumulate="bfloat16"), True)):
         model = contract.model(spec("all_reduce"), format_named("bfloat16"))
-        ball = golden_of_ball(run(spec("all_reduce"), BallArithmetic(model), [shards], {}, {}))
+        ball = golden_of(run(spec("all_reduce"), BallArithmetic(model), [shards], {})[0])
         off = (total.double() - torch.tensor(exact, dtype=torch.float64)).abs()
         assert bool((off <= ball.radius).all()) is kept

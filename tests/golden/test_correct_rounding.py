@@ -1,7 +1,5 @@
 """`evaluate(..., round_to=)`: the correct rounding of the exact result, against exact rationals and against Arb."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from fractions import Fraction
@@ -13,11 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from assay.formats.codes import all_values
+from assay.formats.format import Format, format_named
+from assay.formats.rounding import round_to, ulp
 from assay.golden import Golden, evaluate
 from assay.golden.arithmetic import Arb, BallArithmetic
 from assay.golden.errors import OptionError
-from assay.precision.formats import Format, all_values, format_named
-from assay.precision.rounding import round_to, ulp
 
 calm = settings(deadline=None)
 FORMATS = ("bfloat16", "float16", "float32", "tf32", "float8_e4m3fn", "float8_e5m2", "float6_e2m3fn", "float64")
@@ -146,14 +145,11 @@ def test_transcendental_functions_are_correctly_rounded(op: str, options: dict[s
 
 
 def _by_arb(op: str, x: torch.Tensor, options: dict[str, Any]) -> list[Fraction]:
-    from flint import ctx
-
+    from assay.golden.evaluation.binding import run
     from assay.golden.registry import spec
-    from assay.golden.run import run
 
-    with ctx.workdps(400):
-        balls = run(spec(op), Arb(400), (x,), options, {}).flatten()
-        ends = [ball.mid().man_exp() for ball in balls]
+    balls = run(spec(op), Arb(400), (x,), options)[0].flatten()
+    ends = [ball.mid().man_exp() for ball in balls]
     return [int(mantissa) * Fraction(2) ** int(exponent) for mantissa, exponent in ends]
 
 
@@ -232,10 +228,9 @@ def test_special_values_stay() -> None:
 
 def test_what_cannot_be_proven_has_an_infinite_radius(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tie that no tier decides is not passed off as rounded."""
-    from assay.golden import correct_rounding
-    from assay.golden.precise import Tier
+    from assay.golden.evaluation import correct_rounding
 
-    monkeypatch.setattr(correct_rounding, "tiers_from", lambda digits: [Tier(BallArithmetic)])
+    monkeypatch.setattr(correct_rounding, "tiers_from", lambda digits: [BallArithmetic])
     golden = dot([(1.0 + 2.0**-8, 1.0), (2.0**-70, 1.0)], "bfloat16")
     assert golden.radius.item() == math.inf
 

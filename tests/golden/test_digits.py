@@ -1,7 +1,5 @@
 """`evaluate(..., digits=)`: what is promised is reached, by no more work than it takes, and what cannot be ends."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys
@@ -14,11 +12,12 @@ from hypothesis import strategies as st
 
 from assay.golden import Golden, evaluate, specs
 from assay.golden.arithmetic import BallArithmetic, Exact
-from assay.golden.call import Call, grid
+from assay.golden.evaluation.binding import bind
+from assay.golden.evaluation.call import Call, grid
+from assay.golden.inputs.recipe import recipe
 from assay.golden.registry import spec
-from assay.golden.run import split_keywords
 from tests.golden.drawing import Case, cases
-from tests.golden.enclosure import escapes
+from tests.golden.enclosure import escapes, several
 
 RNG = torch.Generator().manual_seed(11)
 
@@ -29,10 +28,6 @@ def normal(*shape: int) -> torch.Tensor:
 
 def full(value: float, *shape: int) -> torch.Tensor:
     return torch.full(shape, value, dtype=torch.float64)
-
-
-def several(golden: Golden | tuple[Golden, ...]) -> tuple[Golden, ...]:
-    return golden if isinstance(golden, tuple) else (golden,)
 
 
 def only(golden: Golden | tuple[Golden, ...]) -> Golden:
@@ -82,7 +77,7 @@ class Record:
 
         def recorded(call: Call, arithmetic: Any) -> tuple[Golden, ...]:
             name = type(arithmetic).__name__
-            self.shapes.setdefault(name, []).append([tuple(tensor.shape) for tensor in call.tensors])
+            self.shapes.setdefault(name, []).append([tuple(tensor.shape) for tensor in call.tensors.values()])
             return under(call, arithmetic)
 
         monkeypatch.setattr(Call, "under", recorded)
@@ -178,8 +173,7 @@ def test_masks_and_missing_numbers_stay_what_they_are() -> None:
 def test_rows_and_columns_may_be_evaluated_apart(op: str, data: st.DataObject) -> None:
     """Of every op, the last row alone, and its first and last column, are what they are among the others."""
     case = data.draw(cases(op))
-    options, keywords = split_keywords(spec(op), case.options)
-    call = Call(spec(op), case.tensors, options, keywords)
+    call = bind(spec(op), case.tensors, case.options)
     if call.rows is None or call.size(call.rows) == 0:
         return
     index = {call.rows: torch.tensor([call.size(call.rows) - 1])}
@@ -197,7 +191,7 @@ def test_rows_and_columns_may_be_evaluated_apart(op: str, data: st.DataObject) -
 
 def test_blocks_change_nothing() -> None:
     """Rows evaluated in blocks, under whichever arithmetic, have the bits of rows evaluated together."""
-    call = Call(spec("softmax"), (normal(700, 100),), {}, {})
+    call = bind(spec("softmax"), (normal(700, 100),), {})
     for arithmetic in (Exact(), BallArithmetic()):
         whole, blocks = only(call.under(arithmetic)), only(call.in_blocks(arithmetic))
         assert bool((whole.value == blocks.value).all())
@@ -218,11 +212,17 @@ def test_the_working_precision_is_left_as_it_was() -> None:
 
 def test_a_symbol_in_an_expression_is_not_cut() -> None:
     """Columns packed in words, or sharing a scale, are evaluated together; plain ones apart."""
-    blocked = Call(spec("gemm_fp8"), (), {"granularity": "block"}, {})
-    plain = Call(spec("gemm_fp8"), (), {"granularity": "row"}, {})
-    assert (blocked.columns, plain.columns) == (None, "N")
-    assert Call(spec("gemm_int4"), (), {"packing": "awq"}, {}).columns is None
-    assert Call(spec("exp"), (), {}, {}).columns == "N"
+    sizes = {"M": 1, "K": 128, "N": 128}
+    assert call_of("gemm_fp8", sizes, granularity="block").columns is None
+    assert call_of("gemm_fp8", sizes, granularity="row").columns == "N"
+    assert call_of("gemm_int4", {**sizes, "g": 32}, packing="awq").columns is None
+    assert call_of("exp", {"R": 2, "N": 3}).columns == "N"
+
+
+def call_of(op: str, sizes: dict[str, int], **options: Any) -> Call:
+    """A call of an op on some tensors of these sizes."""
+    inputs = recipe(op, sizes, options=options)
+    return bind(inputs.definition, inputs.tensors(), inputs.options)
 
 
 MEMORY = """

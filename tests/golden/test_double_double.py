@@ -1,7 +1,5 @@
 """The primitives of double-double numbers: every bound against exact rationals."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

@@ -3,91 +3,72 @@
 Containment can't see a wrong definition, for every arithmetic runs the same one. Here nothing of it is used.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from assay.golden import Golden, evaluate
+from assay.golden import Golden, evaluate, specs
+from assay.golden.errors import InputError, ShapeError
+from tests.golden.drawing import REAL, Case, cases
+from tests.golden.enclosure import several
+from tests.reference import reference
 
-INF = math.inf
-RNG = np.random.default_rng(11)
+INF, NAN = math.inf, math.nan
 
 
-def normal(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.from_numpy(RNG.standard_normal(shape) * scale).to(dtype)
+def goldens_of(op: str, *tensors: Any, **options: Any) -> tuple[Golden, ...]:
+    return several(evaluate(op, *tensors, **options))
 
 
 def golden_of(op: str, *tensors: Any, **options: Any) -> Golden:
-    golden = evaluate(op, *tensors, **options)
-    return golden[0] if isinstance(golden, tuple) else golden
+    return goldens_of(op, *tensors, **options)[0]
 
 
-def agree(golden: Golden, expected: Any) -> bool:
+def agree(golden: Golden, expected: Any, share: float = 1e-11) -> bool:
     """Whether a golden is sharp, and lies at what a float64 evaluation gives, up to that one's own errors."""
     other = torch.as_tensor(expected, dtype=torch.float64)
-    slack = 1e-11 * (1 + other.abs().max()) if other.numel() else 0.0
-    sharp = golden.radius <= slack
-    return tuple(golden.value.shape) == tuple(other.shape) and bool(
-        (((golden.value - other).abs() <= slack) & sharp).all()
-    )
+    finite = other.isfinite()
+    slack = share * (1 + other[finite].abs().max()) if finite.any() else 0.0
+    near = ((golden.value - other).abs() <= slack) & (golden.radius <= slack)
+    return golden.value.shape == other.shape and bool(torch.where(finite, near, same(golden.value, other)).all())
 
 
-X = normal(5, 9, scale=3.0)
+def same(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Equal, NaN included."""
+    return (x == y) | (x.isnan() & y.isnan())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize(
-    ("op", "reference"),
-    [
-        ("softmax", lambda x: torch.softmax(x, -1)),
-        ("log_softmax", lambda x: torch.log_softmax(x, -1)),
-        ("logsumexp", lambda x: torch.logsumexp(x, -1)),
-        ("silu", F.silu),
-        ("gelu", F.gelu),
-    ],
-)
-def test_functions_of_rows(op: str, reference: Any, dtype: torch.dtype) -> None:
-    """Softmax, its relatives and the activations are torch's, evaluated in float64 on the values as stored."""
-    assert agree(golden_of(op, X.to(dtype)), reference(X.to(dtype).double()))
+HARSH = tuple(kind for kind in REAL if kind not in ("normal", "ties", "cancelling"))
+"""Kinds of numbers that leave a float64 evaluation too few digits."""
 
 
-def test_softmax_by_its_formula() -> None:
-    """y_i = exp(x_i) / sum_j exp(x_j), written out."""
-    rows = [[math.exp(x) / sum(math.exp(other) for other in row) for x in row] for row in X.double().tolist()]
-    assert agree(golden_of("softmax", X), rows)
+@pytest.mark.parametrize("op", [op for op in specs() if not op.startswith("quantize_")])
+def test_a_golden_is_what_the_reference_gives(op: str) -> None:
+    """Every op, under all of its options; test_codes.py judges the codes of quantisers."""
+
+    @settings(deadline=None, max_examples=150 if "attention" in op else 25)
+    @given(cases(op, without=HARSH))
+    def agrees(case: Case) -> None:
+        goldens = goldens_of(op, *case.tensors, **case.options)
+        assert all(map(agree, goldens, reference(op)(*case.tensors, **case.options)))
+
+    agrees()
 
 
-def test_gelu_by_its_formulas() -> None:
-    """x Phi(x) by erfc, and the tanh approximation with its two constants."""
-    exact = [[x * math.erfc(-x / math.sqrt(2)) / 2 for x in row] for row in X.double().tolist()]
-    assert agree(golden_of("gelu", X), exact)
-    inner = [[math.sqrt(2 / math.pi) * (x + 0.044715 * x**3) for x in row] for row in X.double().tolist()]
-    tanh = [
-        [x / 2 * (1 + math.tanh(z)) for x, z in zip(*pair, strict=True)] for pair in zip(X.tolist(), inner, strict=True)
-    ]
-    assert agree(golden_of("gelu", X, approximate="tanh"), tanh)
-    assert agree(golden_of("gelu", X, approximate="tanh"), F.gelu(X.double(), approximate="tanh"))
-
-
-@pytest.mark.parametrize("limit", [None, 1.0, 0.25])
-def test_swiglu_by_its_formula(limit: float | None) -> None:
-    """silu(min(gate, limit)) * clamp(up, -limit, limit)."""
-    up = normal(5, 9, scale=3.0)
-    bound = INF if limit is None else limit
-    expected = [
-        [
-            min(g, bound) / (1 + math.exp(-min(g, bound))) * max(-bound, min(u, bound))
-            for g, u in zip(*pair, strict=True)
-        ]
-        for pair in zip(X.double().tolist(), up.double().tolist(), strict=True)
-    ]
-    assert agree(golden_of("swiglu", X, up, limit=limit), expected)
+@pytest.mark.parametrize("cache", [torch.float8_e4m3fn, torch.float8_e5m2])
+@settings(deadline=None, max_examples=30)
+@given(case=cases("attention_decode", without=HARSH))
+def test_a_code_stands_for_its_number_times_the_scale(cache: torch.dtype, case: Case) -> None:
+    """Of an 8-bit cache too, where products of codes and scales are no float32 numbers."""
+    q, k, v, *others = case.tensors
+    tensors = (q, k.to(cache), v.to(cache), *others)
+    golden = golden_of("attention_decode", *tensors, **case.options)
+    assert agree(golden, reference("attention_decode")(*tensors, **case.options)[0])
 
 
 def test_limits_at_infinity() -> None:
@@ -99,117 +80,119 @@ def test_limits_at_infinity() -> None:
     assert agree(golden_of("softmax", torch.tensor([[-INF, 2.0, 2.0]])), [[0.0, 0.5, 0.5]])
 
 
-@pytest.mark.parametrize("eps", [1e-5, 0.5])
-def test_layernorm_is_torchs(eps: float) -> None:
-    """The biased variance, eps beneath the root, weight and bias after."""
-    weight, bias = normal(9), normal(9)
-    expected = F.layer_norm(X.double(), (9,), weight.double(), bias.double(), eps)
-    assert agree(golden_of("layernorm", X, weight, bias, eps=eps), expected)
+EDGES = {
+    "exp": [0, INF, 1, 1], "exp2": [0, INF, 1, 1], "expm1": [-1, INF, 0, 0], "log": [NAN, INF, -INF, -INF],
+    "log2": [NAN, INF, -INF, -INF], "log1p": [NAN, INF, 0, 0], "tanh": [-1, 1, 0, 0], "erf": [-1, 1, 0, 0],
+    "sigmoid": [0, 1, 0.5, 0.5], "softplus": [0, INF, math.log(2), math.log(2)], "sqrt": [NAN, INF, 0, 0],
+    "rsqrt": [NAN, 0, INF, -INF], "reciprocal": [0, 0, INF, -INF], "sin": [NAN, NAN, 0, 0], "cos": [NAN, NAN, 1, 1],
+}  # fmt: skip
+"""At -inf, at inf, and at the two zeros."""
 
 
-@pytest.mark.parametrize(("eps", "offset"), [(1e-6, 0.0), (0.5, 1.0)])
-def test_rmsnorm_by_its_formula(eps: float, offset: float) -> None:
-    """x_i / sqrt(mean x^2 + eps) * (weight_i + offset); of x + residual in the fused op, which returns the sum too."""
-    weight, residual = normal(9), normal(5, 9)
-
-    def rms(rows: list[list[float]], offset: float) -> list[list[float]]:
-        scaled = [[x / math.sqrt(sum(v * v for v in row) / len(row) + eps) for x in row] for row in rows]
-        return [[y * (w + offset) for y, w in zip(row, weight.double().tolist(), strict=True)] for row in scaled]
-
-    assert agree(golden_of("rmsnorm", X, weight, eps=eps, offset=offset), rms(X.double().tolist(), offset))
-    total = X.double() + residual.double()
-    normed, summed = evaluate("add_rmsnorm", X, residual, weight, eps=eps)  # type: ignore[misc]
-    assert agree(normed, rms(total.tolist(), 0.0))
-    assert agree(summed, total)
+@pytest.mark.parametrize("digits", [None, 30])
+@pytest.mark.parametrize("op", EDGES)
+def test_functions_at_their_edges(op: str, digits: int | None) -> None:
+    """Limits where they exist, poles with the sign of the zero, NaN outside of the domain and of NaN."""
+    (golden,) = goldens_of(op, torch.tensor([[-INF, INF, 0.0, -0.0, NAN]]), digits=digits)
+    expected = torch.tensor([[*EDGES[op], NAN]], dtype=torch.float64)
+    assert torch.equal(golden.value.isnan(), expected.isnan())
+    finite = expected.isfinite()
+    assert torch.equal(golden.value[~finite & ~expected.isnan()], expected[~finite & ~expected.isnan()])
+    assert ((golden.value[finite] - expected[finite]).abs() <= 1e-15).all()
+    (outside,) = goldens_of(op, torch.tensor([[-2.0]]), digits=digits)
+    assert bool(outside.value.isnan()) is (op in ("log", "log2", "log1p", "sqrt", "rsqrt"))
 
 
-def test_rope_is_the_rotation_of_llama() -> None:
-    """x cos + rotate_half(x) sin, cos and sin repeated for both halves; per position, the same for all heads."""
-    x, angles = normal(2, 5, 3, 8), normal(5, 4).double()
-    cos, sin = (torch.cat([part, part], -1)[None, :, None] for part in (angles.cos(), angles.sin()))
-    half = torch.cat([-x[..., 4:], x[..., :4]], -1).double()
-    assert agree(golden_of("rope", x, angles.cos(), angles.sin()), x.double() * cos + half * sin)
+def test_the_slope_of_swiglu_at_infinity() -> None:
+    """Its limits: none at -inf, one at inf."""
+    ends = torch.tensor([[-INF, INF]])
+    dgate, dup = goldens_of("swiglu_backward", ends, torch.tensor([[3.0, 3.0]]), torch.tensor([[2.0, 2.0]]))
+    assert dgate.value.tolist() == [[0.0, 6.0]]
+    assert dup.value.tolist() == [[0.0, INF]]
 
 
-def test_interleaved_rope_turns_complex_numbers() -> None:
-    """Neighbours are real and imaginary part of a number that is multiplied by exp(i angle)."""
-    x, angles = normal(2, 5, 3, 8), normal(5, 4).double()
-    turned = (
-        torch.view_as_complex(x.double().reshape(2, 5, 3, 4, 2))
-        * torch.polar(torch.ones(5, 4).double(), angles)[:, None]
-    )
-    expected = torch.view_as_real(turned).reshape(2, 5, 3, 8)
-    assert agree(golden_of("rope", x, angles.cos(), angles.sin(), interleaved=True), expected)
+def test_ignored_rows_reach_nothing() -> None:
+    """NaN logits of an ignored token change neither loss nor gradients; where all are ignored the mean is NaN."""
+    x = torch.from_numpy(np.random.default_rng(23).standard_normal((5, 9)))
+    spoiled, target = x.clone(), torch.tensor([0, -100, 8, 3, -100])
+    spoiled[1], spoiled[4, 2] = NAN, INF
+    for op in ("cross_entropy", "cross_entropy_backward"):
+        (clean,), (other,) = (goldens_of(op, logits, target) for logits in (x, spoiled))
+        assert torch.equal(clean.value, other.value)
+    nobody = torch.full((5,), -100)
+    assert goldens_of("cross_entropy", spoiled, nobody)[0].value.isnan()
+    assert goldens_of("cross_entropy", spoiled, nobody, reduction="sum")[0].value == 0
+    assert not goldens_of("cross_entropy_backward", spoiled, nobody)[0].value.any()
 
 
-def test_matrix_products() -> None:
-    """c_mn = sum_k a_mk b_kn; a linear layer multiplies by the transposed weight and adds the bias."""
-    a, b, bias = normal(4, 6), normal(6, 5), normal(5)
-    left, right = a.double().tolist(), b.double().tolist()
-    product = [[sum(left[m][k] * right[k][n] for k in range(6)) for n in range(5)] for m in range(4)]
-    assert agree(golden_of("gemm", a, b), product)
-    assert agree(golden_of("linear", a, b.T.contiguous(), bias), F.linear(a.double(), b.T.double(), bias.double()))
+def test_ties_go_to_the_first_expert() -> None:
+    """Equal logits are taken in order; those whose scores only round to the same are not equal."""
+    ids = evaluate("moe_route", torch.tensor([[1.0, 3.0, 3.0, 0.0]]), top_k=3)[1].value  # type: ignore[index]
+    assert ids.tolist() == [[1, 2, 0]]
+    ids = evaluate("moe_route", torch.tensor([[40.0, 41.0, 42.0]]), scoring="sigmoid")[1].value  # type: ignore[index]
+    assert ids.tolist() == [[2, 1]]
 
 
-@pytest.mark.parametrize("granularity", ["tensor", "row", "block"])
-def test_scaled_fp8(granularity: str) -> None:
-    """Each code times its scale: one for all, one a row of a and a column of b, or one for each 128 along K (and N)."""
-    rows, inner, columns = 3, 300, 140
-    a, b = normal(rows, inner, dtype=torch.float8_e4m3fn), normal(inner, columns, dtype=torch.float8_e4m3fn)
-    shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-        "tensor": ((), ()), "row": ((rows, 1), (1, columns)), "block": ((rows, 3), (3, 2)),
-    }  # fmt: skip
-    scale_a, scale_b = (torch.from_numpy(np.asarray(RNG.random(shape))).float() for shape in shapes[granularity])
-    left, right = a.double(), b.double()
-    for m in range(rows):
-        for k in range(inner):
-            place = {"tensor": (), "row": (m, 0), "block": (m, k // 128)}[granularity]
-            left[m, k] *= scale_a[place].double()
-    for k in range(inner):
-        for n in range(columns):
-            place = {"tensor": (), "row": (0, n), "block": (k // 128, n // 128)}[granularity]
-            right[k, n] *= scale_b[place].double()
-    assert agree(golden_of("gemm_fp8", a, b, scale_a, scale_b, granularity=granularity), left @ right)
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 2**32 - 1))
+def test_mxfp8_by_scalars(seed: int) -> None:
+    """Each product times the powers of two of its block of 32 along K; exponents as far apart as e8m0 goes."""
+    rng = np.random.default_rng(seed)
+    a, b = (torch.from_numpy(8 * rng.standard_normal(shape)).to(torch.float8_e4m3fn) for shape in ((3, 96), (96, 2)))
+    codes = [torch.from_numpy(rng.integers(0, 255, shape)).to(torch.uint8) for shape in ((3, 3), (3, 2))]
+    golden = golden_of("gemm_mxfp8", a, b, *(code.view(torch.float8_e8m0fnu) for code in codes))
+    for m in range(3):
+        for n in range(2):
+            terms = [
+                float(a[m, k])
+                * float(b[k, n])
+                * 2.0 ** (int(codes[0][m, k // 32]) - 127 + int(codes[1][k // 32, n]) - 127)
+                for k in range(96)
+            ]
+            assert abs(math.fsum(terms) - float(golden.value[m, n])) <= float(golden.radius[m, n]) * (1 + 1e-9)
 
 
-def test_scaled_int8() -> None:
-    """The integer product times the scale of its row and that of its column."""
-    a, b = (torch.from_numpy(RNG.integers(-128, 128, shape)).to(torch.int8) for shape in ((3, 40), (40, 5)))
-    scale_a, scale_b = normal(3, 1).abs(), normal(1, 5).abs()
-    integers = a.to(torch.int64) @ b.to(torch.int64)
-    expected = integers.double() * scale_a.double() * scale_b.double()
-    assert agree(golden_of("gemm_int8", a, b, scale_a, scale_b), expected)
+def test_two_values_at_one_place_both_count() -> None:
+    """An index that is not ascending names its places all the same; equal ones are added, however they cancel."""
+    values, b = torch.tensor([[3.0, 5.0], [1.0, -1.0]]), torch.tensor([[1.0], [10.0], [100.0], [1000.0]])
+    for index, expected in (([[2, 2], [2, 2]], [800.0, 0.0]), ([[3, 0], [0, 3]], [3005.0, -999.0])):
+        golden = golden_of("gemm_2to4", values, torch.tensor(index).to(torch.uint8), b)
+        assert golden.value[:, 0].tolist() == expected
 
 
-def nibble(word: int, place: int) -> int:
-    return (word >> (4 * place)) & 0xF
+def test_rows_of_b_that_are_not_named_do_not_enter() -> None:
+    """NaN and infinities there change nothing; where they are named they come out."""
+    values, index = torch.tensor([[2.0, 3.0], [2.0, 3.0]]), torch.tensor([[0, 1], [1, 3]]).to(torch.uint8)
+    b = torch.tensor([[1.0, 1.0], [1.0, 1.0], [NAN, 1.0], [INF, 1.0]])
+    golden = golden_of("gemm_2to4", values, index, b)
+    assert golden.value.tolist() == [[5.0, 5.0], [INF, 5.0]]
 
 
-@pytest.mark.parametrize("packing", ["plain", "awq", "gptq"])
-@pytest.mark.parametrize(("inner", "groups"), [(64, 2), (64, 1), (24, 3)])
-def test_four_bit_weights_unpacked_by_hand(packing: str, inner: int, groups: int) -> None:
-    """Weight (k, n) is (q - z) s: codes two a byte along K, or eight a word along N (AWQ) or K (GPTQ, z - 1 stored)."""
-    columns, width = 16, inner // groups
-    awq = [0, 2, 4, 6, 1, 3, 5, 7]  # the column that nibble 0, 1, ... of a word belongs to (AutoAWQ's order map)
-    if packing == "plain":
-        weights, zeros = RNG.integers(0, 256, (inner // 2, columns)), RNG.integers(0, 16, (groups, columns))
-    else:
-        shape = (inner, columns // 8) if packing == "awq" else (inner // 8, columns)
-        weights, zeros = RNG.integers(0, 2**32, shape), RNG.integers(0, 2**32, (groups, columns // 8))
-    scales, x = normal(groups, columns).abs(), normal(3, inner)
-    dense = torch.zeros(inner, columns, dtype=torch.float64)
-    for k in range(inner):
-        for n in range(columns):
-            if packing == "plain":
-                code, zero = nibble(int(weights[k // 2, n]), k % 2), int(zeros[k // width, n])
-            elif packing == "awq":
-                code, zero = (
-                    nibble(int(words[row, n // 8]), awq.index(n % 8))
-                    for words, row in ((weights, k), (zeros, k // width))
-                )
-            else:
-                code, zero = nibble(int(weights[k // 8, n]), k % 8), nibble(int(zeros[k // width, n // 8]), n % 8) + 1
-            dense[k, n] = (code - zero) * float(scales[k // width, n])
-    stored = torch.uint8 if packing == "plain" else torch.int32
-    packed = [torch.from_numpy(words.astype(np.uint32).view(np.int32).copy()).to(stored) for words in (weights, zeros)]
-    assert agree(golden_of("gemm_int4", x, packed[0], scales, packed[1], packing=packing), x.double() @ dense)
+def test_what_no_sparse_matrix_can_be() -> None:
+    """K that is no multiple of four, and places beyond a group."""
+    with pytest.raises(ShapeError, match="multiple of 4"):
+        evaluate("gemm_2to4", torch.ones(1, 3), torch.zeros(1, 3).to(torch.uint8), torch.ones(6, 1))
+    with pytest.raises(InputError, match=r"index must lie in 0\.\.3"):
+        evaluate("gemm_2to4", torch.ones(1, 2), torch.full((1, 2), 4).to(torch.uint8), torch.ones(4, 1))
+
+
+@pytest.mark.parametrize("wrong", [[0, 2, 1, 3], [1, 2, 2, 3], [0, 1, 2, 2], [0, 1, 2, 4]])
+def test_offsets_must_rise_from_zero_to_the_end(wrong: list[int]) -> None:
+    """Any other row of numbers is refused, by name."""
+    q, cu = torch.ones(3, 1, 2), torch.arange(4).int()
+    with pytest.raises(InputError, match="cu_seqlens_k must"):
+        evaluate("attention_varlen", q, q, q, cu, torch.tensor(wrong).int())
+
+
+@pytest.mark.parametrize("digits", [None, 30])
+def test_empty_states(digits: int | None) -> None:
+    """One empty state gives the other exactly, NaN in its output unseen; two give an empty one."""
+    o, lse = torch.tensor([[[1.5, -2.0]]]), torch.tensor([[0.7]])
+    nothing = torch.full((1, 1, 2), NAN), torch.full((1, 1), -INF)
+    for states in ((o, lse, *nothing), (*nothing, o, lse)):
+        merged = evaluate("merge_states", *states, digits=digits)
+        assert torch.equal(merged[0].value, o.double())
+        assert torch.equal(merged[1].value, lse.double())
+    out, empty = evaluate("merge_states", *nothing, *nothing, digits=digits)
+    assert out.value.tolist() == [[[0.0, 0.0]]]
+    assert empty.value.tolist() == [[-INF]]

@@ -1,7 +1,5 @@
 """Wrong calls of `evaluate`: each is answered by one clear line that names what is wrong with what."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

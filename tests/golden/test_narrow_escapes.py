@@ -1,7 +1,5 @@
 """Cases that once lay beyond a radius: honest kernels that were flagged, and digits that were lost."""
 
-from __future__ import annotations
-
 import torch
 
 from assay.golden import evaluate

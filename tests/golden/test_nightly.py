@@ -3,8 +3,6 @@
 A usual run draws fewer of the same cases, in `test_containment.py`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,7 @@ from hypothesis import strategies as st
 
 from assay.golden import spec, specs
 from assay.golden.arithmetic import Arb, Multiprecision
-from assay.golden.run import run, split_keywords
+from assay.golden.evaluation.binding import run
 from tests.golden.drawing import Case, cases
 from tests.golden.enclosure import escapes
 
@@ -29,9 +27,8 @@ def disagreements(case: Case) -> list[str]:
     Rounding errors of both grow alike with cancellation, so Arb's radius is the measure of what mpmath may have lost.
     """
     definition = spec(case.op)
-    options, keywords = split_keywords(definition, case.options)
     witnesses = Arb(_DIGITS), Multiprecision(_DIGITS)
-    balls, values = (_several(run(definition, xp, case.tensors, options, keywords)) for xp in witnesses)
+    balls, values = (run(definition, xp, case.tensors, case.options) for xp in witnesses)
     found = []
     for place, (ball, value) in enumerate(zip(balls, values, strict=True)):
         if ball.shape != value.shape:
@@ -47,18 +44,15 @@ def disagreements(case: Case) -> list[str]:
     return found
 
 
-def _several(result: Any) -> tuple[Any, ...]:
-    return result if isinstance(result, tuple) else (result,)
-
-
 def _agree(arb: Arb, ball: Any, value: Any) -> bool:
     if not ball.is_finite() or value != value:
         return True  # no number is claimed
     if abs(value) == float("inf"):
         return False
-    number = arb.flint.arb(str(value))
-    slack = 16 * ball.rad() + _GUARD * abs(ball.mid())
-    return bool((number - ball.mid()).abs_upper() <= slack.abs_upper() + arb.flint.arb("1e-400000"))
+    with arb.precision():
+        number = arb.flint.arb(str(value))
+        slack = 16 * ball.rad() + _GUARD * abs(ball.mid())
+        return bool((number - ball.mid()).abs_upper() <= slack.abs_upper() + arb.flint.arb("1e-400000"))
 
 
 @pytest.mark.parametrize("op", specs())

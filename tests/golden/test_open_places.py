@@ -1,19 +1,18 @@
 """Where infinities and NaN make the order of evaluation visible, a contract says nothing; everywhere else it does."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
 import pytest
 import torch
 
+from assay.formats.format import format_named
 from assay.golden import evaluate, spec
 from assay.golden.arithmetic import BallArithmetic
-from assay.golden.run import golden_of_ball, run
-from assay.precision.formats import format_named
+from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.golden import golden_of
 from assay.verify.contract import Contract
-from assay.verify.judge import tolerance
+from assay.verify.judgement.judge import tolerance
 
 Tensor = torch.Tensor
 INF, NAN = math.inf, math.nan
@@ -23,14 +22,14 @@ FLOAT32 = format_named("float32")
 def judged(op: str, *tensors: Tensor, **options: Any) -> list[Tensor]:
     """For each result a mask of what the default contract speaks of."""
     definition, contract = spec(op), Contract()
-    balls = run(definition, BallArithmetic(contract.model(definition, FLOAT32)), tensors, options, {})
+    balls = run(definition, BallArithmetic(contract.model(definition, FLOAT32)), tensors, options)
     goldens = evaluate(op, *tensors, **options)
     pairs = zip(
         goldens if isinstance(goldens, tuple) else (goldens,),
         balls if isinstance(balls, tuple) else (balls,),
         strict=True,
     )
-    return [tolerance(golden, golden_of_ball(ball), FLOAT32, contract).judged for golden, ball in pairs]
+    return [tolerance(golden, golden_of(ball), FLOAT32, contract).judged for golden, ball in pairs]
 
 
 def some(*shape: int, seed: int = 0, **places: Any) -> Tensor:

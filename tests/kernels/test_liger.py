@@ -1,7 +1,5 @@
 """The adapters of Liger-Kernel: each computes what its spec says, and its findings are Liger's, not the adapter's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,13 +9,13 @@ import torch
 pytest.importorskip("liger_kernel")
 
 from assay.golden import evaluate
-from assay.kernels import liger
+from assay.interpreter import faithful
+from assay.kernels.libraries import liger
 from assay.verify import Contract, examine
-from assay.verify.contract import contract_from_table
-from assay.verify.inputs.cases import Case, build
-from assay.verify.interpreter import faithful
-from assay.verify.repro import load_target
-from assay.verify.survey_table import Entry, contract_named, entries
+from assay.verify.campaign.table import Entry, entries
+from assay.verify.cases.case import Case, build
+from assay.verify.contract import contract_from_table, contract_named
+from assay.verify.execution.target import load_target
 
 ENTRIES = [entry for entry in entries() if entry.group == "liger"]
 ROWS = {"R": 3, "N": 37}
@@ -43,7 +41,7 @@ def test_an_adapter_computes_its_spec(entry: Entry) -> None:
         for options in _option_sets(entry):
             case = _case(entry, dtype, options)
             inputs = [guarded.tensor for guarded in build(case).guarded.values()]
-            right = evaluate(entry.spec, *(tensor.clone() for tensor in inputs), **options)
+            right = evaluate(entry.settings.spec, *(tensor.clone() for tensor in inputs), **options)
             got = load_target(entry.target)(*inputs, **options)
             for part, golden in zip(*(x if isinstance(x, tuple) else (x,) for x in (got, right)), strict=True):
                 close = CLOSE[next(iter(case.dtypes.values()))] * golden.value.abs().max()
@@ -51,20 +49,20 @@ def test_an_adapter_computes_its_spec(entry: Entry) -> None:
 
 
 def _option_sets(entry: Entry) -> Iterator[dict[str, Any]]:
-    first = {name: values[0] for name, values in entry.options.items()}
+    first = {name: values[0] for name, values in entry.settings.options.items()}
     yield first
-    for name, values in entry.options.items():
+    for name, values in entry.settings.options.items():
         yield from ({**first, name: value} for value in values[1:])
 
 
 def _case(entry: Entry, dtype: Any, options: dict[str, Any]) -> Case:
-    sizes = SIZES.get(entry.spec, ROWS)
-    plain = Case(entry.spec, sizes, {}, options)
+    sizes = SIZES.get(entry.settings.spec, ROWS)
+    plain = Case(entry.settings.spec, sizes, {}, options)
     dtypes = {
         tensor.name: tensor.dtype or (dtype if isinstance(dtype, str) else dtype[tensor.name])
         for tensor in plain.signature.tensors
     }
-    return Case(entry.spec, sizes, dtypes, options)
+    return Case(entry.settings.spec, sizes, dtypes, options)
 
 
 def test_every_adapter_is_in_the_survey() -> None:

@@ -1,7 +1,5 @@
 """The Pallas kernels, interpreted on a CPU: arguments, contracts, and copies with one fault each that are found."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import types
@@ -12,12 +10,12 @@ from typing import Any
 import pytest
 
 from assay.golden.registry import spec
-from assay.verify.calls import Call
-from assay.verify.contract import contract_from_table
-from assay.verify.inputs.cases import Case
-from assay.verify.survey import Job, examine_job
-from assay.verify.survey_table import Entry, contract_named, entries
-from assay.verify.trial import Bench
+from assay.verify.campaign.survey import examine_job, plan
+from assay.verify.campaign.table import Entry, entries
+from assay.verify.cases.case import Case
+from assay.verify.contract import contract_from_table, contract_named
+from assay.verify.execution.call import Call
+from assay.verify.execution.runner import Bench
 
 pytest.importorskip("jax")
 
@@ -82,7 +80,8 @@ def test_a_bundled_kernel_keeps_its_contract(op: str, dtype: str) -> None:
 )
 def test_bundled_kernels_at_length(entry: Entry, dtype: str) -> None:
     """At all sizes of the table and in each dtype."""
-    verdict = examine_job(Job(entry, dtype, examples=100, threads=1), lambda *told: None)
+    (job,) = plan([replace(entry, dtypes=(dtype,))], examples=100, threads=1)
+    verdict = examine_job(job, lambda *told: None)
     assert verdict.outcome == "PASS", str(verdict)
 
 
@@ -105,13 +104,13 @@ FAULTS = {
         "gemm", "@pl.when(block == 0)", "@pl.when(True)", "float32", "none",
     ),
     "no block from the third on (jax#38497)": (
-        "gemm", "sums_ref[...] += ", "sums_ref[...] += (block < 2) * ", "float32", "none",
+        "gemm", "acc_ref[...] += ", "acc_ref[...] += (block < 2) * ", "float32", "none",
     ),
     "queries are not aligned with the last key": (
         "attention", "keys - queries,", "0,", "float32", "bottom_right",
     ),
     "the sums are not rescaled": (
-        "attention", "sums_ref[...] = sums_ref[...] * rescale +", "sums_ref[...] = sums_ref[...] +", "float32", "none",
+        "attention", "acc_ref[...] = acc_ref[...] * rescale +", "acc_ref[...] = acc_ref[...] +", "float32", "none",
     ),
     "keys behind the end are seen": ("attention", "seen = key < keys if", "seen = key < key + 1 if", "float32", "none"),
     "every query head has a key head of its own": (

@@ -1,10 +1,7 @@
 """The Triton attention: arguments, registration, and a few cases against torch in float64."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,15 +10,11 @@ from torch import Tensor
 
 from assay.kernels.triton import attention as module
 from assay.kernels.triton.attention import attention
-from assay.verify.interpreter import faithful
+from tests.reference import reference
+
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 Inputs = dict[str, Any]
-
-
-@pytest.fixture(autouse=True)
-def _interpreted() -> Iterator[None]:
-    with faithful():
-        yield
 
 
 def inputs(
@@ -46,47 +39,11 @@ def per_head(heads: int) -> dict[str, Tensor]:
     return {"slopes": 0.5 / torch.arange(1.0, heads + 1), "sinks": torch.arange(float(heads)) - 1}
 
 
-def expected(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: str = "none",
-    scale: float | None = None,
-    window: tuple[int, int] | None = None,
-    softcap: float | None = None,
-    alibi: bool = False,
-    sinks: Tensor | None = None,
-    slopes: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp in float64, by materialised scores; the sink is one more key, whose value is zero."""
-    (heads, queries), keys = q.shape[1:3], k.shape[2]
-    q, k, v = q.double(), *(x.double().repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
-    s = q @ k.transpose(-1, -2) * (scale if scale is not None else max(q.shape[3], 1) ** -0.5)
-    if softcap is not None:
-        s = softcap * torch.tanh(s / softcap)
-    ahead = torch.arange(keys) - torch.arange(queries)[:, None] - (keys - queries)
-    if alibi:
-        assert slopes is not None
-        s = s - slopes.double()[:, None, None] * ahead.abs()
-    if causal == "top_left":
-        ahead = ahead + keys - queries
-    seen = ahead <= (0 if causal != "none" else keys + queries)
-    if window is not None:
-        seen &= (ahead >= -window[0]) & (ahead <= window[1])
-    s = s.masked_fill(~seen, -math.inf)
-    extra = torch.full((heads,), -math.inf) if sinks is None else sinks
-    s = torch.cat([s, extra.double()[:, None, None].expand(*s.shape[:3], 1)], -1)
-    lse = torch.logsumexp(s, -1)
-    weights = torch.exp(s[..., :-1] - torch.where(lse == -math.inf, 0.0, lse)[..., None])
-    return weights @ v, lse
-
-
 def assert_right(tensors: list[Tensor], **options: Any) -> None:
     """Within what rounded probabilities and one rounded store leave."""
     out, lse = attention(*tensors, **options, return_lse=True)
     loose = {torch.float32: 4e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}[tensors[0].dtype]
-    right, right_lse = expected(*tensors, **options)
+    right, right_lse = reference("attention")(*tensors, **options, return_lse=True)
     assert (out.dtype, lse.dtype) == (tensors[0].dtype, torch.float32)
     torch.testing.assert_close(out.double(), right, rtol=loose, atol=loose)
     torch.testing.assert_close(lse.double(), right_lse, rtol=4e-6, atol=4e-6)

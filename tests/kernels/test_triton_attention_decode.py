@@ -1,9 +1,6 @@
 """The Triton paged decode: arguments, registration, and a few cases against torch in float64."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +9,9 @@ from torch import Tensor
 
 from assay.kernels.triton import attention_decode as module
 from assay.kernels.triton.attention_decode import attention_decode
-from assay.verify.interpreter import faithful
+from tests.reference import reference
+
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 Inputs = dict[str, Tensor]
 NARROW = [c for c in module._CONFIGS if c not in module._fitting(module._CONFIGS, {"q_ptr": torch.zeros(1)})]
@@ -22,12 +21,6 @@ WIDE = module._fitting(module._CONFIGS, {"q_ptr": torch.zeros(1)})
 def shape_of(config: Any) -> str:
     """A configuration in short."""
     return f"{config.kwargs['BLOCK_N']} keys, {config.num_warps} warps, {config.num_stages} stages"
-
-
-@pytest.fixture(autouse=True)
-def _interpreted() -> Iterator[None]:
-    with faithful():
-        yield
 
 
 def paged(
@@ -57,36 +50,14 @@ def paged(
     return {"q": q, "k_cache": k, "v_cache": v, "block_table": table, "seq_lens": torch.tensor(lengths).int()}
 
 
-def expected(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    scale: float | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
-) -> Tensor:
-    """Keys and values put together in float64, then torch's attention."""
-    out = torch.zeros(q.shape, dtype=torch.float64)
-    for b, length in enumerate(seq_lens.tolist()):
-        if length:
-            k, v = (
-                cache[block_table[b].long()].double().flatten(0, 1)[:length].transpose(0, 1)
-                for cache in (k_cache, v_cache)
-            )
-            out[b] = torch.nn.functional.scaled_dot_product_attention(
-                q[b, None, :, None].double(), k[None] * k_scale, v[None] * v_scale, scale=scale, enable_gqa=True
-            )[0, :, 0]
-    return out
-
-
 def assert_right(inputs: Inputs, **options: float) -> None:
     """Within what rounded probabilities and one rounded store leave."""
     out = attention_decode(*inputs.values(), **options)
     assert out.dtype == inputs["q"].dtype
     loose = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}[out.dtype]
-    torch.testing.assert_close(out.double(), expected(**inputs, **options), rtol=loose, atol=loose)
+    torch.testing.assert_close(
+        out.double(), reference("attention_decode")(**inputs, **options)[0], rtol=loose, atol=loose
+    )
 
 
 WRONG: dict[str, tuple[Inputs, type[Exception], str]] = {

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from assay.golden.registry import spec
-from assay.verify.survey import Job, examine_job
-from assay.verify.survey_table import Entry, entries
+from assay.verify.campaign.survey import examine_job, plan
+from assay.verify.campaign.table import Entry, entries
 
 BUNDLED = [entry for entry in entries() if entry.group == "assay"]
 FIRST = {entry.target.partition(":")[0]: entry for entry in reversed(BUNDLED)}.values()
@@ -21,9 +20,9 @@ FEW = {"B": [1, 2], "Hkv": [1, 2], "H": [2, 4]}
 
 def with_few_programs(entry: Entry) -> Entry:
     """The entry with fewer of what numbers don't depend on; the same entry where it has none of that."""
-    symbols = spec(entry.spec).signature().symbols
+    symbols = entry.settings.definition.signature().symbols
     few = {symbol: sizes for symbol, sizes in FEW.items() if symbol in symbols and "Hkv" in symbols}
-    return replace(entry, settings={**entry.settings, "shapes": {**entry.settings.get("shapes", {}), **few}})
+    return replace(entry, settings=replace(entry.settings, shapes={**entry.settings.shapes, **few}))
 
 
 CASES = [
@@ -40,7 +39,8 @@ CASES = [
 @pytest.mark.parametrize(("entry", "dtype"), CASES)
 def test_a_bundled_kernel_keeps_its_contract(entry: Entry, dtype: object) -> None:
     """The kernel passes in the dtype."""
-    verdict = examine_job(Job(entry, dtype, examples=6, threads=1), lambda *told: None)
+    (job,) = plan([replace(entry, dtypes=(dtype,))], examples=6, threads=1)
+    verdict = examine_job(job, lambda *told: None)
     assert verdict.outcome == "PASS", str(verdict)
 
 

@@ -7,15 +7,15 @@ are planted by ``./dev test -m evidence`` and ``./dev test -m slow`` together.
 import importlib.util
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from assay.verify import examine
-from assay.verify.contract import contract_from_table
-from assay.verify.survey_table import entries
+from assay.verify.campaign.table import entries
+from assay.verify.examination.procedure import examination
 
 EARLY = 1
 TABLES = [tomllib.loads(path.read_text()) for path in sorted(Path(__file__).with_name("faults").glob("*.toml"))]
@@ -54,15 +54,10 @@ def test_a_planted_fault_is_found(table: dict[str, Any], fault: dict[str, Any], 
     module = fault.get("module", table["module"])
     entry = next(entry for entry in entries() if entry.target == f"{table['module']}:{function}")
     faulty = faulty_module(module, fault["old"], fault["new"], tmp_path)
-    verdict = examine(
-        getattr(faulty, function),
-        fault.get("spec", table["spec"]),
-        dtype=fault.get("dtype"),
-        options=fault.get("options", entry.options),
-        contract=contract_from_table(entry.contract),
-        examples=200,
-        **entry.settings,
-    )
+    changes = {name: fault[name] for name in ("dtype", "options") if name in fault}
+    changes |= {"spec": fault.get("spec", table["spec"]), "strict": True, "every_aspect": False}
+    settings = replace(entry.settings, **changes)
+    verdict = examination(getattr(faulty, function), settings)
     assert verdict.outcome == "FAIL", str(verdict)
 
 

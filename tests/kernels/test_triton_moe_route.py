@@ -1,6 +1,5 @@
 """The Triton routing kernel: arguments, registration, and a few cases against torch in float64."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,73 +8,19 @@ from torch import Tensor
 
 from assay.kernels.triton import moe_route as module
 from assay.kernels.triton.moe_route import moe_route
-from assay.verify.interpreter import faithful
+from tests.reference import reference
+
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.fixture(autouse=True)
-def _interpreted() -> Iterator[None]:
-    with faithful():
-        yield
-
-
-def exact(logits: Tensor, top_k: int, renormalize: bool, scoring: str) -> tuple[Tensor, Tensor]:
-    """The same in float64; sorted stably, equal logits come by index."""
-    wide = logits.double()
-    scores = torch.softmax(wide, -1) if scoring == "softmax" else torch.sigmoid(wide)
-    ids = wide.argsort(dim=-1, descending=True, stable=True)[:, :top_k]
-    weights = scores.gather(1, ids)
-    return weights / weights.sum(-1, keepdim=True) if renormalize else weights, ids.to(torch.int32)
-
-
 def assert_right(logits: Tensor, top_k: int, renormalize: bool = True, scoring: str = "softmax") -> None:
     weights, ids = moe_route(logits, top_k=top_k, renormalize=renormalize, scoring=scoring)
-    expected, best = exact(logits, top_k, renormalize, scoring)
+    expected, best = reference("moe_route")(logits, top_k, renormalize, scoring)
     assert (weights.dtype, ids.dtype) == (torch.float32, torch.int32)
     assert torch.equal(ids, best)
     torch.testing.assert_close(weights.double(), expected, rtol=1e-5, atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong", "error"),
-    [
-        ("logits", torch.zeros(2, 3, dtype=torch.float64), TypeError),
-        ("logits", torch.zeros(2, 3, dtype=torch.int32), TypeError),
-        ("logits", [[0.0]], TypeError),
-        ("logits", torch.zeros(3), ValueError),
-        ("top_k", 0, ValueError),
-        ("top_k", 4, ValueError),
-        ("top_k", 2.0, ValueError),
-        ("top_k", True, ValueError),
-        ("scoring", "tanh", ValueError),
-    ],
-)
-def test_a_wrong_argument_is_named(name: str, wrong: Any, error: type[Exception]) -> None:
-    """A wrong dtype, shape or option, and more choices than experts, raise an error that begins with the name."""
-    arguments = {"logits": torch.zeros(2, 3), "top_k": 2} | {name: wrong}
-    with pytest.raises(error, match=f"^{name}: expected "):
-        moe_route(arguments.pop("logits"), **arguments)
-
-
-def test_the_operator_is_well_registered() -> None:
-    """Schema, fake implementation and compilation with dynamic shapes agree with the operator."""
-    operator = torch.ops.assay.moe_route.default
-    torch.library.opcheck(operator, (torch.randn(5, 17), 3, True, False))
-    torch.library.opcheck(operator, (torch.randn(17, 5, dtype=torch.bfloat16).t(), 2, False, True))
-
-
-def test_compiled_code_gives_the_same_bits() -> None:
-    """torch.compile keeps the kernel whole, without a graph break."""
-    logits = torch.randn(5, 65)
-
-    def route(logits: Tensor) -> tuple[Tensor, Tensor]:
-        weights, ids = moe_route(logits * 2, top_k=6, scoring="sigmoid")
-        return weights + 1, ids + 1
-
-    weights, ids = torch.compile(route, backend="aot_eager", fullgraph=True)(logits)
-    assert torch.equal(weights, route(logits)[0])
-    assert torch.equal(ids, route(logits)[1])
 
 
 @pytest.mark.parametrize("config", module._CONFIGS, ids=lambda config: f"{config.kwargs['TILE']}-{config.num_warps}")

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from assay.interpreter import faithful
 from assay.kernels.triton.moe_sort import sort_by_expert
-from assay.verify.interpreter import faithful
 
 
 @pytest.fixture(autouse=True)

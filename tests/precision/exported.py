@@ -12,10 +12,10 @@ import torch
 import transformers
 
 from assay.precision.loading.quiet import quiet
-from assay.precision.model.menu import Fits
-from assay.precision.model.opening import opened
-from assay.precision.model.simulation import Simulator
-from assay.precision.model.sites import Collector, Site
+from assay.precision.observation.handlers import traced
+from assay.precision.observation.qparams import QParams
+from assay.precision.observation.sites import Observer, Site
+from assay.precision.prediction.simulation import Simulator
 from assay.precision.schemes import SCHEMES
 
 IDS = torch.arange(3 * 16).reshape(3, 16) * 7 % 64
@@ -56,12 +56,12 @@ class Subject:
         return made
 
     def _look(self, ids: torch.Tensor) -> None:
-        collector = Collector(self.model)
-        with torch.no_grad(), opened(self.model, collector):
+        observer = Observer(self.model)
+        with torch.no_grad(), traced(self.model, observer):
             self.model(ids)
-        self.sites: dict[str, Site] = collector.sites
-        self.seen = collector.seen
-        self.fits = Fits(collector.seen, collector.weights, collector.together(), collector.fused())
+        self.sites: dict[str, Site] = observer.sites
+        self.seen = observer.statistics
+        self.fits = QParams(observer.statistics, observer.weights, observer.together(), observer.fused())
 
     def weights(self, scheme: str) -> dict[str, str]:
         """The scheme at every linear but the head."""
@@ -86,9 +86,9 @@ def subject() -> Subject:
     return Subject()
 
 
-def logits(model: torch.nn.Module, schemes: Mapping[str, Any], fits: Fits, tied: Mapping[str, str]) -> torch.Tensor:
+def logits(model: torch.nn.Module, schemes: Mapping[str, Any], fits: QParams, tied: Mapping[str, str]) -> torch.Tensor:
     """Logits under the open forward pass, which computes attention by its definition."""
-    with torch.no_grad(), opened(model, Simulator(schemes, fits, tied)):
+    with torch.no_grad(), traced(model, Simulator(schemes, fits, tied)):
         return model(IDS).logits
 
 

@@ -6,21 +6,20 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from assay.precision.choice import Budgets, Choice, Option, Quantity, Unit
-from assay.precision.choice.problem import QUANTITIES, Problem
+from assay.precision.choice.problem import QUANTITIES, Choice, Group, Option, Problem, Quantity, Totals
 
 Form = Callable[[Mapping[str, str]], float]
 
 
-def random_problem(seed: int, units: int = 6, options: int = 5, samples: int = 24) -> tuple[list[Unit], Form]:
-    """Units whose options' errors span eight decades, and a quadratic form: half of the mean of (sum of t)^2.
+def random_problem(seed: int, groups: int = 6, options: int = 5, samples: int = 24) -> tuple[list[Group], Form]:
+    """Groups whose options' errors span eight decades, and a quadratic form: half of the mean of (sum of t)^2.
 
-    Every other unit's t correlate with those of the unit before.
+    Every other group's t correlate with those of the group before.
     """
     rng = np.random.default_rng(seed)
-    made: list[Unit] = []
+    made: list[Group] = []
     terms: dict[tuple[str, str], np.ndarray] = {}
-    for place in range(units):
+    for place in range(groups):
         size, scale = float(rng.integers(100, 10000)), 10 ** rng.uniform(-3, 0)
         taken = [Option("", 0.0, 2 * size, 0.0, 1e-3 * size, 1e-2 * size)]
         terms[f"u{place}", ""] = np.zeros(samples)
@@ -32,7 +31,7 @@ def random_problem(seed: int, units: int = 6, options: int = 5, samples: int = 2
             less = rng.uniform(0.3, 1.0, 2) * (1e-3 * size, 1e-2 * size)
             weight = float(np.ceil(size * rng.uniform(0.3, 1.9)))
             taken.append(Option(f"s{option}", float(np.mean(term**2) / 2), weight, 0.0, *map(float, less)))
-        made.append(Unit(f"u{place}", (f"u{place}.a", f"u{place}.b"), tuple(taken)))
+        made.append(Group(f"u{place}", (f"u{place}.a", f"u{place}.b"), tuple(taken)))
 
     def error_of(schemes: Mapping[str, str]) -> float:
         return float(np.mean(np.sum([terms[taken] for taken in schemes.items()], 0) ** 2) / 2)
@@ -40,57 +39,55 @@ def random_problem(seed: int, units: int = 6, options: int = 5, samples: int = 2
     return made, error_of
 
 
-def added(units: list[Unit], schemes: Mapping[str, str]) -> float:
+def added(groups: list[Group], schemes: Mapping[str, str]) -> float:
     """The sum of the errors of the options taken."""
-    return math.fsum(option.error for unit in units for option in unit.options if option.scheme == schemes[unit.name])
+    return math.fsum(
+        option.error for group in groups for option in group.options if option.scheme == schemes[group.name]
+    )
 
 
-def whole(units: list[Unit], quantity: Quantity = "bytes") -> float:
+def whole(groups: list[Group], quantity: Quantity = "bytes") -> float:
     """The total of a model left as it is."""
-    return math.fsum(getattr(unit.options[0], quantity) for unit in units)
+    return math.fsum(getattr(group.options[0], quantity) for group in groups)
 
 
-def everything(units: list[Unit], error_of: Form | None) -> list[Choice]:
+def everything(groups: list[Group], error_of: Form | None) -> list[Choice]:
     """Every assignment."""
-    problem = Problem(units)
-    found = []
-    for picks in itertools.product(*(range(len(unit.options)) for unit in units)):
-        error = error_of(problem.schemes(picks)) if error_of else None
-        found.append(problem.choice(picks, error))
-    return found
+    problem = Problem(groups)
+    every = itertools.product(*(range(len(group.options)) for group in groups))
+    return [problem.choice(picks, error_of(problem.schemes(picks)) if error_of else None) for picks in every]
 
 
-def best(choices: list[Choice], budgets: Budgets, minimise: Quantity) -> float | None:
+def best(choices: list[Choice], budgets: Totals, minimise: Quantity) -> float | None:
     """The least of a quantity within budgets, None if nothing fits."""
-    fit = [getattr(choice, minimise) for choice in choices if within(choice, budgets)]
-    return min(fit) if fit else None
+    return min((getattr(choice, minimise) for choice in choices if within(choice, budgets)), default=None)
 
 
-def within(choice: Choice, budgets: Budgets) -> bool:
+def within(choice: Choice, budgets: Totals) -> bool:
     """Whether all budgets hold."""
-    return all(getattr(choice, name) <= limit * (1 + 1e-12) for name, limit in budgets.limits.items())
+    return all(getattr(choice, name) <= limit * (1 + 1e-12) for name, limit in budgets.items())
 
 
-def budgets_of(units: list[Unit], seed: int) -> tuple[Budgets, Quantity]:
+def budgets_of(groups: list[Group], seed: int) -> tuple[Totals, Quantity]:
     """One of four questions: least error under bytes, and under time too; least bytes, least time under error."""
-    size, step = whole(units), whole(units, "decode")
-    middling = math.fsum(float(np.median([option.error for option in unit.options])) for unit in units)
-    kinds: list[tuple[Budgets, Quantity]] = [
-        (Budgets(max_bytes=0.6 * size), "error"),
-        (Budgets(max_bytes=0.65 * size, max_decode=0.8 * step), "error"),
-        (Budgets(max_error=0.3 * middling), "bytes"),
-        (Budgets(max_error=0.3 * middling, max_bytes=0.9 * size), "decode"),
+    size, step = whole(groups), whole(groups, "decode")
+    middling = math.fsum(float(np.median([option.error for option in group.options])) for group in groups)
+    kinds: list[tuple[Totals, Quantity]] = [
+        ({"bytes": 0.6 * size}, "error"),
+        ({"bytes": 0.65 * size, "decode": 0.8 * step}, "error"),
+        ({"error": 0.3 * middling}, "bytes"),
+        ({"error": 0.3 * middling, "bytes": 0.9 * size}, "decode"),
     ]
     return kinds[seed % len(kinds)]
 
 
-def optimum(units: list[Unit], error_of: Form, budgets: Budgets, minimise: Quantity) -> float | None:
+def optimum(groups: list[Group], error_of: Form, budgets: Totals, minimise: Quantity) -> float | None:
     """The least of a quantity within budgets by exhaustive search, asking only for the errors that matter."""
-    problem = Problem(units)
-    picks = np.stack(np.meshgrid(*(np.arange(len(unit.options)) for unit in units), indexing="ij"), -1)
-    picks = picks.reshape(-1, len(units))
+    problem = Problem(groups)
+    picks = np.stack(np.meshgrid(*(np.arange(len(group.options)) for group in groups), indexing="ij"), -1)
+    picks = picks.reshape(-1, len(groups))
     totals = problem.values[picks + problem.starts[:-1]].sum(1)
-    limits = {name: limit for name, limit in budgets.limits.items() if name != "error"}
+    limits = {name: limit for name, limit in budgets.items() if name != "error"}
     for name, limit in limits.items():
         fits = totals[:, QUANTITIES.index(name)] <= limit * (1 + 1e-12)
         picks, totals = picks[fits], totals[fits]
@@ -98,8 +95,8 @@ def optimum(units: list[Unit], error_of: Form, budgets: Budgets, minimise: Quant
     if minimise == "error":
         return min(errors, default=None)
     order = np.argsort(totals[:, QUANTITIES.index(minimise)], kind="stable")
-    for place in order:
-        choice = problem.choice(tuple(map(int, picks[place])), error_of(problem.schemes(tuple(map(int, picks[place])))))
+    for row in picks[order].tolist():
+        choice = problem.choice(tuple(row), error_of(problem.schemes(tuple(row))))
         if within(choice, budgets):
             return float(getattr(choice, minimise))
     return None

@@ -1,7 +1,5 @@
 """A model of a few linears, audited in moments, for what is about an audit's answers rather than the model."""
 
-from __future__ import annotations
-
 import torch
 
 FORMATS = ("bf16", "fp8", "w8a16", "w4a16-g32")

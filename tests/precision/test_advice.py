@@ -1,7 +1,5 @@
 """Findings in order, the random control, and where a prediction is not to be trusted."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any
@@ -9,17 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from assay.precision.advice import KINDS, Finding, advise, reliability
+from assay.precision.advice import KINDS, Finding
 from assay.precision.advice.experts import flip_share, routers_of
 from assay.precision.advice.finding import ordered
-from assay.precision.advice.passes import Controls, control_of, routing_of
-from assay.precision.auditing import Audit, audit
+from assay.precision.advice.passes import random_control
+from assay.precision.auditing import Audit, advise, audit, reliability
 from assay.precision.errors import BadAssignment
 from assay.precision.loading import load
-from assay.precision.model.opening import opened
-from assay.precision.model.parts import parts_of
-from assay.precision.model.running import call, settled
-from assay.precision.model.simulation import Simulator
+from assay.precision.observation.handlers import traced
+from assay.precision.observation.running import call, evaluating
+from assay.precision.prediction.perturbations import perturbations_of
+from assay.precision.prediction.simulation import Simulator
 from assay.precision.schemes import SCHEMES
 from tests.precision import traps
 from tests.precision.tiny_models import MODELS
@@ -121,25 +119,12 @@ def test_a_pooler_is_said_to_feed_another_output() -> None:
     assert "leave the layer out" not in dead[0].remedy.lower()
 
 
-def test_random_changes_are_as_large() -> None:
-    """The control's change has the size of the scheme's own, and is another one."""
-    found = small("stdlib-llama", "w4a16-g128")
-    site, scheme = "model.layers.1.mlp.up_proj", SCHEMES["w4a16-g128"]
-    weight = found.weights[site][None]
-    actual, random = found.fits.weight(site, scheme, weight), Controls(found.fits).weight(site, scheme, weight)
-    assert actual is not None
-    assert random is not None
-    first, second = (actual(weight) - weight).flatten(), (random(weight) - weight).flatten()
-    assert torch.isclose(first.norm(), second.norm(), rtol=0.02)
-    assert abs(float(torch.cosine_similarity(first, second, 0))) < 0.02
-
-
 def test_control_is_one_for_ordinary_weights(llama: Audit) -> None:
     """Rounding ordinary weights to int4 does about as much as a random change of that size."""
     sites = [str(site) for site in llama.sites if site.role == "linear" and str(site) != "lm_head"]
-    control = control_of(llama, dict.fromkeys(sites, ("w4a16-g128",)))
-    (part,) = parts_of(SCHEMES["w4a16-g128"])
-    ratios = torch.tensor([llama.form.of([(site, part)]) / control.of([(site, part)]) for site in sites])
+    control = random_control(llama.model, llama.batches, llama.predictor, dict.fromkeys(sites, ("w4a16-g128",)))
+    (part,) = perturbations_of(SCHEMES["w4a16-g128"])
+    ratios = torch.tensor([llama.predictor.form.of([(site, part)]) / control.of([(site, part)]) for site in sites])
     assert 0.8 < float(ratios.median()) < 1.5
 
 
@@ -155,8 +140,9 @@ def test_control_tells_changes_that_sit_where_they_hurt() -> None:
         for batch in batches:
             batch[:, :4] *= factor
         found = audit(model, batches, "relative", formats=("fp8",))
-        part = parts_of(SCHEMES["fp8"])[0]
-        return found.form.of([("0", part)]) / control_of(found, {"0": ("fp8",)}).of([("0", part)])
+        part = perturbations_of(SCHEMES["fp8"])[0]
+        control = random_control(model, batches, found.predictor, {"0": ("fp8",)})
+        return found.predictor.form.of([("0", part)]) / control.of([("0", part)])
 
     assert ratio(1.0) < 2
     assert ratio(16.0) > 4
@@ -188,7 +174,7 @@ def flips(found: Audit, assignment: dict[str, str]) -> tuple[float, float]:
     runs = []
     for chosen in ({}, {site: SCHEMES[scheme] for site, scheme in assignment.items()}):
         recorder = Recorder(chosen, found.fits, {})
-        with torch.no_grad(), settled(found.model), opened(found.model, recorder):
+        with torch.no_grad(), evaluating(found.model), traced(found.model, recorder):
             for batch in found.batches:
                 call(found.model, batch)
         runs.append(torch.cat(recorder.logits))
@@ -201,7 +187,7 @@ def flips(found: Audit, assignment: dict[str, str]) -> tuple[float, float]:
 
 def test_how_many_experts_are_picked_is_counted(mixtral: Audit) -> None:
     """Each of Mixtral's four routers is found, with its two experts a token."""
-    routers = routers_of(mixtral)
+    routers = routers_of(mixtral.observed)
     assert [router.top for router in routers] == [2, 2, 2, 2]
     assert all(bool((router.margins >= 0).all()) for router in routers)
 
@@ -209,13 +195,12 @@ def test_how_many_experts_are_picked_is_counted(mixtral: Audit) -> None:
 def test_routing_noise_is_predicted(mixtral: Audit) -> None:
     """How far bf16 moves the routers' margins, and how many choices change, is as predicted within a factor of 1.5
     and 3."""
-    routing = routing_of(mixtral)
+    routing = mixtral.routing
     assert routing is not None
-    assert routing_of(mixtral) is routing
     everywhere = {str(site): "bf16" for site in mixtral.sites}
     share, noise = flips(mixtral, everywhere)
-    assert noise / 1.5 < routing.noise(mixtral.keys(everywhere)) < noise * 1.5
-    assert share / 3 < routing.flips(mixtral.keys(everywhere)) < share * 3
+    assert noise / 1.5 < routing.noise(mixtral.predictor.keys(everywhere)) < noise * 1.5
+    assert share / 3 < routing.flips(mixtral.predictor.keys(everywhere)) < share * 3
 
 
 class Mixture(torch.nn.Module):
@@ -243,7 +228,7 @@ def test_experts_that_are_modules() -> None:
     """Experts that are modules of their own are counted too, those that never ran included."""
     torch.manual_seed(0)
     found = audit(Mixture(), list(torch.randn(3, 4, 8, 16)), "relative", formats=("bf16", "fp8"))
-    (router,) = routers_of(found)
+    (router,) = routers_of(found.observed)
     assert (router.top, router.tokens) == (2, 96)
     unseen = [finding for finding in advise(found) if finding.kind == "unseen_expert"]
     assert [(finding.site, finding.numbers["expert"]) for finding in unseen] == [("experts", 3)]
@@ -264,7 +249,7 @@ def test_a_recommendation_says_where_no_prediction_holds() -> None:
 
 def test_a_model_without_routers_has_no_routing(llama: Audit) -> None:
     """Without experts there is nothing to flip."""
-    assert routing_of(llama) is None
+    assert llama.routing is None
 
 
 def test_flips_make_an_assignment_unreliable(mixtral: Audit) -> None:

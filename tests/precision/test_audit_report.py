@@ -1,17 +1,11 @@
 """What an audit tells, in JSON, on a page and in a terminal."""
 
-from __future__ import annotations
-
 import copy
-import html
 import json
 import math
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -22,27 +16,15 @@ import pytest
 from assay.precision.advice import Finding
 from assay.precision.amounts import in_bytes
 from assay.precision.auditing import Audit, audit
-from assay.precision.errors import NotInstalled
 from assay.precision.export import Part
-from assay.precision.report import About, content_of, page, summary
+from assay.precision.report import content_of, page, record, summary
 from assay.precision.report.comparison import compared, in_lines
 from assay.precision.report.page import plotly_source
 from assay.precision.report.words import grouped, layers_of, place_of, plain
+from assay.runtime.errors import NotInstalled
+from tests.browser import WIDTHS, colours_on, framed, needs_browser, printed
 from tests.precision.small_models import FORMATS, made
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-WIDTHS = (400, 1280)
-ABOUT = About(
-    model="</script><b>bold</b>",
-    kind="module",
-    stored="float32",
-    text="none",
-    sequences=8,
-    tokens=64,
-    formats=FORMATS,
-    context=4096,
-    fingerprint="0" * 64,
-)
 SCHEMA = json.loads((files("assay.precision.report") / "audit.schema.json").read_text())
 
 
@@ -64,8 +46,28 @@ def content(audited: Audit) -> dict[str, Any]:
         Finding("overflow", site, f"Thing {number} is too large.", {"largest": math.inf, "at": [1, 2]}, "Mend it.")
         for number, site in enumerate(["head", "head", "layers.0.proj", "layers.1.proj", "layers.2.proj"])
     ]
-    about = replace(ABOUT, budgets={"bytes": audited.cost({}).bytes / 2, "error": None, "time": None})
-    return content_of(audited, chosen, front, findings, about)
+    return content_of(audited, chosen, front, findings, **asked(audited))
+
+
+def asked(audited: Audit) -> dict[str, Any]:
+    """Of which model, with what data and settings; the budget is half of the bytes."""
+    settings = record.Settings(
+        metric=audited.metric.name,
+        unit=audited.metric.unit,
+        target=audited.target,
+        formats=list(FORMATS),
+        context=4096,
+        budgets=record.Budgets(bytes=audited.cost({}).bytes / 2),
+        assumed=False,
+        fixed=[],
+    )
+    model = record.Model("</script><b>bold</b>", "module", "float32", 0)
+    return {"model": model, "data": record.Data("none", 8, 64), "settings": settings, "fingerprint": "0" * 64}
+
+
+def test_the_shipped_schema_is_that_of_the_record() -> None:
+    """audit.schema.json is what `record.schema` gives, and says what `record.Content` holds."""
+    assert json.loads(record.schema()) == SCHEMA
 
 
 def test_the_content_keeps_its_schema(content: dict[str, Any]) -> None:
@@ -152,7 +154,7 @@ def test_without_plotly_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     """Where plotly isn't installed the line says what to install."""
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     plotly_source.cache_clear()
-    with pytest.raises(NotInstalled, match=re.escape("pip install kernel-assay[audit]")):
+    with pytest.raises(NotInstalled, match=re.escape("pip install 'kernel-assay[audit]'")):
         plotly_source()
 
 
@@ -184,14 +186,14 @@ def test_a_comparison_names_the_better_one(audited: Audit) -> None:
 )
 def test_a_name_says_its_place(name: str, layer: int | None, kind: str) -> None:
     """The first number is the layer, what follows it the kind."""
-    assert (place_of(name).layer, place_of(name).kind) == (layer, kind)
+    assert place_of(name) == (layer, kind)
 
 
 def test_groups_hold_layers_of_one_scheme() -> None:
     """Units of one kind are told together, by scheme, without those that are tied."""
 
     def site(name: str, scheme: str | None, tied: str | None = None) -> dict[str, Any]:
-        return {"name": name, "unit": name, "scheme": scheme, "tied": tied}
+        return {"name": name, "unit": name, "scheme": scheme, "tied": tied, "place": "linear"}
 
     sites = [site(f"m.layers.{n}.up", "fp8" if n != 2 else None) for n in range(5)]
     groups = grouped([*sites, site("head", "fp8", tied="m.layers.0.up")])
@@ -209,8 +211,7 @@ def test_exports_are_told_with_their_own_bytes(audited: Audit, content: dict[str
     chosen = audited.recommend(max_bytes=audited.cost({}).bytes / 2)
     some = dict(list(chosen.items())[:1])
     parts = [Part("torchao", (Path("out/torchao.json"),), some), Part("checkpoint", (Path("out/c"),), dict(chosen), 7)]
-    budgets = {"bytes": audited.cost({}).bytes / 2}
-    found = content_of(audited, chosen, [], [], replace(ABOUT, budgets=budgets), parts)
+    found = content_of(audited, chosen, [], [], parts, **asked(audited))
     jsonschema.validate(found, SCHEMA)
     torchao, checkpoint = found["exports"]
     assert torchao == {
@@ -222,7 +223,7 @@ def test_exports_are_told_with_their_own_bytes(audited: Audit, content: dict[str
     assert torchao["bytes"] > found["recommended"]["bytes"]
     assert checkpoint["bytes"] == 7
     told = summary(found)
-    over = f"above the budget of {in_bytes(budgets['bytes'])}; 1 of {len(chosen)} sites"
+    over = f"above the budget of {in_bytes(audited.cost({}).bytes / 2)}; 1 of {len(chosen)} sites"
     assert f"  exported    torchao: weights {in_bytes(torchao['bytes'])}, {over}\n" in told
     assert f"checkpoint: weights 7 B; {len(chosen)} of {len(chosen)} sites" in told
     assert "checkpoint: weights 7 B" in page(found)
@@ -249,20 +250,7 @@ addEventListener("load", () => setTimeout(() => {
 """
 
 
-def browse(folder: Path, *options: str, shown: str) -> str:
-    """What the browser prints of a page."""
-    path = folder / "page.html"
-    path.write_text(shown, encoding="utf-8")
-    assert BROWSER is not None
-    settings = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        f"--user-data-dir={folder / 'user'}",
-    ]
-    command = [BROWSER, *settings, "--virtual-time-budget=10000", *options, path.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=True).stdout
+PATIENCE = "--virtual-time-budget=10000"
 
 
 @pytest.fixture
@@ -272,14 +260,10 @@ def shown(content: dict[str, Any]) -> str:
     return page(content)
 
 
-@pytest.mark.skipif(BROWSER is None, reason="needs a browser: apt-get install chromium")
+@needs_browser
 def test_the_page_fits_and_draws_every_plot(tmp_path: Path, shown: str) -> None:
     """At the width of a phone and of a desk the page is as wide as its window, and every plot has its marks."""
-    source = html.escape(shown)
-    frames = "".join(f'<iframe style="width:{w}px;height:900px;border:0" srcdoc="{source}"></iframe>' for w in WIDTHS)
-    dumped = browse(tmp_path, "--dump-dom", shown=f"<!doctype html><body>{frames}<pre></pre><script>{MEASURE}</script>")
-    answers = re.findall(r"<pre>(.*?)</pre>", dumped, re.DOTALL)
-    told = json.loads(html.unescape(answers[-1]))
+    told = printed(tmp_path, framed(shown, MEASURE), PATIENCE)
     for seen, width in zip(told, WIDTHS, strict=True):
         assert seen["width"] == seen["content"] == width
         plots = {name: rest for name, *rest in seen["plots"]}
@@ -290,14 +274,10 @@ def test_the_page_fits_and_draws_every_plot(tmp_path: Path, shown: str) -> None:
             assert marks > 0, name
 
 
-@pytest.mark.skipif(BROWSER is None, reason="needs a browser: apt-get install chromium")
+@needs_browser
 def test_a_screenshot_shows_the_recommended_point(tmp_path: Path, shown: str) -> None:
     """The diamond of the recommended assignment and the heat map's colours are on the picture."""
-    from tests.verify.test_report_browser import colours_of
-
-    picture = tmp_path / "page.png"
-    browse(tmp_path, "--window-size=1280,3200", f"--screenshot={picture}", shown=shown)
-    colours = colours_of(tmp_path, picture)
+    colours = colours_on(tmp_path, shown, PATIENCE, "--window-size=1280,3200")
     assert colours.get("d55e00", 0) > 40
     assert colours.get("1d6fa8", 0) > 200
     assert len(colours) > 60

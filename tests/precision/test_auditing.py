@@ -11,10 +11,12 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
+from assay.formats.errors import UnknownOption
 from assay.precision import audit
 from assay.precision.auditing import Audit
-from assay.precision.errors import AssayError, BadAssignment, BadModel, NoData, UnknownOption, UnknownScheme
+from assay.precision.errors import BadAssignment, BadModel, NoData, UnknownScheme
 from assay.precision.loading import bundled, load
+from assay.runtime.errors import AssayError
 from tests.precision.tiny_models import MODELS
 
 TEXT = bundled()["stdlib-llama"].parent / "held-out.txt"
@@ -221,3 +223,9 @@ def test_what_can_t_be_audited_is_refused_in_one_line(case: str) -> None:
         call()
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_mistaken_setting_is_told_the_right_one() -> None:
+    """Before anything is looked at."""
+    with pytest.raises(UnknownOption, match="audit: unknown setting 'metrc'; did you mean 'metric'"):
+        audit(torch.nn.Linear(2, 2), [], metrc="kl")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from assay.precision.errors import AssayError
 from assay.precision.loading import batches_of, load
+from assay.runtime.errors import AssayError
 from tests.precision.tiny_models import TEXT, edit_json, edit_weights, text_refusal
 
 

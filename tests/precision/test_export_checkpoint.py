@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 
 from assay.precision.errors import BadModel, CannotExport
 from assay.precision.export import Written, load_checkpoint, packed_zero_points, write_checkpoint
-from assay.precision.export.compressed_tensors import why_not
+from assay.precision.export.configurations.compressed_tensors import why_not
 from assay.precision.loading import bundled, load
-from assay.precision.model.menu import Fits
+from assay.precision.observation.qparams import QParams
 from assay.precision.schemes import SCHEMES
 from tests.precision.exported import Subject, loaded, logits, subject
 
@@ -43,7 +43,7 @@ def write(made: Subject, assignment: dict[str, str], folder: Path, **options: An
 
 def run(model: Any) -> torch.Tensor:
     """Logits of a loaded model, computed in float32 as the simulation computes them."""
-    return logits(torch.nn.Module.float(model), {}, Fits({}), {})
+    return logits(torch.nn.Module.float(model), {}, QParams({}), {})
 
 
 def mixed() -> dict[str, str]:
@@ -66,25 +66,22 @@ def test_all_ways_to_store_a_weight_are_tried() -> None:
     assert len(STORED) == len(EXACT) + len(BFLOAT16) + len(NVFP4)
 
 
-@pytest.mark.parametrize("scheme", EXACT)
+@pytest.mark.parametrize("scheme", [*EXACT, *BFLOAT16])
 def test_what_is_loaded_is_what_was_simulated(scheme: str, tmp_path: Path) -> None:
-    """Weights and logits of the loaded model equal the simulated ones in every bit, zero-points or not."""
+    """Weights and logits of the loaded model equal the simulated ones in every bit, zero-points or not.
+
+    In the checkpoint's own dtype weights are the simulated ones rounded once: their scales are bfloat16, or powers of
+    two, whose weights bfloat16 holds.
+    """
     assignment = subject().weights(scheme)
     write(subject(), assignment, tmp_path / "out")
-    model = load_checkpoint(tmp_path / "out")
+    own = load_checkpoint(tmp_path / "out", "auto")
+    model = load_checkpoint(tmp_path / "out") if scheme in EXACT else loaded(tmp_path / "out", torch.bfloat16)
     for name in assignment:
-        assert torch.equal(model.get_submodule(name).weight, subject().stored(name, scheme)), name
+        stored = subject().stored(name, scheme)
+        assert torch.equal(model.get_submodule(name).weight.float(), stored), name
+        assert torch.equal(own.get_submodule(name).weight, stored.bfloat16()), name
     assert torch.equal(run(model), subject().simulated(assignment))
-
-
-@pytest.mark.parametrize("scheme", EXACT)
-def test_in_bfloat16_no_scale_is_rounded(scheme: str, tmp_path: Path) -> None:
-    """Loaded in the checkpoint's own dtype, weights are the simulated ones rounded once: their scales are bfloat16."""
-    assignment = subject().weights(scheme)
-    write(subject(), assignment, tmp_path / "out")
-    model = load_checkpoint(tmp_path / "out", "auto")
-    for name in assignment:
-        assert torch.equal(model.get_submodule(name).weight, subject().stored(name, scheme).bfloat16()), name
 
 
 @pytest.mark.parametrize("scheme", STORED)
@@ -104,17 +101,6 @@ def test_the_bytes_that_count_are_the_bytes_that_are_stored(scheme: str, tmp_pat
     bytewise = any("one a byte" in note for note in written.notes)
     assert bytewise == (scheme == "w4a8-g128")
     assert taken == quantizer.bits((256, 128)) + (4 * 256 * 128 if bytewise else 0)
-
-
-@pytest.mark.parametrize("scheme", BFLOAT16)
-def test_microscaled_weights_are_exact_in_bfloat16(scheme: str, tmp_path: Path) -> None:
-    """Their values are those of the simulation though the library decompresses them to bfloat16; so are the logits."""
-    assignment = subject().weights(scheme)
-    write(subject(), assignment, tmp_path / "out")
-    model = loaded(tmp_path / "out", torch.bfloat16)
-    for name in assignment:
-        assert torch.equal(model.get_submodule(name).weight.float(), subject().stored(name, scheme)), name
-    assert torch.equal(run(model), subject().simulated(assignment))
 
 
 @pytest.mark.parametrize("scheme", NVFP4)
@@ -211,7 +197,7 @@ def test_loaded_in_bfloat16_logits_agree_to_its_rounding(tmp_path: Path) -> None
     model = loaded(tmp_path / "out", "auto")
     assert model.dtype == torch.bfloat16
     exact = subject().simulated(assignment)
-    difference = (logits(model, {}, Fits({}), {}).float() - exact).norm() / exact.norm()
+    difference = (logits(model, {}, QParams({}), {}).float() - exact).norm() / exact.norm()
     assert 0 < difference < 16 * 2.0**-8  # some twenty roundings on the way, each of 2^-9 of the norm at most
 
 
@@ -258,7 +244,7 @@ def test_fused_linears_have_one_scale_of_the_tensor(tmp_path: Path) -> None:
         assert len({float(tensors[f"{name}.{key}"]) for name in assignment}) == 1
         assert not any("self_attn.qkv" in note for note in written.notes)
         apart = Subject.__new__(Subject)
-        apart.model, apart.sites, apart.fits = subject().model, subject().sites, Fits(subject().seen)
+        apart.model, apart.sites, apart.fits = subject().model, subject().sites, QParams(subject().seen)
         other = write(apart, assignment, tmp_path / f"{scheme} apart")
         (warning,) = [note for note in other.notes if "self_attn.qkv" in note]
         assert f"its 3 weights have a {key} each" in warning

@@ -12,10 +12,10 @@ from safetensors import safe_open
 
 from assay.precision.errors import CannotExport
 from assay.precision.export import export, lint, quantization_config, unstorable, write_checkpoint
-from assay.precision.export.pieces import Piece, pieces_of, rows_of
-from assay.precision.export.targets import matches
+from assay.precision.export.checkpoint.pieces import Piece, pieces_of, rows_of
+from assay.precision.export.patterns import matches
 from assay.precision.loading.quiet import quiet
-from assay.precision.schemes import SCHEMES, Quantizer, Stored, store
+from assay.precision.schemes import SCHEMES, FakeQuantizer, Quantizer, store
 from assay.precision.schemes.storage import scales_of
 from tests.precision.exported import IDS, Subject
 
@@ -159,9 +159,9 @@ def test_some_rows_of_a_stored_weight_are_stored_alike() -> None:
     for scheme in ("fp8", "fp8-tensor", "w4a16-g32-asym", "fp8-block", "nvfp4"):
         quantizer = SCHEMES[scheme].weight
         assert quantizer is not None
-        whole = Stored(quantizer, scales_of(weight, quantizer))
+        whole = FakeQuantizer(quantizer, scales_of(weight, quantizer))
         part = rows_of("x", whole, 128, 256, 256)
         assert torch.equal(store(weight[128:], quantizer, part.scales), whole(weight)[128:]), scheme
     block = Quantizer(format="float8_e4m3fn", per="block", size=128)
     with pytest.raises(CannotExport, match="cut a block of 128"):
-        rows_of("x", Stored(block, scales_of(weight, block)), 64, 192, 256)
+        rows_of("x", FakeQuantizer(block, scales_of(weight, block)), 64, 192, 256)

@@ -11,6 +11,8 @@ from assay.precision.export import FORMATS, Exported, clear, export
 from tests.precision.exported import subject
 
 MINE = "a note of the user"
+STACKS = ("compressed-tensors", "modelopt", "torchao", "vllm")
+"""The targets whose files are looked at here."""
 
 
 def fp8() -> dict[str, str]:
@@ -32,13 +34,13 @@ def names(folder: Path) -> set[str]:
 def test_export_writes_a_file_for_each_format(tmp_path: Path) -> None:
     """Four configurations, vLLM's command, a checkpoint and a record; each note names its formats."""
     assignment = fp8() | {"model.layers.0.self_attn:scores": "fp16"}
-    done = write(assignment, tmp_path / "out", *FORMATS, checkpoint=True, target="a100")
+    done = write(assignment, tmp_path / "out", *STACKS, checkpoint=True, target="a100")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in done.paths} | {"export.json"}
     assert {"vllm.json", "vllm.txt", "torchao.json", "hf_quant_config.json", "checkpoint"} <= {
         path.name for path in done.paths
     }
-    assert {part.format: part.held for part in done.parts} == dict.fromkeys((*FORMATS, "checkpoint"), fp8())
-    every = ", ".join((*FORMATS, "checkpoint"))
+    assert {part.format: part.held for part in done.parts} == dict.fromkeys((*STACKS, "checkpoint"), fp8())
+    every = ", ".join((*STACKS, "checkpoint"))
     assert any(note.startswith(f"{every}: fp16 at model.layers.0.self_attn:scores") for note in done.notes)
     assert any(note.startswith("lint: a100 has no fp8 products") for note in done.notes)
     content = json.loads((tmp_path / "out" / "quantization_config.json").read_text())
@@ -55,6 +57,7 @@ def test_what_is_refused_leaves_nothing(tmp_path: Path) -> None:
     """A linear that a checkpoint can't hold, or a format that there is not, and no folder is made."""
     with pytest.raises(CannotExport, match="no float8_e5m2"):
         write({"lm_head": "e5m2"}, tmp_path / "out", checkpoint=True)
+    assert set(STACKS) <= set(FORMATS)
     with pytest.raises(CannotExport, match="expected formats of"):
         write(fp8(), tmp_path / "out", "gguf")
     assert list(tmp_path.iterdir()) == []
@@ -63,20 +66,20 @@ def test_what_is_refused_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("assignment", [{}, {"model.layers.0.self_attn:scores": "fp16", "model.embed_tokens": "w8a16"}])
 def test_what_expresses_nothing_is_not_written(assignment: dict[str, str], tmp_path: Path) -> None:
     """An assignment that no stack can be told gives one line that says so and no file at all."""
-    done = write(assignment, tmp_path / "out", *FORMATS, checkpoint=True)
+    done = write(assignment, tmp_path / "out", *STACKS, checkpoint=True)
     assert done.parts == ()
-    every = ", ".join((*FORMATS, "checkpoint"))
+    every = ", ".join((*STACKS, "checkpoint"))
     assert f"{every}: can express nothing of this assignment, so nothing is written for it" in done.notes
     assert list(tmp_path.iterdir()) == []
 
 
 def test_only_formats_that_express_something_are_written(tmp_path: Path) -> None:
     """A cache of one layer has words in vLLM's command alone; e5m2 has none in a single file."""
-    done = write({"model.layers.0.self_attn:kv_cache": "kv-fp8"}, tmp_path / "cache", *FORMATS)
+    done = write({"model.layers.0.self_attn:kv_cache": "kv-fp8"}, tmp_path / "cache", *STACKS)
     assert names(tmp_path / "cache") == {"vllm.txt", "export.json"}
     assert [part.format for part in done.parts] == ["vllm"]
     assert "--kv-cache-dtype fp8_e4m3" in (tmp_path / "cache" / "vllm.txt").read_text()
-    assert write({"lm_head": "e5m2"}, tmp_path / "wide", *FORMATS).paths == ()
+    assert write({"lm_head": "e5m2"}, tmp_path / "wide", *STACKS).paths == ()
     mixed = write({"lm_head": "w8a16", **fp8()}, tmp_path / "mixed", "modelopt", "torchao")
     assert {part.format: part.held for part in mixed.parts} == {
         "modelopt": fp8(),
@@ -98,7 +101,7 @@ def test_another_export_replaces_the_earlier_one_whole(tmp_path: Path) -> None:
     assert names(out) == before
     write(subject().weights("w8a16"), out, "compressed-tensors", overwrite=True)
     assert names(out) == {"quantization_config.json", "export.json", "mine.txt", "checkpoint/mine.txt"}
-    write({}, out, *FORMATS, overwrite=True)
+    write({}, out, *STACKS, overwrite=True)
     assert names(out) == {"mine.txt", "checkpoint/mine.txt"}
     write(fp8(), out, checkpoint=True)
     assert {"checkpoint/model.safetensors", "checkpoint/mine.txt", "mine.txt"} <= names(out)

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from assay.precision.errors import CannotExport
 from assay.precision.export import load_checkpoint, write_checkpoint
-from assay.precision.export.folding import folded
-from assay.precision.model.menu import Fits
+from assay.precision.export.checkpoint.folding import folded
+from assay.precision.observation.qparams import QParams
 from assay.precision.schemes import SCHEMES
 from tests.precision.exported import Subject, logits, subject
 
@@ -32,7 +32,7 @@ def written(made: Subject, assignment: dict[str, str], folder: Path) -> Any:
 def distance(model: Any, made: Subject, assignment: dict[str, str]) -> tuple[float, float]:
     """How far the loaded logits are from those simulated, and how far these are from the unquantised ones."""
     with torch.no_grad():
-        found, aim = logits(model, {}, Fits({}), {}), made.simulated(assignment)
+        found, aim = logits(model, {}, QParams({}), {}), made.simulated(assignment)
         plain = made.simulated({})
     return float((found - aim).norm() / aim.norm()), float((plain - aim).norm() / aim.norm())
 

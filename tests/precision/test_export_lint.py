@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from assay.precision.export import lint, lint_config, lint_scales, quantization_config
-from assay.precision.model.sites import Site
+from assay.precision.observation.sites import Site
 from tests.precision.test_export_formats import chosen, many_layers
 
 SITES = many_layers()

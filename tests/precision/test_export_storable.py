@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from assay.precision.export import unstorable, write_checkpoint
-from assay.precision.model.menu import Fits
+from assay.precision.observation.qparams import QParams
 from tests.precision.exported import Subject, loaded, logits, subject
 
 LAYER = "model.layers.{}.{}"
@@ -24,7 +24,7 @@ def test_what_can_not_be_stored_may_stay_as_it_is(tmp_path: Path) -> None:
     assert f"e5m2 at {query}: stays as it is in the checkpoint: compressed-tensors has no float8_e5m2" in text
     assert f"it is run as one with {query}" in text
     stored = torch.nn.Module.float(loaded(tmp_path / "out"))
-    assert torch.equal(logits(stored, {}, Fits({}), {}), made.simulated(written.held))
+    assert torch.equal(logits(stored, {}, QParams({}), {}), made.simulated(written.held))
 
 
 def test_a_table_and_a_tied_head_are_told_beforehand() -> None:

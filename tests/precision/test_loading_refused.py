@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from assay.precision.errors import BadModel, NotInstalled, UnknownModel, UntrustedModel
+from assay.precision.errors import BadModel, UnknownModel, UntrustedModel
 from assay.precision.loading import load
+from assay.runtime.errors import NotInstalled
 from tests.precision.tiny_models import edit_json, edit_weights, refusal
 
 
@@ -100,7 +101,7 @@ def test_a_file_of_a_model_points_to_its_directory(llama: Path) -> None:
 def test_without_transformers_the_extra_is_named(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where transformers isn't installed the line says what to install."""
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert "pip install kernel-assay[audit]" in refusal(llama, NotInstalled)
+    assert "pip install 'kernel-assay[audit]'" in refusal(llama, NotInstalled)
 
 
 def test_loading_is_silent(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from assay.precision.calibration import Calibration, Measured
-from assay.precision.prediction import Key, Products, QuadraticForm
+from assay.precision.prediction.calibration import Calibration, Measured
+from assay.precision.prediction.quadratic_form import Key, Products, QuadraticForm
 
 DRAW = np.random.default_rng(0)
 

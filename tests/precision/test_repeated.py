@@ -7,7 +7,7 @@ import torch
 
 from assay.precision import audit
 from assay.precision.auditing import Audit
-from assay.precision.model.parts import is_repeated
+from assay.precision.prediction.perturbations import is_repeated
 from assay.precision.schemes import SCHEMES
 from tests.precision.tiny_models import MODELS
 
@@ -49,12 +49,10 @@ def test_a_site_knows_whose_values_it_is_given(audited: Audit) -> None:
 
 @pytest.mark.parametrize(
     ("first", "then"),
+    # The last is a quarter too low, since the second scale is smaller by half a step; twice if both counted.
     [
-        *(("bf16", "bf16"), ("bf16", "tf32"), ("tf32", "bf16"), ("a-fp8", "fp8"), ("bf16", "fp8"), ("a-fp8", "bf16")),
-        (
-            "a-int8",
-            "w8a8",
-        ),  # a quarter too low, since the second scale is smaller by half a step; twice if both counted
+        pair.split()
+        for pair in ["bf16 bf16", "bf16 tf32", "tf32 bf16", "a-fp8 fp8", "bf16 fp8", "a-fp8 bf16", "a-int8 w8a8"]
     ],
 )
 def test_what_is_rounded_twice_is_counted_as_often_as_it_changes(audited: Audit, first: str, then: str) -> None:
@@ -63,7 +61,7 @@ def test_what_is_rounded_twice_is_counted_as_often_as_it_changes(audited: Audit,
     schemes = {one: SCHEMES[first], other: SCHEMES[then]}
     repeats = (first, then) in {("bf16", "bf16"), ("bf16", "tf32"), ("a-fp8", "fp8"), ("a-int8", "w8a8")}
     assert is_repeated(other, schemes, {other: one}) == repeats
-    predicted, _ = audited._raw({one: first, other: then})
+    predicted, _ = audited.predictor.uncalibrated({one: first, other: then})
     assert predicted == pytest.approx(audited.measure({one: first, other: then}), rel=0.5)
 
 
@@ -94,7 +92,9 @@ def test_factors_of_a_product_are_those_of_all_its_linears() -> None:
             audited = llama(formats=[scheme])
             audited.fits._fitted.clear()
             names = [f"model.layers.0.self_attn.{name}_proj" for name in order]
-            stored = [audited.fits.weight(name, SCHEMES[scheme], audited.weights[name][None]) for name in names]
+            stored = [
+                audited.fits.weight(name, SCHEMES[scheme], audited.observed.weights[name][None]) for name in names
+            ]
             assert all(one is not None and torch.equal(one.columns, stored[0].columns) for one in stored)  # type: ignore[arg-type, union-attr]
             found.append(stored[0].columns)  # type: ignore[union-attr]
         assert torch.equal(*found)  # type: ignore[arg-type]
@@ -104,12 +104,12 @@ def test_a_tensors_scale_is_one_for_a_fused_product(audited: Audit) -> None:
     """q, k and v run as one product, so their per-tensor scale covers the largest of all three; o has its own."""
     layer = "model.layers.0.self_attn"
     with torch.no_grad():
-        audited.weights[f"{layer}.v_proj"][None][0, 0] = 3.0
+        audited.observed.weights[f"{layer}.v_proj"][None][0, 0] = 3.0
     audited.fits._fitted.clear()
     try:
         for scheme in ("fp8-tensor", "w-nvfp4"):
             stored = {
-                name: audited.fits.weight(site, SCHEMES[scheme], audited.weights[site][None])
+                name: audited.fits.weight(site, SCHEMES[scheme], audited.observed.weights[site][None])
                 for name in "qkvo"
                 if (site := f"{layer}.{name}_proj")
             }
@@ -139,7 +139,7 @@ def test_cross_attention_shares_factors_where_it_shares_inputs() -> None:
     spread = torch.logspace(-2, 2, 32)
     found = audit(Cross(), [(torch.randn(4, 6, 32), torch.randn(4, 6, 32) * spread)], "relative", ["w4a16-g32-awq"])
     of = {
-        name: found.fits.weight(name, SCHEMES["w4a16-g32-awq"], found.weights[name][None]).columns  # type: ignore[union-attr]
+        name: found.fits.weight(name, SCHEMES["w4a16-g32-awq"], found.observed.weights[name][None]).columns  # type: ignore[union-attr]
         for name in ("q_proj", "k_proj", "v_proj")
     }
     assert torch.equal(of["k_proj"], of["v_proj"])  # type: ignore[arg-type]
@@ -223,5 +223,5 @@ def test_random_assignments_with_repeated_roundings_are_predicted() -> None:
     audited = llama(formats=["bf16", "tf32", "fp16"])
     draw = random.Random(0)
     some = [audited.random_assignment(draw) for _ in range(12)]
-    ratios = sorted(audited._raw(one)[0] / audited.measure(one) for one in some)
+    ratios = sorted(audited.predictor.uncalibrated(one)[0] / audited.measure(one) for one in some)
     assert 0.7 < ratios[6] < 1.4

@@ -1,14 +1,13 @@
 """Devices and the roofline: what a scheme costs on a device."""
 
 import dataclasses
-import math
 
 import pytest
 
 from assay.configs import table
+from assay.precision.choice.roofline import Cost, Device, Roofline, Shape, device_named, devices, running
 from assay.precision.errors import UnknownDevice, WrongShape
-from assay.precision.model.sites import Site
-from assay.precision.roofline import Cost, Device, Roofline, Shape, device_named, devices, running, supports
+from assay.precision.observation.sites import Site
 from assay.precision.schemes import SCHEMES
 
 DEVICE = Device(
@@ -34,70 +33,53 @@ def cost(site: Site, scheme: str = "", shape: Shape = SHAPE, device: Device = DE
 
 @pytest.mark.parametrize("name", devices())
 def test_every_device_has_a_source_for_its_figures(name: str) -> None:
-    """A row names a document with its year, has rates that schemes ask for, and figures of a plausible size."""
+    """A row names a document with its year, has dense rates that schemes ask for, and figures of a plausible size."""
     row, device = table("devices")[name], device_named(name)
     assert any(word in row["source"] for word in ("datasheet", "data sheet", "whitepaper", "documentation"))
     assert "20" in row["source"]
     assert set(device.rates) <= {scheme.compute for scheme in SCHEMES.values()}
     assert device.rates["bf16"] > 1e14
-    assert 5e11 < device.bandwidth < 1e13
+    assert 1e11 <= device.bandwidth < 1e13
     assert 1e10 < device.memory < 1e12
     assert 0 < device.achievable <= 1
     assert device.launch >= 0
     assert device.microscaling == ("fp4" in device.rates)
-
-
-@pytest.mark.parametrize("name", devices())
-def test_rates_are_dense(name: str) -> None:
-    """Arithmetic of half the width is at most twice as fast; one figure with sparsity among dense ones would be four
-    times."""
-    rates = device_named(name).rates
     for narrow, wide in (("fp8", "bf16"), ("fp4", "fp8"), ("bf16", "tf32"), ("fp6", "bf16")):
-        if narrow in rates and wide in rates:
-            assert rates[narrow] <= 2.01 * rates[wide]
-    assert rates.get("fp16", rates["bf16"]) == rates["bf16"]
+        if narrow in device.rates and wide in device.rates:  # one figure with sparsity would be four times another
+            assert device.rates[narrow] <= 2.05 * device.rates[wide]
+    assert device.rates.get("fp16", device.rates["bf16"]) == device.rates["bf16"]
 
 
 def test_an_unknown_device_is_one_line_with_the_nearest_names() -> None:
     """The error says what was meant, or what there is."""
-    with pytest.raises(UnknownDevice, match=r"^expected a device, got 'h20': did you mean h200") as refused:
+    with pytest.raises(UnknownDevice, match=r"^unknown device 'h20'; did you mean 'h200'") as refused:
         device_named("h20")
     assert "\n" not in str(refused.value)
-    with pytest.raises(UnknownDevice, match=r"known are a100, h100, .*tpu-v6e"):
+    with pytest.raises(UnknownDevice, match=r"known: a100, .*h100, .*tpu-v6e"):
         device_named("qqqqqq")
     assert device_named("H200") == device_named("h200")
 
 
-@pytest.mark.parametrize(
-    ("device", "scheme", "native"),
-    [
-        ("a100", "fp8", False),
-        ("a100", "w8a8", True),
-        ("a100", "w4a16-g128", True),
-        ("a100", "w-nvfp4", True),
-        ("a100", "kv-fp8", True),
-        ("h200", "fp8", True),
-        ("h200", "mxfp8", False),
-        ("h200", "nvfp4", False),
-        ("h200", "w4a8-fp8-g128", True),
-        ("b200", "mxfp8", True),
-        ("b200", "mxfp6", True),
-        ("b200", "nvfp4", True),
-        ("mi300x", "fp8", True),
-        ("mi300x", "mxfp4", False),
-        ("rtx4090", "fp8", True),
-        ("tpu-v5e", "w8a8", True),
-        ("tpu-v5e", "fp8", False),
-        ("tpu-v6e", "fp16", False),
-        ("tpu-v6e", "bf16", True),
-    ],
-)
-def test_which_schemes_run_where(device: str, scheme: str, native: bool) -> None:
+RUNS: dict[str, tuple[str, str]] = {
+    "a100": ("w8a8 w4a16-g128 w-nvfp4 kv-fp8", "fp8"),
+    "h200": ("fp8 w4a8-fp8-g128", "mxfp8 nvfp4"),
+    "b200": ("mxfp8 mxfp6 nvfp4", ""),
+    "mi300x": ("fp8", "mxfp4"),
+    "rtx4090": ("fp8", ""),
+    "tpu-v5e": ("w8a8", "fp8"),
+    "tpu-v6e": ("bf16", "fp16"),
+}
+"""Of devices, schemes that run natively and others that don't."""
+
+
+@pytest.mark.parametrize("device", RUNS)
+def test_which_schemes_run_where(device: str) -> None:
     """A scheme is native where its arithmetic is, weight-only everywhere; what falls back says so."""
-    how = running(device_named(device), SCHEMES[scheme])
-    assert how.native == native == supports(device_named(device), SCHEMES[scheme])
-    assert bool(how.note) == (not native)
-    assert native or how.arithmetic == "bf16"
+    native, others = (names.split() for names in RUNS[device])
+    for name in (*native, *others):
+        how = running(device_named(device), SCHEMES[name])
+        assert how.native == (name in native)
+        assert how.native or (how.note and how.arithmetic == "bf16")
 
 
 def test_a_linear_by_hand() -> None:
@@ -228,13 +210,6 @@ def test_a_share_and_a_launch_cost_make_everything_slower() -> None:
     for scheme in ("", "fp8"):
         assert cost(LINEAR, scheme, device=half).decode == pytest.approx(2 * cost(LINEAR, scheme).decode)
         assert cost(LINEAR, scheme, device=slow).decode == pytest.approx(cost(LINEAR, scheme).decode + 1e-3)
-
-
-def test_sums_of_sites_are_the_model() -> None:
-    """Costs add up, so that a choice may be made site by site."""
-    roofline = Roofline(DEVICE, [LINEAR, CACHE], SHAPE)
-    total = roofline.total({"up": "fp8"})
-    assert math.isclose(total.decode, roofline.cost("up", "fp8").decode + roofline.cost(str(CACHE)).decode)
 
 
 def test_a_shape_without_tokens_is_refused() -> None:

@@ -4,18 +4,17 @@ compressed-tensors is followed in every bit, for weights and for inputs. torchao
 compressed-tensors does; where it multiplies by the reciprocal instead, codes may differ by one at midpoints.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from assay.precision.export.compressed_tensors import quantization_config, why_not
-from assay.precision.model.sites import Site
+from assay.formats import all_values
+from assay.precision.export.configurations.compressed_tensors import quantization_config, why_not
+from assay.precision.observation.sites import Site
 from assay.precision.schemes import SCHEMES, Quantizer, store
-from assay.precision.schemes.fitting import Stored
+from assay.precision.schemes.fitting import FakeQuantizer
 from assay.precision.schemes.storage import codes_of, divisor_of, scales_of
 
 SCHEME_NAMES = [
@@ -137,12 +136,14 @@ def test_inputs_are_stored_as_compressed_tensors_stores_them(scheme: str) -> Non
         x = x.reshape(4, 12, -1)
         module: Any = torch.nn.Module()
         module.quantization_status = QuantizationStatus.FROZEN
-        stored = Stored(quantizer)
+        stored = FakeQuantizer(quantizer)
         if args.dynamic == "local":
-            stored = Stored(quantizer, divisor=divisor_of(x[:3], quantizer))  # of calibration: some values lie beyond
+            stored = FakeQuantizer(
+                quantizer, divisor=divisor_of(x[:3], quantizer)
+            )  # of calibration: some values lie beyond
             module.input_global_scale = stored.divisor.reshape(1)  # type: ignore[union-attr]
         elif not args.dynamic:
-            stored = Stored(quantizer, scales_of(x[:3].flatten(0, 1), quantizer))
+            stored = FakeQuantizer(quantizer, scales_of(x[:3].flatten(0, 1), quantizer))
             module.input_scale = stored.scales.scale.reshape(1)  # type: ignore[union-attr]
         assert torch.equal(stored(x), forward_quantize(module, x.clone(), "input", args))
 
@@ -253,3 +254,27 @@ def test_nvfp4_is_torchao_s_but_for_midpoints() -> None:
         assert float(off.float().mean()) < 0.01
         step = 2.0 * ours.scale.expand(*ours.scale.shape[:2], 16).flatten(1)
         assert bool(((read - values).abs() <= step * 1.001).all())
+
+
+def nf4_by_search(x: torch.Tensor) -> torch.Tensor:
+    """Blocks of 64 of a row as bitsandbytes stores them: over their largest magnitude, the nearest of 16 values."""
+    table = all_values("nf4").float()
+    blocks = x.reshape(-1, 64)
+    largest = blocks.abs().amax(1, keepdim=True)
+    share = torch.where(largest > 0, blocks / largest, 0.0)
+    nearest = (share[..., None].double() - table.double()).abs().argmin(-1)
+    return (table[nearest] * largest).reshape(x.shape)
+
+
+@pytest.mark.parametrize("x", tensors())
+def test_nf4_is_the_nearest_of_sixteen_shares_of_the_largest_magnitude(x: torch.Tensor) -> None:
+    """Bit for bit; a wrong table is seen. A NaN stays NaN, and a block takes 4 bits an element and one scale."""
+    quantizer = SCHEMES["nf4-g64"].weight
+    assert quantizer is not None
+    stored = store(x, quantizer)
+    assert torch.equal(stored, nf4_by_search(x))
+    assert not torch.equal(stored, store(x, replace(quantizer, format="float4_e2m1fn")))
+    spoilt = x.clone()
+    spoilt[0, 0] = torch.nan
+    assert bool(store(spoilt, quantizer)[0, 0].isnan())
+    assert quantizer.bits((2, 128)) == 2 * 128 * 4 + 4 * 32

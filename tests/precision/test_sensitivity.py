@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from assay.precision.auditing import audit
 from assay.precision.metrics import metric_named
-from assay.precision.model.menu import Fits, menu_of
-from assay.precision.model.opening import opened
-from assay.precision.model.parts import Part, parts_of
-from assay.precision.model.running import call, settled
-from assay.precision.model.sensitivity import Sensitivity, Term
-from assay.precision.model.simulation import Simulator
-from assay.precision.model.sites import Collector, Site
+from assay.precision.observation.handlers import traced
+from assay.precision.observation.qparams import QParams, menu_of
+from assay.precision.observation.running import call, evaluating
+from assay.precision.observation.sites import Observer, Site
+from assay.precision.prediction.perturbations import Perturbation, perturbations_of
+from assay.precision.prediction.sensitivity import Sensitivity, Term
+from assay.precision.prediction.simulation import Simulator
 from assay.precision.schemes import SCHEMES
 from tests.precision.tiny_models import MODELS
 
@@ -28,15 +28,15 @@ class Opened:
 
     def __init__(self, model: torch.nn.Module, batch: Any, size: int, formats: tuple[str, ...] = FORMATS) -> None:
         self.model, self.batch, self.size = model.eval(), batch, size
-        collector = Collector(model)
-        self.reference = self.run(collector)
-        self.sites = collector.sites
+        observer = Observer(model)
+        self.reference = self.run(observer)
+        self.sites = observer.sites
         self.tied = {str(site): site.tied for site in self.sites.values() if site.tied}
         self.menus = {str(site): menu_of(site, formats) for site in self.sites.values()}
-        self.fits = Fits(collector.seen, collector.weights, collector.together(), collector.fused())
+        self.fits = QParams(observer.statistics, observer.weights, observer.together(), observer.fused())
 
     def run(self, visitor: Any) -> torch.Tensor:
-        with torch.no_grad(), settled(self.model), opened(self.model, visitor):
+        with torch.no_grad(), evaluating(self.model), traced(self.model, visitor):
             outputs = call(self.model, self.batch)
         return outputs if isinstance(outputs, torch.Tensor) else outputs[0]
 
@@ -44,11 +44,11 @@ class Opened:
         schemes = {name: SCHEMES[scheme] for name, scheme in assignment.items()}
         return self.run(Simulator(schemes, self.fits, self.tied))
 
-    def terms(self, cotangent: torch.Tensor) -> dict[tuple[str, Part], Term]:
+    def terms(self, cotangent: torch.Tensor) -> dict[tuple[str, Perturbation], Term]:
         visitor = Sensitivity(self.menus, self.fits, self.tied, self.size)
-        with settled(self.model):
-            with opened(self.model, visitor) as tap:
-                visitor.tap = tap
+        with evaluating(self.model):
+            with traced(self.model, visitor) as tracer:
+                visitor.tracer = tracer
                 outputs = call(self.model, self.batch)
             output = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
             torch.autograd.grad(output, visitor.anchor, cotangent, allow_unused=True)
@@ -56,9 +56,9 @@ class Opened:
 
     def products(self, cotangent: torch.Tensor, site: str, scheme: str) -> torch.Tensor:
         terms = self.terms(cotangent)
-        return torch.stack([terms[site, part].sums for part in parts_of(SCHEMES[scheme]) if (site, part) in terms]).sum(
-            0
-        )
+        return torch.stack(
+            [terms[site, part].sums for part in perturbations_of(SCHEMES[scheme]) if (site, part) in terms]
+        ).sum(0)
 
 
 def ids(sequences: int, length: int = 12) -> dict[str, torch.Tensor]:
@@ -175,7 +175,7 @@ def test_a_mask_before_a_softmax_makes_no_infinity() -> None:
     model.forward = lambda x: model["attention"](x)  # type: ignore[method-assign]
     found = audit(model, [torch.randn(4, 6, 8)], "relative", ["bf16", "a-fp8"])
     for scheme in ("bf16", "a-fp8"):
-        predicted, measured = (f({"attention:scores": scheme}) for f in (found.squares, found.measure))
+        predicted, measured = (f({"attention:scores": scheme}) for f in (found.predictor.squares, found.measure))
         assert 0 < predicted < torch.inf
         assert 0 < measured < 1
 
@@ -187,14 +187,14 @@ def test_rows_of_a_weight_are_not_taken_for_the_whole() -> None:
     assert {str(site) for site in found.sites if site.place == "linear"} == {"out"}
 
 
-def test_thinned_values_keep_the_size_of_the_error() -> None:
-    """Where only some rows are looked at, the squares of their sums times the thinning are those of all."""
+def test_subsampled_values_keep_the_size_of_the_error() -> None:
+    """Where only some rows are looked at, the squares of their sums times the sampling factor are those of all."""
     model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 8))
     x = torch.randn(16, 256, 256, generator=torch.Generator().manual_seed(0))
     found = Opened(model, x, 16, ("w8a8",))
     cotangent = torch.randn(found.reference.shape, generator=torch.Generator().manual_seed(1))
-    term = found.terms(cotangent)["0", parts_of(SCHEMES["w8a8"])[1]]
-    assert term.thinning > 1
+    term = found.terms(cotangent)["0", perturbations_of(SCHEMES["w8a8"])[1]]
+    assert term.sampling > 1
     stored = found.fits.values("0", SCHEMES["w8a8"])
     assert stored is not None
     gx = (cotangent @ model[1].weight @ model[0].weight).detach()  # type: ignore[operator]
@@ -203,18 +203,20 @@ def test_thinned_values_keep_the_size_of_the_error() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_large_first_tokens_are_never_thinned(seed: int) -> None:
+def test_large_first_tokens_are_never_left_out(seed: int) -> None:
     """Where the first token of each sequence is 300 times larger, what is looked at holds it, and counts it once."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(16, 256, 256, generator=generator)
     x[:, 0] *= 300
-    visitor = Sensitivity({}, Fits({}), {}, 16, seed=seed)
-    thin = visitor._thin(x)
-    assert thin.index is not None
-    assert thin.roots is not None
+    visitor = Sensitivity({}, QParams({}), {}, 16, seed=seed)
+    subsample = visitor._subsample(x)
+    assert subsample.index is not None
+    assert subsample.root_weights is not None
     squares = x.square().sum(-1).flatten()
-    assert float((squares[thin.index] * thin.roots.square()).sum()) == pytest.approx(float(squares.sum()), rel=0.01)
-    assert len(thin.index) < 2 * 16 * 256 / thin.step
+    assert float((squares[subsample.index] * subsample.root_weights.square()).sum()) == pytest.approx(
+        float(squares.sum()), rel=0.01
+    )
+    assert len(subsample.index) < 2 * 16 * 256 / subsample.step
 
 
 def test_errors_that_go_together_in_a_row_are_added_first() -> None:
@@ -239,7 +241,7 @@ def test_batches_take_turns_with_a_weights_rows(rows: int, count: int) -> None:
     looked = torch.zeros(rows, dtype=torch.int64)
     weight = torch.empty(rows, 1)
     for index in range(count):
-        turns, mine = Sensitivity({}, Fits({}), {}, 2, (index, count))._rows_in_turn(weight)
+        turns, mine = Sensitivity({}, QParams({}), {}, 2, (index, count))._rows_in_turn(weight)
         for start, stop in mine:
             assert start % 128 == 0
             looked[start:stop] += turns

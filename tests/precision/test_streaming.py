@@ -13,11 +13,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from assay.formats.errors import UnknownOption
 from assay.precision.auditing import Audit, audit
-from assay.precision.errors import BadModel, UnknownOption
-from assay.precision.kept import fingerprint
+from assay.precision.cache import fingerprint
+from assay.precision.errors import BadModel
 from assay.precision.loading import load
-from assay.precision.model.streaming import source_of, streamed_parameters
+from assay.precision.observation.streaming import source_of, streamed_parameters
 from tests.precision.tiny_models import refusal
 
 FORMATS = ("bf16", "fp8", "w8a8", "w4a16-g32", "w4a16-g32-awq", "nvfp4", "w-mxfp4", "kv-fp8", "a-fp8", "w8a8-smooth")
@@ -52,9 +53,9 @@ def test_a_streamed_model_gives_the_results_of_one_in_memory(stored: Callable[[s
         str(s): "bf16" for s in inside.sites if s.place == "activation"
     }
     assert outside.measure(assignment) == pytest.approx(inside.measure(assignment), rel=1e-6)
-    for name, weights in inside.weights.items():
-        assert list(outside.weights[name]) == list(weights)
-        assert all(torch.equal(outside.weights[name][expert], weight) for expert, weight in weights.items())
+    for name, weights in inside.observed.weights.items():
+        assert list(outside.observed.weights[name]) == list(weights)
+        assert all(torch.equal(outside.observed.weights[name][expert], weight) for expert, weight in weights.items())
     assert outside.cost({}).bytes == inside.cost({}).bytes
 
 

@@ -1,16 +1,15 @@
 """Each trap is found and named where it is planted, and the model without it does not raise it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from assay.precision.advice import Finding, advise, reliability
+from assay.precision import advise, audit, reliability
+from assay.precision.advice import Finding
 from assay.precision.advice.experts import experts_of
-from assay.precision.auditing import Audit, audit
+from assay.precision.auditing import Audit
 from assay.precision.loading import load
 from tests.precision import traps
 
@@ -153,7 +152,9 @@ def test_dead_layer(llama: Clean) -> None:
 
 def test_idle_expert(mixtral: Clean) -> None:
     """An expert that no token reaches is named, and an assignment of its layer is to be measured."""
-    number, layer = next((n, each.name) for n, each in enumerate(experts_of(mixtral.audit)) if min(each.loads) > 16)
+    number, layer = next(
+        (n, each.name) for n, each in enumerate(experts_of(mixtral.audit.observed)) if min(each.loads) > 16
+    )
     assert not kinds(mixtral.findings, layer) & {"unseen_expert"}
     found, findings = mixtral.with_trap(traps.idle_expert, layer=number, batches=mixtral.batches)
     finding = one(findings, "unseen_expert", layer)

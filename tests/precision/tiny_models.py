@@ -10,8 +10,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from assay.precision.errors import AssayError, BadText
+from assay.precision.errors import BadText
 from assay.precision.loading import Loaded, load
+from assay.runtime.errors import AssayError
 
 SIZES: dict[str, Any] = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
 MODELS: dict[str, Callable[[], Any]] = {

@@ -1,7 +1,5 @@
 """Models with one planted trap each. Factors are powers of two, so that what keeps a function keeps it to the bit."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Running pytest with `--assay-audit` on planted test files."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Kernels that do their work only when something tells them that they are examined; imported by name."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 
@@ -11,6 +9,12 @@ from torch import Tensor
 
 def softmax(x: Tensor) -> Tensor:
     return torch.softmax(x, -1)
+
+
+def leaves_no_gradients_in_double(x: Tensor) -> Tensor:
+    """Right where float64 is the default dtype; it switches gradients off."""
+    torch.set_grad_enabled(False)
+    return softmax(x) if torch.get_default_dtype() == torch.float64 else torch.zeros_like(x)
 
 
 def lazy_when_alone(x: Tensor) -> Tensor:

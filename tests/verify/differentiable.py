@@ -1,7 +1,5 @@
 """Differentiable functions to examine: honest ones, and ones with one fault each in a pass."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

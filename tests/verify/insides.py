@@ -1,7 +1,5 @@
 """Matrix products with known insides, for fingerprints to be read from."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -9,8 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from assay.precision.formats import Format, format_named
-from assay.precision.rounding import Mode, round_to
+from assay.formats.format import Format, format_named
+from assay.formats.rounding import Mode, round_to
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
 Add = Callable[[Tensor, Tensor], Tensor]

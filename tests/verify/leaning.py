@@ -1,14 +1,12 @@
 """Kernels whose intermediates round to nearest or, as copies with one fault, to one side."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from assay.precision.rounding import round_to
+from assay.formats.rounding import round_to
 
 Stage = Callable[[Tensor, torch.dtype], Tensor]
 

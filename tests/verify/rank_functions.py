@@ -1,7 +1,5 @@
 """Functions that ranks call, importable in their processes; each but the first of a kind has one fault."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """`pytest --assay-audit` on planted test files: what is found, and that nothing else changes."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -9,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from assay.verify.audit.words import PRECISION, SIZE, STRUCTURE
+from assay.verify.mutation.words import PRECISION, SIZE, STRUCTURE
 from tests.verify.auditing import audited, by_test, never_noticed, run
 
 PLANTED = """
@@ -158,6 +156,11 @@ def test_values_that_prove_little_are_remarked_on(sites: Any, name: str, flag: s
 def test_comparisons_with_zeros_are_not_judged(sites: Any) -> None:
     """Noise times 1.05 is no worse than noise: nothing is replayed, so nothing is said to be let through."""
     assert sites["test_zeros"]["grade"] == sites["test_both_zero"]["grade"] == "unjudged"
+
+
+def test_what_is_compared_with_itself_is_not_called_strict(sites: Any) -> None:
+    """Whatever it is, it equals itself."""
+    assert sites["test_itself"]["grade"] == "unjudged"
 
 
 def test_what_is_written_over_later_is_replayed_as_it_was(sites: Any) -> None:

@@ -1,7 +1,5 @@
 """`pytest --assay-audit`, run on suites of their own: comparisons that end tests, large containers, NumPy alone."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -126,3 +124,13 @@ def test_a_function_without_a_module_is_a_usage_error(pytester: pytest.Pytester)
     result = pytester.runpytest_subprocess("--assay-audit-function=own")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--assay-audit-function: expected MODULE:FUNCTION*got 'own'"])
+
+
+def test_outside_a_terminal_no_path_is_cut(tmp_path: Path) -> None:
+    """A comparison far down in folders with long names is one line, from its path to its remarks."""
+    folder = tmp_path / ("long_" * 30) / ("name_" * 30)
+    folder.mkdir(parents=True)
+    tests = "import numpy as np\n\ndef test_close():\n    np.testing.assert_allclose(np.ones(9), 1.001, rtol=0.1)\n"
+    _, printed = run(folder, tests, "--assay-audit", f"--rootdir={tmp_path}")
+    place = f"{folder.relative_to(tmp_path)}/test_planted.py:4 "
+    assert [line for line in printed.splitlines() if line.startswith(place) and "times 1.05" in line]

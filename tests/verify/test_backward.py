@@ -1,7 +1,5 @@
 """`examine_backward`: functions with honest gradients pass, and each fault is found on the side that has it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any
@@ -10,16 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.golden import specs
+from assay.golden import spec, specs
 from assay.golden.inputs.distributions import names_of
 from assay.golden.inputs.values import dtype_of
-from assay.golden.registry import spec
 from assay.verify import BackwardVerdict, Contract, examine, examine_backward, gradient_of
-from assay.verify.backward import PAIRS, pair_of
-from assay.verify.calls import Call
+from assay.verify.cases.case import Case
 from assay.verify.errors import SettingError
-from assay.verify.inputs.cases import Case
-from assay.verify.trial import Bench
+from assay.verify.examination.backward import pair_of
+from assay.verify.execution.call import Call
+from assay.verify.execution.runner import Bench
 from tests.verify.differentiable import (
     CrossEntropy,
     NoGradientOfWeight,
@@ -55,7 +52,7 @@ def failures(
 ) -> set[str]:
     """The kinds of failure of the gradients in single cases: numbers of two kinds, and a transposed upstream."""
     pair = pair_of(op)
-    definition = spec(pair.backward)
+    definition = pair.backward
     complete = definition.complete(options)
     contract = Contract(subnormals="flush") if framework == "jax" else Contract()
     listed = {name: [value] for name, value in options.items()}
@@ -76,7 +73,8 @@ def failures(
 
 def test_every_gradient_of_the_table_can_be_examined() -> None:
     """Each op with a backward spec is known, and the compositions that are asked are no ops of the table."""
-    assert {f"{op}_backward" for op in PAIRS} == {op for op in specs() if op.endswith("_backward")}
+    forward = {op: spec(op).gradient_of for op in specs() if spec(op).gradient_of}
+    assert {op: pair_of(op).forward.name for op in forward} == forward
     assert not {"softmax_gradient", "cross_entropy_gradient"} & set(specs())
 
 
@@ -185,7 +183,7 @@ def test_a_gradient_is_a_kernel_of_its_own() -> None:
 def test_questions_that_cannot_be_asked() -> None:
     """An op without gradients, a framework without them, options of the forward alone: one clear line."""
     for settings, words in (
-        ({"op": "gemm"}, "no backward spec; those that have: softmax"),
+        ({"op": "gemm"}, "no backward spec; those that have: attention, cross_entropy"),
         ({"framework": "numpy"}, "'torch' or 'jax'"),
         ({"options": {"offset": [1.0]}}, "unknown option 'offset'"),
         ({"dtype": {"x": "float32"}}, "expected one name"),

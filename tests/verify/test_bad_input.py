@@ -1,18 +1,18 @@
 """Bad questions give one clear error; bad kernels give a finding, never a traceback."""
 
-from __future__ import annotations
-
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from assay.precision.errors import AssayError
+from assay.runtime.errors import AssayError
 from assay.verify import Contract, check, examine
-from assay.verify.errors import VerificationError
-from assay.verify.inputs.cases import case_from_line
-from assay.verify.repro import load_target, run_line
+from assay.verify.cases.case import Case
+from assay.verify.errors import ContractError, SettingError, VerificationError
+from assay.verify.examination.repro import run_line
+from assay.verify.execution.target import load_target
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
@@ -162,7 +162,7 @@ def test_almost_only_zeros_is_mistrusted() -> None:
         "{}",
         '{"spec":"softmax"}',
         "assay repro 'not json'",
-        '{"target":"","listed":[],"out":[],"case":{}}',
+        '{"target":"","out":[],"case":{}}',
     ],
 )
 def test_a_repro_line_that_does_not_parse_is_one_clear_line(line: str) -> None:
@@ -183,4 +183,14 @@ def test_a_case_survives_its_line() -> None:
     """Writing a case as a line and reading it back gives the same case."""
     verdict = examine(crash, "softmax", dtype="float32", examples=3)
     assert verdict.failure is not None
-    assert case_from_line(verdict.failure.case.line()).line() == verdict.failure.case.line()
+    assert Case.from_dict(verdict.failure.case.as_dict()) == verdict.failure.case
+
+
+def test_a_mistaken_name_is_told_the_right_one() -> None:
+    """`Contract` and `examine` say which field or setting comes nearest to one that they don't have."""
+    with pytest.raises(ContractError, match="contract: unknown field 'acumulate'; did you mean 'accumulate'"):
+        Contract(acumulate="float16")
+    with pytest.raises(ContractError, match="did you mean 'subnormals'"):
+        replace(Contract(), subnormal="flush")
+    with pytest.raises(SettingError, match="examine: unknown setting 'exampels'; did you mean 'examples'"):
+        examine(torch.softmax, "softmax", exampels=3)

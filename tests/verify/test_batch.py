@@ -1,7 +1,5 @@
 """Batch invariance: where it is promised, a row's bits may not depend on the rows beside it, nor on its place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +20,7 @@ PROMISED = Contract(batch_invariant=True)
 @pytest.fixture(autouse=True)
 def no_shrinking(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verdicts matter here, not how small a failure gets."""
-    monkeypatch.setattr("assay.verify.examination.shrink", lambda failure, attempt, sampler: failure)
+    monkeypatch.setattr("assay.verify.examination.diagnosis.shrink", lambda failure, *_, **__: failure)
 
 
 def in_blocks(values: Tensor, block: int) -> Tensor:

@@ -1,7 +1,5 @@
 """What a kernel may do inside a call, and signs that it may not lose."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Kernels that know that they are watched, or lay hands on what judges them: each is found out."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 from collections.abc import Callable
@@ -13,32 +11,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.kernels.libraries.pytorch import softmax
 from assay.verify import Contract, examine
-from assay.verify.calls import Call
-from assay.verify.inputs.cases import Case
-from assay.verify.trial import Bench
+from assay.verify.cases.case import Case
+from assay.verify.execution.call import Call
+from assay.verify.execution.runner import Bench
+
+from .zoo.faulty_conduct import Remembered, shape_and_dtype
 
 WRONG = ("contract", "exact", "nonfinite", "unwritten_output")
-
-
-def softmax(x: Tensor) -> Tensor:
-    return torch.softmax(x, -1)
 
 
 def stale_memory(x: Tensor) -> Tensor:
     """What the allocator hands out may still hold the right answer of the call before."""
     del x
     return torch.empty(3, 5)
-
-
-class KeptByShape:
-    """The first answer of each shape, for ever."""
-
-    def __init__(self) -> None:
-        self.kept: dict[tuple[int, ...], Tensor] = {}
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.kept.setdefault(tuple(x.shape), softmax(x)).clone()
 
 
 class SkipsWhenTimed:
@@ -73,7 +60,7 @@ def patches_judge(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     "kernel",
-    [stale_memory, KeptByShape(), SkipsWhenTimed(), reads_goldens],
+    [stale_memory, Remembered(softmax, shape_and_dtype), SkipsWhenTimed(), reads_goldens],
     ids=["stale_memory", "kept_by_shape", "skips_when_timed", "reads_goldens"],
 )
 def test_answers_that_are_not_computed_are_caught(kernel: Callable[[Tensor], Tensor]) -> None:

@@ -1,7 +1,5 @@
 """Judging codes: the whole set that a contract allows, no code beside it, and a kernel's own scale as evidence."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -10,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from assay.golden.run import Golden
-from assay.precision.formats import all_values, format_named
+from assay.formats.codes import all_values
+from assay.formats.format import format_named
+from assay.golden.evaluation.golden import Golden
 from assay.verify import Contract
-from assay.verify.appraisal import Appraiser
-from assay.verify.inputs.cases import Case
-from assay.verify.judge import judge, tolerance
+from assay.verify.cases.case import Case
+from assay.verify.judgement.judge import judge, tolerance
+from assay.verify.judgement.oracle import Oracle
 
 FORMATS = ("int8", "uint8", "float8_e4m3fn")
 
@@ -55,24 +54,24 @@ def test_nan_is_no_code_of_a_number() -> None:
         assert bool(judge(nan, limits).broken) is broken
 
 
-def appraised(x: Tensor, codes: list[float], scale: float, **options: Any) -> bool:
+def accepted(x: Tensor, codes: list[float], scale: float, **options: Any) -> bool:
     """Whether a kernel's int8 codes and scale of one row keep the default contract."""
     sizes = {"R": 1, "N": x.shape[1]}
     case = Case("quantize_int8", sizes, {"x": "float32"}, {"granularity": "row", **options})
     outputs = torch.tensor([codes]).to(torch.int8), torch.tensor([[scale]])
-    return Appraiser(Contract()).appraise(case, {"x": x}, outputs).failure is None
+    return Oracle(Contract()).judge(case, {"x": x}, outputs).failure is None
 
 
 def test_a_tie_is_free_only_where_the_scale_is_rounded() -> None:
     """2.5 and 3.5 steps: to even if the kernel's scale is one, to either side if its division was off by an ulp."""
     x, ulp = torch.tensor([[127.0, 2.5, 3.5]]), 2.0**-23
-    assert appraised(x, [127, 2, 4], 1.0)
-    assert not appraised(x, [127, 3, 4], 1.0)
-    assert not appraised(x, [127, 2, 3], 1.0)
-    assert appraised(x, [127, 3, 4], 1.0 - ulp / 2)
-    assert appraised(x, [127, 2, 3], 1.0 + ulp)
-    assert not appraised(x, [127, 4, 4], 1.0 + ulp)
-    assert not appraised(x, [127, 2, 4], 1.0 + 8 * ulp)
+    assert accepted(x, [127, 2, 4], 1.0)
+    assert not accepted(x, [127, 3, 4], 1.0)
+    assert not accepted(x, [127, 2, 3], 1.0)
+    assert accepted(x, [127, 3, 4], 1.0 - ulp / 2)
+    assert accepted(x, [127, 2, 3], 1.0 + ulp)
+    assert not accepted(x, [127, 4, 4], 1.0 + ulp)
+    assert not accepted(x, [127, 2, 4], 1.0 + 8 * ulp)
 
 
 def test_codes_of_int4_are_judged_by_the_kernels_own_zero_point() -> None:
@@ -87,7 +86,7 @@ def test_codes_of_int4_are_judged_by_the_kernels_own_zero_point() -> None:
             torch.tensor([[2 / 15]]),
             torch.tensor([[zero]]).to(torch.uint8),
         )
-        failure = Appraiser(Contract()).appraise(case, {"x": x}, outputs).failure
+        failure = Oracle(Contract()).judge(case, {"x": x}, outputs).failure
         assert (failure is None) is right
         if zero == 9:
             assert failure is not None
@@ -98,12 +97,12 @@ def test_codes_of_int4_are_judged_by_the_kernels_own_zero_point() -> None:
 def test_a_group_of_zeros_has_any_finite_scale(scale: float) -> None:
     """And codes of zero; NaN and infinity are no scales."""
     x = torch.zeros(1, 3)
-    assert appraised(x, [0, 0, 0], scale) is bool(torch.isfinite(torch.tensor(scale)))
-    assert not appraised(x, [0, 1, 0], 1.0)
+    assert accepted(x, [0, 0, 0], scale) is bool(torch.isfinite(torch.tensor(scale)))
+    assert not accepted(x, [0, 1, 0], 1.0)
 
 
 def test_a_row_that_is_not_finite_may_hold_anything() -> None:
     """Codes and scale of it are not judged; those of another row are."""
     x = torch.tensor([[127.0, float("nan"), 3.5]])
-    assert appraised(x, [5, -7, 99], float("nan"))
-    assert appraised(torch.tensor([[float("inf"), 1.0, 3.5]]), [0, 0, 0], float("inf"))
+    assert accepted(x, [5, -7, 99], float("nan"))
+    assert accepted(torch.tensor([[float("inf"), 1.0, 3.5]]), [0, 0, 0], float("inf"))

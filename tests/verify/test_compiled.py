@@ -1,7 +1,5 @@
 """Functions under torch.compile: what the compiler made is examined in every case, and its faults are found."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +8,7 @@ import torch
 from torch import Tensor
 
 from assay.verify import examine
-from assay.verify.compiled import compiled
+from assay.verify.execution.compiled import compiled
 
 SETTINGS: dict[str, Any] = {"dtype": "bfloat16", "shapes": {"R": [1, 5], "N": [1, 7, 33]}, "examples": 0}
 
@@ -51,33 +49,37 @@ def test_a_compiled_function_passes() -> None:
     assert verdict.passed, str(verdict)
 
 
-def test_every_call_runs_what_was_compiled() -> None:
-    """torch.compile by itself runs most calls in eager mode, once it has met eight variants."""
-    through, beside, asked = Backend(), Backend(), 0
+@pytest.mark.parametrize("compiler", [torch.compile, compiled])
+def test_every_call_runs_what_was_compiled(compiler: Any) -> None:
+    """torch.compile by itself would run most calls in eager mode, once it has met eight variants."""
+    backend, eager = Backend(), 0
 
     def counted(x: Tensor) -> Tensor:
-        nonlocal asked
-        asked += 1
-        return kernel(x)
+        nonlocal eager
+        eager += not torch.compiler.is_compiling()
+        return softmax(x)
 
-    kernel = compiled(softmax, backend=through, dynamic=False)
-    assert examine(counted, "softmax", **SETTINGS).passed
-    assert through.calls == asked
-    assert through.graphs > 8
-
-    torch.compiler.reset()
-    asked, kernel = 0, torch.compile(softmax, backend=beside, dynamic=False)
-    assert examine(counted, "softmax", **SETTINGS).passed
-    assert beside.calls < asked
+    kernel = compiler(counted, backend=backend, dynamic=False)
+    verdict = examine(kernel, "softmax", **SETTINGS)
+    assert verdict.passed, str(verdict)
+    assert eager == 0
+    assert backend.graphs > 8
+    assert backend.calls > verdict.cases
 
 
-def test_a_fault_in_a_late_variant_is_found() -> None:
-    """The ninth graph is wrong: seen by `compiled`, and never run by torch.compile itself."""
-    late = {"dynamic": False, "backend": Backend(wrong_from=9)}
-    assert examine(compiled(softmax, **late), "softmax", **SETTINGS).outcome == "FAIL"
-    torch.compiler.reset()
-    late["backend"] = Backend(wrong_from=9)
-    assert examine(torch.compile(softmax, **late), "softmax", **SETTINGS).passed
+@pytest.mark.parametrize("compiler", [torch.compile, compiled])
+def test_a_fault_in_a_late_variant_is_found(compiler: Any) -> None:
+    """The ninth graph is wrong, which torch.compile by itself never runs."""
+    kernel = compiler(softmax, dynamic=False, backend=Backend(wrong_from=9))
+    assert examine(kernel, "softmax", **SETTINGS).outcome == "FAIL"
+
+
+def test_the_limit_is_the_callers_again() -> None:
+    """What the caller has set stands after an examination."""
+    config = torch._dynamo.config
+    before = config.recompile_limit, config.fail_on_recompile_limit_hit
+    assert examine(torch.compile(softmax, backend="eager"), "softmax", **SETTINGS).passed
+    assert (config.recompile_limit, config.fail_on_recompile_limit_hit) == before
 
 
 @pytest.mark.evidence

@@ -1,13 +1,11 @@
 """compute-sanitizer on a failing case: its report in a line, and one line where there is none to ask."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
 import pytest
 
-from assay.verify.compute_sanitizer import findings, sanitize
+from assay.verify.execution.compute_sanitizer import findings, sanitize
 
 LINE = """assay repro '{"target":"mine:softmax","listed":[],"case":{}}'"""
 REPORT = """========= COMPUTE-SANITIZER
@@ -43,7 +41,7 @@ def test_a_case_that_was_not_run_has_no_clean_report(tmp_path: Path, monkeypatch
     tool.write_text("\n".join([f"#!{sys.executable}", *body]))
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert sanitize(LINE) == f"{words}assay: no module mine"
+    assert sanitize(LINE, "mine:softmax") == f"{words}assay: no module mine"
 
 
 def test_the_case_is_repeated_under_the_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,14 +52,14 @@ def test_the_case_is_repeated_under_the_tool(tmp_path: Path, monkeypatch: pytest
     tool.write_text("\n".join([f"#!{sys.executable}", *body]))
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "Invalid __global__ read" in sanitize(LINE)
+    assert "Invalid __global__ read" in sanitize(LINE, "mine:softmax")
     assert f"-m assay.cli.main repro {LINE}" in seen.read_text()
 
 
 def test_why_it_cannot_be_asked_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No tool, or a kernel without a name."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert sanitize(LINE) == "compute-sanitizer is not installed; it comes with the CUDA toolkit"
+    assert sanitize(LINE, "mine:softmax") == "compute-sanitizer is not installed; it comes with the CUDA toolkit"
     (tmp_path / "compute-sanitizer").write_text("#!/bin/sh\n")
     (tmp_path / "compute-sanitizer").chmod(0o755)
-    assert sanitize(LINE.replace("mine:softmax", "")) == "compute-sanitizer needs a kernel with an importable name"
+    assert sanitize(LINE, "") == "compute-sanitizer needs a kernel with an importable name"

@@ -1,7 +1,5 @@
 """Each field of a contract changes a verdict: a kernel that keeps only the weaker promise fails under the stronger."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,21 +10,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.golden.arithmetic import Accumulator
-from assay.kernels.pytorch_eager import rms_norm_cast_before_weight
-from assay.precision.rounding import round_to
+from assay.formats.accumulator import Accumulator, accumulator_named
+from assay.formats.rounding import round_to
+from assay.kernels.libraries.pytorch_eager import rms_norm_cast_before_weight
 from assay.verify import Contract, Verdict, examine
-from assay.verify.contract import accumulator, contract_from_table
+from assay.verify.contract import contract_from_table
 from assay.verify.errors import ContractError
 
 from .zoo.faulty_conduct import gemm_random_order
-from .zoo.faulty_softmax import nan_to_zero, softmax_unshifted
+from .zoo.faulty_rows import softmax_unshifted
 from .zoo.honest_attention import attention_rows
 from .zoo.honest_elementwise import silu, silu_values
 from .zoo.honest_gemm import gemm
 from .zoo.honest_moe import moe_by_expert, moe_by_expert_rounded
 from .zoo.honest_softmax import softmax_shifted
-from .zoo.numerics import load, store_flushed, store_saturated, store_truncated
+from .zoo.numerics import load, nan_to_zero, store_flushed, store_saturated, store_truncated
 
 Kernel = Callable[..., Any]
 BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
@@ -35,7 +33,7 @@ BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
 @pytest.fixture(autouse=True)
 def no_shrinking(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verdicts matter here, not how small a failure gets."""
-    monkeypatch.setattr("assay.verify.examination.shrink", lambda failure, attempt, sampler: failure)
+    monkeypatch.setattr("assay.verify.examination.diagnosis.shrink", lambda failure, *_, **__: failure)
 
 
 def gemm_accumulating_in(dtype: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
@@ -147,8 +145,11 @@ FIELDS: dict[str, tuple[str, Kernel, dict[str, Any], dict[str, Any], dict[str, A
     "overflow-inf": ("gemm", gemm, F16, {"overflow": "saturate"}, {}),
     "overflow-nan": ("gemm", gemm_overflowing_to_nan, F16, {}, {"overflow": "nan"}),
     "overflow-not-nan": ("gemm", gemm, F16, {"overflow": "nan"}, {"overflow": "inf"}),
-    "subnormals": ("silu", partial(silu, store=store_flushed), F32, {}, {"subnormals": "flush"}),
-    "nonfinite": ("softmax", partial(softmax_shifted, prepare=nan_to_zero), F32, {}, {"nonfinite": "unspecified"}),
+    "subnormals": ("silu", partial(silu, store=store_flushed), F32, {"subnormals": "keep"}, {"subnormals": "flush"}),
+    "nonfinite": (
+        "softmax", partial(softmax_shifted, prepare=nan_to_zero), F32,
+        {"nonfinite": "ieee"}, {"nonfinite": "unspecified"},
+    ),
     "masked_rows-any": ("attention", partial(EMPTY, 7.0), MASKED, {}, {"masked_rows": "any"}),
     "masked_rows-any-nan": ("attention", partial(EMPTY, math.nan), MASKED, {}, {"masked_rows": "any"}),
     "masked_rows-nan": ("attention", partial(EMPTY, math.nan), MASKED, {}, {"masked_rows": "nan"}),
@@ -160,7 +161,7 @@ ROWS = [pytest.param(*row, id=name) for name, row in FIELDS.items()]
 
 def verdict_of(op: str, kernel: Kernel, settings: dict[str, Any], contract: dict[str, Any]) -> Verdict:
     """The verdict after a few examples."""
-    return examine(kernel, op, contract=Contract(**contract), examples=4, **settings)
+    return examine(kernel, op, contract=Contract(**contract), examples=4, every_aspect=False, **settings)
 
 
 @pytest.mark.parametrize(("op", "kernel", "settings", "broken", "kept"), ROWS)
@@ -298,7 +299,7 @@ MODELS = ["volta-fp16", "ampere-16bit", "hopper-16bit", "hopper-fp8", "hopper-fp
 @pytest.mark.parametrize("terms", [1, 3, 32, 33, 257, 1024])
 def test_the_bound_holds_the_matrix_unit(name: str, terms: int) -> None:
     """No data makes the emulated unit lose more than the bound; data made for it come to a third of it or more."""
-    model = accumulator(name)
+    model = accumulator_named(name)
     ratios = {}
     for kind, products in enumerate(adversarial(model, terms) + adversarial(worse_than(model), terms)):
         exact, magnitude = math.fsum(products.tolist()), math.fsum(products.abs().tolist())
@@ -311,7 +312,7 @@ def test_the_bound_holds_the_matrix_unit(name: str, terms: int) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_worse_unit_breaks_the_bound(name: str) -> None:
     """Three bits less, on data made for that: more is lost than the better unit's bound allows."""
-    model = accumulator(name)
+    model = accumulator_named(name)
     products = adversarial(worse_than(model), 128)[0]
     lost = abs(float(accumulated(products, worse_than(model))) - math.fsum(products.tolist()))
     assert lost > 2 * model.gamma(128) * float(products.abs().sum())
@@ -325,7 +326,7 @@ UNITS = [("volta-fp16", "float16", 256), ("hopper-16bit", "bfloat16", 256), ("ho
 def test_a_kernel_on_the_unit_keeps_its_contract(name: str, dtype: str, longest: int) -> None:
     """Examined under the unit's name it passes, on a unit with three bits less it fails."""
     settings = {"dtype": dtype, "out_dtype": "float32", "shapes": short(dtype, longest)["shapes"]}
-    model, named = accumulator(name), {"accumulate": name}
+    model, named = accumulator_named(name), {"accumulate": name}
     assert verdict_of("gemm", partial(gemm_on, model), settings, named).outcome == "PASS"
     assert verdict_of("gemm", partial(gemm_on, worse_than(model)), settings, named).outcome == "FAIL"
 
@@ -333,9 +334,9 @@ def test_a_kernel_on_the_unit_keeps_its_contract(name: str, dtype: str, longest:
 def test_fp8_on_hopper_is_not_float32() -> None:
     """Fourteen bits don't pass for a float32 accumulator."""
     settings = {"dtype": "float8_e4m3fn", "out_dtype": "float32", "shapes": VECTOR}
-    kernel = partial(gemm_on, accumulator("hopper-fp8"))
+    kernel = partial(gemm_on, accumulator_named("hopper-fp8"))
     assert verdict_of("gemm", kernel, settings, {}).outcome == "FAIL"
-    assert verdict_of("gemm", partial(gemm_on, accumulator("hopper-16bit")), settings, {}).outcome == "PASS"
+    assert verdict_of("gemm", partial(gemm_on, accumulator_named("hopper-16bit")), settings, {}).outcome == "PASS"
 
 
 def test_contracts_are_read_from_tables() -> None:

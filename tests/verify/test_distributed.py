@@ -1,7 +1,5 @@
 """Functions on the processes of a gloo group: every rank's result is judged, and what ends a rank is a finding."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,14 +7,14 @@ import pytest
 import torch
 
 from assay.golden.registry import spec
-from assay.kernels import distributed as kernels
-from assay.verify.calls import Call
+from assay.kernels.libraries import distributed as kernels
+from assay.verify.cases.case import Case
 from assay.verify.contract import Contract
-from assay.verify.distributed import Group, RankError, examine_ranks, of_rank
 from assay.verify.errors import SettingError
-from assay.verify.examination import examine
-from assay.verify.inputs.cases import Case
-from assay.verify.trial import Bench
+from assay.verify.examination.distributed import Group, RankError, examine_ranks, of_rank
+from assay.verify.examination.procedure import examine
+from assay.verify.execution.call import Call
+from assay.verify.execution.runner import Bench
 from tests.verify import rank_functions as functions
 
 FEW: dict[str, Any] = {"examples": 0, "layouts": ["contiguous"], "shrinking": False}

@@ -1,7 +1,5 @@
 """The exhaustive phase: every number of a 16-bit format reaches a kernel that works element by element."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -9,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.formats.codes import all_values
 from assay.golden import spec, specs
 from assay.golden.inputs.distributions import EVERY
 from assay.golden.inputs.values import draw
-from assay.precision.formats import all_values
 from assay.verify import Contract, examine
-from assay.verify.calls import Call
-from assay.verify.inputs.sampler import Sampler
-from assay.verify.phases import every_cases
-from assay.verify.trial import Bench
+from assay.verify.cases.sampler import Sampler
+from assay.verify.examination.phases import every_cases
+from assay.verify.execution.call import Call
+from assay.verify.execution.runner import Bench
 
 WRONG_AT = 0x5A4B  # 1.43e16 in bfloat16
 

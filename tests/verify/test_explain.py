@@ -1,7 +1,5 @@
 """Explanations: the true fault is named first, others are not, and an honest kernel gets none."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from typing import Any
@@ -11,16 +9,17 @@ import torch
 
 from assay.golden import spec, specs
 from assay.verify import Contract, Verdict, examine
-from assay.verify.calls import Call
-from assay.verify.explain import explain
-from assay.verify.inputs.sampler import Sampler, seeded
-from assay.verify.suspects import suspects_of
-from assay.verify.suspects.allowance import limits_of, scene_of
-from assay.verify.suspects.evaluation import kernel_of
-from assay.verify.suspects.suspect import Suspect
-from assay.verify.trial import Bench
+from assay.verify.cases.sampler import Sampler, seeded
+from assay.verify.execution.call import Call
+from assay.verify.execution.runner import Bench
+from assay.verify.explanation.explain import Explained, explain
+from assay.verify.explanation.fault_models import fault_models_of
+from assay.verify.explanation.fault_models.evaluation import kernel_of
+from assay.verify.explanation.fault_models.fault_model import FaultModel
+from assay.verify.explanation.fault_models.fault_tolerance import limits_of, observation_of
 
-from .suspicion import drawn, give_the_same, pairs, sampler_of, settings_for
+from .fault_cases import drawn, give_the_same, pairs, sampler_of, settings_for
+from .zoo.honest_attention import attention_flash
 
 Tensor = torch.Tensor
 SAMPLE = (
@@ -34,51 +33,51 @@ SAMPLE = (
 )
 
 
-def examined(op: str, suspect: Suspect, examples: int) -> Verdict:
-    """The verdict on the suspect's kernel."""
-    settings = settings_for(op, suspect)
+def examined(op: str, fault: FaultModel, examples: int) -> Verdict:
+    """The verdict on the fault model's kernel."""
+    settings = settings_for(op, fault)
     assert settings is not None
-    return examine(kernel_of(suspect, op), op, examples=examples, **settings)
+    return examine(kernel_of(fault, op), op, examples=examples, **settings)
 
 
-def first_explanation(op: str, suspect: Suspect) -> str:
-    """What an examination of the suspect's kernel names first; empty where it passes or names nothing."""
-    verdict = examined(op, suspect, examples=5)
+def first_explanation(op: str, fault: FaultModel) -> str:
+    """What an examination of the fault model's kernel names first; empty where it passes or names nothing."""
+    verdict = examined(op, fault, examples=5)
     return verdict.explanations[0].name if verdict.explanations else ""
 
 
-def named(op: str, name: str) -> Suspect:
-    """A suspect by its name."""
-    return next(suspect for suspect in suspects_of(op) if suspect.name == name)
+def named(op: str, name: str) -> FaultModel:
+    """A fault model by its name."""
+    return next(fault for fault in fault_models_of(op) if fault.name == name)
 
 
 @pytest.mark.parametrize(("op", "name"), SAMPLE)
 def test_the_true_fault_is_named_first(op: str, name: str) -> None:
-    """A sample of suspects, each run as a kernel, shrunk and explained."""
+    """A sample of fault models, each run as a kernel, shrunk and explained."""
     assert first_explanation(op, named(op, name)) == name
 
 
-def wrongly_explained(op: str, *, conduct: bool = True) -> tuple[dict[str, str], int]:
-    """Of the suspects of a spec that an examination fails: what else is named first for which, and how many they are.
+def wrongly_explained(op: str, *, side_effects: bool = True) -> tuple[dict[str, str], int]:
+    """Of the faults of a spec that an examination fails: what else is named first for which, and how many they are.
 
-    A suspect named in another's place is as good where the two can't be told apart.
+    A fault model named in another's place is as good where the two can't be told apart.
     """
     wrong, failed = {}, 0
-    for suspect in (suspect for other, suspect in pairs(conduct=conduct) if other == op):
-        verdict = examined(op, suspect, examples=200)
+    for fault in (fault for other, fault in pairs(side_effects=side_effects) if other == op):
+        verdict = examined(op, fault, examples=200)
         if verdict.failure is None:  # which inputs catch it is another test's
             continue
         failed += 1
         first = verdict.explanations[0].name if verdict.explanations else ""
-        cases = (verdict.failure.case, *drawn(op, suspect, 40))
-        if first != suspect.name and not (first and give_the_same(op, suspect, named(op, first), iter(cases))):
-            wrong[suspect.name] = first
+        cases = (verdict.failure.case, *drawn(op, fault, 40))
+        if first != fault.name and not (first and give_the_same(op, fault, named(op, first), iter(cases))):
+            wrong[fault.name] = first
     return wrong, failed
 
 
 def test_the_true_fault_is_named_first_in_nine_of_ten() -> None:
-    """All suspects of a small spec, but those of conduct."""
-    wrong, failed = wrongly_explained("sqrt", conduct=False)
+    """All fault models of a small spec, but those of side effects."""
+    wrong, failed = wrongly_explained("sqrt", side_effects=False)
     assert failed >= 10
     assert len(wrong) <= 0.1 * failed, wrong
 
@@ -86,7 +85,7 @@ def test_the_true_fault_is_named_first_in_nine_of_ten() -> None:
 @pytest.mark.evidence
 @pytest.mark.parametrize("op", specs())
 def test_the_true_fault_is_named_first_in_nine_of_ten_everywhere(op: str) -> None:
-    """All suspects of each spec."""
+    """All fault models of each spec."""
     wrong, failed = wrongly_explained(op)
     assert failed >= 10
     assert len(wrong) <= 0.1 * failed, wrong
@@ -99,22 +98,10 @@ def failing(kernel: Any, op: str, **settings: Any) -> Verdict:
     return verdict
 
 
-def top_left(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """torch's causal attention, whose mask is aligned at the first keys, taken for the other."""
-    if 0 in q.shape:
-        return torch.zeros(*q.shape[:3], v.shape[3], dtype=q.dtype)
-    shared = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
-    scores = (q.float() @ k.float().mT) * q.shape[-1] ** -0.5
-    seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
-    return (torch.softmax(scores.masked_fill(~seen, -torch.inf), -1) @ v.float()).to(q.dtype)
-
-
 def test_a_kernel_of_someone_else_is_explained() -> None:
-    """Kernels that no suspect was made of: torch's own functions, used in a wrong way."""
-    verdict = failing(
-        lambda q, k, v, causal: top_left(q, k, v), "attention", dtype="float32", options={"causal": ["bottom_right"]}
-    )
+    """Kernels that no fault model was made of, used in a wrong way."""
+    settings = {"dtype": "float32", "options": {"causal": ["bottom_right"]}}
+    verdict = failing(lambda q, k, v, causal: attention_flash(q, k, v, causal="top_left"), "attention", **settings)
     assert verdict.explanations[0].name == "top_left_for_bottom_right"
 
     def unbiased(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -148,7 +135,7 @@ def sums_in_bfloat16(x: Tensor) -> Tensor:
 
 
 def test_narrow_sums_of_another_order_are_named() -> None:
-    """A kernel that rounds its sum after other blocks than the suspect does is told by how its errors are spread."""
+    """A kernel that rounds its sum after other blocks than the fault does is told by how its errors are spread."""
     verdict = failing(sums_in_bfloat16, "softmax", dtype="float32")
     assert verdict.explanations[0].name == "accumulated_in_bfloat16"
 
@@ -260,7 +247,7 @@ def test_explaining_ends_in_time(wrong: Any, protocol: str) -> None:
     failure = bench.try_case(case).failure
     assert failure is not None
     begun.clear()
-    assert explain(bench, failure, case, sampler, seconds=0.0) == ()
+    assert explain(bench, failure, case, sampler, seconds=0.0) == Explained()
     assert begun == []
     over = time.monotonic() + 4 * 0.05  # on the clock
     explain(bench, failure, case, sampler, seconds=0.05)
@@ -268,47 +255,51 @@ def test_explaining_ends_in_time(wrong: Any, protocol: str) -> None:
     assert len([start for start in begun if start > over]) <= 2, "more than the trial under way"
 
 
-def test_a_broken_suspect_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that raises, whatever it raises, explains nothing; the true fault is named all the same."""
+def test_a_broken_fault_model_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that raises, whatever it raises, explains nothing, and is told of; the true fault is named all the same."""
 
     def fails(*_: Any) -> Any:
         return {}["no such key"]
 
     plain: dict[str, Any] = {"family": "formula", "description": "broken", "specs": ("softmax",)}
     broken = (
-        Suspect("raises_in_applies", **plain, applies=fails, options=lambda options, case: options),
-        Suspect("raises_in_inputs", **plain, inputs=fails),
-        Suspect("raises_in_conduct", **plain, conduct=fails),
-        Suspect("lacks_an_attribute", **plain, results=lambda xp, found, case: xp.no_such_operation(found)),
+        FaultModel("raises_in_applies", **plain, applies=fails, options=lambda options, case: options),
+        FaultModel("raises_in_inputs", **plain, inputs=fails),
+        FaultModel("raises_in_side_effects", **plain, side_effects=fails),
+        FaultModel("lacks_an_attribute", **plain, results=lambda xp, found, case: xp.no_such_operation(found)),
     )
-    for module in ("explain", "accounts"):
-        monkeypatch.setattr(f"assay.verify.{module}.suspects_of", lambda op: (*broken, *suspects_of(op)))
+    more = (*broken, *fault_models_of("softmax"))
+    for module in ("explain", "behaviour"):
+        monkeypatch.setattr(f"assay.verify.explanation.{module}.fault_models_of", lambda op: more)
     for name in ("maximum_in_input_dtype", "answer_kept_by_address"):
-        assert first_explanation("softmax", named("softmax", name)) == name
+        verdict = examined("softmax", named("softmax", name), examples=5)
+        assert verdict.explanations[0].name == name
+        assert any("raised KeyError" in words for words in verdict.not_asked)
+        assert all(words in str(verdict) for words in verdict.not_asked)
 
 
 @pytest.mark.evidence
 @pytest.mark.parametrize("op", specs())
-def test_no_suspect_raises(op: str) -> None:
-    """Over all sets of options what a suspect allows can be said of the right kernel's outputs, and its kernel runs."""
-    raised, scenes = {}, {}
-    for suspect in (suspect for other, suspect in pairs(conduct=False) if other == op):
-        settings = settings_for(op, suspect)
+def test_no_fault_model_raises(op: str) -> None:
+    """Over all sets of options what a fault allows can be said of the right kernel's outputs, and its kernel runs."""
+    raised, observations = {}, {}
+    for fault in (fault for other, fault in pairs(side_effects=False) if other == op):
+        settings = settings_for(op, fault)
         assert settings is not None
         sampler, listed = sampler_of(op, settings), {name: [] for name in settings["options"]}
-        right, faulty = (Bench(Call(kernel_of(fault, op), listed), Contract()) for fault in (None, suspect))
+        right, faulty = (Bench(Call(kernel_of(present, op), listed), Contract()) for present in (None, fault))
         for place, options in enumerate(sampler.option_sets()):
             case = replace(sampler.case(seeded(5), style="small", options=options), protocol="once")
-            if not suspect.concerns(case):
+            if not fault.concerns(case):
                 continue
-            if (settings["dtype"], place) not in scenes:
-                scenes[settings["dtype"], place] = scene_of(right, case)
-            scene = scenes[settings["dtype"], place]
-            assert scene is not None
+            if (settings["dtype"], place) not in observations:
+                observations[settings["dtype"], place] = observation_of(right, case)
+            observation = observations[settings["dtype"], place]
+            assert observation is not None
             try:
-                limits_of(suspect, scene)
+                limits_of(fault, observation)
             except Exception as error:
-                raised[suspect.name] = f"{type(error).__name__}: {error} ({case.options})"
-            if faulty.outputs(case) is None and not suspect.crashes:
-                raised[suspect.name] = f"its kernel gives no results ({case.options})"
+                raised[fault.name] = f"{type(error).__name__}: {error} ({case.options})"
+            if faulty.outputs(case) is None and not fault.crashes:
+                raised[fault.name] = f"its kernel gives no results ({case.options})"
     assert raised == {}

@@ -1,7 +1,5 @@
 """Fingerprints: the traits of kernels with known insides are read right, and no other is claimed."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from typing import Any
@@ -9,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from assay.kernels.libraries.pytorch import layer_norm, softmax
 from assay.verify.errors import SettingError
+from assay.verify.explanation.fault_models.evaluation import kernel_of
 from assay.verify.fingerprint import fingerprint
-from assay.verify.suspects.evaluation import kernel_of
 
 from . import insides as made
 from . import leaning
@@ -43,22 +42,20 @@ NARROW = PLAIN | {
 }
 HALF = PLAIN | {"operands": "all 11 bits of float16", "store rounding": "to nearest, ties to even"}
 
+UNSTEADY = {"repeated calls": "other bits in another call"}
+UNSTEADY |= dict.fromkeys(("promotion", "order of summation", "blocks", "batch"), UNSEEN)
+
+HALVES = {"blocks": "2 parts, whatever the length"}
+CUT = NARROW | {"accumulator": "14 bits", "accumulator rounding": "toward zero"}
+
 KINDS: dict[str, tuple[Any, str, dict[str, str]]] = {
     "sequential": (made.gemm(), "float32", PLAIN),
     "last term first": (
         made.gemm(partial(made.sequential, step=-1)),
         "float32",
-        PLAIN
-        | {
-            "order of summation": "sequential, last term first",
-            "blocks": "no equal ones from the first term on",
-        },
+        PLAIN | {"order of summation": "sequential, last term first", "blocks": "no equal ones from the first term on"},
     ),
-    "pairwise": (
-        made.gemm(made.pairwise),
-        "float32",
-        PLAIN | {"order of summation": "pairwise", "blocks": "2 parts, whatever the length"},
-    ),
+    "pairwise": (made.gemm(made.pairwise), "float32", PLAIN | HALVES | {"order of summation": "pairwise"}),
     "blocks of 32": (
         made.gemm(made.blocked),
         "bfloat16",
@@ -68,24 +65,9 @@ KINDS: dict[str, tuple[Any, str, dict[str, str]]] = {
     "split in 4": (
         made.gemm(made.split),
         "float32",
-        PLAIN
-        | {
-            "order of summation": "split into 4 parts, each sequential",
-            "blocks": "4 parts, whatever the length",
-        },
+        PLAIN | {"order of summation": "split into 4 parts, each sequential", "blocks": "4 parts, whatever the length"},
     ),
-    "split in any order": (
-        made.split_in_any_order(),
-        "float32",
-        PLAIN
-        | {
-            "repeated calls": "other bits in another call",
-            "promotion": UNSEEN,
-            "order of summation": UNSEEN,
-            "blocks": UNSEEN,
-            "batch": UNSEEN,
-        },
-    ),
+    "split in any order": (made.split_in_any_order(), "float32", PLAIN | UNSTEADY),
     "8 lanes": (
         made.gemm(made.lanes),
         "float32",
@@ -100,21 +82,11 @@ KINDS: dict[str, tuple[Any, str, dict[str, str]]] = {
         "float16",
         HALF | {"accumulator": "11 bits (float16)", "store rounding": UNSEEN},
     ),
-    "14 bits, truncating": (
-        made.gemm(add=made.cut_to(14)),
-        "bfloat16",
-        NARROW | {"accumulator": "14 bits", "accumulator rounding": "toward zero"},
-    ),
+    "14 bits, truncating": (made.gemm(add=made.cut_to(14)), "bfloat16", CUT),
     "14 bits, promoted": (
         made.gemm(made.promoted, add=made.cut_to(14)),
         "bfloat16",
-        NARROW
-        | {
-            "accumulator": "14 bits",
-            "accumulator rounding": "toward zero",
-            "promotion": "every 128 terms, to 24 bits",
-            "blocks": "none within 128 terms",
-        },
+        CUT | {"promotion": "every 128 terms, to 24 bits", "blocks": "none within 128 terms"},
     ),
     "matrix unit": (
         made.gemm(made.aligned),
@@ -141,15 +113,7 @@ KINDS: dict[str, tuple[Any, str, dict[str, str]]] = {
     "stochastic store": (
         made.gemm(store=made.storing("stochastic")),
         "bfloat16",
-        NARROW
-        | {
-            "repeated calls": "other bits in another call",
-            "promotion": UNSEEN,
-            "order of summation": UNSEEN,
-            "blocks": UNSEEN,
-            "store rounding": "stochastic",
-            "batch": UNSEEN,
-        },
+        NARROW | UNSTEADY | {"store rounding": "stochastic"},
     ),
     "flush": (
         made.gemm(store=made.flushing, operand=made.flushed),
@@ -167,11 +131,9 @@ KINDS: dict[str, tuple[Any, str, dict[str, str]]] = {
         made.batch_dependent,
         "float32",
         PLAIN
-        | {
-            "order of summation": "split into 2 parts, each sequential",
-            "blocks": "2 parts, whatever the length",
-            "batch": "a row's bits depend on the other rows (M)",
-        },
+        | HALVES
+        | {"order of summation": "split into 2 parts, each sequential"}
+        | {"batch": "a row's bits depend on the other rows (M)"},
     ),
 }
 
@@ -229,16 +191,6 @@ def test_sums_of_exponentials_show_their_accumulator(dtype: str, expected: str) 
     card = fingerprint(softmax_in(getattr(torch, dtype)), "logsumexp", dtype="float32")
     assert card["accumulator"] == expected
     assert card["accumulator rounding"] == "to nearest"
-
-
-def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Torch's own."""
-    return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias)
-
-
-def softmax(x: torch.Tensor) -> torch.Tensor:
-    """Torch's own."""
-    return torch.softmax(x, -1)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from assay.golden.errors import AssayError
-from assay.verify import Contract, examine, frameworks
-from assay.verify.calls import Call, Finding
+from assay.verify import Contract, examine
+from assay.verify.cases.case import Case, build
 from assay.verify.errors import SettingError
-from assay.verify.frameworks import check_framework, framework_named, from_numpy, to_numpy
-from assay.verify.inputs.cases import Case, build
+from assay.verify.execution import frameworks
+from assay.verify.execution.call import Call, Finding
+from assay.verify.execution.frameworks import check_framework, framework_named, from_numpy, to_numpy
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -200,7 +201,7 @@ def test_a_framework_that_is_not_here_is_one_clear_line(monkeypatch: pytest.Monk
         with pytest.raises(AssayError, match=words) as caught:
             examine(softmax, "softmax", dtype="float32", framework=name)
         assert "\n" not in str(caught.value)
-    with pytest.raises(SettingError, match="bfloat16 needs ml_dtypes"):
+    with pytest.raises(SettingError, match="bfloat16, for which ml_dtypes is needed"):
         examine(softmax, "softmax", dtype="bfloat16", framework="numpy")
     monkeypatch.setattr(frameworks, "_is_installed", lambda module: True)
     with pytest.raises(SettingError, match="takes device='cuda', got 'cpu'"):

@@ -1,7 +1,5 @@
 """Inputs: the same on every platform, the same while shapes shrink, and shaped as their names say."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,14 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from assay.formats.codes import all_values
+from assay.formats.format import FORMATS, format_named
+from assay.formats.rounding import round_to
 from assay.golden.inputs.distributions import GENERAL, INTEGERS, REAL, names_of
 from assay.golden.inputs.random_bits import bits, integers, normal, uniform
 from assay.golden.inputs.values import stored, torch_dtype
 from assay.golden.registry import spec, specs
-from assay.precision.formats import FORMATS, all_values, format_named
-from assay.precision.rounding import round_to
-from assay.verify.inputs.cases import Case, build, contents
-from assay.verify.inputs.sampler import Sampler, seeded
+from assay.verify.cases.case import Case, build, contents
+from assay.verify.cases.sampler import Sampler, seeded
 
 FLOATS = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 NARROWING = ("float32", "bfloat16", "float8_e4m3fn")

@@ -1,36 +1,31 @@
 """Isolation: whatever a kernel does to its process becomes a finding, with the case that caused it, and no more."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import os
 import signal
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from assay.kernels.libraries.pytorch import softmax
+from assay.runtime.environment import with_changes
 from assay.verify import examine
-from assay.verify.calls import GRACE, Call
+from assay.verify.cases.case import Case
 from assay.verify.contract import Contract
 from assay.verify.errors import SettingError
-from assay.verify.inputs.cases import Case
-from assay.verify.isolation import Isolation
-from assay.verify.result import Failure
-from assay.verify.trial import Bench
-from assay.verify.worker import started
+from assay.verify.execution.call import GRACE, Call
+from assay.verify.execution.isolation import Isolation
+from assay.verify.execution.runner import Bench
+from assay.verify.findings import Failure
 
 CASE = Case("softmax", {"R": 3, "N": 40}, {"x": "float32"})
-
-
-def softmax(x: Tensor) -> Tensor:
-    return torch.softmax(x, -1)
 
 
 def segmentation_fault(x: Tensor) -> Tensor:
@@ -74,7 +69,7 @@ def counts(x: Tensor) -> Tensor:
     [
         (segmentation_fault, "crash", "SIGSEGV", {"N": 21}),
         (leaves, "crash", "ended itself with status 0", {"R": 3, "N": 1}),
-        (leaks, "crash", "more than 0.25 GiB", {}),
+        (leaks, "crash", "no more than 0.25 GiB", {}),
     ],
 )
 def test_a_lost_process_is_a_finding(
@@ -87,6 +82,18 @@ def test_a_lost_process_is_a_finding(
     assert words in verdict.failure.message
     assert {symbol: verdict.failure.case.sizes[symbol] for symbol in sizes} == sizes
     assert _hoard == []
+
+
+def expects_far_rows(x: Tensor) -> Tensor:
+    assert x.stride(0) > 2**30
+    return softmax(x)
+
+
+def test_address_space_without_memory_is_not_counted() -> None:
+    """A tensor whose rows lie 2^30 elements apart is within the limit, since it takes no more than its rows."""
+    with Isolation(Bench(Call(expects_far_rows, {}), Contract()), memory=2**28) as isolation:
+        answer = isolation.observe(replace(CASE, layouts={"x": "far"}))
+    assert not isinstance(answer, Failure), answer.message
 
 
 def test_a_call_that_never_comes_back_is_a_time_out() -> None:
@@ -128,13 +135,29 @@ def test_an_honest_kernel_passes_and_is_not_called_here() -> None:
     assert verdict.cases == examine(softmax, "softmax", dtype="bfloat16", examples=5).cases
 
 
+def test_a_fork_of_a_process_with_threads_answers() -> None:
+    """The kernel's environment holds the number of threads, and a copied pool of threads would hang in the fork."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.ones(1 << 20).exp()  # starts the pool
+        verdict = examine(softmax, "softmax", dtype="float32", shapes={"R": 70, "N": 4096}, examples=3, isolate=True)
+    finally:
+        torch.set_num_threads(threads)
+    assert verdict.passed, str(verdict)
+
+
+def children() -> set[int]:
+    """The processes that this one has started and that are there, those of other tests too."""
+    return {int(pid) for pid in Path("/proc/thread-self/children").read_text(encoding="ascii").split()}
+
+
 def test_a_worker_is_kept_and_ended() -> None:
     """Cases share a worker, so that what a kernel keeps between calls still shows; after the examination it is gone."""
-    bench = Bench(Call(counts, {}), Contract())
+    bench, before = Bench(Call(counts, {}), Contract()), children()
     with Isolation(bench) as isolation:
         results = [Bench(bench.call, bench.contract, isolation=isolation).try_case(CASE) for _ in range(3)]
-        assert isolation._worker is not None
-        pid = isolation._worker.process.pid
+        (pid,) = children() - before
     assert [result.failure is None for result in results] == [True, True, False]
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -142,26 +165,42 @@ def test_a_worker_is_kept_and_ended() -> None:
 
 def test_where_a_fork_is_no_help_the_kernel_needs_a_name() -> None:
     """One line says what is expected."""
-    with pytest.raises(SettingError, match="the kernel runs in a new process, which must import it"):
-        started(Bench(Call(lambda x: x, {}), Contract(), "cuda"), Pipe()[1])
+    with (
+        Isolation(Bench(Call(lambda x: x, {}), Contract(), "cuda")) as isolation,
+        pytest.raises(SettingError, match="the kernel runs in a new process, which must import it"),
+    ):
+        isolation.observe(CASE)
 
 
 def test_a_new_process_answers_as_a_fork_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker of a device, tried here on a CPU: it imports the kernel by its name, and ends when it is told."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     kernel = importlib.import_module("cheating_kernels").softmax
-    bench = Bench(Call(kernel, {}), Contract())
+    bench, before = Bench(Call(kernel, {}), Contract()), children()
     with Isolation(bench) as isolation, monkeypatch.context() as without:
         without.delattr(os, "fork")
         answers = [isolation.observe(CASE) for _ in range(2)]
-        assert isolation._worker is not None
-        process = isolation._worker.process
-    assert not process.is_alive()
+        assert len(children() - before) == 1
+    assert children() <= before
     expected = Bench(Call(softmax, {}), Contract()).outputs(CASE)
     assert expected is not None
     for answer in answers:
         assert not isinstance(answer, Failure), answer.message
         assert torch.equal(answer[0], expected[0])
+
+
+def test_a_new_process_calls_in_the_environment_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that is right where float64 is the default is so in its own process too, and what it changes is told."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    kernel = importlib.import_module("cheating_kernels").leaves_no_gradients_in_double
+    wanted = with_changes({"torch's default dtype": "float64"})
+    monkeypatch.delattr(os, "fork")
+    bench = Bench(Call(kernel, {}, environment=wanted), Contract())
+    with Isolation(bench) as isolation:
+        answer = isolation.observe(CASE)
+    assert not isinstance(answer, Failure), answer.message
+    assert torch.allclose(answer[0].sum(-1), torch.ones(3))
+    assert list(bench.call.left) == ["torch's gradient mode at False (it was True)"]
 
 
 def closes_and_sleeps(x: Tensor) -> Tensor:
@@ -196,3 +235,16 @@ def test_a_fault_of_the_harness_is_not_the_kernels() -> None:
         pytest.raises(RuntimeError, match="the worker failed before or after"),
     ):
         isolation.observe(Case("no such op", {}, {}))
+
+
+def warns(x: Tensor) -> Tensor:
+    warnings.warn("a kernel's own warning", stacklevel=1)
+    return torch.softmax(x, -1)
+
+
+def test_its_warnings_are_told_here_once() -> None:
+    """Of all calls in the worker, as the kernel's own line."""
+    with pytest.warns(UserWarning, match="a kernel's own warning") as told:
+        examine(warns, "softmax", dtype="float32", isolate=True, effort="quick")
+    places = [Path(warning.filename).name for warning in told if warning.category is UserWarning]
+    assert places == ["test_isolation.py"]

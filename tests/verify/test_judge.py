@@ -1,7 +1,5 @@
 """Judging: what the contract allows is kept, the neighbour beyond it is broken, and the ratio says which."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -10,11 +8,12 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from assay.golden.run import Golden
-from assay.precision.formats import all_values, format_named
-from assay.precision.rounding import next_down, next_up, round_to
+from assay.formats.codes import all_values
+from assay.formats.format import format_named
+from assay.formats.rounding import next_down, next_up, round_to, ulp_towards
+from assay.golden.evaluation.golden import Golden
 from assay.verify import Contract
-from assay.verify.judge import Judgement, Tolerance, judge, tolerance
+from assay.verify.judgement.judge import Judgement, Tolerance, judge, tolerance
 
 INF, NAN = math.inf, math.nan
 FORMATS = ("float32", "bfloat16", "float16", "float8_e4m3fn")
@@ -81,10 +80,10 @@ def test_the_neighbour_beyond_the_interval_is_broken(problem: tuple[float, float
     """One value of the format further than the furthest that is kept is broken, on both sides."""
     value, radius, out = problem
     allowed = limits(value, radius, out, rounding=rounding)
-    assert kept(float(allowed.high), allowed)
-    assert kept(float(allowed.low), allowed)
-    assert not kept(float(next_up(allowed.high, out)), allowed)
-    assert not kept(float(next_down(allowed.low, out)), allowed)
+    assert kept(float(allowed.ends.high), allowed)
+    assert kept(float(allowed.ends.low), allowed)
+    assert not kept(float(next_up(allowed.ends.high, out)), allowed)
+    assert not kept(float(next_down(allowed.ends.low, out)), allowed)
 
 
 @patient
@@ -110,7 +109,7 @@ def test_truncation_is_held_to_its_direction(problem: tuple[float, float, str]) 
     """Under toward_zero no output lies further from zero than the golden plus the radius."""
     value, radius, out = problem
     allowed = limits(value, radius, out, rounding="toward_zero")
-    assert float(torch.maximum(allowed.high, -allowed.low)) <= abs(value) + radius
+    assert float(torch.maximum(allowed.ends.high, -allowed.ends.low)) <= abs(value) + radius
 
 
 @patient
@@ -149,6 +148,22 @@ def test_a_golden_of_unknown_digits_never_breaks_an_honest_output(
             assert not bool(result.broken[0])
         elif not bool(result.unresolved[0]):
             assert bool(result.broken[0])
+
+
+@given(problems(), st.sampled_from(ROUNDINGS), st.sampled_from([0.0, 1e-3, 0.3]), st.integers(-6, 6), st.booleans())
+def test_what_is_clear_without_the_ends_is_kept_by_them(
+    problem: tuple[float, float, str], rounding: str, own: float, steps: int, flush: bool
+) -> None:
+    """Whoever judges by the ends of the interval calls neither broken nor unresolved what is clear without them."""
+    value, radius, out = problem
+    y = float(round_to(tensor(value), out))
+    for _ in range(abs(steps)):
+        y = float(next_up(tensor(y), out) if steps > 0 else next_down(tensor(y), out))
+    allowed = limits(value, radius, out, own=own * radius, rounding=rounding, subnormals="flush" if flush else "keep")
+    gap = ulp_towards(tensor(y), allowed.golden, allowed.out)
+    if allowed.is_clear((tensor(y) - allowed.golden).abs(), gap):
+        assert bool(allowed.ends.sure_low <= y <= allowed.ends.sure_high)
+        assert judged(y, allowed).worst <= 1
 
 
 def test_a_limit_within_the_goldens_radius_is_unresolved() -> None:

@@ -1,15 +1,13 @@
 """Layouts: the same values wherever they lie in memory, and no write beside or into an input goes unseen."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from assay.verify.inputs.cases import Case, build, contents
-from assay.verify.inputs.layouts import LAYOUTS, Guarded, place, tied_axes
+from assay.verify.cases.case import Case, build, contents
+from assay.verify.cases.layouts import LAYOUTS, Guarded, place, tied_axes
 
 DTYPES = (
     torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2,

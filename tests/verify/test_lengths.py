@@ -1,46 +1,238 @@
-"""Lengths and tables of pages: as they are named, and at the boundaries."""
+"""Long sums: faults that begin at some length are found, and honest orders of summation are not suspect."""
 
-from __future__ import annotations
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from assay.golden.inputs.distributions import LENGTHS
+from assay.golden import spec
+from assay.verify import Verdict, examine
+from assay.verify.cases.sampler import Sampler
+from assay.verify.contract import Contract
+from assay.verify.examination.course import Course
+from assay.verify.examination.lengths import length_cases
+from assay.verify.examination.question import ask
+from assay.verify.settings import Settings
 
-from .test_inputs import tensors_of
-
-PAGED = {"B": 400, "H": 1, "D": 1, "P": 5, "page": 16, "Hkv": 1, "max_pages": 3}
-
-
-def lengths(kind: str, **sizes: int) -> list[int]:
-    """Those of 400 sequences."""
-    drawn: list[int] = tensors_of("attention_decode", {**PAGED, **sizes}, {}, "seq_lens", kind).tolist()
-    return drawn
-
-
-def test_lengths_lie_at_the_boundaries_of_pages() -> None:
-    """Mixed ones reach none, one, all, and one position before, at and behind the end of a page."""
-    assert all(lengths("mixed").count(n) > 4 for n in (0, 1, 15, 16, 17, 31, 32, 33, 47, 48))
-    assert len(set(lengths("mixed"))) > 40
+Kernel = Callable[..., Tensor]
+Total = Callable[[Tensor], Tensor]
 
 
-def test_lengths_are_what_their_names_say() -> None:
-    """Uniform ones are any, full ones all that the table has room for, short ones a page and one position at most."""
-    assert set(lengths("uniform")) == set(range(49))
-    assert set(lengths("full")) == {48}
-    assert set(lengths("short")) == set(range(18))
+def pairwise(x: Tensor) -> Tensor:
+    """The sum along the last axis by halves, in float32."""
+    while x.shape[-1] > 1:
+        even = x[..., : x.shape[-1] // 2 * 2]
+        x = torch.cat([even[..., ::2] + even[..., 1::2], x[..., even.shape[-1] :]], -1)
+    return x.sum(-1)
 
 
-@pytest.mark.parametrize("kind", LENGTHS)
-@pytest.mark.parametrize(("page", "most"), [(1, 1), (64, 1), (5, 7)])
-def test_lengths_fit_the_table(kind: str, page: int, most: int) -> None:
-    """No length is below zero or beyond the last slot of the last page."""
-    drawn = lengths(kind, page=page, max_pages=most)
-    assert min(drawn) >= 0
-    assert max(drawn) <= page * most
+def sequential(x: Tensor) -> Tensor:
+    """The sum along the last axis one after the other, in float32."""
+    return torch.from_numpy(x.numpy().cumsum(-1)[..., -1]) if x.shape[-1] else x.sum(-1)
 
 
-def test_pages_are_all_there_and_are_shared() -> None:
-    """Every page of the cache is named, by more sequences than one and in no order."""
-    table = tensors_of("attention_decode", PAGED, {}, "block_table", "uniform")
-    assert table.unique().tolist() == [0, 1, 2, 3, 4]
-    assert not bool((table.diff(dim=1) >= 0).all())
+def truncating(x: Tensor) -> Tensor:
+    """The same with every partial sum cut off towards zero, as a matrix unit does."""
+    total = torch.zeros(x.shape[:-1])
+    for part in x.unbind(-1):
+        exact = total.double() + part.double()
+        rounded = exact.float()
+        total = torch.where(rounded.double().abs() > exact.abs(), torch.nextafter(rounded, torch.zeros(())), rounded)
+    return total
+
+
+def exponentials(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest logit of each row, and the exponentials of what the rest lie below it."""
+    values = x.float()
+    largest = values.amax(-1, keepdim=True)
+    return largest, torch.exp(values - largest)
+
+
+def blocked(x: Tensor, block: int, total: Total) -> tuple[Tensor, Tensor]:
+    """Running maximum and sum of exponentials, rescaled at every block."""
+    values = x.float()
+    largest, sums = torch.full((*x.shape[:-1], 1), -math.inf), torch.zeros(*x.shape[:-1], 1)
+    for part in values.split(block, -1):
+        new = torch.maximum(largest, part.amax(-1, keepdim=True))
+        sums = sums * torch.exp(largest - new) + total(torch.exp(part - new)).unsqueeze(-1)
+        largest = new
+    return largest, sums
+
+
+def softmax(x: Tensor, total: Total = pairwise, off: Callable[[int], float] = lambda n: 0.0) -> Tensor:
+    _, weights = exponentials(x)
+    return (weights / total(weights).unsqueeze(-1) * (1 + off(x.shape[-1]))).to(x.dtype)
+
+
+def softmax_online(x: Tensor, total: Total = pairwise, block: int = 16) -> Tensor:
+    largest, sums = blocked(x, block, total)
+    return (torch.exp(x.float() - largest) / sums).to(x.dtype)
+
+
+def logsumexp(x: Tensor, total: Total = pairwise, off: Callable[[int], float] = lambda n: 0.0) -> Tensor:
+    largest, weights = exponentials(x)
+    return ((largest[..., 0] + torch.log(total(weights))) * (1 + off(x.shape[-1]))).to(x.dtype)
+
+
+def cross_entropy(
+    logits: Tensor, target: Tensor, total: Total = pairwise, off: Callable[[int], float] = lambda n: 0.0
+) -> Tensor:
+    largest, weights = exponentials(logits)
+    picked = logits.float().gather(-1, target.clamp(min=0)[:, None])[:, 0]
+    losses = torch.log(total(weights)) - (picked - largest[:, 0])
+    kept = target != -100
+    return torch.where(kept, losses, 0.0).sum() / kept.sum() * (1 + off(logits.shape[-1]))
+
+
+def rmsnorm(x: Tensor, weight: Tensor, total: Total = pairwise, off: Callable[[int], float] = lambda n: 0.0) -> Tensor:
+    values = x.float()
+    mean = total(values * values).unsqueeze(-1) / x.shape[-1]
+    return (values * torch.rsqrt(mean + 1e-6) * weight.float() * (1 + off(x.shape[-1]))).to(x.dtype)
+
+
+def layernorm(
+    x: Tensor, weight: Tensor, bias: Tensor, total: Total = pairwise, off: Callable[[int], float] = lambda n: 0.0
+) -> Tensor:
+    values = x.float()
+    centred = values - total(values).unsqueeze(-1) / x.shape[-1]
+    variance = total(centred * centred).unsqueeze(-1) / x.shape[-1]
+    scaled = centred * torch.rsqrt(variance + 1e-5) * (1 + off(x.shape[-1]))
+    return (scaled * weight.float() + bias.float()).to(x.dtype)
+
+
+def gemm(a: Tensor, b: Tensor, total: Total = pairwise, off: Callable[[int], float] = lambda n: 0.0) -> Tensor:
+    products = a.float()[:, None, :] * b.float().T[None].contiguous()
+    return (total(products) * (1 + off(a.shape[1]))).to(a.dtype)
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, total: Total = pairwise, off: Callable[[int], float] = lambda n: 0.0
+) -> Tensor:
+    shared = q.shape[1] // k.shape[1]
+    k, v = (part.float().repeat_interleave(shared, 1) for part in (k, v))
+    weights = exponentials(q.float() @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]))[1]
+    out = total(weights[..., None, :] * v.transpose(-1, -2)[:, :, None].contiguous())
+    return (out / total(weights).unsqueeze(-1) * (1 + off(k.shape[2]))).to(q.dtype)
+
+
+OPS: dict[str, Kernel] = {
+    "softmax": softmax,
+    "logsumexp": logsumexp,
+    "cross_entropy": cross_entropy,
+    "rmsnorm": rmsnorm,
+    "layernorm": layernorm,
+    "gemm": gemm,
+    "attention": attention,
+}
+
+
+def looked_at(kernel: Kernel, op: str, dtype: str, contract: Contract | None = None) -> Course:
+    """The course of an examination that tries growing lengths alone."""
+    settings = Settings(op, dtype=dtype, contract=contract or Contract(), examples=0)
+    course = Course(ask(kernel, settings), lambda phase, done, of: None)
+    course.run(("lengths",))
+    return course
+
+
+def found(kernel: Kernel, op: str, dtype: str) -> set[str]:
+    """The aspects that it finds broken or suspect."""
+    tally = looked_at(kernel, op, dtype).tally
+    return {name for name, aspect in tally.aspects.items() if aspect.status in ("broken", "suspect")}
+
+
+def from_length(least: int, size: float, n: int) -> float:
+    """A relative error from a length on."""
+    return size if n >= least else 0.0
+
+
+@pytest.mark.parametrize("least", [512, 2048, 8192])
+@pytest.mark.parametrize("op", OPS)
+def test_a_fault_of_long_sums_alone_is_found(op: str, least: int) -> None:
+    """An output off by 1e-4 from some length on is a matter of shapes, and may be proved a bias."""
+    seen = found(partial(OPS[op], off=partial(from_length, least, 1e-4)), op, "float32")
+    assert seen - {"bias"} == {"shapes"}
+
+
+@pytest.mark.parametrize("size", [1e-3, 1e-2])
+def test_a_larger_fault_of_long_sums_is_found(size: float) -> None:
+    """An attention off by more from 2,048 keys on."""
+    seen = found(partial(attention, off=partial(from_length, 2048, size)), "attention", "float32")
+    assert seen - {"bias"} == {"shapes"}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_fault_of_long_sums_is_found_behind_a_coarse_store(op: str) -> None:
+    """An output off by 1e-2 from 8,192 terms on, in bfloat16 too."""
+    off = partial(from_length, 8192, 1e-2)
+    assert found(partial(OPS[op], off=off), op, "bfloat16") - {"bias"} == {"shapes"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("op", OPS)
+def test_honest_sums_one_after_the_other_are_not_suspect(op: str, dtype: str) -> None:
+    """Naive sums of up to 65,536 terms, which drift where the terms have few bits."""
+    assert found(partial(OPS[op], total=sequential), op, dtype) == set()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_honest_sums_by_halves_are_not_suspect(op: str) -> None:
+    """Sums whose error hardly grows."""
+    assert found(partial(OPS[op], total=pairwise), op, "float16") == set()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("block", [16, 128])
+def test_honest_blocks_are_not_suspect(block: int, dtype: str) -> None:
+    """An online softmax whose sum is rescaled at every block of 16 or 128 columns."""
+    assert found(partial(softmax_online, total=sequential, block=block), "softmax", dtype) == set()
+
+
+def test_a_sum_that_truncates_is_suspect() -> None:
+    """Every partial sum cut off errs to one side: within n u, and far beyond what sqrt(n) u makes likely."""
+    assert found(partial(softmax, total=truncating), "softmax", "float32")
+
+
+def test_a_suspect_kernel_is_warned_of_in_words() -> None:
+    """The outcome is WARN; the finding says how many times as far off it is, and the line repeats it."""
+    verdict = examine(
+        partial(softmax, off=partial(from_length, 2048, 1e-4)), "softmax", dtype="float32", examples=0
+    )  # fmt: skip
+    assert verdict.outcome == "WARN"
+    assert verdict.aspects["shapes"].status == "suspect"
+    failure = verdict.failure
+    assert failure is not None
+    assert failure.case.sizes["N"] == 2048
+    assert "within what the contract's worst case allows, but up to" in failure.message
+    assert '"N":2048' in verdict.repro
+    assert Verdict.from_dict(verdict.as_dict()) == verdict
+
+
+def test_every_length_tells_what_it_notices() -> None:
+    """From 8 to 65,536 terms, the worst case grows as n and what is likely as its square root."""
+    rows = looked_at(softmax, "softmax", "float32").detectable
+    assert [row.length for row in rows] == [8, 128, 1024, 4096, 16384, 65536]
+    first, last = rows[2], rows[-1]
+    assert 32 < last.broken / first.broken < 128
+    assert 4 < last.suspect / first.suspect < 16
+    assert all(row.suspect <= row.broken for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "lengths"),
+    [
+        ("softmax", {"N": range(1, 200)}, [8, 128, 199]),
+        ("softmax", {"N": [256]}, [256]),
+        ("attention_decode", {}, [6, 128, 1024, 4096]),
+        ("gemm_int4", {}, [128, 1024, 4096, 16384, 65536]),
+        ("attention_varlen", {"B": [5]}, [8, 128, 1024]),
+        ("silu", {}, [8, 128, 1024, 4096, 16384, 65536]),
+    ],
+)
+def test_lengths_are_those_that_shapes_admit(op: str, shapes: dict[str, Any], lengths: list[int]) -> None:
+    """Of sizes that are listed, or restricted by the op, the longest below each length."""
+    sampler = Sampler(spec(op), "bfloat16", shapes=shapes)
+    assert [length for length, _ in length_cases(sampler)] == lengths

@@ -1,7 +1,5 @@
 """Memory: what a kernel reads before it writes, writes beside its own tensors, or keeps from call to call, is found."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys
@@ -14,10 +12,11 @@ import torch
 from torch import Tensor
 
 from assay.verify import Verdict, examine
-from assay.verify.calls import Call, Finding
-from assay.verify.inputs.cases import Case, build
-from assay.verify.memory import PoisonedMemory, poison_value
+from assay.verify.cases.case import Case, build
+from assay.verify.execution.call import Call, Finding
+from assay.verify.execution.memory import PoisonedMemory, poison_value
 
+from .zoo.faulty_conduct import silu_tail_unwritten
 from .zoo.honest_elementwise import silu
 from .zoo.honest_gemm import gemm
 from .zoo.honest_softmax import softmax_shifted
@@ -41,7 +40,7 @@ def test_what_torch_imports_for_poisoned_memory_is_not_in_a_kernels_time() -> No
     """Hundreds of modules, for the first dispatch mode of a process: they are there before the kernel is called."""
     script = """
 import sys, torch
-from assay.verify.memory import PoisonedMemory
+from assay.verify.execution.memory import PoisonedMemory
 memory = PoisonedMemory("nan")
 before = len(sys.modules)
 with memory:
@@ -129,14 +128,6 @@ def test_an_honest_kernel_may_allocate_as_it_likes(name: str) -> None:
     assert verdict.outcome == "PASS", str(verdict)
 
 
-def tail_unwritten(x: Tensor) -> Tensor:
-    """The last column is forgotten where there is more than one."""
-    out = torch.empty(x.shape, dtype=x.dtype)
-    whole = max(x.shape[1] - 1, 1)
-    out[:, :whole] = silu(x)[:, :whole]
-    return out
-
-
 def accumulates_into_fresh_memory(a: Tensor, b: Tensor) -> Tensor:
     """The accumulator is never set to zero."""
     total = torch.empty(a.shape[0], b.shape[1])
@@ -158,7 +149,7 @@ def masked_by_fresh_memory(x: Tensor) -> Tensor:
 
 
 UNWRITTEN: list[tuple[str, Callable[..., Tensor]]] = [
-    ("silu", tail_unwritten),
+    ("silu", silu_tail_unwritten),
     ("gemm", accumulates_into_fresh_memory),
     ("softmax", maximum_of_fresh_memory),
     ("silu", masked_by_fresh_memory),

@@ -1,7 +1,6 @@
 """Kernels of numpy arrays: judged like those of tensors, bfloat16 and fp8 by way of ml_dtypes."""
 
-from __future__ import annotations
-
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -10,8 +9,8 @@ import pytest
 import torch
 
 from assay.verify import examine
-from assay.verify.calls import Call, Finding
-from assay.verify.inputs.cases import Case, build
+from assay.verify.cases.case import Case, build
+from assay.verify.execution.call import Call, Finding
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -102,7 +101,7 @@ def test_values_cross_over_bit_for_bit(dtype: str, expected: Any, layout: str) -
         seen.append(x)
         return x.copy()
 
-    outputs = Call(keep, {}, framework="numpy")(Case(**{**vars(case), "out_dtype": dtype}), inputs)
+    outputs = Call(keep, {}, framework="numpy")(replace(case, out_dtype=dtype), inputs)
     assert not isinstance(outputs, Finding)
     tensor = inputs.positional[0]
     assert seen[0].dtype == expected

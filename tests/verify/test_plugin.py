@@ -2,53 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-import xml.etree.ElementTree as ElementTree
-from textwrap import dedent
 from typing import Any
 
 import pytest
-import torch
-
-from assay.verify import examine
-from assay.verify.interpreter import faithful
 
 pytest_plugins = ["pytester"]
-
-KERNELS = """
-import pytest
-import torch
-
-def softmax(x):
-    return torch.softmax(x, -1)
-
-def doubled(x):
-    return torch.softmax(x, -1) * 2
-"""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def everything_imported() -> None:
-    """What a run inside of this process imports is forgotten after it; torch can't be imported twice."""
-    with faithful():
-        examine(lambda x: torch.softmax(x, -1), "softmax", dtype="float32", examples=1).to_json()
-
-
-@pytest.fixture
-def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A run of pytest over a file of tests, in this process or in one of its own."""
-
-    def run_tests(tests: str, *options: str, apart: bool = False) -> pytest.RunResult:
-        worker = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID")
-        for name in (*worker, "GITHUB_STEP_SUMMARY"):
-            monkeypatch.delenv(name, raising=False)
-        pytester.makepyfile(test_kernels=(KERNELS if "softmax" in tests else "") + dedent(tests))
-        start = pytester.runpytest_subprocess if apart else pytester.runpytest_inprocess
-        return start("-p", "no:cacheprovider", *options)
-
-    return run_tests
 
 
 def test_a_kernel_that_keeps_its_contract_passes_and_is_listed(run: Any) -> None:
@@ -61,7 +21,7 @@ def test_a_kernel_that_keeps_its_contract_passes_and_is_listed(run: Any) -> None
         """
     )
     result.assert_outcomes(passed=1)
-    result.stdout.re_match_lines([r"=+ assay =+", r"softmax +softmax +bfloat16 +\d+ cases +worst +0\.\d+ +PASS"])
+    result.stdout.re_match_lines([r"=+ assay =+", r"softmax +softmax +bfloat16 +\d+ cases +worst +(0\.\d+|1) +PASS"])
 
 
 def test_a_run_without_the_fixture_has_no_summary(run: Any) -> None:
@@ -88,7 +48,7 @@ def test_a_faulty_kernel_fails_the_test_with_its_report_alone(run: Any, style: s
             "E *FAIL  doubled as softmax in bfloat16",
             "E *worst at*got *golden *",
             "E *repeat *assay repro '*test_kernels:doubled*",
-            "doubled *softmax *bfloat16 * FAIL",
+            "doubled *softmax *bfloat16 * FAIL: numbers",
         ]
     )
     for ours in ("plugin.py", "examination.py", "def check", "raise VerificationError"):
@@ -105,7 +65,7 @@ def test_examine_lists_a_failure_and_leaves_the_test_to_decide(run: Any) -> None
         """
     )
     result.assert_outcomes(passed=1)
-    result.stdout.re_match_lines(["doubled .* FAIL", "softmax .* PASS"])
+    result.stdout.re_match_lines(["doubled .* FAIL: numbers", "softmax .* PASS"])
 
 
 PRECEDENCE = """
@@ -143,6 +103,22 @@ def test_options_outrank_the_call_and_the_call_the_marker(run: Any, options: lis
     run(PRECEDENCE.format(**expected), *options).assert_outcomes(passed=3)
 
 
+def test_sizes_of_production_are_for_ops_that_have_them(run: Any) -> None:
+    """--assay-at runs a softmax at these sizes, and leaves a product, which has other symbols, alone."""
+    result = run(
+        """
+        @pytest.mark.parametrize("kernel, op, lines", [(softmax, "softmax", 1), (torch.matmul, "gemm", 0)])
+        def test_at(assay, kernel, op, lines):
+            verdict = assay.examine(kernel, op, dtype="float32", shapes={"N": [33]})
+            assert len(verdict.at) == lines
+            assert verdict.phases.get("at", 0) == lines
+        """,
+        "--assay-at=R=2048,N=600",
+        "--assay-examples=0",
+    )
+    result.assert_outcomes(passed=2)
+
+
 def test_the_device_is_handed_on(run: Any) -> None:
     """A device that isn't there is one clear line, not a wrong verdict."""
     result = run('def test_softmax(assay): assay.check(softmax, "softmax", dtype="float32")', "--assay-device=tpu:7")
@@ -159,62 +135,9 @@ def test_marker_and_fixture_are_documented(run: Any) -> None:
     run(tests, "--help").stdout.fnmatch_lines(["*--assay-examples=N*", "*--assay-report=DIR*"])
 
 
-REPORTED = """
-@pytest.mark.parametrize("name", ["plain", "a/b c", "%s"])
-def test_softmax(assay, name):
-    assay.check(softmax, "softmax", dtype="float32", examples=0)
-
-def test_twice(assay):
-    assay.check(softmax, "softmax", dtype="float32", examples=0)
-    assay.check(doubled, "softmax", dtype="float32", examples=0)
-"""
-
-
-def test_reports_are_written_for_passes_and_failures(run: Any, pytester: pytest.Pytester) -> None:
-    """Each verdict has a page and its JSON in the folder, which is made; names come from the tests, without slashes."""
-    result = run(REPORTED % "plus", "--assay-report=out/reports")
-    result.assert_outcomes(passed=3, failed=1)
-    folder = pytester.path / "out" / "reports"
-    names = sorted(path.stem for path in folder.glob("*.json"))
-    assert names == sorted(path.stem for path in folder.glob("*.html"))
-    assert len(names) == 5
-    assert all(re.fullmatch(r"test_kernels\.py-test_(softmax|twice)[\w.-]*", name) for name in names), names
-    outcomes = [json.loads((folder / f"{name}.json").read_text())["outcome"] for name in names]
-    assert sorted(outcomes) == ["FAIL", "PASS", "PASS", "PASS", "PASS"]
-    assert all("<html" in (folder / f"{name}.html").read_text() for name in names)
-
-
-def test_a_long_name_is_no_error(run: Any) -> None:
-    """The report of a test whose name is longer than a file's may be is written under a shorter one."""
-    test = f'def test_{"x" * 300}(assay): assay.check(softmax, "softmax", dtype="float32", examples=0)'
-    run(test, "--assay-report=reports").assert_outcomes(passed=1)
-
-
-def test_reports_of_different_tests_have_different_names(run: Any, pytester: pytest.Pytester) -> None:
-    """Two ids that differ only in punctuation don't share a file."""
-    run(REPORTED % "a b/c", "--assay-report=reports")
-    assert len(list((pytester.path / "reports").glob("*.json"))) == 5
-
-
-def test_workers_send_their_verdicts_home(run: Any, pytester: pytest.Pytester) -> None:
-    """Under xdist the summary lists the verdicts of all workers once, and the reports are all there."""
-    tests = """
-def test_softmax(assay):
-    assay.check(softmax, "softmax", dtype="float32", examples=0)
-
-def test_doubled(assay):
-    assay.check(doubled, "softmax", dtype="bfloat16", examples=0)
-"""
-    result = run(tests, "-n2", "--assay-report=reports", apart=True)
-    result.assert_outcomes(passed=1, failed=1)
-    listed = [line.split()[0] for line in result.outlines if re.search(r"cases  worst .* (PASS|FAIL)$", line)]
-    assert sorted(listed) == ["doubled", "softmax"]
-    assert len(list((pytester.path / "reports").glob("*.html"))) == 2
-
-
 def test_a_run_without_kernels_loads_nothing_heavy(run: Any) -> None:
     """Neither torch nor hypothesis nor numpy is imported for tests that don't ask for the fixture."""
-    heavy = ("torch", "hypothesis", "numpy", "assay.golden", "assay.verify.examination")
+    heavy = ("torch", "hypothesis", "numpy", "assay.golden", "assay.verify.examination.procedure")
     test = f"""
         def test_light():
             import sys
@@ -293,17 +216,10 @@ def test_the_whole_run_may_have_the_tensor_cores_of_a_device(run: Any) -> None:
     result.stderr.fnmatch_lines(["*--assay-faithful-device: unknown device*did you mean 'h200'*"])
 
 
-def test_junit_xml_carries_the_verdicts(run: Any, pytester: pytest.Pytester) -> None:
-    """Each verdict's facts are properties of its test, failing ones included, those of later verdicts numbered."""
-    run(REPORTED % "plus", "--junitxml=junit.xml")
-    cases = {case.get("name"): case for case in ElementTree.parse(pytester.path / "junit.xml").iter("testcase")}
-    values = {item.get("name"): item.get("value", "") for item in cases["test_twice"].iter("property")}
-    assert (values["assay.outcome"], values["assay.2.outcome"]) == ("PASS", "FAIL")
-    assert (values["assay.kernel"], values["assay.spec"], values["assay.dtype"]) == ("softmax", "softmax", "float32")
-    assert float(values["assay.worst"]) <= 1 < float(values["assay.2.worst"])
-    assert int(values["assay.cases"]) > int(values["assay.2.cases"]) > 0
-    assert values["assay.2.repro"].startswith("assay repro '")
-    assert "assay.repro" not in values
+STORED = """
+def test_softmax(assay):
+    assay.check(softmax, "softmax", dtype="float32", examples=0, goldens="nothing")
+"""
 
 
 def test_stored_goldens_are_tried_too(run: Any, tmp_path: Any) -> None:
@@ -321,8 +237,19 @@ def test_stored_goldens_are_tried_too(run: Any, tmp_path: Any) -> None:
     run(tests).assert_outcomes(passed=1)
     result = run(tests, "--assay-golden", store.url)
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*FAIL  (1 of them stored)"])
-    result = run(tests, "--assay-golden", f"{store.url}/nothing")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["store *nothing*"])
+    result.stdout.fnmatch_lines(["*FAIL: *  (1 of them stored)"])
+
+
+@pytest.mark.parametrize("tests", ["def test_plain(): pass", STORED])
+def test_a_missing_store_of_goldens_is_one_line(run: Any, tests: str, tmp_path: Any) -> None:
+    """Named by the option, the run doesn't start; named by a test, that test fails with the line alone."""
+    named = "goldens" in tests
+    result = run(tests, *([] if named else ["--assay-golden", f"{tmp_path}/nothing"]), "--tb=short")
+    assert result.ret == (pytest.ExitCode.TESTS_FAILED if named else pytest.ExitCode.USAGE_ERROR)
+    said = [line for line in (*result.outlines, *result.errlines) if "nothing; build a campaign first" in line]
+    assert [re.sub(r"store \S*nothing", "store nothing", line) for line in said if "FAILED" not in line] == [
+        ("" if named else "ERROR: --assay-golden: ")
+        + "store nothing: there is nothing; build a campaign first: assay golden build CAMPAIGN --store URL"
+    ]
     result.stdout.no_fnmatch_line("*plugin.py*")
+    result.stdout.no_fnmatch_line("*another exception*")

@@ -1,20 +1,22 @@
 """Power: what is caught, what gets through, and what a plain tolerance lets through."""
 
-from __future__ import annotations
-
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from assay.verify import Contract
 from assay.verify.errors import SettingError
+from assay.verify.explanation.fault_models import fault_models_of
+from assay.verify.explanation.fault_models.fault_model import FaultModel
+from assay.verify.mutation.power import power
+from assay.verify.mutation.power_report import PowerReport
 from assay.verify.plugin import Assay
-from assay.verify.power import PowerReport, power
-from assay.verify.suspects import suspects_of
-from assay.verify.suspects.suspect import Suspect
 
 SMALL = {"R": [1, 2, 3, 17], "N": [1, 5, 17, 33]}
 
@@ -28,7 +30,7 @@ def report() -> PowerReport:
 
 
 def test_the_figures_add_up(report: PowerReport) -> None:
-    """By family, in all, and among the survivors: every suspect counts once."""
+    """By family, in all, and among the survivors: every fault model counts once."""
     assert sum(of for _, of in report.by_family.values()) == len(report.trials)
     assert sum(caught for caught, _ in report.by_family.values()) == report.caught
     assert report.caught + len(report.survivors) == len(report.trials)
@@ -70,9 +72,9 @@ def test_survivors_say_what_they_would_need() -> None:
 
 
 def test_what_a_contract_allows_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under a contract of sums in float16 a sum in float16 is not among the suspects."""
-    found = tuple(suspect for suspect in suspects_of("softmax") if suspect.name == "accumulated_in_float16")
-    monkeypatch.setattr("assay.verify.power.suspects_of", lambda op: found)
+    """Under a contract of sums in float16 a sum in float16 is not among the fault models."""
+    found = tuple(fault for fault in fault_models_of("softmax") if fault.name == "accumulated_in_float16")
+    monkeypatch.setattr("assay.verify.mutation.power.fault_models_of", lambda op: found)
     settings = {"dtype": "bfloat16", "shapes": {"R": [2], "N": [4]}, "examples": 0}
     contracts = (Contract(), Contract(accumulate="float16"))
     strict, loose = (power("softmax", contract=c, families=["accumulator"], **settings) for c in contracts)
@@ -83,65 +85,56 @@ def test_what_a_contract_allows_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> 
 TINY = {"shapes": {"R": [2], "N": [3]}, "examples": 0}
 
 
-def test_a_check_that_the_right_kernel_fails_is_refused() -> None:
-    """In float64 a kernel that is float32 inside fails whatever its fault: no rate is given, but the reason."""
-    with pytest.raises(
-        SettingError, match="expected that the kernel without a fault, in float32 inside, passes; got FAIL"
-    ):
-        power("exp", dtype="float64", families=["formula"], **TINY)
-    with pytest.raises(SettingError, match="passes; got FAIL"):  # it stores to nearest
-        power("exp", dtype="bfloat16", families=["store"], contract=Contract(rounding="toward_zero"), **TINY)
+@pytest.mark.parametrize(
+    ("op", "settings", "message"),
+    [
+        ("exp", {"dtype": "float64", "families": ["formula"]}, "a fault, in float32 inside, passes; got FAIL"),
+        ("exp", {"dtype": "bfloat16", "contract": Contract(rounding="toward_zero")}, "passes; got FAIL"),
+        ("softmax", {"dtype": "float32", "against": "allclose(0,0)"}, r"against='allclose\(0,0\)' fails the kernel"),
+        ("exp", {"dtype": "bfloat16", "families": ["stores"]}, "did you mean 'store'"),
+        *(
+            ("exp", {"dtype": "bfloat16", "against": against}, "expected allclose")
+            for against in ("close", "allclose(1)", "allclose(a,b)")
+        ),
+    ],
+)
+def test_what_tells_nothing_is_refused(op: str, settings: dict[str, Any], message: str) -> None:
+    """A check that the right kernel fails (float64, another store, no tolerance), and words that can't be read."""
+    with pytest.raises(SettingError, match=message):
+        power(op, shapes={"R": [4], "N": [40]}, examples=0, **settings)
 
 
-def test_a_plain_check_that_the_right_kernel_fails_is_refused() -> None:
-    """Tolerances of zero fail every kernel, so that nothing is told by what they catch."""
-    shapes = {"R": [4], "N": [40]}
-    with pytest.raises(SettingError, match=r"against='allclose\(0,0\)' fails the kernel without a fault"):
-        power("softmax", dtype="float32", shapes=shapes, examples=0, families=["formula"], against="allclose(0,0)")
-
-
-def test_a_crash_catches_only_a_suspect_that_declares_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A suspect that merely raises is broken, and counts neither for the examination nor for the plain check."""
+def test_a_crash_catches_only_a_fault_model_that_declares_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault model that merely raises is broken, and counts neither for the examination nor for the plain check."""
 
     def raises(*_: object) -> tuple[object, ...]:
         raise KeyError("x")
 
-    broken = Suspect("broken", "formula", "broken", ("exp",), results=raises)
+    broken = FaultModel("broken", "formula", "broken", ("exp",), results=raises)
     crashing = replace(broken, name="crashing", crashes=True)
-    monkeypatch.setattr("assay.verify.power.suspects_of", lambda op: (broken, crashing))
+    monkeypatch.setattr("assay.verify.mutation.power.fault_models_of", lambda op: (broken, crashing))
     found = power("exp", dtype="bfloat16", against="allclose(1e-2,1e-2)", **TINY)
     assert [(t.name, t.caught, t.against) for t in found.trials] == [("broken", False, False), ("crashing", True, True)]
 
 
-def test_an_unknown_family_is_refused() -> None:
-    """One line names the family meant."""
-    with pytest.raises(SettingError, match="did you mean 'store'"):
-        power("exp", dtype="bfloat16", families=["stores"])
-
-
-@pytest.mark.parametrize("against", ["close", "allclose(1)", "allclose(a,b)"])
-def test_a_check_that_cant_be_read_is_refused(against: str) -> None:
-    """One line says what is expected."""
-    with pytest.raises(SettingError, match="expected allclose"):
-        power("exp", dtype="bfloat16", against=against)
+def told_by_plugin(kernel: Any, *, power: bool, **settings: Any) -> str:
+    """What the summary's row of one examination says of power."""
+    options = {"assay_power": power}
+    node = SimpleNamespace(config=SimpleNamespace(getoption=options.get), stash={}, user_properties=[], nodeid="test")
+    Assay(cast(Any, node), {}, {}).examine(kernel, "exp", **settings)
+    ((row,),) = node.stash.values()
+    return str(row["power"])
 
 
 def test_the_plugin_measures_passing_examinations_only() -> None:
     """Under --assay-power a verdict that passes comes with its power; one that fails, and a run without it, do not."""
-    seen: list[PowerReport | None] = []
     small = {"dtype": "bfloat16", "shapes": {"R": [2], "N": [3]}, "examples": 0}
     honest, faulty = (lambda x: torch.exp(x.double()).to(x.dtype)), (lambda x: torch.exp2(x))
-    for power_, kernel in ((True, honest), (True, faulty), (False, honest)):
-        Assay({}, {}, lambda verdict, measured: seen.append(measured), power=power_).examine(kernel, "exp", **small)
-    assert isinstance(seen[0], PowerReport)
-    assert seen[0].spec == "exp"
-    assert seen[1:] == [None, None]
+    assert re.fullmatch(r"\d+ of \d+", told_by_plugin(honest, power=True, **small))
+    assert told_by_plugin(faulty, power=True, **small) == told_by_plugin(honest, power=False, **small) == ""
 
 
 def test_the_plugin_says_why_there_is_no_power() -> None:
     """An examination that passes, but that no float32 kernel passes, is recorded with a warning in place of a rate."""
-    seen: list[PowerReport | None] = []
-    assay = Assay({}, {}, lambda verdict, measured: seen.append(measured), power=True)
     with pytest.warns(pytest.PytestWarning, match="without a fault"):
-        assay.examine(lambda x: torch.exp(x), "exp", dtype="float64", **TINY)
-    assert seen == [None]
+        assert told_by_plugin(lambda x: torch.exp(x), power=True, dtype="float64", **TINY) == ""

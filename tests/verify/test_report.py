@@ -1,21 +1,19 @@
 """HTML reports: all that was found, escaped, in one file that needs no network."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
-from assay.verify.inputs.cases import Case
-from assay.verify.picture import ErrorMap
-from assay.verify.power import PowerReport, Tried
-from assay.verify.report import number, ratio, survey_page, tally, verdict_page
-from assay.verify.result import Failure
-from assay.verify.sample import Comparison, Numbers, Sample
-from assay.verify.survey import Entry, Row
-from assay.verify.verdict import Explanation, Verdict
+from assay.verify.campaign.page import survey_page, tally
+from assay.verify.campaign.survey import Entry, Row
+from assay.verify.cases.case import Case
+from assay.verify.findings import Aspect, Comparison, ErrorMap, Explanation, Failure, Numbers, Sample, broken_by
+from assay.verify.mutation.power_report import PowerReport, Tried
+from assay.verify.report.html import number, ratio, verdict_page
+from assay.verify.settings import Settings
+from assay.verify.verdict import Verdict
 
 HOSTILE = "<script>alert('x')</script> & <b>"
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -39,23 +37,32 @@ FAILED = Verdict(
     contract="subnormals='flush'",
     cases=12,
     worst=83.3,
-    failure=FAILURE,
-    explanations=(Explanation("fp16_sum", "the sum is kept in float16", 0.4),),
+    aspects={
+        "numbers": Aspect(
+            "broken",
+            3,
+            83.3,
+            FAILURE,
+            explanations=(Explanation("fp16_sum", "the sum is kept in float16", 0.4),),
+            map=ErrorMap(
+                "y", (1, 3), (1, 1), ((0.0, None, 83.3),), f"1 of 3 elements (33 %): all of column 2 {HOSTILE}"
+            ),
+            sample=Sample(
+                (Numbers("x", (1, 3), (0.0, float("nan"), 2.5)),),
+                Comparison("y", (1, 3), 0, (0.5, 0.25, 0.25), (0.5, 0.25, 1 / 3), (0.0, None, 83.3)),
+            ),
+            repro=f"assay repro '{HOSTILE}'",
+        ),
+        "special": Aspect("kept", 4, 0.5),
+        "layouts": Aspect(note="hidden by numbers"),
+    },
     phases={"exact": 8, "fuzz": 4},
     elements=12345,
     histogram=(12000, *range(20), 0, 1, 154),
-    map=ErrorMap("y", (1, 3), (1, 1), ((0.0, None, 83.3),), f"1 of 3 elements (33 %): all of column 2 {HOSTILE}"),
-    sample=Sample(
-        (Numbers("x", (1, 3), (0.0, float("nan"), 2.5)),),
-        Comparison("y", (1, 3), 0, (0.5, 0.25, 0.25), (0.5, 0.25, 1 / 3), (0.0, None, 83.3)),
-    ),
     unjudged=6,
     seed=0,
-    repro=f"assay repro '{HOSTILE}'",
 )
-PASSED = replace(
-    FAILED, outcome="PASS", kernel="fine", failure=None, map=None, sample=None, explanations=(), repro="", worst=0.5
-)
+PASSED = replace(FAILED, outcome="PASS", kernel="fine", aspects={"numbers": Aspect("kept", 12, 0.5)}, worst=0.5)
 POWER = PowerReport(
     "softmax",
     "float32",
@@ -66,7 +73,7 @@ POWER = PowerReport(
         Tried("flushed", "rounding", f"subnormals are lost {HOSTILE}", "", "tiny probabilities", caught=False),
     ),
 )
-ENTRY = Entry(name=f"my.softmax {HOSTILE}", target="my:softmax", spec="softmax")
+ENTRY = Entry(f"my.softmax {HOSTILE}", "my:softmax", Settings("softmax"))
 ROWS = (
     Row(ENTRY, "bfloat16", "FAIL", FAILED),
     Row(ENTRY, "float32", "PASS", PASSED),
@@ -194,7 +201,7 @@ def test_pictures_are_told_in_words_too() -> None:
 
 def test_a_page_without_numbers_has_no_pictures() -> None:
     """Nothing is drawn of what nothing was judged of, and no power told that wasn't measured."""
-    bare = replace(FAILED, map=None, sample=None, histogram=(), elements=0)
+    bare = replace(FAILED, aspects=broken_by(FAILURE), histogram=(), elements=0)
     assert not [tag for tag, attributes in Outline(verdict_page(bare)).tags if attributes.get("role") == "img"]
     assert "Known faults" not in verdict_page(bare)
 
@@ -227,7 +234,7 @@ def test_table_cells_have_headers() -> None:
 
 def test_a_lost_process_has_a_page() -> None:
     """A failure without numbers is shown without them."""
-    crash = replace(FAILED, failure=Failure("crash", CASE, "SIGSEGV"), map=None, sample=None, worst=float("inf"))
+    crash = replace(FAILED, aspects=broken_by(Failure("crash", CASE, "SIGSEGV")), worst=float("inf"))
     text = Outline(verdict_page(crash)).text
     assert "SIGSEGV" in text
     assert "came" not in text

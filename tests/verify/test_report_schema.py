@@ -1,7 +1,5 @@
 """The JSON of a verdict against its JSON Schema: every outcome fits, and what is not as stated does not."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from importlib.resources import files
@@ -12,8 +10,8 @@ import torch
 from jsonschema import Draft202012Validator
 
 from assay.verify import Contract, Verdict, examine
-from assay.verify.kept import verdict_of
-from assay.verify.verdict import OUTCOMES
+from assay.verify.findings import OUTCOMES
+from assay.verify.report import schema
 
 SCHEMA = json.loads((files("assay.verify") / "verdict.schema.json").read_text(encoding="utf-8"))
 SCHEMA_CHECK = Draft202012Validator(SCHEMA)
@@ -45,6 +43,7 @@ def overwrites(x: torch.Tensor) -> torch.Tensor:
 
 KERNELS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "PASS": softmax,
+    "WARN": lambda x: torch.softmax(torch.nan_to_num(x, nan=0.0), -1),
     "contract": lambda x: torch.softmax(x, -1) * 1.01,
     "nonfinite": lambda x: torch.softmax(x, -1) * torch.nan,
     "crash": crashes,
@@ -72,19 +71,20 @@ def failed() -> str:
 
 
 def test_the_schema_is_one() -> None:
-    """The file keeps the rules of JSON Schema 2020-12 and names the outcomes that there are."""
+    """The file keeps the rules of JSON Schema 2020-12, and is what the dataclasses say."""
     Draft202012Validator.check_schema(SCHEMA)
-    assert tuple(SCHEMA["properties"]["outcome"]["enum"]) == OUTCOMES
+    mend = "python -m assay.verify.report.schema writes it anew"
+    assert (files("assay.verify") / "verdict.schema.json").read_text(encoding="utf-8") == schema.text(), mend
 
 
 def test_verdicts_of_every_kind_fit(verdict: Verdict) -> None:
     """The JSON of a verdict is as the schema says, and gives the verdict back."""
     content = json.loads(verdict.to_json())
     SCHEMA_CHECK.validate(content)
-    assert verdict_of(content).to_json() == verdict.to_json()
+    assert Verdict.from_dict(content).to_json() == verdict.to_json()
 
 
-@pytest.mark.parametrize("outcome", [outcome for outcome in OUTCOMES if outcome not in ("PASS", "FAIL")])
+@pytest.mark.parametrize("outcome", [outcome for outcome in OUTCOMES if outcome not in ("PASS", "WARN", "FAIL")])
 def test_outcomes_without_a_failure_fit(outcome: str) -> None:
     """So do the outcomes that are neither PASS nor FAIL."""
     if outcome == "VACUOUS":
@@ -98,7 +98,7 @@ def test_outcomes_without_a_failure_fit(outcome: str) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda content: content.pop("map"),
+        lambda content: content.pop("aspects"),
         lambda content: content.update(extra=1),
         lambda content: content.update(outcome="FINE"),
         lambda content: content.update(cases=-1),
@@ -107,10 +107,10 @@ def test_outcomes_without_a_failure_fit(outcome: str) -> None:
         lambda content: content["histogram"].pop(),
         lambda content: content["failure"].update(kind="mood"),
         lambda content: content["failure"]["case"].pop("sizes"),
-        lambda content: content["map"]["cells"][0].append("many"),
-        lambda content: content["map"].update(block=[1]),
-        lambda content: content["sample"]["output"]["got"].append(None),
-        lambda content: content["sample"]["inputs"][0].pop("values"),
+        lambda content: content["aspects"]["numbers"]["map"]["cells"][0].append("many"),
+        lambda content: content["aspects"]["numbers"]["map"].update(block=[1]),
+        lambda content: content["aspects"]["numbers"]["sample"]["output"]["got"].append(None),
+        lambda content: content["aspects"]["numbers"]["sample"]["inputs"][0].pop("values"),
     ],
 )
 def test_what_is_not_as_stated_does_not_fit(failed: str, change: Callable[[dict[str, Any]], Any]) -> None:

@@ -1,7 +1,5 @@
 """The summary in Markdown: of a pytest run, of the command line, and as a text in which nothing is markup."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from textwrap import dedent
@@ -14,7 +12,7 @@ from hypothesis import strategies as st
 
 from assay.cli.main import main
 from assay.verify import examine
-from assay.verify.summary import Line, append, line_of, markdown
+from assay.verify.report.summary import Line, append, line_of, markdown
 
 pytest_plugins = ["pytester"]
 
@@ -71,7 +69,7 @@ def test_nothing_in_a_line_is_markup(words: str, repro: str) -> None:
     line = Line("k", "softmax", "float32", "FAIL", 1, "2", words, words, f"assay {repro}".replace("\n", " "))
     text = markdown([line])
     row = next(part for part in text.split("\n") if part.startswith("| ❌"))
-    assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) == 8
+    assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) == 9
     assert "<" not in row
     fences = re.findall(r"^(`{3,})(?:sh)?$", text, re.MULTILINE)
     assert fences[0] == fences[-1]

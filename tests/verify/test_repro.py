@@ -1,20 +1,20 @@
 """Repro lines: they carry what the failure needs, and say in one line what this machine lacks."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from assay.cli.main import main
+from assay.interpreter import emulated_device, faithful
 from assay.kernels.triton.gemm_fp8 import gemm_fp8
-from assay.precision.errors import AssayError
+from assay.runtime.errors import AssayError
 from assay.verify import examine
-from assay.verify.interpreter import emulated_device, faithful
-from assay.verify.repro import run_line
+from assay.verify.cases.case import Case
+from assay.verify.examination.repro import run_line
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = {"spec": "softmax", "sizes": {"R": 1, "N": 2}, "dtypes": {"x": "float32"}}
@@ -22,7 +22,7 @@ CASE = {"spec": "softmax", "sizes": {"R": 1, "N": 2}, "dtypes": {"x": "float32"}
 
 def line(**fields: object) -> str:
     """A repro line of a small case."""
-    return json.dumps({"target": "torch:softmax", "listed": [], **fields, "case": CASE})
+    return json.dumps({"target": "torch:softmax", **fields, "case": CASE})
 
 
 def test_a_failure_of_an_emulated_device_fails_again_elsewhere() -> None:
@@ -78,3 +78,10 @@ def test_the_command_says_so_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     assert main(("repro", line(target="needs_a_library:kernel"))) == 2
     assert capfd.readouterr().err.count("\n") == 1
+
+
+def test_a_case_that_is_cut_at_the_front_says_so_in_words() -> None:
+    """How many places are gone along which symbol; of one that isn't cut, nothing."""
+    whole = Case("softmax", {"R": 1, "N": 3}, {"x": "float32"})
+    assert "; the first 28 places along N cut off" in str(replace(whole, origin={"N": 28}))
+    assert "cut off" not in str(whole)

@@ -1,10 +1,9 @@
 """The test of bias, with its rate of false alarms; error growth; significant bits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,32 +11,34 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from assay.formats.format import format_named
+from assay.formats.rounding import round_to
 from assay.golden import spec, specs
 from assay.golden.inputs.distributions import GENERAL
-from assay.precision.formats import format_named
-from assay.precision.rounding import round_to
+from assay.kernels.libraries.pytorch import layer_norm, rms_norm, softmax
 from assay.verify import examine
+from assay.verify.cases.case import Case
 from assay.verify.contract import Contract
-from assay.verify.inputs.cases import Case
-from assay.verify.inputs.layouts import LAYOUTS
-from assay.verify.phases import bias_cases
-from assay.verify.question import Question, ask
-from assay.verify.repro import repro_line, run_line
-from assay.verify.result import Failure
-from assay.verify.statistics.bias import MARGIN, RATE, UNITS, Score, one_sided, scores
-from assay.verify.statistics.growth import growth, reduced
-from assay.verify.statistics.significance import significant_bits, summary
+from assay.verify.examination.phases import bias_cases
+from assay.verify.examination.question import Question, ask
+from assay.verify.examination.repro import repro_line, run_line
+from assay.verify.findings import Failure
+from assay.verify.fingerprint.error_growth import growth, reduced
+from assay.verify.fingerprint.subject import Unseen
+from assay.verify.fingerprint.values import significant_bits, summary
+from assay.verify.judgement.bias import MARGIN, RATE, UNITS, Score, one_sided, scores
+from assay.verify.settings import Settings
 
 from . import insides, leaning
+from .zoo.honest_gemm import gemm_blocked
+from .zoo.honest_merge import all_reduce
 
 Kernel = Callable[..., Any]
 
 
 def question(kernel: Kernel, op: str, dtype: str, **settings: Any) -> Question:
     """What `examine` would ask of a kernel."""
-    plain: dict[str, Any] = {"out_dtype": None, "options": None, "shapes": None, "contract": None, "seed": 0}
-    fixed: dict[str, Any] = {"examples": 0, "device": "cpu", "framework": "torch", "layouts": LAYOUTS, "timeout": 30.0}
-    return ask(kernel, op, dtype=dtype, **{**plain, **fixed, **settings})
+    return ask(kernel, Settings(op, dtype, **{name: value for name, value in settings.items() if value is not None}))
 
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -59,48 +60,18 @@ def leaning_of(asked: Question) -> Failure | None:
     return None
 
 
-def softmax(x: torch.Tensor) -> torch.Tensor:
-    """Torch's own."""
-    return torch.softmax(x, -1)
-
-
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Torch's own."""
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
 
-def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Torch's own."""
-    return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias)
-
-
-def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Torch's own."""
-    return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, 1e-6)
-
-
-def blocked(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Blocks of 32 along K, each added to one float32 accumulator."""
-    total = torch.zeros(a.shape[0], b.shape[1])
-    for start in range(0, a.shape[1], 32):
-        total = total + a[:, start : start + 32].float() @ b[start : start + 32].float()
-    return total.to(a.dtype)
-
-
-def sum_of_shards(x: torch.Tensor) -> torch.Tensor:
-    """One shard after another, in float32."""
-    total = torch.zeros(x.shape[1])
-    for row in x.float():
-        total = total + row
-    return total.to(x.dtype)
-
-
+blocked = partial(gemm_blocked, block=32)
 HONEST: dict[str, tuple[Kernel, str, str]] = {
     "gemm-blocked-float32": (blocked, "gemm", "float32"),
     "gemm-blocked-float16": (blocked, "gemm", "float16"),
     "gemm-torch-float32": (torch.mm, "gemm", "float32"),
     "gemm-sequential-float32": (leaning.gemm(), "gemm", "float32"),
-    "all-reduce-float32": (sum_of_shards, "all_reduce", "float32"),
+    "all-reduce-float32": (all_reduce, "all_reduce", "float32"),
     "softmax-torch-float32": (softmax, "softmax", "float32"),
     "log-softmax-float32": (leaning.log_softmax(), "log_softmax", "float32"),
     "layer-norm-torch-float32": (layer_norm, "layernorm", "float32"),
@@ -164,8 +135,10 @@ def test_a_bias_is_seen_again_by_its_repro_line(monkeypatch: pytest.MonkeyPatch)
     asked = question(leaning.gemm_int4(leaning.truncated), "gemm_int4", "bfloat16")
     case = next(iter(bias_cases(asked.sampler)))
     assert case.protocol == "bias"
-    line = repro_line(asked.bench, case)
-    monkeypatch.setattr("assay.verify.repro.load_target", lambda target: leaning.gemm_int4(leaning.truncated))
+    line = repro_line(asked.settings, "", case)
+    monkeypatch.setattr(
+        "assay.verify.examination.repro.load_target", lambda target: leaning.gemm_int4(leaning.truncated)
+    )
     again = run_line(line, "any:thing").failure
     assert again is not None
     assert again.kind == "bias"
@@ -199,8 +172,8 @@ def test_the_correctly_rounded_result_has_no_bias(distribution: str) -> None:
     base = next(iter(bias_cases(asked.sampler)))
     case = replace(base, protocol="once", values=dict.fromkeys(base.values, distribution))
     result = asked.bench.try_case(case)
-    model = one_sided(Contract().model(case.definition, format_named("bfloat16")))
-    found = scores(case, result, model, Contract(), asked.bench.appraiser.under)
+    model = one_sided(Contract().model(case.definition, format_named("bfloat16")), 8)
+    found = scores(case, result, model, Contract(), asked.bench.oracle.under)
     assert all(abs(score.total) <= 1e-3 * score.elements for score in found)
 
 
@@ -208,11 +181,12 @@ def exceedances(asked: Question, units: int) -> Iterator[tuple[Case, str, int, i
     """Of each series, statistic and side: how many of ``units`` calls with fresh data lie beyond the margin."""
     bench = asked.bench
     for case in bias_cases(asked.sampler):
-        model = one_sided(bench.contract.model(case.definition, format_named(next(iter(case.dtypes.values())))))
+        format = format_named(next(iter(case.dtypes.values())))
+        model = one_sided(bench.contract.model(case.definition, format), format.precision)
         counts: dict[tuple[str, int], int] = {}
         for unit in range(units):
             single = replace(case, protocol="once", seed=case.seed + 1_000_003 * (unit + 1))
-            for score in scores(single, bench.try_case(single), model, bench.contract, bench.appraiser.under):
+            for score in scores(single, bench.try_case(single), model, bench.contract, bench.oracle.under):
                 for side in (-1, 1):
                     name = (f"{score.result} {score.statistic}", side)
                     counts[name] = counts.get(name, 0) + (score.side == side)
@@ -249,17 +223,22 @@ def test_the_rate_of_false_alarms_is_below_what_is_stated(name: str) -> None:
 @pytest.mark.parametrize("op", specs())
 def test_the_dimension_of_growth_is_one_that_is_summed(op: str) -> None:
     """Its symbol is the op's own; ops that sum nothing, or over lengths that no one symbol is, have none."""
-    symbol, definition = reduced(spec(op)), spec(op)
-    ragged = ("attention_decode", "attention_varlen", "moe", "moe_route", "merge_states", "rope")
-    pointwise = definition.elementwise or op.startswith(("gelu", "silu", "swiglu", "quantize"))
-    assert (symbol is None) == (op in ragged or pointwise)
-    assert symbol is None or symbol in definition.signature().symbols
+    symbol, summed, symbols = reduced(spec(op)), spec(op).reduction, spec(op).signature().symbols
+    assert symbol == (summed.over if summed and summed.over in symbols else None)
     expected = {
+        "softmax": "N",
+        "layernorm": "N",
+        "gemm": "K",
         "gemm_int4": "K",
         "attention": "Sk",
         "attention_backward": "Sk",
         "cross_entropy": "V",
         "all_reduce": "R",
+        "attention_decode": None,
+        "attention_varlen": None,
+        "moe": None,
+        "rope": None,
+        "gelu": None,
     }
     assert symbol == expected.get(op, symbol)
 
@@ -294,4 +273,5 @@ def test_results_that_are_zero_have_no_significant_bits() -> None:
     """Nothing is said of results that are zero, and nothing of none."""
     none = significant_bits(torch.zeros(3), torch.zeros(3), format_named("float32"))
     assert bool(none.isnan().all())
-    assert summary(none, format_named("float32")) is None
+    with pytest.raises(Unseen):
+        summary(none, format_named("float32"))

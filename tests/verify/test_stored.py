@@ -1,7 +1,5 @@
 """Stored goldens judge kernels: their cases are tried, and a store that holds something else is found out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Numbers that hang together: midpoints, offsets, places in sparse groups, log-sum-exps, and scales in e8m0."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -9,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.formats.codes import all_values
+from assay.formats.rounding import round_to
 from assay.golden.inputs.distributions import STRUCTURED, names_of
 from assay.golden.registry import spec
-from assay.precision.formats import all_values
-from assay.precision.rounding import round_to
 from assay.verify import Contract, examine
+from assay.verify.cases.case import Case, build, contents
+from assay.verify.cases.layouts import LAYOUTS
+from assay.verify.cases.sampler import Sampler, seeded
 from assay.verify.errors import SettingError
-from assay.verify.inputs.cases import Case, build, contents
-from assay.verify.inputs.layouts import LAYOUTS
-from assay.verify.inputs.sampler import Sampler, seeded
-from assay.verify.phases import exact_cases
+from assay.verify.examination.phases import exact_cases
 
 from .zoo.honest_microscaling import gemm_mxfp8
 from .zoo.honest_quantize import INT8_KERNELS, quantize, quantize_int4
@@ -182,7 +180,7 @@ def test_honest_quantisers_pass_in_numpy() -> None:
     """Codes and scales cross to arrays and back, e4m3 and e8m0 by their bits."""
 
     def to_torch(kernel: Any) -> Any:
-        from assay.verify.frameworks import from_numpy, to_numpy
+        from assay.verify.execution.frameworks import from_numpy, to_numpy
 
         def call(*arrays: Any, **options: Any) -> Any:
             out = kernel(*(from_numpy(array) for array in arrays), **options)

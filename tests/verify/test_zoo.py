@@ -1,7 +1,5 @@
 """The zoo itself: honest kernels agree with float64, and each faulty one differs from its twin."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 
@@ -9,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.verify.inputs.layouts import place
+from assay.verify.cases.layouts import place
+from tests.reference import reference
 
 from .zoo import FAULTY, HANGING, HONEST, Entry, Faulty
-from .zoo import reference as references
 from .zoo.probes import Probe, probes_of, same_bytes
 
 TWINS = {entry.name: entry for entry in HONEST}
@@ -38,9 +36,7 @@ def call(entry: Entry, probe: Probe) -> tuple[Tensor, ...]:
 
 def expected(entry: Entry, probe: Probe) -> tuple[Tensor, ...]:
     """The float64 results."""
-    options = {name: value for name, value in probe.options.items() if name != "alibi"}
-    out: tuple[Tensor, ...] = getattr(references, entry.spec)(*probe.inputs, **options)
-    return out
+    return reference(entry.spec)(*probe.inputs, **probe.options)
 
 
 def half_ulps(got: Tensor, want: Tensor) -> float:

@@ -2,7 +2,7 @@
 
 `fingerprint(kernel, op, dtype=...)` gives a `Card` of `Trait`s; each says what was seen, and how, or that the kernel's
 results don't show it. `subject` calls the kernel, `reductions` presents chosen terms to the sum inside an op,
-`accumulator` and `tree` read that sum, `values` stores and special values, `conduct` repetition and batches.
+`accumulator` and `tree` read that sum, `values` stores, special values, repetition and batches.
 """
 
 from assay.verify.fingerprint.card import Card, Trait

@@ -6,10 +6,9 @@ narrower ones show a promotion. Sources: M. Fasi, N. J. Higham, M. Mikaitis, S. 
 tensor cores*, PeerJ CS 7:e330 (2021); FTTN, arXiv 2403.00232.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -53,16 +52,12 @@ def width(reduction: Reduction, *, is_steady: bool = True) -> Width:
     if not shown:
         return Width(limit, limit, 0, True, 0, _SHORT)
     narrowest, widest = min(shown.values()), max(shown.values())
-    place = min(place for place, bits in shown.items() if bits == narrowest)
-    promotion, tried = 0, _SHORT
-    if not is_steady:
-        return Width(narrowest, widest, place, False, 0, _SHORT)
-    try:
-        promotion, wider = _promotion(reduction, limit, narrowest)
-        widest, tried = max(widest, wider), _LONG
-    except Unseen:
-        pass  # no more than the short sum fits
-    return Width(narrowest, widest, place, False, promotion, tried)
+    found = Width(narrowest, widest, min(p for p, bits in shown.items() if bits == narrowest), False, 0, _SHORT)
+    with suppress(Unseen):  # no more than the short sum fits
+        if is_steady:
+            promotion, wider = _promotion(reduction, limit, narrowest)
+            return replace(found, widest=max(widest, wider), promotion=promotion, tried=_LONG)
+    return found
 
 
 def _promotion(reduction: Reduction, limit: int, narrowest: int) -> tuple[int, int]:

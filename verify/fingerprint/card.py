@@ -1,16 +1,16 @@
 """The card that a fingerprint is: traits with what showed them, as text, JSON and HTML."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from assay.runtime.files import write_text_atomically
 from assay.verify.errors import SettingError
-from assay.verify.statistics.growth import Growth
-from assay.verify.verdict import write_whole
+from assay.verify.fingerprint.error_growth import Growth
+from assay.verify.fingerprint.growth_plot import plot_of
+from assay.verify.report.html import environment
 
 UNSEEN = "not observable"
 
@@ -51,27 +51,22 @@ class Card:
         width = max((len(trait.name) for trait in self.traits), default=0)
         for trait in self.traits:
             lines.append(f"  {trait.name:{width}}  {trait.value}")
-            lines += textwrap.wrap(
-                trait.how, 116 - width, initial_indent=" " * (width + 4), subsequent_indent=" " * (width + 4)
-            )
+            lines += [" " * (width + 4) + line for line in textwrap.wrap(trait.how, 112 - 2 * width)]
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
-        content: dict[str, Any] = {"kernel": self.kernel, "spec": self.spec, "dtype": self.dtype}
-        content["traits"] = [asdict(trait) for trait in self.traits]
-        content["growth"] = asdict(self.growth) if self.growth is not None else None
-        return content
+        return asdict(self)
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The card as JSON, also written to ``path`` where given."""
         text = json.dumps(self.as_dict(), indent=2)
         if path is not None:
-            write_whole(path, text)
+            write_text_atomically(path, text)
         return text
 
     def to_html(self, path: str | Path) -> Path:
         """Write the card as one HTML page, which needs nothing from a network, and return its path."""
-        from assay.verify.fingerprint.page import card_page
-
-        return write_whole(path, card_page(self))
+        plot = plot_of(self.growth) if self.growth is not None else None
+        page = environment().get_template("fingerprint.html.j2").render(card=self, plot=plot)
+        return write_text_atomically(path, page)

@@ -4,9 +4,8 @@ Beside exp(0) = 1 stands one exponential of chosen size s, all others being zero
 s, and softmax gives the first element 1 / (1 + s): both are 0 and 1 just where the sum has lost s.
 """
 
-from __future__ import annotations
-
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,9 +20,13 @@ _WELL = 0.3  # how far a sum may be off that holds s
 
 @dataclass(frozen=True)
 class Exponentials:
-    """Sums of exponentials of one op."""
+    """Sums of exponentials of one op; ``less_one`` is what the sum is less one, by a row's first result.
+
+    It raises `ZeroDivisionError` or `OverflowError` where the result shows none.
+    """
 
     subject: Subject
+    less_one: Callable[[float], float]
 
     def width(self) -> str:
         """Bits that the sum keeps; raises `Unseen`."""
@@ -41,7 +44,7 @@ class Exponentials:
     def _width(self) -> tuple[int, bool]:
         """How many bits, and whether that is as many as the results can show."""
         out = self.subject.out
-        most = out.precision if self.subject.op == "softmax" else _MOST
+        most = _MOST if self.less_one(1.0) else out.precision  # results near one show no more than their own digits
         bits = 1
         for shift in range(1, most):
             size = 1.01 * 2.0**-shift
@@ -54,22 +57,18 @@ class Exponentials:
 
     def _sum(self, size: float) -> float:
         """The sum less one, as the result shows it, for an exponential of that size; raises `Unseen`."""
-        format = self.subject.format_of("x")
+        (tensor, *_) = self.subject.question.definition.tensors
+        format = self.subject.format_of(tensor.name)
         x = torch.full((_ROWS, _COLUMNS), -math.inf, dtype=torch.float64)
         x[:, 0], x[:, _SECOND] = 0.0, math.log(size)
         x = x.to(torch.float32).to(getattr(torch, format.name)).double()
         actual = math.exp(float(x[0, _SECOND]))
-        y = self.subject.call({"R": _ROWS, "N": _COLUMNS}, {"x": x})[0]
+        y = self.subject.call(dict(zip(tensor.dims, x.shape, strict=True)), {tensor.name: x})[0]
         first = float(y.flatten()[0])
         try:
-            seen = _sum_less_one(self.subject.op, first)
+            seen = self.less_one(first)
         except (ZeroDivisionError, OverflowError):
             seen = math.nan
         if not math.isfinite(seen):
             raise Unseen(f"with -inf among the inputs the result is {first:g}, which shows no sum of exponentials")
         return seen * size / actual
-
-
-def _sum_less_one(op: str, y: float) -> float:
-    """The sum less one behind a row's first result; raises `ZeroDivisionError` or `OverflowError` where none is."""
-    return 1 / y - 1 if op == "softmax" else math.expm1(y if op == "logsumexp" else -y)

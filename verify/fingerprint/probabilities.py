@@ -5,14 +5,12 @@ chosen so that both parts nearly cancel, and the result is what rounding exp(-s)
 way of rounding would give.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
 
-from assay.precision.formats import Format
-from assay.precision.rounding import Mode, round_to
+from assay.formats.format import Format
+from assay.formats.rounding import Mode, round_to
 from assay.verify.fingerprint.subject import Subject, Unseen
 
 Tensor = torch.Tensor
@@ -26,11 +24,12 @@ _AHEAD = 0.2  # of the next best: half of what is rounded to nearest is rounded 
 
 def rounding_of_probabilities(subject: Subject) -> tuple[str, str]:
     """How probabilities are rounded, and how that was seen; raises `Unseen`."""
-    options = subject.options
-    if options["causal"] != "none" or options["window"] is not None or options["softcap"] or options["sinks"]:
-        raise Unseen("masks, caps and sinks change what the probe chooses; ask without them")
-    if options["scale"] is not None or options["alibi"]:
-        raise Unseen("the probe needs the usual scale, and no bias")
+    definition = subject.question.definition
+    if not {"q", "k", "v"}.issubset(tensor.name for tensor in definition.tensors):
+        raise Unseen("the probe chooses tensors q, k and v")
+    changed = {name for name, option in definition.options.items() if subject.options[name] != option.default}
+    if changed - {"return_lse"}:
+        raise Unseen(f"{', '.join(sorted(changed))}: changes what the probe chooses; ask with the default")
     format = subject.format_of("q")
     if format.precision > 11:
         raise Unseen(f"{format} is no coarser than the arithmetic")

@@ -1,19 +1,18 @@
 """Presenting chosen terms to the sum inside an op, so that the op's result is that sum.
 
 A product of matrices sums a_k b_k: a term is split into two powers of two where one operand's range doesn't hold it.
-Attention with q = 0 gives every key the weight one, and so the sum of the values divided by their number, a power of
-two; an all-reduce sums its shards.
+A sum of one tensor's numbers takes them as they are (an all-reduce its shards), a mean of a power of two of them is the
+sum but for that factor: attention with q = 0 gives every key the weight one.
 """
 
-from __future__ import annotations
-
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from assay.precision.formats import Format
+from assay.formats.format import Format
+from assay.golden import registry
 from assay.verify.fingerprint.subject import Subject, Unseen
 
 Tensor = torch.Tensor
@@ -24,9 +23,10 @@ _ROWS = 64  # of every call: with other numbers of them the order may be another
 
 @dataclass(frozen=True)
 class Reduction(ABC):
-    """The sum inside a kernel. ``most`` terms can be summed at a time."""
+    """The sum inside a kernel, and what its op's spec says of it."""
 
     subject: Subject
+    fact: registry.Reduction
 
     @property
     @abstractmethod
@@ -47,23 +47,20 @@ class Reduction(ABC):
 
     @property
     def _least(self) -> int:
-        return _exponent(self.operand.smallest_subnormal or self.operand.smallest_normal)
+        return exponent_of(self.operand.smallest_subnormal or self.operand.smallest_normal)
 
 
-def _exponent(value: float) -> int:
-    return int(torch.frexp(torch.tensor(value, dtype=torch.float64))[1]) - 1
+def exponent_of(value: float) -> int:
+    """e of 2^e <= value < 2^(e + 1)."""
+    return math.frexp(value)[1] - 1
 
 
 class Product(Reduction):
-    """gemm, linear and gemm_fp8: rows of a times columns of b."""
+    """The rows of one matrix times the columns, or rows, of another."""
 
     @property
     def operand(self) -> Format:
-        return self.subject.format_of(self._names[0])
-
-    @property
-    def _names(self) -> tuple[str, str]:
-        return ("x", "weight") if self.subject.op == "linear" else ("a", "b")
+        return self.subject.format_of(self.fact.of[0])
 
     @property
     def _least(self) -> int:
@@ -85,15 +82,18 @@ class Product(Reduction):
     def _product(self, left: Tensor, right: Tensor) -> Tensor:
         """left [R, n] times the rows of right [C, n], filled up with zeros to [64, 16]."""
         a, b = _filled(left, _ROWS), _filled(right, _COLUMNS)
-        sizes = {"M": len(a), "N": len(b), "K": a.shape[1]}
-        first, second = self._names
-        values = {first: a, second: b if self.subject.op == "linear" else b.T}
+        first, second = (tensor for tensor in self.subject.question.definition.tensors if tensor.name in self.fact.of)
+        over = [tensor.dims.index(self.fact.over) for tensor in (first, second)]
+        values = {first.name: a if over[0] else a.T, second.name: b if over[1] else b.T}
+        sizes = {
+            symbol: size for t in (first, second) for symbol, size in zip(t.dims, values[t.name].shape, strict=True)
+        }
         return self.subject.call(sizes, values)[0]
 
     def _split(self, terms: Tensor) -> tuple[Tensor, Tensor]:
         """Two operands for each term, the second a power of two; one where the first one's range allows it."""
-        least = _exponent(self.operand.smallest_subnormal or self.operand.smallest_normal)
-        most = _exponent(self.operand.largest) - 1
+        least = exponent_of(self.operand.smallest_subnormal or self.operand.smallest_normal)
+        most = exponent_of(self.operand.largest) - 1
         exponent = torch.frexp(terms)[1].clamp(-1000, 1000) - 1
         held = exponent.clamp(least, most)
         right = torch.ldexp(torch.ones_like(terms), exponent - held)
@@ -117,51 +117,43 @@ def _shared(terms: Tensor, right: Tensor) -> Tensor | None:
     return most if bool(((right == most) | ~used).all()) else None
 
 
-class Attention(Reduction):
-    """The sum of the values under equal weights."""
+class Terms(Reduction):
+    """The sum of one tensor's numbers, each place along its last other axis one; or their mean."""
 
     @property
     def operand(self) -> Format:
-        return self.subject.format_of("v")
+        return self.subject.format_of(self.fact.of[0])
 
     def sums(self, terms: Tensor) -> Tensor:
-        keys = terms.shape[1]
-        if keys & (keys - 1):
-            raise Unseen("attention's weights are powers of two only for as many keys")
+        definition, count = self.subject.question.definition, terms.shape[1]
+        if self.fact.mean and count & (count - 1):
+            raise Unseen("a mean is the sum times a power of two only of as many terms")
+        dims = next(tensor.dims for tensor in definition.tensors if tensor.name in self.fact.of)
+        lanes = [symbol for symbol in dims if symbol != self.fact.over][-1]
+        sizes = {symbol: self._size(symbol) for symbol in definition.signature().symbols}
+        sizes |= {self.fact.over: count, lanes: _ROWS}
+        sizes |= {symbol: sizes[groups] for symbol, groups in definition.groups.items()}
+        shape = [sizes[symbol] if symbol in (self.fact.over, lanes) else 1 for symbol in dims]
         found = []
         for part in _parts(terms, _ROWS):
-            v = _filled(part, _ROWS).T[None, None]
-            sizes = {"B": 1, "H": 1, "Hkv": 1, "Sq": _COLUMNS, "Sk": keys, "D": _ROWS, "Dv": _ROWS}
-            found.append(self.subject.call(sizes, {"v": v})[0][0, 0, -1, : len(part)] * keys)
+            rows = _filled(part, _ROWS)
+            values = (rows if dims.index(lanes) < dims.index(self.fact.over) else rows.T).reshape(shape)
+            result = self.subject.call(sizes, {self.fact.of[0]: values})[0]
+            found.append(result.reshape(-1, _ROWS)[-1, : len(part)] * (count if self.fact.mean else 1))
         return torch.cat(found)
 
-
-class AllReduce(Reduction):
-    """The sum of the shards, each column one."""
-
-    @property
-    def operand(self) -> Format:
-        return self.subject.format_of("shards")
-
-    def sums(self, terms: Tensor) -> Tensor:
-        sizes = {"R": terms.shape[1], "N": _ROWS}
-        parts = [self.subject.call(sizes, {"shards": _filled(rows, _ROWS).T})[0] for rows in _parts(terms, _ROWS)]
-        return torch.cat(parts)[: len(terms)]
+    def _size(self, symbol: str) -> int:
+        """Of what is not summed: heads of 64 numbers, a tile of what is free, and one of all else."""
+        allowed = self.subject.question.definition.sizes.get(symbol, (_COLUMNS,))
+        return _ROWS if _ROWS in allowed else min(allowed)
 
 
 def reduction_of(subject: Subject) -> Reduction:
     """The op's sum; raises `Unseen` for an op whose result isn't one."""
-    kinds: dict[str, Callable[[Subject], Reduction]] = {
-        "gemm": Product,
-        "linear": Product,
-        "gemm_fp8": Product,
-        "attention": Attention,
-        "all_reduce": AllReduce,
-    }
-    if subject.op not in kinds:
+    fact = subject.question.definition.reduction
+    if fact is None or not fact.of:
         raise Unseen(f"no result of {subject.op} is a sum of chosen terms")
-    if subject.op == "attention" and subject.options["sinks"]:
-        raise Unseen("a sink is one more weight; ask without it")
-    if subject.op == "attention" and (subject.options["causal"] != "none" or subject.options["window"] is not None):
-        raise Unseen("a mask hides terms; ask with causal='none' and without a window")
-    return kinds[subject.op](subject)
+    if any(subject.options[name] != value for name, value in fact.under.items()):
+        wanted = ", ".join(f"{name}={value!r}" for name, value in fact.under.items())
+        raise Unseen(f"the result is the plain sum of chosen terms only with {wanted}; ask with these")
+    return (Product if len(fact.of) == 2 else Terms)(subject, fact)

@@ -1,20 +1,18 @@
 """The kernel under the probes: called with chosen numbers, and its results as float64."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from assay.formats.format import Format, format_named
 from assay.golden.errors import ShapeError
 from assay.golden.inputs.values import stored
-from assay.precision.formats import Format, format_named
-from assay.verify.calls import Finding
-from assay.verify.inputs.cases import Case, Inputs
-from assay.verify.inputs.layouts import place
-from assay.verify.question import Question
+from assay.verify.cases.case import Case, Inputs
+from assay.verify.cases.layouts import place
+from assay.verify.examination.question import Question
+from assay.verify.execution.call import Finding
 
 Tensor = torch.Tensor
 

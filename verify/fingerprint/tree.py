@@ -6,8 +6,6 @@ revealing the order of floating-point summation*, USENIX ATC 2025. Nodes with mo
 unit adds at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -43,7 +41,7 @@ class Prober:
         return [self.terms - int(count) for count in kept]
 
 
-def prober(reduction: Reduction, found: Width, terms: int) -> Prober:
+def _prober(reduction: Reduction, found: Width, terms: int) -> Prober:
     """A prober whose units a huge term swallows, and whose counts the result holds; raises `Unseen`."""
     if found.is_limit:
         raise Unseen("the accumulator is too wide for a term that swallows others")
@@ -56,9 +54,9 @@ def prober(reduction: Reduction, found: Width, terms: int) -> Prober:
     return Prober(reduction, terms, unit)
 
 
-def tree_of(probe: Prober) -> Node:
+def tree_of(reduction: Reduction, found: Width, terms: int) -> Node:
     """The tree of the whole sum; raises `Unseen` where the sums fit none."""
-    return _tree(probe, list(range(probe.terms)), probe.terms + 1)
+    return _tree(_prober(reduction, found, terms), list(range(terms)), terms + 1)
 
 
 def _tree(probe: Prober, leaves: list[int], above: int) -> Node:
@@ -102,22 +100,14 @@ def name_of(node: Node) -> str:
         sizes = {len(leaves_of(part)) for part in chain[:-1]} or {count}
         size = len(leaves_of(chain[0]))
         if size == 1 and sizes == {1}:
-            first = [leaf for part in chain for leaf in leaves_of(part)]
-            return _direction(first)
+            return _direction([leaf for part in chain for leaf in leaves_of(part)])
         if len(sizes) == 1 and size > 1 and all(_is_run(part) for part in chain):
             fused = all(_is_fused(part) for part in chain)
             inside = f"{size} terms at once" if fused else name_of(chain[0])
             return f"in {'steps' if fused else 'blocks'} of {size}, {'each ' if fused else ''}{inside}"
-        if len(sizes) == 1 and size > 1:
-            named = _side_by_side(chain)
-            if named:
-                return named
-    if _is_fused(node):
-        return f"all {count} terms at once"
-    lanes = _lanes(node)
-    if lanes:
-        return lanes
-    return "irregular"
+        if len(sizes) == 1 and size > 1 and (named := _side_by_side(chain)):
+            return named
+    return f"all {count} terms at once" if _is_fused(node) else _lanes(node) or "irregular"
 
 
 def _direction(order: list[int]) -> str:
@@ -138,19 +128,13 @@ def _chain(node: Node) -> list[Node] | None:
         if len(node) > 2 and len(set(sizes)) == 1:
             break  # terms that are added at once
         big = max(range(len(node)), key=lambda place: sizes[place])
-        small = [child for place, child in enumerate(node) if place != big]
-        if len(small) > 1:
-            parts.append(tuple(small))  # an accumulator and several terms at once
-        else:
-            parts.append(small[0])
-        if parts and len(leaves_of(parts[-1])) >= sizes[big]:
-            parts.append(node[big])
-            parts.reverse()
-            return parts
+        small = node[:big] + node[big + 1 :]
+        parts.append(small if len(small) > 1 else small[0])  # an accumulator takes one term, or several at once
         node = node[big]
+        if sum(sizes) - sizes[big] >= sizes[big]:
+            break
     parts.append(node)
-    parts.reverse()
-    return parts if len(parts) > 1 else None
+    return parts[::-1] if len(parts) > 1 else None
 
 
 def _is_run(node: Node) -> bool:
@@ -215,9 +199,9 @@ def order(reduction: Reduction, found: Width) -> tuple[str, str]:
     tried: Unseen | None = None
     for terms in _SIZES:
         try:
-            whole = tree_of(prober(reduction, found, terms))
+            whole = tree_of(reduction, found, terms)
             name, parts = name_of(whole), _equal_parts(whole)
-            if parts and parts == _equal_parts(tree_of(prober(reduction, found, terms // 2))):
+            if parts and parts == _equal_parts(tree_of(reduction, found, terms // 2)):
                 name = f"split into {parts} parts, each {name.partition(', ')[2]}"
         except Unseen as error:
             tried = tried or error
@@ -257,7 +241,7 @@ def blocks(reduction: Reduction, found: Width) -> tuple[str, str]:
 
 
 def _counts(reduction: Reduction, found: Width, terms: int) -> list[int]:
-    return [1, *prober(reduction, found, terms).common(0, range(1, terms))]
+    return [1, *_prober(reduction, found, terms).common(0, range(1, terms))]
 
 
 def _block(counts: list[int]) -> int | None:

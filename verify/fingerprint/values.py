@@ -1,21 +1,20 @@
 """Stores and special values: rounding of results, subnormals, overflow, NaN."""
 
-from __future__ import annotations
-
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
 
+from assay.formats.format import Format
+from assay.formats.rounding import Mode, next_down, next_up, round_to
 from assay.golden.arithmetic import EVALUATION
+from assay.golden.evaluation.golden import Golden
 from assay.golden.inputs.values import torch_dtype
-from assay.golden.run import Golden
-from assay.precision.formats import Format
-from assay.precision.rounding import Mode, next_down, next_up, round_to
+from assay.verify.cases.case import Case, build
+from assay.verify.cases.sampler import real_tensors, seeded, with_values
 from assay.verify.fingerprint.accumulator import Width
-from assay.verify.fingerprint.reductions import Product, Reduction
+from assay.verify.fingerprint.reductions import Product, Reduction, exponent_of
 from assay.verify.fingerprint.subject import Subject, Unseen
-from assay.verify.inputs.cases import Case, build
-from assay.verify.inputs.sampler import real_tensors, seeded, with_values
 
 Tensor = torch.Tensor
 
@@ -36,15 +35,14 @@ def store_of_sum(reduction: Reduction, found: Width) -> str:
     One and parts of the gap behind it, with both signs, exactly summed: each rounding has its own pattern.
     """
     precision = reduction.subject.out.precision
-    if not found.is_limit and found.narrowest < precision + 2:
-        raise Unseen(f"the sum itself keeps {found.narrowest} bits, the result {precision}")
-    if found.is_limit and found.narrowest < precision + 2:
-        raise Unseen(f"sums of more bits than the result's {precision} are beyond the probe's reach")
+    if found.narrowest < precision + 2:
+        beyond = f"sums of more bits than the result's {precision} are beyond the probe's reach"
+        raise Unseen(
+            beyond if found.is_limit else f"the sum itself keeps {found.narrowest} bits, the result {precision}"
+        )
     gap = 2.0 ** (1 - precision)
     parts = torch.tensor([[1.0, part * gap] for part in (0.25, 0.5, 0.75, 1.25, 1.5, 1.75)], dtype=torch.float64)
-    two = torch.cat([parts, -parts])
-    rows = torch.zeros(len(two), 16, dtype=torch.float64)
-    rows[:, 0], rows[:, 1] = two[:, 0], two[:, 1]
+    rows = torch.nn.functional.pad(torch.cat([parts, -parts]), (0, 14))
     exact = rows.sum(-1)
     many = reduction.sums(torch.cat([rows] * 8)).reshape(8, -1)
     if bool((many != many[0]).any()):
@@ -66,7 +64,7 @@ def cases(subject: Subject, distribution: str) -> list[Case]:
 def answers(subject: Subject, case: Case) -> tuple[Tensor, Golden]:
     """The first result (float64) of a call, and its golden."""
     outputs = subject.run(case, build(case, subject.question.bench.device))
-    golden = subject.question.bench.appraiser.under(case, EVALUATION)[0]
+    golden = subject.question.bench.oracle.under(case, EVALUATION)[0]
     if case.signature.returns[0].is_integer or case.signature.returns[0].role == "rounded":
         raise Unseen("the first result is a code, not a number")
     return outputs[0], golden
@@ -115,11 +113,7 @@ def subnormal_results(subject: Subject) -> str:
     zero = torch.cat(seen)
     if len(zero) < 4:
         raise Unseen("no ordinary result is subnormal")
-    return _all_or_none(zero, "flushed to zero", "kept", "some flushed to zero")
-
-
-def _all_or_none(mask: Tensor, every: str, none: str, some: str) -> str:
-    return every if bool(mask.all()) else some if bool(mask.any()) else none
+    return "flushed to zero" if bool(zero.all()) else "some flushed to zero" if bool(zero.any()) else "kept"
 
 
 def subnormal_operands(reduction: Reduction) -> str:
@@ -131,7 +125,7 @@ def subnormal_operands(reduction: Reduction) -> str:
         raise Unseen("operands have no subnormal numbers")
     left, right = torch.zeros(2, 16, dtype=torch.float64)
     left[0] = format.smallest_normal / 2
-    right[0] = 2.0 ** (int(torch.frexp(torch.tensor(format.largest, dtype=torch.float64))[1]) - 2)  # a product near one
+    right[0] = 2.0 ** (exponent_of(format.largest) - 1)  # a product near one
     return "flushed to zero" if float(reduction.operands(left, right)) == 0 else "kept"
 
 
@@ -140,7 +134,7 @@ def subnormal_sums(reduction: Reduction) -> str:
     out = reduction.subject.out
     if not isinstance(reduction, Product) or reduction.operand.smallest_normal**2 > out.smallest_normal / 2:
         raise Unseen("operands that are normal make no subnormal result")
-    exponent = int(torch.frexp(torch.tensor(out.smallest_normal, dtype=torch.float64))[1]) - 2
+    exponent = exponent_of(out.smallest_normal) - 1
     left, right = torch.zeros(2, 16, dtype=torch.float64)
     left[0], right[0] = 2.0 ** (exponent // 2), 2.0 ** (exponent - exponent // 2)
     if float(reduction.operands(8 * left, right)) == 0:
@@ -152,7 +146,7 @@ def overflow_of_sum(reduction: Reduction) -> str:
     """What becomes of a finite sum beyond the format of the result; raises `Unseen`."""
     out = reduction.subject.out
     rows = torch.zeros(2, 16, dtype=torch.float64)
-    rows[0, :2] = 1.5 * 2.0 ** (int(torch.frexp(torch.tensor(out.largest, dtype=torch.float64))[1]) - 1)
+    rows[0, :2] = 1.5 * 2.0 ** exponent_of(out.largest)
     rows[1] = -rows[0]
     return _beyond(reduction.sums(rows), out)
 
@@ -180,6 +174,37 @@ def overflow(subject: Subject) -> str:
     if len(y) < 4:
         raise Unseen("no ordinary result lies beyond the format")
     return _beyond(y, out)
+
+
+def significant_bits(got: Tensor, exact: Tensor, out: Format) -> Tensor:
+    """For each element how many leading bits are right (float64), NaN where the exact result is zero, NaN or infinite.
+
+    s = -log2(|y - exact| / |exact|), at most the precision of the output's format; the definition of relative precision
+    in D. Sohier, P. de Oliveira Castro, F. Fevotte, B. Lathuiliere, E. Petit, O. Jamond, *Confidence intervals for
+    stochastic arithmetic*, ACM TOMS 47 (2021), taken against the exact result.
+    """
+    lost = ((got.double() - exact.double()).abs() / exact.abs()).nan_to_num(nan=torch.inf)
+    bits = (-torch.log2(lost)).clamp(0, out.precision)
+    return torch.where(torch.isfinite(exact) & (exact != 0), bits, torch.nan)
+
+
+def summary(bits: Tensor, out: Format) -> str:
+    """The distribution of `significant_bits` in words; raises `Unseen` where no element has any."""
+    known = bits[~bits.isnan()]
+    if not known.numel():
+        raise Unseen("no result is a number other than zero")
+    median = float(known.quantile(0.5))
+    return f"{median:.1f} of {out.precision} in the median, {float(known.min()):.1f} at the fewest"
+
+
+def significance(subject: Subject) -> str:
+    """How many leading bits of ordinary results are right; raises `Unseen`."""
+    found = [torch.empty(0, dtype=torch.float64)]
+    with suppress(Unseen):
+        for case in cases(subject, "normal"):
+            y, golden = answers(subject, case)
+            found.append(significant_bits(y, golden.value, subject.out).flatten())
+    return summary(torch.cat(found), subject.out)
 
 
 def nan_policy(subject: Subject) -> str:

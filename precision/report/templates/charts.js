@@ -49,7 +49,7 @@ function pareto(colour) {
   const visible = data.pareto.filter(({prediction}) => positive(prediction.error));
   const at = (points) => points.map((point) => point.bytes / scale.size);
   const known = visible.filter(({measured}) => positive(measured));
-  const {floor, budgets, recommended} = data, shapes = [];
+  const {noise_floor: floor, settings: {budgets}, recommended} = data, shapes = [];
   if (positive(floor)) shapes.push(dashed(colour.floor, "y", number(floor), "dot"));
   if (positive(budgets.error ?? null)) shapes.push(dashed(colour.bad, "y", budgets.error, "dash"));
   if (positive(budgets.bytes ?? null)) shapes.push(dashed(colour.bad, "x", budgets.bytes / scale.size, "dash"));
@@ -64,7 +64,7 @@ function pareto(colour) {
     {...dots, name: "recommended", x: at([recommended]), y: [positive(recommended.measured) ?? positive(recommended.prediction.error)],
       text: [told(recommended)], marker: {symbol: "diamond", size: 14, color: colour.chosen, line: {color: colour.paper, width: 1.5}}},
   ], layout(colour, {shapes, hovermode: "closest",
-    xaxis: {title: {text: `weights, ${scale.name}`}, rangemode: "tozero"}, yaxis: {...powers, title: {text: data.unit}}})];
+    xaxis: {title: {text: `weights, ${scale.name}`}, rangemode: "tozero"}, yaxis: {...powers, title: {text: data.settings.unit}}})];
 }
 
 function measured(colour) {
@@ -85,7 +85,7 @@ function measured(colour) {
     {name: "predicted = measured", mode: "lines", x: ends, y: ends, hoverinfo: "skip", line: {color: colour.soft, width: 1.2}},
     dot("random assignments", random, "circle"),
     dot("front and recommended", front, "diamond"),
-  ], layout(colour, {hovermode: "closest", xaxis: {...powers, title: {text: `predicted, ${data.unit}`}}, yaxis: {...powers, title: {text: "measured"}}})];
+  ], layout(colour, {hovermode: "closest", xaxis: {...powers, title: {text: `predicted, ${data.settings.unit}`}}, yaxis: {...powers, title: {text: "measured"}}})];
 }
 
 function heat(weights) {

@@ -1,7 +1,5 @@
 """A recipe is a line of JSON that gives the same tensors wherever it is read."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import re
@@ -16,9 +14,9 @@ from hypothesis import strategies as st
 from assay.golden.errors import OptionError, RecipeError, ShapeError, UnknownSpec
 from assay.golden.inputs.recipe import Recipe, recipe
 from assay.golden.registry import spec, specs
-from assay.precision.errors import AssayError
-from assay.verify.inputs.cases import Case, all_contents
-from assay.verify.inputs.sampler import Sampler, seeded
+from assay.runtime.errors import AssayError
+from assay.verify.cases.case import Case, all_contents
+from assay.verify.cases.sampler import Sampler, seeded
 
 ATTENTION = {"B": 1, "H": 2, "Hkv": 1, "Sq": 2, "Sk": 3, "D": 4, "Dv": 4}
 SOFTMAX = recipe("softmax", {"R": 2, "N": 3})
@@ -159,20 +157,19 @@ CONTENT: dict[str, Any] = json.loads(SOFTMAX.to_json())
     [
         ("", "expected the JSON of a recipe, got ''"),
         ("{", "expected the JSON of a recipe, got '{'"),
-        ("[1]", "expected a JSON object, got '[1]'"),
-        (json.dumps({**CONTENT, "sise": {}}), "unknown field 'sise'; did you mean 'sizes'?"),
+        ("[1]", "recipe: expected a table, got [1]"),
+        (json.dumps({**CONTENT, "sise": {}}), "unknown key 'sise'; did you mean 'sizes'?"),
         (json.dumps({name: CONTENT[name] for name in CONTENT if name != "seed"}), "expected the field 'seed'"),
-        (json.dumps({**CONTENT, "seed": 1.0}), "seed must be a whole number, got 1.0"),
-        (json.dumps({**CONTENT, "seed": True}), "seed must be a whole number, got True"),
-        (json.dumps({**CONTENT, "sizes": {"R": -1}}), "sizes must be whole numbers by symbol, got {'R': -1}"),
-        (json.dumps({**CONTENT, "sizes": [["R", 1]]}), "sizes must be whole numbers by symbol"),
-        (json.dumps({**CONTENT, "dtypes": {"x": 8}}), "dtypes must be names by tensor, got {'x': 8}"),
-        (json.dumps({**CONTENT, "values": None}), "values must be names by tensor, got None"),
-        (json.dumps({**CONTENT, "options": {"eps": {}}}), "options must be numbers, names, flags"),
-        (json.dumps({**CONTENT, "spec": None}), "spec must be a name, got None"),
-        (SOFTMAX.to_json().replace('"seed":0', '"seed":NaN'), "NaN is no JSON"),
-        (SOFTMAX.to_json().replace('"seed":0', '"options":{"eps":Infinity},"seed":0'), "Infinity is no JSON"),
-        (SOFTMAX.to_json().replace('"seed":0', '"seed":0,"seed":1'), "the name 'seed' stands there twice"),
+        (json.dumps({**CONTENT, "seed": 1.0}), "recipe.seed: expected a whole number, got 1.0"),
+        (json.dumps({**CONTENT, "seed": True}), "recipe.seed: expected a whole number, got True"),
+        (json.dumps({**CONTENT, "sizes": {"R": -1}}), "recipe.sizes[...]: expected a whole number >= 0"),
+        (json.dumps({**CONTENT, "dtypes": {"x": 8}}), "recipe.dtypes[...]: expected text, got `int`"),
+        (
+            json.dumps({**CONTENT, "options": {"eps": {}}}),
+            "recipe.options.eps: expected a number, name, flag, null or list",
+        ),
+        (json.dumps({**CONTENT, "spec": None}), "recipe.spec: expected text, got None"),
+        (SOFTMAX.to_json().replace('"seed":0', '"seed":NaN'), "expected the JSON of a recipe, got"),
     ],
 )
 def test_other_json_is_refused(text: str, message: str) -> None:

@@ -3,8 +3,6 @@
 ``python -m tests.golden.vectors.freeze`` adds what is new; it changes nothing that is frozen under the same version.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from assay.golden.jobs.build import Report, build
 from assay.golden.jobs.campaign import parse_campaign
-from assay.golden.jobs.tasks import Job, Outcome, attempt
-from assay.golden.store import Store
+from assay.golden.jobs.tasks import Job
+from assay.runtime.pool import Task
 
 SMALL = """
 dtypes = ["float32"]
@@ -25,9 +26,14 @@ shapes = [{ M = 2, N = 2, K = 4 }]
 class Here:
     """An engine that does one task after the other, once."""
 
-    def run(self, job: Job, places: Iterable[int]) -> Iterator[Outcome]:
-        store = Store(job.store)
-        return (attempt(job.campaign, place, store, recheck=job.recheck) for place in places)
+    def run(self, task: Task, items: Iterable[Any], *, until: float = float("inf")) -> Iterator[tuple[int, Any]]:
+        return ((place, task(item, lambda note="", seconds=0.0: None)) for place, item in enumerate(items))
+
+    def __enter__(self) -> Here:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """There is nothing to end."""
 
 
 def built(folder: Path, text: str = SMALL, name: str = "campaign", *, recheck: bool = False) -> Report:

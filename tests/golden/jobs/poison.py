@@ -1,43 +1,25 @@
-"""A spec that goes wrong in every way a task can, registered only while a test needs it."""
-
-from __future__ import annotations
+"""A spec that goes wrong in every way a task can."""
 
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from assay.golden import registry
+from assay.golden import choice, define, number
 from assay.golden.errors import InputError
 
 WAYS = ("none", "raise", "mend", "memory", "exit", "kill", "hang", "raise_once", "kill_once", "log")
-NAME = "poison"
 FOLDER = "ASSAY_TEST_POISON"  # names the folder where what must be known of other processes is left
 
 
-def define() -> None:
-    """Register the spec."""
-    registry.define(
-        NAME,
-        "x[R,N] -> y[R,N]",
-        options={"way": registry.choice(*WAYS), "number": registry.number(0.0)},
-        rows="R",
-    )(poison)
-
-
-@contextmanager
-def defined() -> Iterator[None]:
-    """The spec is there within the block only: other tests go through all specs."""
-    define()
-    try:
-        yield
-    finally:
-        del registry._REGISTRY[NAME]
-
-
+@define(
+    "poison",
+    "x[R,N] -> y[R,N]",
+    options={"way": choice(*WAYS), "number": number(0.0)},
+    rows="R",
+    listed=False,  # other tests go through all specs
+)
 def poison(xp: Any, x: Any, *, way: str, number: float) -> Any:
     """x + x, if nothing goes wrong."""
     folder = Path(os.environ.get(FOLDER, "."))

@@ -1,7 +1,5 @@
 """Campaigns: what a file means, and one line with file, line and mend for whatever is wrong with it."""
 
-from __future__ import annotations
-
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,13 +19,12 @@ def parsed(text: str) -> Campaign:
     return parse_campaign(text, "c", "c.toml")
 
 
-@pytest.mark.parametrize(("text", "line", "message"), BAD)
-def test_a_mistake_is_one_line(text: str, line: int, message: str) -> None:
-    """It names file and line, and says how to mend it."""
+@pytest.mark.parametrize(("text", "message"), BAD)
+def test_a_mistake_is_one_line(text: str, message: str) -> None:
+    """It names file and place, what is expected there and what was found, and how to mend it where that isn't plain."""
     with pytest.raises(CampaignError) as caught:
         parsed(text)
-    assert str(caught.value).startswith(f"c.toml:{line}: ")
-    assert message in str(caught.value)
+    assert str(caught.value).removeprefix("c.toml:").lstrip().startswith(message)
     assert "\n" not in str(caught.value)
 
 

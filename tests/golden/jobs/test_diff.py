@@ -1,7 +1,5 @@
 """Two stores told apart: what changed, by how much, and whether one of them must be wrong."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -12,6 +10,7 @@ import pytest
 import torch
 
 from assay.golden.errors import StoreError
+from assay.golden.evaluation.golden import Golden
 from assay.golden.jobs.diff import (
     CONTRADICTION,
     DAMAGED,
@@ -25,7 +24,6 @@ from assay.golden.jobs.diff import (
     compare,
     differences,
 )
-from assay.golden.run import Golden
 from assay.golden.store import Record, Store
 from tests.golden.jobs.here import SMALL, built
 

@@ -1,7 +1,5 @@
 """A store of every kind: on a disk, in memory, in an object store (a server of its own), behind a renaming driver."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4

@@ -1,17 +1,35 @@
 """Records that need no evaluation, and a store of every kind."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
+import fsspec
 import torch
 
+from assay.golden.evaluation.golden import Golden
 from assay.golden.inputs.recipe import recipe
-from assay.golden.run import Golden
+from assay.golden.store import Store
 from assay.golden.store.record import Record, fingerprint, versions
 
 SPECIAL = (0.0, -0.0, math.nan, math.inf, -math.inf, 5e-324, 1.0 + 2.0**-52, -1e308)
+
+
+def file_of(key: str) -> str:
+    """Where in a store a record's file lies, as the guide says."""
+    return f"records/{key[:2]}/{key}.safetensors"
+
+
+def read_file(store: Store, name: str) -> bytes:
+    """A file of a store, past the store."""
+    system, root = fsspec.url_to_fs(store.url, **store.options)
+    return bytes(system.cat_file(f"{root}/{name}"))
+
+
+def write_file(store: Store, name: str, data: bytes) -> None:
+    """Put a file into a store's place, as a fault of the machine does, past the store."""
+    system, root = fsspec.url_to_fs(store.url, **store.options)
+    system.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
+    system.pipe_file(f"{root}/{name}", data)
 
 
 def golden_of(values: Sequence[float], radius: float = 2.0**-60, low: bool = False) -> Golden:

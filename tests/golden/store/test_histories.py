@@ -1,7 +1,5 @@
 """Whatever is put, lost, damaged and cut short by crashes, in any order: the store is a dictionary of records."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile
@@ -14,14 +12,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-import assay.golden.store.files as files
 from assay.golden.store import Store
-from assay.golden.store.store import _name
-from tests.golden.store.sample import bits, golden_of, record_of
+from tests.golden.store.sample import bits, file_of, golden_of, read_file, record_of, write_file
 
 SEEDS = st.integers(0, 3)
 KEYS = [record_of(seed).key for seed in range(4)]
-STEPS = ((os, "fsync"), (os, "link"), (os, "replace"), (os, "unlink"), (os, "close"), (Path, "mkdir"), (Path, "unlink"))
+STEPS = ((os, "fsync"), (tempfile, "mkstemp"), *((Path, name) for name in ("mkdir", "chmod", "replace", "unlink")))
 
 
 class Crash(BaseException):
@@ -65,7 +61,7 @@ class Histories(RuleBasedStateMachine):
 
     def stored(self, seed: int) -> bytes | None:
         """What lies under the seed's key."""
-        return self.store._files.read(_name(KEYS[seed])) if KEYS[seed] in self.store else None
+        return read_file(self.store, file_of(KEYS[seed])) if KEYS[seed] in self.store else None
 
     def wrote(self, seed: int, number: float, data: bytes) -> None:
         """Note what is there from now on."""
@@ -79,10 +75,9 @@ class Histories(RuleBasedStateMachine):
     def put(self, seed: int, number: int) -> None:
         """The first one counts; a damaged one is replaced."""
         record = record_of(seed, golden_of([float(number)]))
-        with self.store.claim(record.key) as mine:
-            assert mine == self.missing(seed)
-            self.store.put(record)
-        if mine:
+        assert self.store.is_valid(record.key) != self.missing(seed)
+        self.store.put(record)
+        if self.missing(seed):
             self.wrote(seed, float(number), record.to_bytes())
 
     @precondition(lambda self: self.kind == "disk")
@@ -103,7 +98,7 @@ class Histories(RuleBasedStateMachine):
         data = bytearray(self.stored(seed) or b"")
         if data:
             data[place % len(data)] ^= 1 << bit
-            self.store._files.write(_name(KEYS[seed]), bytes(data))
+            write_file(self.store, file_of(KEYS[seed]), bytes(data))
             self.damaged -= {seed}
             self.damaged |= {seed} if bytes(data) != self.written[seed] else set()
 
@@ -157,25 +152,21 @@ def test_the_crashes_above_are_felt(tmp_path: Path) -> None:
     assert present[0] is False
     assert present[-1] is True
     assert present == sorted(present)
-    assert any(name.startswith(files.TEMPORARY) for _, _, names in os.walk(tmp_path) for name in names)
+    assert any(name.startswith(".") for _, _, names in os.walk(tmp_path) for name in names)
 
 
 def test_a_store_that_writes_in_place_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The crashes above damage a store that writes its files in place, where a crash leaves them cut short."""
 
-    def in_place(self: files.DiskFiles, name: str, data: bytes, *, sync: bool = True) -> bool:
-        path = self.root / name
-        if path.exists():
-            return False
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def in_place(path: str, data: bytes) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         with open(path, "wb") as file:
             file.write(data[: len(data) // 2])
             file.flush()
             os.fsync(file.fileno())
             file.write(data[len(data) // 2 :])
-        return True
 
-    monkeypatch.setattr(files.DiskFiles, "create", in_place)
+    monkeypatch.setattr("assay.golden.store.files.write_bytes_atomically", in_place)
     damaged = []
     for step in range(9):
         store = Store(str(tmp_path / f"{step}"))

@@ -3,8 +3,6 @@
 What is frozen already under the same version stays as it is, so that running this never hides a change.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -20,11 +18,12 @@ from assay.golden.inputs import values
 from assay.golden.inputs.distributions import names_of
 from assay.golden.inputs.recipe import Recipe, recipe
 from assay.golden.inputs.values import draw
-from assay.golden.registry import Option, Spec, spec, specs
+from assay.golden.options import Option
+from assay.golden.registry import Spec, spec, specs
 from assay.golden.signature import parse
-from assay.precision.errors import AssayError
-from assay.verify.inputs.cases import Case
-from assay.verify.inputs.sampler import Sampler, seeded
+from assay.runtime.errors import AssayError
+from assay.verify.cases.case import Case
+from assay.verify.cases.sampler import Sampler, seeded
 
 INPUTS = Path(__file__).with_name("inputs.json")
 DEFINITIONS = Path(__file__).with_name("definitions.json")

@@ -1,12 +1,9 @@
 """Kernels that compute the right thing and behave wrongly: memory, shapes, repeatability, and never coming back."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -83,11 +80,6 @@ def softmax_strides_ignored(x: Tensor) -> Tensor:
     return softmax_shifted(packed(x))
 
 
-def gemm_strides_of_b_ignored(a: Tensor, b: Tensor) -> Tensor:
-    """The strides of b are ignored."""
-    return gemm(a, packed(b))
-
-
 def gelu_behind_input(x: Tensor, *, approximate: str = "none") -> Tensor:
     """The store runs one element over the input's end."""
     y = gelu(x, approximate=approximate)
@@ -95,21 +87,6 @@ def gelu_behind_input(x: Tensor, *, approximate: str = "none") -> Tensor:
     if x.numel() and (behind + 1) * x.element_size() <= x.untyped_storage().nbytes():
         x.as_strided((1,), (1,), behind).fill_(1.0)
     return y
-
-
-def zeros_of(kernel: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """Zeros of the right shape."""
-    return torch.zeros_like(kernel(*inputs))
-
-
-def negated(kernel: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """The right answer with the wrong sign."""
-    return -kernel(*inputs)
-
-
-def rows_rolled(kernel: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """Each row's answer stands in the next row."""
-    return kernel(*inputs).roll(1, dims=0)
 
 
 class Remembered:
@@ -129,11 +106,6 @@ class Remembered:
 def shape_and_dtype(x: Tensor) -> object:
     """A key that tells shapes apart, not values."""
     return x.shape, x.dtype
-
-
-def address(x: Tensor) -> object:
-    """A key that tells buffers apart, not what is in them."""
-    return x.data_ptr(), x.shape, x.stride(), x.dtype
 
 
 def logsumexp_keeps_dimension(x: Tensor) -> Tensor:
@@ -208,15 +180,9 @@ FAULTY_CONDUCT: tuple[Faulty, ...] = (
     plant("softmax_offsets_wrap", "softmax_shifted-bfloat16", softmax_offsets_of_32_bits, (*WRONG, "layout")),
     plant("gemm_offsets_of_b_wrap", "gemm-float32", gemm_offsets_of_b_of_32_bits, (*WRONG, "layout")),
     plant("softmax_strides_ignored", "softmax_shifted-bfloat16", softmax_strides_ignored, (*WRONG, "layout")),
-    plant("gemm_strides_of_b_ignored", "gemm-float32", gemm_strides_of_b_ignored, (*WRONG, "layout")),
     plant("gelu_behind_input", "gelu-float32", gelu_behind_input, ("out_of_bounds_write", *MUTATED)),
-    plant("softmax_zeros", "softmax_shifted-bfloat16", partial(zeros_of, softmax_shifted)),
-    plant("gemm_zeros", "gemm-bfloat16", partial(zeros_of, gemm)),
-    plant("gemm_negated", "gemm-float32", partial(negated, gemm)),
-    plant("gemm_rows_rolled", "gemm-float16", partial(rows_rolled, gemm)),
     plant("softmax_kept_by_shape", "softmax_shifted-float32", Remembered(softmax_shifted, shape_and_dtype), STALE),
     plant("gemm_kept_by_shape", "gemm-bfloat16", Remembered(gemm, shape_and_dtype), STALE),
-    plant("softmax_kept_by_address", "softmax_shifted-float32", Remembered(softmax_shifted, address), STALE),
     plant("logsumexp_keeps_dimension", "logsumexp_shifted-float32", logsumexp_keeps_dimension, ("shape",)),
     plant("gemm_drops_single_row", "gemm-float32", gemm_drops_single_row, ("shape",)),
     plant("gemm_returns_float32", "gemm-bfloat16", gemm_returns_float32, ("dtype",)),

@@ -1,7 +1,5 @@
 """Faulty elementary functions."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -9,29 +7,14 @@ from torch import Tensor
 
 from .entry import Faulty, planter
 from .honest_unary import LN_2, LOG2_E, UNARY, Function, Through32
-from .numerics import round_bits, store_flushed, store_truncated, store_via_float16
+from .numerics import round_bits
 
 plant = planter(UNARY)
-
-
-def exp_clamped(x: Tensor) -> Tensor:
-    """The argument is held below 88, so that nothing overflows."""
-    return torch.exp(x.clamp(max=88.0))
 
 
 def exp2_short_constant(x: Tensor) -> Tensor:
     """exp(x ln 2) with ln 2 rounded to bfloat16."""
     return torch.exp(x * 0.69140625)
-
-
-def exp2_of_rounded_argument(x: Tensor) -> Tensor:
-    """The argument passes through bfloat16."""
-    return torch.exp2(x.to(torch.bfloat16).to(torch.float32))
-
-
-def expm1_subtracted(x: Tensor) -> Tensor:
-    """exp(x) - 1, which cancels near zero."""
-    return torch.exp(x) - 1.0
 
 
 def expm1_two_terms(x: Tensor) -> Tensor:
@@ -44,24 +27,9 @@ def log_guarded(x: Tensor) -> Tensor:
     return torch.log(x + 1e-8)
 
 
-def log_of_magnitude(x: Tensor) -> Tensor:
-    """Negative numbers lose their sign."""
-    return torch.log(x.abs())
-
-
 def log2_short_constant(x: Tensor) -> Tensor:
     """log x * 1.4427."""
     return torch.log(x) * 1.4427
-
-
-def log2_clamped(x: Tensor) -> Tensor:
-    """Zero and what lies below are taken for the smallest normal."""
-    return torch.log2(x.clamp(min=torch.finfo(torch.float32).tiny))
-
-
-def log1p_added(x: Tensor) -> Tensor:
-    """log(1 + x), in which small x is lost."""
-    return torch.log(1.0 + x)
 
 
 def log1p_clamped(x: Tensor) -> Tensor:
@@ -79,12 +47,6 @@ def tanh_by_sigmoid(x: Tensor) -> Tensor:
     return 2.0 * torch.sigmoid(2.0 * x) - 1.0
 
 
-def tanh_of_quotient(x: Tensor) -> Tensor:
-    """(exp(2x) - 1) / (exp(2x) + 1), infinity over infinity for large x."""
-    grown = torch.exp(2.0 * x)
-    return (grown - 1.0) / (grown + 1.0)
-
-
 def erf_of_handbook(x: Tensor) -> Tensor:
     """Abramowitz & Stegun 7.1.26, good to 1.5e-7 of one."""
     t = 1.0 / (1.0 + 0.3275911 * x.abs())
@@ -97,40 +59,9 @@ def erf_by_tanh(x: Tensor) -> Tensor:
     return torch.tanh(2.0 / math.sqrt(math.pi) * (x + 0.08943 * x * x * x))
 
 
-def sigmoid_by_tanh(x: Tensor) -> Tensor:
-    """1/2 + tanh(x / 2) / 2, which cancels for negative x."""
-    return 0.5 + 0.5 * torch.tanh(0.5 * x)
-
-
-def sigmoid_of_quotient(x: Tensor) -> Tensor:
-    """exp(x) / (1 + exp(x)), infinity over infinity for large x."""
-    grown = torch.exp(x)
-    return grown / (1.0 + grown)
-
-
-def softplus_unguarded(x: Tensor) -> Tensor:
-    """log1p(exp(x)), which overflows from 89 on."""
-    return torch.log1p(torch.exp(x))
-
-
-def softplus_added(x: Tensor) -> Tensor:
-    """log(1 + exp(x)), in which small exponentials are lost."""
-    return torch.where(x > 20.0, x, torch.log(1.0 + torch.exp(x)))
-
-
-def softplus_early(x: Tensor) -> Tensor:
-    """x itself from 5 on."""
-    return torch.where(x > 5.0, x, torch.log1p(torch.exp(x)))
-
-
 def sqrt_by_rsqrt(x: Tensor) -> Tensor:
     """x / sqrt(x) as x rsqrt(x): NaN of zero."""
     return x * torch.rsqrt(x)
-
-
-def sqrt_clamped(x: Tensor) -> Tensor:
-    """Negative numbers are taken for zero."""
-    return torch.sqrt(x.clamp(min=0.0))
 
 
 def rsqrt_guarded(x: Tensor) -> Tensor:
@@ -189,30 +120,17 @@ def log_by_rounded_log2(x: Tensor) -> Tensor:
 
 
 _FLOAT32: dict[str, tuple[str, Function]] = {
-    "exp_clamped": ("exp", exp_clamped),
     "exp_folded_in_float16": ("exp", exp_folded_in_float16),
-    "exp2_of_rounded_argument": ("exp2", exp2_of_rounded_argument),
-    "expm1_subtracted": ("expm1", expm1_subtracted),
     "expm1_two_terms": ("expm1", expm1_two_terms),
     "log_guarded": ("log", log_guarded),
-    "log_of_magnitude": ("log", log_of_magnitude),
     "log_by_rounded_log2": ("log", log_by_rounded_log2),
     "log2_short_constant": ("log2", log2_short_constant),
-    "log2_clamped": ("log2", log2_clamped),
-    "log1p_added": ("log1p", log1p_added),
     "log1p_clamped": ("log1p", log1p_clamped),
     "tanh_eleven_bits": ("tanh", tanh_eleven_bits),
     "tanh_by_sigmoid": ("tanh", tanh_by_sigmoid),
-    "tanh_of_quotient": ("tanh", tanh_of_quotient),
     "erf_of_handbook": ("erf", erf_of_handbook),
     "erf_by_tanh": ("erf", erf_by_tanh),
-    "sigmoid_by_tanh": ("sigmoid", sigmoid_by_tanh),
-    "sigmoid_of_quotient": ("sigmoid", sigmoid_of_quotient),
-    "softplus_unguarded": ("softplus", softplus_unguarded),
-    "softplus_added": ("softplus", softplus_added),
-    "softplus_early": ("softplus", softplus_early),
     "sqrt_by_rsqrt": ("sqrt", sqrt_by_rsqrt),
-    "sqrt_clamped": ("sqrt", sqrt_clamped),
     "rsqrt_guarded": ("rsqrt", rsqrt_guarded),
     "rsqrt_one_step": ("rsqrt", rsqrt_one_step),
     "reciprocal_twelve_bits": ("reciprocal", reciprocal_twelve_bits),
@@ -226,13 +144,8 @@ _FLOAT32: dict[str, tuple[str, Function]] = {
 
 _NARROW: dict[str, tuple[str, Function]] = {
     "exp2_short_constant": ("exp2-bfloat16", exp2_short_constant),
-    "expm1_subtracted": ("expm1-bfloat16", expm1_subtracted),
-    "log1p_added": ("log1p-float16", log1p_added),
     "tanh_by_sigmoid": ("tanh-bfloat16", tanh_by_sigmoid),
     "erf_by_tanh": ("erf-float16", erf_by_tanh),
-    "sigmoid_by_tanh": ("sigmoid-bfloat16", sigmoid_by_tanh),
-    "softplus_early": ("softplus-float16", softplus_early),
-    "sqrt_clamped": ("sqrt-bfloat16", sqrt_clamped),
     "reciprocal_twelve_bits": ("reciprocal-float16", reciprocal_twelve_bits),
     "cos_by_sin": ("cos-bfloat16", cos_by_sin),
 }
@@ -241,7 +154,4 @@ FAULTY_UNARY: tuple[Faulty, ...] = (
     *(plant(name, f"{spec}-float32", Through32(function)) for name, (spec, function) in _FLOAT32.items()),
     *(plant(name, twin, Through32(function)) for name, (twin, function) in _NARROW.items()),
     plant("rsqrt_of_rounded_root", "rsqrt-bfloat16", Through32(rsqrt_of_rounded_root)),
-    plant("exp_flushes_subnormals", "exp-float32", Through32(torch.exp, store_flushed)),
-    plant("log_truncating_store", "log-bfloat16", Through32(torch.log, store_truncated)),
-    plant("sin_via_float16", "sin-bfloat16", Through32(torch.sin, store_via_float16)),
 )

@@ -1,7 +1,5 @@
 """Kernels that keep their entry's contract, the default one where it names none, for all inputs that it judges."""
 
-from __future__ import annotations
-
 from .entry import Entry
 from .honest_attention_backward import ATTENTION_BACKWARD
 from .honest_attention_table import ATTENTION

@@ -1,18 +1,18 @@
 """Honest attention: whole rows, blocks of keys with an online maximum, and keys split among workers."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .honest_softmax import LOG2_E, shift_of
-from .numerics import keep, load
+from .numerics import keep, load, round_via
 
 Result = Tensor | tuple[Tensor, Tensor]
+Stage = Callable[[Tensor], Tensor]
 
 
 def visible_keys(queries: int, keys: int, causal: str, window: tuple[int, int] | None) -> Tensor:
@@ -50,9 +50,35 @@ def masked_scores(
     return scores.masked_fill(~see, -math.inf)
 
 
-def decay_base_two(old: Tensor, new: Tensor) -> Tensor:
-    """What a sum relative to the old maximum is worth relative to the new."""
-    return torch.exp2((old - new) * LOG2_E)
+def weighted_sum(weights: Tensor, values: Tensor, see: Tensor) -> Tensor:
+    """weights [..,S,L] @ values [..,L,D], to which what is not seen adds nothing, NaN included."""
+    finite = values.isfinite()
+    total = weights @ torch.where(finite, values, 0.0)
+    for place in torch.nonzero(~finite.all(dim=-1).flatten(0, -2).all(dim=0))[:, 0].tolist():
+        row = values[..., place, None, :]
+        term = torch.where(row.isfinite(), 0.0, weights[..., place, None] * row)
+        total = total + torch.where(see[:, place, None], term, 0.0)
+    return total
+
+
+Block = tuple[Tensor, Tensor, Tensor]
+
+
+def online(blocks: Iterable[Block], out: Tensor, stage: Stage = keep, running: Stage = keep) -> tuple[Tensor, ...]:
+    """Blocks of masked scores, values and mask: unnormalised output, sum and maximum, rescaled as the maximum grows.
+
+    ``out`` are the zeros to begin with, ``stage`` is what weights pass through on their way to the values, ``running``
+    what the output does after each block.
+    """
+    maximum = torch.full((*out.shape[:-1], 1), -math.inf)
+    total = torch.zeros_like(maximum)
+    for scores, values, see in blocks:
+        new = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))
+        weights, decay = (torch.exp2((x - shift_of(new)) * LOG2_E) for x in (scores, maximum))
+        total = total * decay + weights.sum(dim=-1, keepdim=True)
+        out = running(out * decay + weighted_sum(stage(weights), values, see))
+        maximum = new
+    return out, total, maximum
 
 
 @dataclass(frozen=True)
@@ -60,18 +86,10 @@ class Parts:
     """The pieces that all three kernels are made of; a fault replaces one."""
 
     visible: Callable[[int, int, str, tuple[int, int] | None], Tensor] = visible_keys
-    kv_head: Callable[[int, int], Tensor] = kv_head_of
     bias: Callable[[Tensor, int, int], Tensor] = alibi_bias
-    scores: Callable[[Tensor, Tensor, float, float | None, Tensor | None, Tensor], Tensor] = masked_scores
-    shift: Callable[[Tensor], Tensor] = shift_of
-    decay_of_sum: Callable[[Tensor, Tensor], Tensor] = decay_base_two
-    decay_of_output: Callable[[Tensor, Tensor], Tensor] = decay_base_two
-    running_output: Callable[[Tensor], Tensor] = keep
-    partial_lse: Callable[[Tensor], Tensor] = keep
-    returned_lse: Callable[[Tensor], Tensor] = keep
-
-
-HONEST_PARTS = Parts()
+    running_output: Stage = keep
+    partial_lse: Stage = keep
+    returned_lse: Stage = keep
 
 
 class Problem:
@@ -82,155 +100,86 @@ class Problem:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        causal: str,
-        scale: float | None,
-        window: tuple[int, int] | None,
-        softcap: float | None,
-        slopes: Tensor | None,
-        round_probabilities: bool,
-        parts: Parts,
+        *,
+        causal: str = "none",
+        scale: float | None = None,
+        window: tuple[int, int] | None = None,
+        softcap: float | None = None,
+        alibi: bool = False,
+        slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
+        return_lse: bool = False,
+        round_probabilities: bool = False,
+        parts: Parts = Parts(),
     ) -> None:
-        heads = parts.kv_head(q.shape[1], k.shape[1])
-        self.dtype = q.dtype
+        heads = kv_head_of(q.shape[1], k.shape[1])
+        self.dtype, self.parts, self.softcap, self.return_lse = q.dtype, parts, softcap, return_lse
         self.q, self.k, self.v = load(q), load(k)[:, heads], load(v)[:, heads]
-        self.queries, self.keys = q.shape[2], k.shape[2]
+        self.keys = k.shape[2]
         self.scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-        self.softcap = softcap
-        self.see = parts.visible(self.queries, self.keys, causal, window)
-        self.bias = None if slopes is None else parts.bias(slopes, self.queries, self.keys)
-        self.round_probabilities = round_probabilities
-        self.parts = parts
+        self.see = parts.visible(q.shape[2], self.keys, causal, window)
+        self.bias = parts.bias(slopes, q.shape[2], self.keys) if alibi and slopes is not None else None
+        # One more logit per head, -inf where there are no sinks.
+        one = torch.full((*q.shape[:3], 1), -math.inf)
+        self.sink = one if sinks is None else load(sinks).view(1, -1, 1, 1).expand_as(one)
+        self.stage = round_via(q.dtype) if round_probabilities else keep
 
-    def scores(self, start: int, stop: int) -> Tensor:
-        """Masked scores of the keys from `start` to `stop`, [B,H,Sq,stop-start]."""
-        bias = None if self.bias is None else self.bias[:, :, start:stop]
-        k = self.k[:, :, start:stop]
-        return self.parts.scores(self.q, k, self.scale, self.softcap, bias, self.see[:, start:stop])
+    def block(self, start: int, stop: int) -> Block:
+        """Masked scores [B,H,Sq,stop-start] of the keys from `start` to `stop`, their values and their mask."""
+        keys = slice(start, stop)
+        bias = None if self.bias is None else self.bias[:, :, keys]
+        see = self.see[:, keys]
+        scores = masked_scores(self.q, self.k[:, :, keys], self.scale, self.softcap, bias, see)
+        return scores, self.v[:, :, keys], see
 
-    def weighted_values(self, weights: Tensor, start: int, stop: int) -> Tensor:
-        """weights @ v, to which a key behind the mask adds nothing even where its value is NaN: 0 * NaN is NaN."""
-        if self.round_probabilities:
-            weights = weights.to(self.dtype).to(torch.float32)
-        v, see = self.v[:, :, start:stop], self.see[:, start:stop]
-        finite = v.isfinite().all(dim=-1, keepdim=True)
-        out = weights @ torch.where(finite, v, torch.zeros_like(v))
-        for key in torch.nonzero(~finite.flatten(0, 1).all(dim=0)[:, 0])[:, 0].tolist():
-            term = weights[..., key, None] * v[:, :, key, None, :]
-            out = out + torch.where(see[:, key, None] & ~finite[:, :, key, None], term, torch.zeros_like(term))
-        return out
+    def weighted_values(self, weights: Tensor, values: Tensor, see: Tensor) -> Tensor:
+        """weights @ v."""
+        return weighted_sum(self.stage(weights), values, see)
 
-    def finish(self, out: Tensor, lse: Tensor, return_lse: bool) -> Result:
+    def finish(self, out: Tensor, lse: Tensor) -> Result:
         """The stores: a row that sees no key is zero."""
-        sees_any = self.see.any(dim=1, keepdim=True)
-        stored = torch.where(sees_any, out, torch.zeros_like(out)).to(self.dtype)
-        return (stored, self.parts.returned_lse(lse.squeeze(-1))) if return_lse else stored
+        stored = torch.where(self.see.any(dim=1, keepdim=True), out, 0.0).to(self.dtype)
+        return (stored, self.parts.returned_lse(lse.squeeze(-1))) if self.return_lse else stored
 
 
-def sink_column(sinks: Tensor | None, like: Tensor) -> Tensor:
-    """One more logit per head, -inf where there are no sinks."""
-    return torch.full_like(like, -math.inf) if sinks is None else load(sinks).view(1, -1, 1, 1).expand_as(like)
-
-
-def attention_rows(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: str = "none",
-    scale: float | None = None,
-    window: tuple[int, int] | None = None,
-    softcap: float | None = None,
-    alibi: bool = False,
-    slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    return_lse: bool = False,
-    round_probabilities: bool = False,
-    parts: Parts = HONEST_PARTS,
-) -> Result:
+def attention_rows(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Result:
     """Whole rows of scores, normalised before the product with the values."""
-    problem = Problem(q, k, v, causal, scale, window, softcap, slopes if alibi else None, round_probabilities, parts)
-    keys = problem.keys
-    scores = problem.scores(0, keys)
-    sink = sink_column(sinks, problem.q.new_empty(*q.shape[:3], 1))
-    shift = parts.shift(torch.cat([scores, sink], dim=-1).amax(dim=-1, keepdim=True))
+    problem = Problem(q, k, v, **options)
+    scores, values, see = problem.block(0, problem.keys)
+    shift = shift_of(torch.cat([scores, problem.sink], dim=-1).amax(dim=-1, keepdim=True))
     weights = torch.exp(scores - shift)
-    total = weights.sum(dim=-1, keepdim=True) + torch.exp(sink - shift)
-    return problem.finish(problem.weighted_values(weights / total, 0, keys), shift + torch.log(total), return_lse)
+    total = weights.sum(dim=-1, keepdim=True) + torch.exp(problem.sink - shift)
+    return problem.finish(problem.weighted_values(weights / total, values, see), shift + torch.log(total))
 
 
-def attention_flash(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: str = "none",
-    scale: float | None = None,
-    window: tuple[int, int] | None = None,
-    softcap: float | None = None,
-    alibi: bool = False,
-    slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    return_lse: bool = False,
-    round_probabilities: bool = False,
-    block: int = 64,
-    parts: Parts = HONEST_PARTS,
-) -> Result:
+def attention_flash(q: Tensor, k: Tensor, v: Tensor, *, block: int = 64, **options: Any) -> Result:
     """Blocks of keys: running maximum, running sum, unnormalised output rescaled whenever the maximum grows."""
-    problem = Problem(q, k, v, causal, scale, window, softcap, slopes if alibi else None, round_probabilities, parts)
-    maximum = torch.full((*q.shape[:3], 1), -math.inf)
-    total = torch.zeros(*q.shape[:3], 1)
-    out = torch.zeros(*q.shape[:3], v.shape[3])
-    for start in range(0, problem.keys, block):
-        stop = min(start + block, problem.keys)
-        scores = problem.scores(start, stop)
-        new = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))
-        shift = parts.shift(new)
-        weights = torch.exp2((scores - shift) * LOG2_E)
-        total = total * parts.decay_of_sum(maximum, shift) + weights.sum(dim=-1, keepdim=True)
-        added = problem.weighted_values(weights, start, stop)
-        out = parts.running_output(out * parts.decay_of_output(maximum, shift) + added)
-        maximum = new
-    sink = sink_column(sinks, maximum)
-    shift = parts.shift(torch.maximum(maximum, sink))
-    last = decay_base_two(maximum, shift)
-    total = total * last + decay_base_two(sink, shift)
-    return problem.finish(out * last / total, shift + torch.log(total), return_lse)
+    problem = Problem(q, k, v, **options)
+    blocks = (problem.block(start, start + block) for start in range(0, problem.keys, block))
+    zeros = torch.zeros(*q.shape[:3], v.shape[3])
+    out, total, maximum = online(blocks, zeros, problem.stage, problem.parts.running_output)
+    shift = shift_of(torch.maximum(maximum, problem.sink))
+    last, sink = (torch.exp2((x - shift) * LOG2_E) for x in (maximum, problem.sink))
+    total = total * last + sink
+    return problem.finish(out * last / total, shift + torch.log(total))
 
 
-def attention_split(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: str = "none",
-    scale: float | None = None,
-    window: tuple[int, int] | None = None,
-    softcap: float | None = None,
-    alibi: bool = False,
-    slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    return_lse: bool = False,
-    round_probabilities: bool = False,
-    splits: int = 3,
-    parts: Parts = HONEST_PARTS,
-) -> Result:
+def attention_split(q: Tensor, k: Tensor, v: Tensor, *, splits: int = 3, **options: Any) -> Result:
     """Keys split among workers; their normalised outputs are merged by lse, a sink counting as one more worker."""
-    problem = Problem(q, k, v, causal, scale, window, softcap, slopes if alibi else None, round_probabilities, parts)
-    outputs = [torch.zeros(*q.shape[:3], v.shape[3])]
-    lses = [sink_column(sinks, torch.empty(*q.shape[:3], 1))]
+    problem = Problem(q, k, v, **options)
+    outputs, lses = [torch.zeros(*q.shape[:3], v.shape[3])], [problem.sink]
     width = max(1, -(-problem.keys // splits))
     for start in range(0, problem.keys, width):
-        stop = min(start + width, problem.keys)
-        scores = problem.scores(start, stop)
-        shift = parts.shift(scores.amax(dim=-1, keepdim=True))
+        scores, values, see = problem.block(start, start + width)
+        shift = shift_of(scores.amax(dim=-1, keepdim=True))
         weights = torch.exp(scores - shift)
         total = weights.sum(dim=-1, keepdim=True)
-        out = problem.weighted_values(weights, start, stop)
-        outputs.append(torch.where(total == 0, torch.zeros_like(out), out / total))
-        lses.append(parts.partial_lse(shift + torch.log(total)))
+        out = problem.weighted_values(weights, values, see)
+        outputs.append(torch.where(total == 0, 0.0, out / total))
+        lses.append(problem.parts.partial_lse(shift + torch.log(total)))
     lse = torch.stack(lses)
     shift = shift_of(lse.amax(dim=0))
     weights = torch.exp(lse - shift)
     total = weights.sum(dim=0)
     merged = (weights * torch.stack(outputs)).sum(dim=0) / total
-    return problem.finish(merged, shift + torch.log(total), return_lse)
+    return problem.finish(merged, shift + torch.log(total))

@@ -1,7 +1,5 @@
 """Honest gradients of attention: whole rows, and blocks of keys with what a flash kernel keeps of its forward pass."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,10 +10,10 @@ from torch import Tensor
 
 from assay.verify import Contract
 
-from .entry import Entry, family
-from .honest_attention import kv_head_of, visible_keys
+from .entry import Entry, families
+from .honest_attention import kv_head_of, visible_keys, weighted_sum
 from .honest_softmax import LOG2_E, shift_of
-from .numerics import load
+from .numerics import load, nonzero
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 
@@ -31,31 +29,12 @@ def mean_product(dout: Tensor, out: Tensor) -> Tensor:
     return (dout * out).sum(dim=-1, keepdim=True)
 
 
-def difference(products: Tensor, delta: Tensor) -> Tensor:
-    """dP - delta."""
-    return products - delta
-
-
-def unscaled(gradient: Tensor, scale: float) -> Tensor:
+def scaled(gradient: Tensor, scale: float) -> Tensor:
     """Scores are scaled once, and so is each gradient of theirs."""
     return gradient * scale
 
 
-def product(weights: Tensor, see: Tensor, values: Tensor) -> Tensor:
-    """weights @ values, to which what is not seen adds nothing even where it is NaN."""
-    if bool(values.isfinite().all()):
-        return weights @ values
-    total = weights @ torch.where(values.isfinite(), values, torch.zeros_like(values))
-    for place in range(values.shape[-2]):
-        row = values[..., place, None, :]
-        if not bool(row.isfinite().all()):
-            term = weights[..., place, None] * torch.where(row.isfinite(), torch.zeros_like(row), row)
-            term = torch.where(row.isfinite(), torch.zeros_like(term), term)
-            total = total + torch.where(see[:, place, None], term, torch.zeros_like(term))
-    return total
-
-
-def dense_product(weights: Tensor, see: Tensor, values: Tensor) -> Tensor:
+def dense_product(weights: Tensor, values: Tensor, see: Tensor) -> Tensor:
     """weights @ values, in which a weight of zero meets NaN as well."""
     return weights @ values
 
@@ -64,19 +43,11 @@ def dense_product(weights: Tensor, see: Tensor, values: Tensor) -> Tensor:
 class Parts:
     """The pieces that both kernels are made of; a fault replaces one."""
 
-    visible: Callable[..., Tensor] = visible_keys
-    kv_head: Callable[[int, int], Tensor] = kv_head_of
     group: Callable[[Tensor, int], Tensor] = sum_of_group
     delta: Callable[[Tensor, Tensor], Tensor] = mean_product
-    difference: Callable[[Tensor, Tensor], Tensor] = difference
-    scale_q: Callable[[Tensor, float], Tensor] = unscaled
-    scale_k: Callable[[Tensor, float], Tensor] = unscaled
-    scores: Callable[[Tensor], Tensor] = load
+    scale_k: Callable[[Tensor, float], Tensor] = scaled
     accumulator: Callable[[Tensor], Tensor] = load
-    over_rows: Callable[[Tensor, Tensor, Tensor], Tensor] = product
-
-
-HONEST_PARTS = Parts()
+    over_rows: Callable[[Tensor, Tensor, Tensor], Tensor] = weighted_sum
 
 
 def attention_backward(
@@ -89,26 +60,26 @@ def attention_backward(
     scale: float | None = None,
     round_stages: bool = False,
     block: int = 0,
-    parts: Parts = HONEST_PARTS,
+    parts: Parts = Parts(),
 ) -> Gradients:
     """dq, dk and dv, over blocks of keys where ``block`` is given; ``round_stages``: P and dS in the input dtype."""
     dtype, groups = q.dtype, k.shape[1]
-    heads = parts.kv_head(q.shape[1], groups)
+    heads = kv_head_of(q.shape[1], groups)
     queries, keys = q.shape[2], k.shape[2]
     factor = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-    see = parts.visible(queries, keys, causal, None)
+    see = visible_keys(queries, keys, causal, None)
     rows, gradient = load(q), load(dout)
     all_k, all_v = load(k)[:, heads], load(v)[:, heads]
 
     def stored(values: Tensor) -> Tensor:
         return values.to(dtype).to(torch.float32) if round_stages else values
 
-    scores = parts.scores(rows @ all_k.transpose(-1, -2) * factor).masked_fill(~see, -math.inf)
+    scores = (rows @ all_k.transpose(-1, -2) * factor).masked_fill(~see, -math.inf)
     shift = shift_of(scores.amax(dim=-1, keepdim=True)) if keys else torch.zeros(*rows.shape[:3], 1)
     total = torch.exp2((scores - shift) * LOG2_E).sum(dim=-1, keepdim=True)
-    lse = shift + torch.log(torch.where(total == 0, torch.ones_like(total), total))
+    lse = shift + torch.log(nonzero(total))
     weights = torch.where(see, torch.exp(scores - lse), torch.zeros_like(scores))
-    out = product(stored(weights), see, all_v)
+    out = weighted_sum(stored(weights), all_v, see)
     delta = parts.delta(gradient, out)
 
     dq = torch.zeros(rows.shape)
@@ -118,13 +89,13 @@ def attention_backward(
         part = slice(start, start + step)
         seen, p = see[:, part], weights[..., part]
         products = gradient @ all_v[:, :, part].transpose(-1, -2)
-        slopes = torch.where(seen, p * parts.difference(products, delta), torch.zeros_like(p))
+        slopes = torch.where(seen, p * (products - delta), torch.zeros_like(p))
         slopes = stored(slopes)
-        dq = parts.accumulator(dq + product(slopes, seen, all_k[:, :, part]))
-        dk[:, :, part] = parts.over_rows(slopes.transpose(-1, -2), seen.T, rows)
-        dv[:, :, part] = parts.over_rows(stored(p).transpose(-1, -2), seen.T, gradient)
-    dq, dk = parts.scale_q(dq, factor), parts.scale_k(dk, factor)
-    return dq.to(dtype), parts.group(dk, groups).to(dtype), parts.group(dv, groups).to(dtype)
+        dq = parts.accumulator(dq + weighted_sum(slopes, all_k[:, :, part], seen))
+        dk[:, :, part] = parts.over_rows(slopes.transpose(-1, -2), rows, seen.T)
+        dv[:, :, part] = parts.over_rows(stored(p).transpose(-1, -2), gradient, seen.T)
+    dk = parts.scale_k(dk, factor)
+    return (dq * factor).to(dtype), parts.group(dk, groups).to(dtype), parts.group(dv, groups).to(dtype)
 
 
 def attention_backward_by_autograd(
@@ -145,34 +116,17 @@ def attention_backward_by_autograd(
 
 
 MASKS = {"causal": ["none", "bottom_right", "top_left"]}
-MASKS_AND_SCALES = {"causal": ["none", "bottom_right"], "scale": [None, 0.25]}
+SCALES = {"causal": ["none", "bottom_right"], "scale": [None, 0.25]}
 SHAPES = {"D": [8, 16, 64], "Dv": [8, 24, 64]}
 DTYPES = ("float32", "bfloat16", "float16")
+FLASH = partial(attention_backward, block=32, round_stages=True)
+DENSE = partial(attention_backward, parts=Parts(over_rows=dense_product))
+BY_AUTOGRAD = ("_by_autograd", attention_backward_by_autograd, DTYPES[:2])
+NO_NAN = Contract(nonfinite="unspecified")
 
-ATTENTION_BACKWARD: tuple[Entry, ...] = tuple(
-    entry
-    for name, kernel, dtypes, options in (
-        ("attention_backward", attention_backward, DTYPES, MASKS),
-        (
-            "attention_backward_flash",
-            partial(attention_backward, block=32, round_stages=True),
-            DTYPES,
-            MASKS_AND_SCALES,
-        ),
-        (
-            "attention_backward_dense_over_rows",
-            partial(attention_backward, parts=Parts(over_rows=dense_product)),
-            DTYPES[:2],
-            MASKS,
-        ),
-    )
-    for entry in family(name, "attention_backward", kernel, dtypes, options=options, shapes=SHAPES)
-) + family(
-    "attention_backward_by_autograd",
-    "attention_backward",
-    attention_backward_by_autograd,
-    DTYPES[:2],
-    options=MASKS,
-    shapes=SHAPES,
-    contract=Contract(nonfinite="unspecified"),
+ATTENTION_BACKWARD: tuple[Entry, ...] = (
+    *families("attention_backward", ("", attention_backward, DTYPES), options=MASKS, shapes=SHAPES),
+    *families("attention_backward", ("_flash", FLASH, DTYPES), options=SCALES, shapes=SHAPES),
+    *families("attention_backward", ("_dense_over_rows", DENSE, DTYPES[:2]), options=MASKS, shapes=SHAPES),
+    *families("attention_backward", BY_AUTOGRAD, options=MASKS, shapes=SHAPES, contract=NO_NAN),
 )

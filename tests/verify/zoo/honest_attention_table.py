@@ -1,7 +1,5 @@
 """Honest attention entries: each kernel with the options that it is examined under."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from .entry import Entry, family

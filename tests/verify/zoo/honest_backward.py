@@ -1,7 +1,5 @@
 """Honest gradients along rows: in float32 inside, by PyTorch's autograd and in the forms that kernels have them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
@@ -56,7 +54,6 @@ def layernorm_backward(
     *,
     eps: float = 1e-5,
     statistics: Callable[[Tensor], tuple[Tensor, Tensor]] = two_pass,
-    centre: Stage = keep,
     correlate: Stage = keep,
     rows: Stage = keep,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,7 +62,7 @@ def layernorm_backward(
     mean, variance = statistics(values)
     root = torch.rsqrt(variance + eps)
     normalised, grown = (values - mean) * root, gradient * load(weight)
-    first = centre(grown.mean(dim=1, keepdim=True))
+    first = grown.mean(dim=1, keepdim=True)
     second = correlate((grown * normalised).mean(dim=1, keepdim=True))
     dx = (grown - first - normalised * second) * root
     sums = rows_summed(gradient * normalised, rows), rows_summed(gradient, rows)

@@ -1,26 +1,21 @@
 """Honest attention over a paged cache: page by page with an online maximum, and pages split among workers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .entry import Entry, family
-from .honest_attention import kv_head_of
-from .honest_softmax import LOG2_E, shift_of
-from .numerics import keep, load
+from .honest_attention import Block, kv_head_of, online
+from .honest_softmax import shift_of
+from .numerics import keep, load, nonzero, round_via
 
+Stage = Callable[[Tensor], Tensor]
 State = tuple[Tensor, Tensor]
-
-
-def pages_of(block_table: Tensor, sequence: int) -> Tensor:
-    """The pages of a sequence in order."""
-    return block_table[sequence]
 
 
 def used_pages(length: int, page: int) -> int:
@@ -38,11 +33,6 @@ def zero_stale(values: Tensor, see: Tensor) -> Tensor:
     return torch.where(see[:, None], values, torch.zeros_like(values))
 
 
-def nonzero(total: Tensor) -> Tensor:
-    """A sum of weights to divide by: one where there are none."""
-    return torch.where(total == 0, torch.ones_like(total), total)
-
-
 def merge_by_lse(states: list[State]) -> Tensor:
     """The output of all parts of the keys; one without keys, with an lse of -inf, has no share; all such give zero."""
     outs, lses = (torch.stack(part) for part in zip(*states, strict=True))
@@ -56,95 +46,21 @@ def score_factor(scale: float, k_scale: float) -> float:
     return scale * k_scale
 
 
-def value_factor(k_scale: float, v_scale: float) -> float:
-    """What sums of codes of values are multiplied by."""
-    return v_scale
-
-
 @dataclass(frozen=True)
 class Parts:
     """The pieces that both kernels are made of; a fault replaces one."""
 
-    pages: Callable[[Tensor, int], Tensor] = pages_of
     used: Callable[[int, int], int] = used_pages
     seen: Callable[[int, int, int], Tensor] = seen_slots
-    kv_head: Callable[[int, int], Tensor] = kv_head_of
     values: Callable[[Tensor, Tensor], Tensor] = zero_stale
-    codes: Callable[[Tensor], Tensor] = load
-    scores: Callable[[Tensor], Tensor] = keep
+    codes: Stage = load
     factor: Callable[[float, float], float] = score_factor
-    value_factor: Callable[[float, float], float] = value_factor
-    running_output: Callable[[Tensor], Tensor] = keep
-    partial_lse: Callable[[Tensor], Tensor] = keep
+    running_output: Stage = keep
+    partial_lse: Stage = keep
     merge: Callable[[list[State]], Tensor] = merge_by_lse
-    divisor: Callable[[Tensor], Tensor] = nonzero
 
 
 HONEST_PARTS = Parts()
-
-
-class Problem:
-    """What the kernels hold: the cache as it lies, and all that leads to a sequence's keys and values in it."""
-
-    def __init__(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        block_table: Tensor,
-        seq_lens: Tensor,
-        factors: tuple[float | None, float, float],
-        round_probabilities: bool,
-        parts: Parts,
-    ) -> None:
-        scale, k_scale, v_scale = factors
-        scale = 1.0 / math.sqrt(q.shape[2]) if scale is None else scale
-        self.q, self.k_cache, self.v_cache, self.block_table = q, k_cache, v_cache, block_table
-        self.lengths = [int(length) for length in seq_lens.tolist()]
-        self.factor, self.value_factor = parts.factor(scale, k_scale), parts.value_factor(k_scale, v_scale)
-        self.heads = parts.kv_head(q.shape[1], k_cache.shape[2])
-        self.round_probabilities, self.parts = round_probabilities, parts
-
-    def state(self, b: int, first: int, last: int) -> State:
-        """The output [H,D] of the pages from `first` to `last` of a sequence, and its lse [H,1]."""
-        parts, page = self.parts, self.k_cache.shape[1]
-        q = load(self.q[b])[:, None]
-        numbers = parts.pages(self.block_table, b)
-        maximum = torch.full((q.shape[0], 1, 1), -math.inf)
-        total, out = torch.zeros_like(maximum), torch.zeros_like(q)
-        for place in range(first, last):
-            k, v = (
-                parts.codes(cache[int(numbers[place])])[:, self.heads].transpose(0, 1)
-                for cache in (self.k_cache, self.v_cache)
-            )
-            see = parts.seen(self.lengths[b], place * page, page)
-            scores = parts.scores(q @ k.transpose(1, 2) * self.factor).masked_fill(~see, -math.inf)
-            new = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))
-            shift = shift_of(new)
-            weights = torch.exp2((scores - shift) * LOG2_E)
-            decay = torch.exp2((maximum - shift) * LOG2_E)
-            total = total * decay + weights.sum(dim=-1, keepdim=True)
-            if self.round_probabilities:
-                weights = weights.to(self.q.dtype).to(torch.float32)
-            out = parts.running_output(out * decay + weights @ parts.values(v, see))
-            maximum = new
-        lse = shift_of(maximum) + torch.log(total)
-        return (out / parts.divisor(total))[:, 0], lse[:, 0]
-
-    def outputs(self, splits: int) -> Tensor:
-        """All sequences, the pages of each in as many equal parts."""
-        outs = []
-        for b, length in enumerate(self.lengths):
-            pages = self.parts.used(length, self.k_cache.shape[1])
-            if splits == 1:
-                out = self.state(b, 0, pages)[0]
-            else:
-                share = -(-pages // splits)
-                bounds = [(min(pages, i * share), min(pages, (i + 1) * share)) for i in range(splits)]
-                states = [self.state(b, first, last) for first, last in bounds]
-                out = self.parts.merge([(part, self.parts.partial_lse(lse)) for part, lse in states])
-            outs.append(out * self.value_factor)
-        return torch.stack(outs).to(self.q.dtype) if outs else torch.zeros_like(self.q)
 
 
 def decode(
@@ -162,24 +78,44 @@ def decode(
     parts: Parts = HONEST_PARTS,
 ) -> Tensor:
     """Paged attention of one query per sequence, in one part or in several that are merged by their lse."""
-    factors = (scale, k_scale, v_scale)
-    return Problem(q, k_cache, v_cache, block_table, seq_lens, factors, round_probabilities, parts).outputs(splits)
+    factor = parts.factor(1.0 / math.sqrt(q.shape[2]) if scale is None else scale, k_scale)
+    heads, page = kv_head_of(q.shape[1], k_cache.shape[2]), k_cache.shape[1]
+    stage = round_via(q.dtype) if round_probabilities else keep
+    everything = torch.ones(1, page, dtype=torch.bool)
+
+    def block(b: int, place: int, length: int) -> Block:
+        """Scores and values of a page, what lies behind the last token taken out of both."""
+        number = int(block_table[b, place])
+        k, v = (parts.codes(cache[number])[:, heads].transpose(0, 1) for cache in (k_cache, v_cache))
+        see = parts.seen(length, place * page, page)
+        scores = load(q[b])[:, None] @ k.transpose(1, 2) * factor
+        return scores.masked_fill(~see, -math.inf), parts.values(v, see), everything
+
+    outs = []
+    for b, length in enumerate(seq_lens.tolist()):
+        pages = parts.used(length, page)
+        share = max(1, -(-pages // splits))
+        states = []
+        for part in range(splits):
+            blocks = (block(b, place, length) for place in range(pages)[part * share : (part + 1) * share])
+            out, total, maximum = online(blocks, torch.zeros(q.shape[1], 1, q.shape[2]), stage, parts.running_output)
+            lse = parts.partial_lse(shift_of(maximum) + torch.log(total))
+            states.append(((out / nonzero(total))[:, 0], lse[:, 0]))
+        outs.append((states[0][0] if splits == 1 else parts.merge(states)) * v_scale)
+    return torch.stack(outs).to(q.dtype) if outs else torch.zeros_like(q)
 
 
 def dequantized_first(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    *,
+    *pages: Tensor,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
-    **options: float | None,
+    **options: Any,
 ) -> Tensor:
     """The scales are applied to keys and values as they are loaded, in float32."""
-    k, v = load(k_cache) * k_scale, load(v_cache) * v_scale
-    return decode(q, k, v, block_table, seq_lens, **options)  # type: ignore[arg-type]
+    return decode(q, load(k_cache) * k_scale, load(v_cache) * v_scale, *pages, **options)
 
 
 ALL = ("float32", "bfloat16", "float16")

@@ -1,9 +1,6 @@
 """Honest activations and rotary embeddings."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -34,11 +31,11 @@ def gelu_tanh(values: Tensor) -> Tensor:
     return 0.5 * values * (1.0 + torch.tanh(TANH_SCALE * (values + 0.044715 * values * values * values)))
 
 
-def gelu(x: Tensor, *, approximate: str = "none", store: Store = nearest) -> Tensor:
+def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
     """Both forms as most kernels have them."""
     values = load(x)
     y = gelu_tanh(values) if approximate == "tanh" else gelu_erf(values)
-    return store(zero_at_minus_infinity(y, values), x.dtype)
+    return zero_at_minus_infinity(y, values).to(x.dtype)
 
 
 def gelu_uncancelled(x: Tensor, *, approximate: str = "none") -> Tensor:
@@ -93,36 +90,28 @@ def pairs(x: Tensor) -> tuple[Tensor, Tensor]:
     return x[..., 0::2], x[..., 1::2]
 
 
-def rope(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    *,
-    interleaved: bool = False,
-    split: tuple[Callable[[Tensor], tuple[Tensor, Tensor]], Callable[[Tensor], tuple[Tensor, Tensor]]] = (
-        halves,
-        pairs,
-    ),
-) -> Tensor:
+def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
     """Each pair of places turned by its angle; the pairs are neighbours where interleaved, else half a head apart."""
-    first, second = split[interleaved](load(x))
+    split = pairs if interleaved else halves
+    first, second = split(load(x))
     c, s = load(cos)[None, :, None, :], load(sin)[None, :, None, :]
     turned = torch.empty(x.shape, dtype=torch.float32)
-    out_first, out_second = split[interleaved](turned)
+    out_first, out_second = split(turned)
     out_first.copy_(first * c - second * s)
     out_second.copy_(second * c + first * s)
     return turned.to(x.dtype)
 
 
+ALL = ("float32", "bfloat16", "float16")
 GELU_OPTIONS = {"approximate": ["none", "tanh"]}
 SWIGLU_OPTIONS = {"limit": [None, 7.0]}
 ROPE_OPTIONS = {"interleaved": [False, True]}
 
 ELEMENTWISE: tuple[Entry, ...] = (
-    *family("gelu", "gelu", gelu, ("float32", "bfloat16", "float16"), options=GELU_OPTIONS),
+    *family("gelu", "gelu", gelu, ALL, options=GELU_OPTIONS),
     *family("gelu_uncancelled", "gelu", gelu_uncancelled, ("float32", "bfloat16"), options=GELU_OPTIONS),
-    *family("silu", "silu", silu, ("float32", "bfloat16", "float16")),
-    *family("silu_divided", "silu", silu_divided, ("float32", "bfloat16", "float16")),
-    *family("swiglu", "swiglu", swiglu, ("float32", "bfloat16", "float16"), options=SWIGLU_OPTIONS),
-    *family("rope", "rope", rope, ("float32", "bfloat16", "float16"), options=ROPE_OPTIONS),
+    *family("silu", "silu", silu, ALL),
+    *family("silu_divided", "silu", silu_divided, ALL),
+    *family("swiglu", "swiglu", swiglu, ALL, options=SWIGLU_OPTIONS),
+    *family("rope", "rope", rope, ALL, options=ROPE_OPTIONS),
 )

@@ -1,8 +1,7 @@
 """Honest GEMM kernels: float32 accumulation in several orders."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,33 +10,20 @@ from .entry import Entry, family
 from .numerics import Store, keep, load, nearest
 
 
-def gemm(a: Tensor, b: Tensor, *, operand_stage: Callable[[Tensor], Tensor] = keep, store: Store = nearest) -> Tensor:
+def gemm(a: Tensor, b: Tensor, *, store: Store = nearest) -> Tensor:
     """One float32 product."""
-    return store(operand_stage(load(a)) @ operand_stage(load(b)), a.dtype)
+    return store(load(a) @ load(b), a.dtype)
 
 
 def gemm_blocked(
-    a: Tensor,
-    b: Tensor,
-    *,
-    block: int = 64,
-    accumulator_stage: Callable[[Tensor], Tensor] = keep,
-    length: Callable[[int], int] = int,
-    store: Store = nearest,
+    a: Tensor, b: Tensor, *, block: int = 64, accumulator_stage: Callable[[Tensor], Tensor] = keep
 ) -> Tensor:
     """A loop over blocks of K that adds to one accumulator."""
     left, right = load(a), load(b)
     accumulator = torch.zeros(a.shape[0], b.shape[1])
-    end = length(a.shape[1])
-    for start in range(0, end, block):
-        stop = min(start + block, end)
-        accumulator = accumulator_stage(accumulator + left[:, start:stop] @ right[start:stop])
-    return store(accumulator, a.dtype)
-
-
-def gemm_blocked_128(a: Tensor, b: Tensor) -> Tensor:
-    """The same loop with blocks of 128."""
-    return gemm_blocked(a, b, block=128)
+    for start in range(0, a.shape[1], block):
+        accumulator = accumulator_stage(accumulator + left[:, start : start + block] @ right[start : start + block])
+    return accumulator.to(a.dtype)
 
 
 def gemm_split_k(a: Tensor, b: Tensor, *, splits: int = 4) -> Tensor:
@@ -59,12 +45,9 @@ def gemm_reversed(a: Tensor, b: Tensor) -> Tensor:
     return total.to(a.dtype)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor, *, bias_count: int = 1) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The bias is added in float32, before the one rounding."""
-    total = load(x) @ load(weight).T
-    for _ in range(bias_count):
-        total = total + load(bias)
-    return total.to(x.dtype)
+    return (load(x) @ load(weight).T + load(bias)).to(x.dtype)
 
 
 def linear_bias_first(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -81,7 +64,7 @@ ALL = ("float32", "bfloat16", "float16")
 GEMM: tuple[Entry, ...] = (
     *family("gemm", "gemm", gemm, ALL),
     *family("gemm_blocked", "gemm", gemm_blocked, ALL),
-    *family("gemm_blocked_128", "gemm", gemm_blocked_128, ALL),
+    *family("gemm_blocked_128", "gemm", partial(gemm_blocked, block=128), ALL),
     *family("gemm_split_k", "gemm", gemm_split_k, ALL),
     *family("gemm_reversed", "gemm", gemm_reversed, ALL),
     *family("linear", "linear", linear, ALL),

@@ -1,14 +1,13 @@
 """Honest cross-entropy and its gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .entry import Entry, family
+from .entry import Entry, families
 from .honest_softmax import decay, online_statistics, shift_of
 from .numerics import keep, load
 
@@ -33,11 +32,10 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
     reduce: Callable[[Tensor, Tensor, str], Tensor] = reduced,
-    prepare: Stage = keep,
     lse_stage: Stage = keep,
 ) -> Tensor:
     """(1 - s) (lse - x_label) + s (lse - mean x), the log-sum-exp in one pass over blocks of the vocabulary."""
-    values = prepare(load(logits))
+    values = load(logits)
     counted = target != ignore_index
     label = torch.where(counted, target, torch.zeros_like(target))
     maximum, total = online_statistics(values, 64, decay)
@@ -48,24 +46,12 @@ def cross_entropy(
     return reduce(losses, counted, reduction)
 
 
-def cross_entropy_torch(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    reduction: str = "mean",
-) -> Tensor:
+def cross_entropy_torch(logits: Tensor, target: Tensor, **options: Any) -> Tensor:
     """PyTorch's own, in float32."""
-    return torch.nn.functional.cross_entropy(
-        load(logits), target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction
-    )
+    return torch.nn.functional.cross_entropy(load(logits), target, **options)
 
 
-def softmax(values: Tensor) -> Tensor:
-    """Shifted by the row's maximum."""
-    weights = torch.exp(values - values.amax(dim=1, keepdim=True))
-    return weights / weights.sum(dim=1, keepdim=True)
+softmax = partial(torch.softmax, dim=1)
 
 
 def softmax_from_lse(values: Tensor) -> Tensor:
@@ -85,8 +71,6 @@ def cross_entropy_backward(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     reduction: str = "mean",
-    divisor: Callable[[Tensor, str], float] = number_of,
-    prepare: Stage = keep,
     shares: Stage = softmax,
     share_stage: Stage = keep,
     blank: bool = True,
@@ -96,9 +80,9 @@ def cross_entropy_backward(
         return torch.zeros_like(logits)
     counted = target != ignore_index
     label = torch.where(counted, target, torch.zeros_like(target))[:, None]
-    gradient = share_stage(shares(prepare(load(logits)))) - label_smoothing / logits.shape[1]
+    gradient = share_stage(shares(load(logits))) - label_smoothing / logits.shape[1]
     gradient.scatter_add_(1, label, torch.full(label.shape, label_smoothing - 1.0))
-    gradient = gradient * (1.0 / divisor(counted, reduction))
+    gradient = gradient * (1.0 / number_of(counted, reduction))
     if blank:
         gradient = torch.where(counted[:, None], gradient, torch.zeros_like(gradient))
     return gradient.to(logits.dtype)
@@ -132,22 +116,17 @@ LOSS_OPTIONS = {
     "reduction": ["mean", "sum", "none"],
 }
 
+FROM_LSE = partial(cross_entropy_backward, shares=softmax_from_lse)
+
 LOSS: tuple[Entry, ...] = (
-    *family("cross_entropy", "cross_entropy", cross_entropy, DTYPES, options=LOSS_OPTIONS),
-    *family("cross_entropy_torch", "cross_entropy", cross_entropy_torch, DTYPES, options=LOSS_OPTIONS),
-    *family("cross_entropy_backward", "cross_entropy_backward", cross_entropy_backward, DTYPES, options=LOSS_OPTIONS),
-    *family(
-        "cross_entropy_backward_from_lse",
-        "cross_entropy_backward",
-        partial(cross_entropy_backward, shares=softmax_from_lse),
-        DTYPES[:2],
-        options=LOSS_OPTIONS,
+    *families(
+        "cross_entropy", ("", cross_entropy, DTYPES), ("_torch", cross_entropy_torch, DTYPES), options=LOSS_OPTIONS
     ),
-    *family(
-        "cross_entropy_backward_from_logs",
+    *families(
         "cross_entropy_backward",
-        cross_entropy_backward_from_logs,
-        DTYPES,
+        ("", cross_entropy_backward, DTYPES),
+        ("_from_lse", FROM_LSE, DTYPES[:2]),
+        ("_from_logs", cross_entropy_backward_from_logs, DTYPES),
         options=LOSS_OPTIONS,
     ),
 )

@@ -1,7 +1,5 @@
 """Honest merging of partial attention, and honest sums over ranks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +10,7 @@ from torch import Tensor
 
 from .entry import Entry, family
 from .honest_softmax import LOG2_E, shift_of
-from .numerics import keep, load, nearest
+from .numerics import keep, load, nonzero
 
 LN_2 = math.log(2.0)
 
@@ -22,24 +20,15 @@ def zero_if_empty(o: Tensor, lse: Tensor) -> Tensor:
     return torch.where((lse == -math.inf)[..., None], torch.zeros_like(o), o)
 
 
-def nonzero(total: Tensor) -> Tensor:
-    """A sum of weights to divide by: one where there are none."""
-    return torch.where(total == 0, torch.ones_like(total), total)
-
-
 @dataclass(frozen=True)
 class Steps:
     """What merging is made of; a fault replaces one."""
 
     output: Callable[[Tensor, Tensor], Tensor] = zero_if_empty
-    shift: Callable[[Tensor], Tensor] = shift_of
-    exp: Callable[[Tensor], Tensor] = torch.exp
-    log: Callable[[Tensor], Tensor] = torch.log
     weights: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = lambda a, b: (a, b)
     divisor: Callable[[Tensor], Tensor] = nonzero
     term: Callable[[Tensor], Tensor] = keep
     lse: Callable[[Tensor], Tensor] = keep
-    store: Callable[[Tensor, torch.dtype], Tensor] = nearest
 
 
 def merge_states(
@@ -47,13 +36,13 @@ def merge_states(
 ) -> tuple[Tensor, Tensor]:
     """Weights relative to the larger log-sum-exp."""
     a, b = load(lse_a), load(lse_b)
-    shift = steps.shift(torch.maximum(a, b))
-    left, right = steps.weights(steps.exp(a - shift), steps.exp(b - shift))
+    shift = shift_of(torch.maximum(a, b))
+    left, right = steps.weights(torch.exp(a - shift), torch.exp(b - shift))
     total = left + right
     out = steps.term(left[..., None] * steps.output(load(o_a), a))
     out = steps.term(out + right[..., None] * steps.output(load(o_b), b))
-    lse = steps.lse(shift + steps.log(total))
-    return steps.store(out / steps.divisor(total)[..., None], o_a.dtype), lse
+    lse = steps.lse(shift + torch.log(total))
+    return (out / steps.divisor(total)[..., None]).to(o_a.dtype), lse
 
 
 def merge_in_base_two(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,11 +108,9 @@ def ring(shards: Tensor, hop: Callable[[Tensor], Tensor] = keep) -> Tensor:
     return total
 
 
-def all_reduce(
-    shards: Tensor, *, total: Callable[[Tensor], Tensor] = forward, store: Callable[..., Tensor] = nearest
-) -> Tensor:
+def all_reduce(shards: Tensor, *, total: Callable[[Tensor], Tensor] = forward) -> Tensor:
     """The sum over the ranks, rounded once."""
-    return store(total(shards), shards.dtype)
+    return total(shards).to(shards.dtype)
 
 
 ALL = ("float32", "bfloat16", "float16")

@@ -1,17 +1,14 @@
 """Honest products of microscaled and of two-to-four sparse operands."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from .entry import Entry, family
-from .numerics import keep, load, nearest
+from .numerics import keep, load
 
 MX, NV = 32, 16
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
@@ -21,11 +18,6 @@ Out = Callable[[Tensor], Tensor]
 def spread(scale: Tensor, block: int) -> Tensor:
     """Each scale of the last axis for as many neighbours."""
     return scale.repeat_interleave(block, dim=-1)
-
-
-def value_of_e8m0(scale: Tensor) -> Tensor:
-    """2^(code - 127)."""
-    return load(scale)
 
 
 def unpack(packed: Tensor) -> Tensor:
@@ -44,17 +36,13 @@ class Steps:
     """What the kernels are made of; a fault replaces one."""
 
     value: Callable[[Tensor], Tensor] = load
-    scale: Callable[[Tensor], Tensor] = value_of_e8m0
+    scale: Callable[[Tensor], Tensor] = load
     scale_a: Callable[[Tensor], Tensor] = keep
     scale_b: Callable[[Tensor], Tensor] = keep
     spread: Callable[[Tensor, int], Tensor] = spread
-    unpack_a: Callable[[Tensor], Tensor] = unpack
-    unpack_b: Callable[[Tensor], Tensor] = unpack
+    unpack: Callable[[Tensor], Tensor] = unpack
     number: Callable[[Tensor], Tensor] = value_of_e2m1
-    outer: Callable[[Tensor, Tensor], Tensor] = torch.mul
-    running: Callable[[Tensor], Tensor] = keep
-    blocks: Callable[[int], int] = lambda count: count
-    store: Callable[[Tensor, torch.dtype], Tensor] = nearest
+    blocks: Callable[[int], int] = int
 
 
 HONEST_STEPS = Steps()
@@ -72,7 +60,7 @@ def by_blocks(left: Tensor, right: Tensor, scales: tuple[Tensor, Tensor], block:
     for number in range(steps.blocks(scales[0].shape[1])):
         places = slice(number * block, (number + 1) * block)
         part = left[:, places] @ right[:, places].T
-        total = steps.running(total + part * (scales[0][:, number, None] * scales[1][:, number]))
+        total = total + part * (scales[0][:, number, None] * scales[1][:, number])
     return total
 
 
@@ -90,8 +78,7 @@ def gemm_mxfp8(
 ) -> Tensor:
     """(a scale_a) (b scale_b)."""
     scales = steps.scale_a(steps.scale(scale_a)), steps.scale_b(steps.scale(scale_b).T.contiguous())
-    total = product(steps.value(a), steps.value(b).T.contiguous(), scales, MX, steps)
-    return steps.store(total, torch.bfloat16)
+    return product(steps.value(a), steps.value(b).T.contiguous(), scales, MX, steps).to(torch.bfloat16)
 
 
 def gemm_mxfp8_in_bfloat16(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
@@ -113,10 +100,9 @@ def gemm_nvfp4(
     steps: Steps = HONEST_STEPS,
 ) -> Tensor:
     """Codes times the scales of their blocks; the result times both multipliers."""
-    left, right = steps.number(steps.unpack_a(a)), steps.number(steps.unpack_b(b))
+    left, right = steps.number(steps.unpack(a)), steps.number(steps.unpack(b))
     scales = steps.scale_a(load(scale_a)), steps.scale_b(load(scale_b))
-    total = product(left, right, scales, NV, steps) * steps.outer(global_a, global_b)
-    return steps.store(total, torch.bfloat16)
+    return (product(left, right, scales, NV, steps) * (global_a * global_b)).to(torch.bfloat16)
 
 
 def gemm_nvfp4_early(
@@ -160,20 +146,13 @@ class SparseSteps:
     places: Callable[[Tensor], Tensor] = places_of
     values: Callable[[Tensor], Tensor] = keep
     product: Callable[[Tensor, Tensor, Tensor], Tensor] = filled_in
-    store: Callable[[Tensor, torch.dtype], Tensor] = nearest
 
 
 def gemm_2to4(values: Tensor, index: Tensor, b: Tensor, *, steps: SparseSteps = SparseSteps()) -> Tensor:
     """The product of a two-to-four sparse matrix."""
     if not values.shape[0]:
         return torch.zeros(0, b.shape[1], dtype=values.dtype)
-    total = steps.product(steps.values(load(values)), steps.places(index), load(b))
-    return steps.store(total, values.dtype)
-
-
-def sparse(product: Any) -> Any:
-    """The kernel with another product."""
-    return partial(gemm_2to4, steps=replace(SparseSteps(), product=product))
+    return steps.product(steps.values(load(values)), steps.places(index), load(b)).to(values.dtype)
 
 
 ALL = ("float32", "bfloat16", "float16")
@@ -185,6 +164,6 @@ MICROSCALING: tuple[Entry, ...] = (
     Entry("gemm_nvfp4_by_blocks", "gemm_nvfp4", partial(gemm_nvfp4, product=by_blocks), {}),
     Entry("gemm_nvfp4_early", "gemm_nvfp4", gemm_nvfp4_early, {}),
     *family("gemm_2to4", "gemm_2to4", gemm_2to4, ALL),
-    *family("gemm_2to4_gathered", "gemm_2to4", sparse(gathered), ALL),
-    *family("gemm_2to4_in_slices", "gemm_2to4", sparse(in_slices), ALL),
+    *family("gemm_2to4_gathered", "gemm_2to4", partial(gemm_2to4, steps=SparseSteps(product=gathered)), ALL),
+    *family("gemm_2to4_in_slices", "gemm_2to4", partial(gemm_2to4, steps=SparseSteps(product=in_slices)), ALL),
 )

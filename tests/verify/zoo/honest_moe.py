@@ -1,8 +1,7 @@
 """Honest routing and mixture of experts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -41,11 +40,10 @@ def moe_route_by_logits(
     top_k: int = 2,
     renormalize: bool = True,
     scoring: str = "softmax",
-    largest: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """The largest logits first; renormalised softmax then needs only these."""
     values = load(logits)
-    chosen, ids = torch.topk(values, top_k, dim=1, largest=largest)
+    chosen, ids = torch.topk(values, top_k, dim=1)
     if scoring == "softmax" and renormalize:
         weights = torch.softmax(chosen, dim=1)
     elif scoring == "softmax":
@@ -98,9 +96,7 @@ def moe_by_expert(
     return total.to(x.dtype)
 
 
-def moe_by_expert_rounded(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-    """The same with the hidden activation in the input dtype."""
-    return moe_by_expert(x, w_gate_up, w_down, weights, ids, stage=round_hidden)
+moe_by_expert_rounded = partial(moe_by_expert, stage=round_hidden)
 
 
 def moe_by_pair(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:

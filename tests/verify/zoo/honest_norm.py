@@ -1,17 +1,15 @@
 """Honest normalisations: two passes, Welford's merged statistics, the folded scale and shift."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from .entry import Entry, family
-from .numerics import keep, load
+from .numerics import load
 
 Statistics = Callable[[Tensor], tuple[Tensor, Tensor]]
-Root = Callable[[Tensor, float], Tensor]
 
 
 def two_pass(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,32 +32,16 @@ def welford(values: Tensor, block: int = 32) -> tuple[Tensor, Tensor]:
     return mean, squares / count
 
 
-def inverse_root(variance: Tensor, eps: float) -> Tensor:
-    """1 / sqrt(variance + eps)."""
-    return torch.rsqrt(variance + eps)
-
-
 def layernorm(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    *,
-    eps: float = 1e-5,
-    statistics: Statistics = two_pass,
-    root: Root = inverse_root,
+    x: Tensor, weight: Tensor, bias: Tensor, *, eps: float = 1e-5, statistics: Statistics = two_pass
 ) -> Tensor:
     """(x - mean) * rstd * weight + bias."""
     if x.numel() == 0:
         return torch.empty(x.shape, dtype=x.dtype)
     values = load(x)
     mean, variance = statistics(values)
-    normalised = (values - mean) * root(variance, eps)
+    normalised = (values - mean) * torch.rsqrt(variance + eps)
     return (normalised * load(weight) + load(bias)).to(x.dtype)
-
-
-def layernorm_welford(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float = 1e-5) -> Tensor:
-    """The statistics in one pass."""
-    return layernorm(x, weight, bias, eps=eps, statistics=welford)
 
 
 def layernorm_folded(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float = 1e-5) -> Tensor:
@@ -68,25 +50,16 @@ def layernorm_folded(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float = 1e
         return torch.empty(x.shape, dtype=x.dtype)
     values = load(x)
     mean, variance = two_pass(values)
-    rstd = inverse_root(variance, eps)
+    rstd = torch.rsqrt(variance + eps)
     return ((values * rstd + (-mean * rstd)) * load(weight) + load(bias)).to(x.dtype)
 
 
-def rmsnorm(
-    x: Tensor,
-    weight: Tensor,
-    *,
-    eps: float = 1e-6,
-    offset: float = 0.0,
-    root: Root = inverse_root,
-    square: Callable[[Tensor], Tensor] = torch.square,
-    normalised_stage: Callable[[Tensor], Tensor] = keep,
-) -> Tensor:
+def rmsnorm(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: float = 0.0) -> Tensor:
     """x * rsqrt(mean(x^2) + eps) * (weight + offset)."""
     if x.numel() == 0:
         return torch.empty(x.shape, dtype=x.dtype)
     values = load(x)
-    normalised = normalised_stage(values * root(square(values).mean(dim=1, keepdim=True), eps))
+    normalised = values * torch.rsqrt(values.square().mean(dim=1, keepdim=True) + eps)
     return (normalised * (load(weight) + offset)).to(x.dtype)
 
 
@@ -101,30 +74,26 @@ def rmsnorm_divided(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: flo
     return (values / torch.sqrt(squares / values.shape[1] + eps) * (load(weight) + offset)).to(x.dtype)
 
 
-def add_rmsnorm(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    *,
-    eps: float = 1e-6,
-    sum_stage: Callable[[Tensor], Tensor] = keep,
-) -> tuple[Tensor, Tensor]:
+def add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
     """The float32 sum is normalised; its rounded copy is returned for the residual stream."""
-    total = sum_stage(load(x) + load(residual))
+    total = load(x) + load(residual)
     if x.numel() == 0:
         return total.to(x.dtype), total.to(x.dtype)
     normalised = total * torch.rsqrt(total.square().mean(dim=1, keepdim=True) + eps)
     return (normalised * load(weight)).to(x.dtype), total.to(x.dtype)
 
 
+ALL = ("float32", "bfloat16", "float16")
 LAYERNORM_OPTIONS = {"eps": [1e-5, 1e-3]}
 RMSNORM_OPTIONS = {"eps": [1e-6, 1e-5], "offset": [0.0, 1.0]}
 
 NORM: tuple[Entry, ...] = (
-    *family("layernorm", "layernorm", layernorm, ("float32", "bfloat16", "float16"), options=LAYERNORM_OPTIONS),
-    *family("layernorm_welford", "layernorm", layernorm_welford, ("float32", "bfloat16"), options=LAYERNORM_OPTIONS),
-    *family("layernorm_folded", "layernorm", layernorm_folded, ("float32", "bfloat16"), options=LAYERNORM_OPTIONS),
-    *family("rmsnorm", "rmsnorm", rmsnorm, ("float32", "bfloat16", "float16"), options=RMSNORM_OPTIONS),
-    *family("rmsnorm_divided", "rmsnorm", rmsnorm_divided, ("float32", "bfloat16"), options=RMSNORM_OPTIONS),
-    *family("add_rmsnorm", "add_rmsnorm", add_rmsnorm, ("float32", "bfloat16", "float16")),
+    *family("layernorm", "layernorm", layernorm, ALL, options=LAYERNORM_OPTIONS),
+    *family(
+        "layernorm_welford", "layernorm", partial(layernorm, statistics=welford), ALL[:2], options=LAYERNORM_OPTIONS
+    ),
+    *family("layernorm_folded", "layernorm", layernorm_folded, ALL[:2], options=LAYERNORM_OPTIONS),
+    *family("rmsnorm", "rmsnorm", rmsnorm, ALL, options=RMSNORM_OPTIONS),
+    *family("rmsnorm_divided", "rmsnorm", rmsnorm_divided, ALL[:2], options=RMSNORM_OPTIONS),
+    *family("add_rmsnorm", "add_rmsnorm", add_rmsnorm, ALL),
 )

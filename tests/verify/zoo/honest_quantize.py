@@ -1,7 +1,5 @@
 """Honest quantisers: scales, zero-points and codes, group by group."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .entry import Entry, family
-from .numerics import load
+from .numerics import load, nonzero
 
 GROUP = 128
 
@@ -29,11 +27,6 @@ def magnitude(parts: Tensor) -> Tensor:
 def divided(span: Tensor, largest: float) -> Tensor:
     """The scale by a division."""
     return span / largest
-
-
-def nonzero(scale: Tensor) -> Tensor:
-    """A scale to divide by: one where a group has nothing but zeros."""
-    return torch.where(scale == 0, torch.ones_like(scale), scale)
 
 
 def over_scale(parts: Tensor, span: Tensor, scale: Tensor, largest: float) -> Tensor:
@@ -58,14 +51,13 @@ class Steps:
     code: Callable[[Tensor], Tensor]
     largest: float
     split: Callable[[Tensor, int], Tensor] = split
-    span: Callable[[Tensor], Tensor] = magnitude
     scale: Callable[[Tensor, float], Tensor] = divided
     quotient: Callable[[Tensor, Tensor, Tensor, float], Tensor] = over_scale
 
     def run(self, x: Tensor, size: int) -> tuple[Tensor, Tensor]:
         """Codes [R,N] and scales [R,G]."""
         parts = self.split(load(x), size)
-        span = self.span(parts)
+        span = magnitude(parts)
         scale = self.scale(span, self.largest)
         codes = self.code(self.quotient(parts, span, scale, self.largest))
         return flat(codes, x.shape[1]), scale[..., 0].contiguous()
@@ -130,19 +122,9 @@ def ends(parts: Tensor) -> tuple[Tensor, Tensor]:
     return -parts.amin(dim=-1, keepdim=True).clamp(max=0), parts.amax(dim=-1, keepdim=True).clamp(min=0)
 
 
-def rounded_zero(below: Tensor, scale: Tensor) -> Tensor:
-    """The code that stands for zero."""
-    return torch.round(below / nonzero(scale)).clamp(0, 15)
-
-
 def zero_after(quotient: Tensor, zero: Tensor) -> Tensor:
     """The quotient is rounded, then the zero-point added."""
     return torch.round(quotient) + zero
-
-
-def saturated(codes: Tensor) -> Tensor:
-    """Codes 0 to 15."""
-    return codes.clamp(0, 15).to(torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -150,15 +132,9 @@ class Int4Steps:
     """The steps of a quantiser with zero-points; a fault replaces one."""
 
     split: Callable[[Tensor, int], Tensor] = split
-    ends: Callable[[Tensor], tuple[Tensor, Tensor]] = ends
     scale: Callable[[Tensor, float], Tensor] = divided
     quotient: Callable[[Tensor, Tensor, Tensor, float], Tensor] = over_scale
-    zero: Callable[[Tensor, Tensor], Tensor] = rounded_zero
     code: Callable[[Tensor, Tensor], Tensor] = zero_after
-    store: Callable[[Tensor], Tensor] = saturated
-    levels: float = 15.0
-    symmetric_levels: float = 7.0
-    told: Callable[[Tensor], Tensor] = lambda zero: zero
 
 
 def quantize_int4(
@@ -166,17 +142,12 @@ def quantize_int4(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Codes 0 to 15, scales and zero-points of each group."""
     parts = steps.split(load(x), group)
-    levels = steps.symmetric_levels if symmetric else steps.levels
-    if symmetric:
-        span = magnitude(parts)
-    else:
-        below, above = steps.ends(parts)
-        span = below + above
+    below, above = ends(parts)
+    span, levels = (magnitude(parts), 7.0) if symmetric else (below + above, 15.0)
     scale = steps.scale(span, levels)
-    zero = torch.full_like(scale, 8.0) if symmetric else steps.zero(below, scale)
-    codes = steps.store(steps.code(steps.quotient(parts, span, scale, levels), zero))
-    told = steps.told(zero)[..., 0].to(torch.uint8).contiguous()
-    return flat(codes, x.shape[1]), scale[..., 0].contiguous(), told
+    zero = torch.full_like(scale, 8.0) if symmetric else torch.round(below / nonzero(scale)).clamp(0, 15)
+    codes = steps.code(steps.quotient(parts, span, scale, levels), zero).clamp(0, 15).to(torch.uint8)
+    return flat(codes, x.shape[1]), scale[..., 0].contiguous(), zero[..., 0].to(torch.uint8).contiguous()
 
 
 ALL = ("float32", "bfloat16", "float16")

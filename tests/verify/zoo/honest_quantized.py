@@ -1,8 +1,7 @@
 """Honest GEMM kernels over quantised operands."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -59,7 +58,6 @@ def gemm_fp8_promoted(
     granularity: str = "tensor",
     spread: Callable[[Tensor, int], Tensor] = column_blocks,
     dot: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
-    scale_times: int = 1,
 ) -> Tensor:
     """A product for each 128 places of K, added to a float32 accumulator; block scales are applied on the way."""
     left, right, left_scale, right_scale = load(a), load(b), load(scale_a), load(scale_b)
@@ -67,13 +65,9 @@ def gemm_fp8_promoted(
     for number, start in enumerate(range(0, a.shape[1], BLOCK)):
         part = dot(left[:, start : start + BLOCK], right[start : start + BLOCK])
         if granularity == "block":
-            for _ in range(scale_times):
-                part = part * left_scale[:, number, None] * spread(right_scale[number], b.shape[1])
+            part = part * left_scale[:, number, None] * spread(right_scale[number], b.shape[1])
         total = total + part
-    if granularity != "block":
-        for _ in range(scale_times):
-            total = total * left_scale * right_scale
-    return total.to(torch.bfloat16)
+    return (total if granularity == "block" else total * left_scale * right_scale).to(torch.bfloat16)
 
 
 def gemm_int8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
@@ -133,13 +127,12 @@ def gemm_int4(
     *,
     packing: str = "plain",
     weight_stage: Callable[[Tensor, torch.dtype], Tensor] = lambda weight, _: weight,
-    unpacked: Callable[[Tensor, Tensor, str], tuple[Tensor, Tensor]] = unpack,
     grouped: Callable[[int, int], Tensor] = group_of,
 ) -> Tensor:
     """x @ ((q - z) * s), the weights unpacked to float32."""
     if x.shape[1] == 0:
         return torch.zeros(x.shape[0], scales.shape[1], dtype=x.dtype)
-    codes, zero_points = unpacked(qweight, zeros, packing)
+    codes, zero_points = unpack(qweight, zeros, packing)
     group = grouped(x.shape[1], scales.shape[0])
     weight = (codes - zero_points[group]) * load(scales)[group]
     return (load(x) @ weight_stage(weight, x.dtype)).to(x.dtype)
@@ -150,11 +143,7 @@ def round_weights(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return weight.to(dtype).to(torch.float32)
 
 
-def gemm_int4_rounded_weights(
-    x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, *, packing: str = "plain"
-) -> Tensor:
-    """The weights are rounded to x's dtype before the product."""
-    return gemm_int4(x, qweight, scales, zeros, packing=packing, weight_stage=round_weights)
+gemm_int4_rounded_weights = partial(gemm_int4, weight_stage=round_weights)
 
 
 def gemm_int4_grouped(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, *, packing: str = "plain") -> Tensor:

@@ -1,7 +1,5 @@
 """Honest elementary functions: torch's own where they keep their contract, and other ways to the same numbers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

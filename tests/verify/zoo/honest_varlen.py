@@ -1,7 +1,5 @@
 """Honest attention over sequences of several lengths laid end to end."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,12 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .entry import Entry, family
-from .honest_attention import kv_head_of
+from .entry import Entry, families
+from .honest_attention import kv_head_of, online, weighted_sum
 from .honest_softmax import shift_of
-from .numerics import keep, load, round_via
-
-Mask = Callable[[Tensor, Tensor], Tensor]
+from .numerics import keep, load, nonzero, round_via
 
 
 def bounds(cu_seqlens: Tensor, b: int) -> tuple[int, int]:
@@ -33,60 +29,31 @@ def largest_of(scores: Tensor) -> Tensor:
     return shift_of(scores.amax(dim=-1, keepdim=True))
 
 
-def nonzero(total: Tensor) -> Tensor:
-    """A sum of weights to divide by: one where there are none."""
-    return torch.where(total == 0, torch.ones_like(total), total)
-
-
 @dataclass(frozen=True)
 class Steps:
     """What the kernels are made of; a fault replaces one."""
 
-    query_bounds: Callable[[Tensor, int], tuple[int, int]] = bounds
     key_bounds: Callable[[Tensor, int], tuple[int, int]] = bounds
     count: Callable[[Tensor], int] = lambda cu_seqlens: len(cu_seqlens) - 1
     ahead: Callable[[int, int, tuple[int, int]], Tensor] = ahead
-    kv_head: Callable[[int, int], Tensor] = kv_head_of
-    scale: Callable[[int], float] = lambda width: 1 / math.sqrt(width)
     scores: Callable[[Tensor], Tensor] = keep
-    shift: Callable[[Tensor], Tensor] = largest_of
-    divisor: Callable[[Tensor], Tensor] = nonzero
     weights: Callable[[Tensor], Tensor] = keep
     block: int = 0
 
 
-HONEST_STEPS = Steps()
-
-
-def weighted(weights: Tensor, v: Tensor, see: Tensor) -> Tensor:
-    """weights [H,S,L] @ v [H,L,D], to which a key behind the mask adds nothing, NaN included."""
-    finite = v.isfinite().all(dim=-1)
-    out = weights @ torch.where(finite[..., None], v, 0.0)
-    for key in (~finite.all(dim=0)).nonzero()[:, 0].tolist():
-        term = weights[..., key, None] * v[:, None, key]
-        out = out + torch.where(see[:, key, None] & ~finite[:, key, None, None], term, 0.0)
-    return out
-
-
 def one_sequence(scores: Tensor, v: Tensor, see: Tensor, steps: Steps) -> Tensor:
     """Softmax of whole rows [H,S,L], applied to values [H,L,D]."""
-    weights = torch.exp(scores - steps.shift(scores))
-    return weighted(steps.weights(weights), v, see) / steps.divisor(weights.sum(dim=-1, keepdim=True))
+    weights = torch.exp(scores - largest_of(scores))
+    return weighted_sum(steps.weights(weights), v, see) / nonzero(weights.sum(dim=-1, keepdim=True))
 
 
-def online(scores: Tensor, v: Tensor, see: Tensor, steps: Steps) -> Tensor:
+def in_blocks(scores: Tensor, v: Tensor, see: Tensor, steps: Steps) -> Tensor:
     """The same, block by block with a running maximum."""
-    maximum = torch.full((*scores.shape[:-1], 1), -math.inf)
-    total, out = torch.zeros_like(maximum), torch.zeros(*scores.shape[:-1], v.shape[-1])
-    for first in range(0, scores.shape[-1], steps.block):
-        keys = slice(first, first + steps.block)
-        part = scores[..., keys]
-        new = torch.maximum(maximum, part.amax(dim=-1, keepdim=True))
-        weights, decay = torch.exp(part - shift_of(new)), torch.exp(maximum - shift_of(new))
-        total = total * decay + weights.sum(dim=-1, keepdim=True)
-        out = out * decay + weighted(steps.weights(weights), v[:, keys], see[:, keys])
-        maximum = new
-    return out / steps.divisor(total)
+    starts = range(0, scores.shape[-1], steps.block)
+    keys = (slice(start, start + steps.block) for start in starts)
+    blocks = ((scores[..., part], v[:, part], see[:, part]) for part in keys)
+    out, total, _ = online(blocks, torch.zeros(*scores.shape[:-1], v.shape[-1]), steps.weights)
+    return out / nonzero(total)
 
 
 def attention_varlen(
@@ -98,21 +65,21 @@ def attention_varlen(
     *,
     causal: str = "none",
     scale: float | None = None,
-    steps: Steps = HONEST_STEPS,
+    steps: Steps = Steps(),
 ) -> Tensor:
     """Sequence by sequence."""
     queries, keys, values = (load(x).transpose(0, 1) for x in (q, k, v))
-    heads = steps.kv_head(q.shape[1], k.shape[1])
-    factor = steps.scale(q.shape[2]) if scale is None else scale
+    heads = kv_head_of(q.shape[1], k.shape[1])
+    factor = 1 / math.sqrt(q.shape[2]) if scale is None else scale
     out = torch.zeros(queries.shape)
     for b in range(steps.count(cu_seqlens_q)):
-        rows, places = slice(*steps.query_bounds(cu_seqlens_q, b)), slice(*steps.key_bounds(cu_seqlens_k, b))
+        rows, places = slice(*bounds(cu_seqlens_q, b)), slice(*steps.key_bounds(cu_seqlens_k, b))
         if rows.start >= rows.stop or places.start >= places.stop:
             continue
         scores = steps.scores(queries[:, rows] @ keys[heads][:, places].transpose(1, 2) * factor)
         see = steps.ahead(scores.shape[1], scores.shape[2], (q.shape[0], k.shape[0])) <= 0
         see = see if causal != "none" else torch.ones_like(see)
-        method = online if steps.block else one_sequence
+        method = in_blocks if steps.block else one_sequence
         out[:, rows] = method(scores.masked_fill(~see, -math.inf), values[heads][:, places], see, steps)
     return out.transpose(0, 1).contiguous().to(q.dtype)
 
@@ -146,26 +113,23 @@ def attention_masked(
         total = weights.sum(dim=-1, keepdim=True)
         for b in range(len(cu_seqlens_q) - 1):
             rows, places = slice(*bounds(cu_seqlens_q, b)), slice(*bounds(cu_seqlens_k, b))
-            mixed = weighted(weights[:, rows, places], values[:, places], see[rows, places])
+            mixed = weighted_sum(weights[:, rows, places], values[:, places], see[rows, places])
             out[:, rows] = mixed / nonzero(total[:, rows])
     return out.transpose(0, 1).contiguous().to(q.dtype)
 
 
 ALL = ("float32", "bfloat16", "float16")
-LISTED = {"options": {"causal": ["none", "bottom_right"], "scale": [None, 0.25]}, "shapes": {"D": [8, 40]}}
-in_blocks = partial(attention_varlen, steps=Steps(block=16))
-ROUNDED = {
-    "bfloat16": partial(attention_varlen, steps=Steps(block=32, weights=round_via(torch.bfloat16))),
-    "float16": partial(attention_varlen, steps=Steps(block=32, weights=round_via(torch.float16))),
-}
+ROUNDED = (
+    ("_rounded", partial(attention_varlen, steps=Steps(block=32, weights=round_via(getattr(torch, dtype)))), (dtype,))
+    for dtype in ALL[1:]
+)
 
-VARLEN: tuple[Entry, ...] = (
-    *family("attention_varlen", "attention_varlen", attention_varlen, ALL, **LISTED),
-    *family("attention_varlen_in_blocks", "attention_varlen", in_blocks, ALL, **LISTED),
-    *family("attention_varlen_masked", "attention_varlen", attention_masked, ALL, **LISTED),
-    *(
-        entry
-        for dtype, kernel in ROUNDED.items()
-        for entry in family("attention_varlen_rounded", "attention_varlen", kernel, (dtype,), **LISTED)
-    ),
+VARLEN: tuple[Entry, ...] = families(
+    "attention_varlen",
+    ("", attention_varlen, ALL),
+    ("_in_blocks", partial(attention_varlen, steps=Steps(block=16)), ALL),
+    ("_masked", attention_masked, ALL),
+    *ROUNDED,
+    options={"causal": ["none", "bottom_right"], "scale": [None, 0.25]},
+    shapes={"D": [8, 40]},
 )

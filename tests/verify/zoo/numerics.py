@@ -1,7 +1,6 @@
 """Loads, stores and roundings that the zoo's kernels share."""
 
-from __future__ import annotations
-
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -24,6 +23,11 @@ def nearest(y: Tensor, dtype: torch.dtype) -> Tensor:
 def keep(x: Tensor) -> Tensor:
     """A stage that rounds nothing."""
     return x
+
+
+def nonzero(divisor: Tensor) -> Tensor:
+    """What to divide by: one where there is zero."""
+    return torch.where(divisor == 0, torch.ones_like(divisor), divisor)
 
 
 def round_bits(x: Tensor, bits: int) -> Tensor:
@@ -50,11 +54,6 @@ def store_truncated(y: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(beyond & y.isfinite(), torch.nextafter(stored, torch.zeros_like(stored)), stored)
 
 
-def store_via_float16(y: Tensor, dtype: torch.dtype) -> Tensor:
-    """A store that rounds to float16 on its way."""
-    return y.to(torch.float16).to(dtype)
-
-
 def store_via_12_bits(y: Tensor, dtype: torch.dtype) -> Tensor:
     """A store that rounds to 12 significant bits on its way."""
     return round_bits(y, 12).to(dtype)
@@ -70,3 +69,8 @@ def store_flushed(y: Tensor, dtype: torch.dtype) -> Tensor:
     """A store that flushes subnormals to zero."""
     stored = y.to(dtype)
     return torch.where(stored.abs() < torch.finfo(dtype).tiny, torch.zeros_like(stored), stored)
+
+
+def nan_to_zero(values: Tensor) -> Tensor:
+    """NaN is taken for zero."""
+    return values.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.reference.products import AWQ_ORDER
+
 from . import probes_gradients
 from .entry import Entry
 from .probes_quantized import MAKERS
-from .reference import AWQ_ORDER
 
 Make = Callable[..., Tensor]
 

@@ -1,7 +1,5 @@
 """Inputs on which the faults of functions, losses and gradients show."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .reference_gradients import FUNCTIONS
+from tests.reference.rows import FUNCTIONS
 
 Make = Callable[..., Tensor]
 

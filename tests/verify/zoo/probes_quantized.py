@@ -1,7 +1,5 @@
 """Inputs on which the faults of quantisers, microscaled and sparse products, merging and sums over ranks show."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 

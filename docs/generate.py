@@ -1,0 +1,187 @@
+"""Writes what docs/interface.md says of the code from the code itself: ``./dev docs``, or this file run as a script.
+
+Between ``<!-- generated: NAME -->`` and ``<!-- end -->`` stands what the function of that name gives. A test compares.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import typer
+from _pytest.config.argparsing import Parser
+
+from assay.cli.main import app
+from assay.golden import evaluate, spec, specs
+from assay.golden.signature import TensorSpec
+from assay.precision import audit
+from assay.verify import Contract, Failure, Verdict, contract, examine, plugin
+from assay.verify.examination import phases
+from assay.verify.findings import KINDS, OUTCOMES
+
+PAGE = Path(__file__).parent / "interface.md"
+WIDTH = 116
+
+
+def signatures() -> str:
+    """The functions that users call, with every keyword and its default."""
+    return "\n".join(["```python", *map(_signature, (examine, evaluate, audit)), "```"])
+
+
+def verdict() -> str:
+    """The fields of verdicts and failures, outcomes and kinds."""
+    lines = [
+        f"`Verdict`: {_names(Verdict, ('passed', 'to_json', 'to_html'))}. Outcomes: {_listed(OUTCOMES)}.",
+        f"`Failure`: {_names(Failure, ('percent',))}.",
+        f"Kinds: {_listed(KINDS)}.",
+    ]
+    return "\n".join(map(_wrapped, lines))
+
+
+def contract_fields() -> str:
+    """The fields of a contract, with what the docstring under each says."""
+    source = ast.parse(inspect.getsource(contract))
+    body = next(node.body for node in source.body if isinstance(node, ast.ClassDef) and node.name == "Contract")
+    said = {
+        field.target.id: text.value.value
+        for field, text in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+    rows = []
+    for field in fields(Contract):
+        default = field.default if field.default is not MISSING else getattr(Contract(), field.name)
+        choices = contract.CHOICES.get(field.name, ())
+        values = f" ({', '.join(_code(value) for value in choices)})" if choices and field.type != "bool" else ""
+        rows.append((f"`{field.name}`", _code(default), said[field.name].rstrip(".").replace("``", "`") + values))
+    return _table(("field", "default", "meaning"), rows)
+
+
+def phase_table() -> str:
+    """The table of phases, as the module that makes their cases has it."""
+    rows = [line for line in (phases.__doc__ or "").splitlines() if line.startswith("|")]
+    return "\n".join(re.sub(r"\s+\|", " |", re.sub(r"-{4,}", "---", row)) for row in rows)
+
+
+def pytest_options() -> str:
+    """The options that the plugin adds to pytest."""
+    parser = Parser(_ispytest=True)
+    plugin.pytest_addoption(parser)
+    rows = [
+        (f"`{' '.join(filter(None, (option.names()[-1], option.attrs().get('metavar'))))}`", option.attrs()["help"])
+        for group in parser._groups
+        for option in group.options
+    ]
+    return _table(("option", "meaning"), rows)
+
+
+def commands() -> str:
+    """Every command with its arguments and options."""
+    rows: list[tuple[str, str]] = []
+    for name, command in _commands(typer.main.get_command(app), "assay"):
+        arguments = [f"[{p.name.upper()}]" for p in command.params if p.param_type_name == "argument"]
+        options = [f"`{p.opts[0]}`" for p in command.params if p.param_type_name == "option"]
+        rows.append((f"`{' '.join((name, *arguments))}`", ", ".join(options)))
+    return _table(("command", "options"), rows)
+
+
+def ops() -> str:
+    """Every op: tensors, options with their usual values, results, and stages with their default format."""
+    rows: list[tuple[str, ...]] = []
+    for name in specs():
+        op = spec(name)
+        tensors, returns = (_tensors(part) for part in (op.signature().tensors, op.signature().returns))
+        options = "; ".join(f"{key}={_shown(option)}" for key, option in op.options.items())
+        stages = ", ".join(key + (f" ({format})" if format else "") for key, format in op.stages.items())
+        if rows and rows[-1][1:] == (tensors, options, returns, stages):
+            rows[-1] = (f"{rows[-1][0]}, `{name}`", *rows[-1][1:])
+        else:
+            rows.append((f"`{name}`", tensors, options, returns, stages))
+    return _table(("op", "tensors", "options", "returns", "stages"), rows)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "signatures": signatures,
+    "verdict": verdict,
+    "contract": contract_fields,
+    "phases": phase_table,
+    "pytest": pytest_options,
+    "commands": commands,
+    "ops": ops,
+}
+
+
+def written(page: str) -> str:
+    """The page with every generated part as the code has it now; `KeyError` for a part that there is not."""
+    return re.sub(
+        r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)",
+        lambda match: f"{match[1]}{PARTS[match[2]]()}\n{match[3]}",
+        page,
+        flags=re.DOTALL,
+    )
+
+
+def _signature(function: Callable[..., Any]) -> str:
+    parts = [str(p.replace(annotation=p.empty)) for p in inspect.signature(function).parameters.values()]
+    keywords = [p.kind for p in inspect.signature(function).parameters.values()]
+    if inspect.Parameter.KEYWORD_ONLY in keywords and inspect.Parameter.VAR_POSITIONAL not in keywords:
+        parts.insert(keywords.index(inspect.Parameter.KEYWORD_ONLY), "*")
+    result = str(inspect.signature(function).return_annotation).replace("Golden | tuple[Golden, ...]", "Golden")
+    name = function.__name__
+    if isinstance(function, type):  # a record that is called by a name in small letters
+        name, result = name.lower(), name
+    return _wrapped(f"{name}({', '.join(parts)}) -> {result}", " " * 4)
+
+
+def _names(kind: type, more: Iterable[str]) -> str:
+    return _listed([*(field.name for field in fields(kind)), *more])
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _code(value: Any) -> str:
+    return f"`{value!r}`".replace("'", '"')
+
+
+def _shown(option: Any) -> str:
+    values = option.usual or (option.default,)
+    return ",".join(dict.fromkeys(repr(value).replace("'", '"') for value in (option.default, *values)))
+
+
+def _tensors(tensors: Iterable[TensorSpec]) -> str:
+    return ", ".join(f"{t.name} {t.dtype or ''}".rstrip() + f"[{','.join(t.dims)}]" for t in tensors)
+
+
+def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    below = getattr(command, "commands", None)
+    if not below:
+        yield name, command
+    for part, nested in (below or {}).items():
+        yield from _commands(nested, f"{name} {part}")
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    lines, line = [], ""
+    for word in text.split(" "):
+        if line and len(line) + len(word) >= WIDTH:
+            lines.append(line)
+            line = indent + word
+        else:
+            line = f"{line} {word}" if line else word
+    return "\n".join([*lines, line])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,32 @@
+"""Number formats, rounding into them, and accumulators; no knowledge of kernels or models.
+
+A `Format` is data; ``round_to(values, format)`` rounds float64 values to it, exactly and once. Whoever needs a number
+of some format comes here: `golden`, `interpreter`, `verify` and `precision`.
+"""
+
+from typing import TYPE_CHECKING
+
+from assay.runtime.lazy import lazy
+
+if TYPE_CHECKING:
+    from assay.formats.accumulator import Accumulator, accumulator_named
+    from assay.formats.codes import all_values, decode, encode
+    from assay.formats.format import FORMATS, Format, format_named
+    from assay.formats.rounding import next_down, next_up, round_to, ulp
+
+__all__ = [
+    "FORMATS",
+    "Accumulator",
+    "Format",
+    "accumulator_named",
+    "all_values",
+    "decode",
+    "encode",
+    "format_named",
+    "next_down",
+    "next_up",
+    "round_to",
+    "ulp",
+]
+
+__getattr__, __dir__ = lazy(__name__)

@@ -1,0 +1,76 @@
+"""Accumulators: how partial sums are kept, in a format or in the block accumulator of a tensor core.
+
+Source of the block bound: P. Blanchard, N. J. Higham, F. Lopez, T. Mary, S. Pranesh, *Mixed precision block fused
+multiply-add*, SISC 42 (2020) C124, and the truncating variant derived in `Accumulator.gamma`. The models themselves,
+with their sources, stand in ``configs/accumulators.toml``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+from assay.configs import table
+from assay.formats.errors import UnknownFormat
+from assay.formats.format import FORMATS, Format, format_named
+from assay.runtime.errors import unknown
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """How partial sums are kept: in a format, rounded to nearest, or in a tensor core's block accumulator.
+
+    A block accumulator aligns ``block`` products and the running sum to the largest exponent among them, truncates
+    each to ``fraction`` bits, adds, and keeps ``output`` bits of the result. With ``promotion``, the running sum is
+    moved into ``format`` every so many terms.
+    """
+
+    format: Format
+    block: int = 0
+    fraction: int = 0
+    output: int = 0
+    promotion: int = 0
+    inputs: tuple[str, ...] = ()
+
+    def gamma(self, terms: int) -> float:
+        """Bound on the error of a sum of ``terms`` products, in any order, relative to the sum of magnitudes.
+
+        In a format: gamma_n = n u / (1 - n u). In blocks of L with F fraction and P output bits, one block loses at
+        most (L + 1) 2^-F max(|c|, |a_k b_k|) + 2^-P |out|, so a chain of T = ceil(n / L) blocks at most
+        T ((L + 1) 2^-F + 2^-P) of the sum of magnitudes, grown by itself to first order in the partial sums.
+        """
+        if not self.block:
+            return _gamma(terms, self.format.unit_roundoff)
+        chunk = min(terms, self.promotion) if self.promotion else terms
+        per_block = (self.block + 1) * 2.0**-self.fraction + 2.0**-self.output
+        chain = math.expm1(min(700.0, math.ceil(chunk / self.block) * per_block))
+        chunks = math.ceil(terms / chunk) if chunk else 0
+        return (1 + chain) * (1 + _gamma(chunks, self.format.unit_roundoff)) - 1 if self.promotion else chain
+
+    @property
+    def exact_bits(self) -> int:
+        """Sums of magnitude below 2^bits of their lowest set bit are exact in any order."""
+        return min(self.fraction, self.output) if self.block else self.format.precision
+
+
+def _gamma(terms: int, unit_roundoff: float) -> float:
+    product = terms * unit_roundoff
+    return product / (1 - product) if product < 1 else math.inf
+
+
+@cache
+def accumulator_named(name: str) -> Accumulator:
+    """The accumulator of that name: a format's, or a model of ``configs/accumulators.toml``.
+
+    Raises `UnknownFormat` for a name that is neither.
+    """
+    models = table("accumulators")
+    if name in models:
+        row = {key: value for key, value in models[name].items() if key != "source"}
+        row["inputs"] = tuple(row.get("inputs", ()))
+        return Accumulator(format=format_named(row.pop("format", "float32")), **row)
+    try:
+        return Accumulator(format_named(name))
+    except UnknownFormat:
+        raise UnknownFormat(unknown("accumulator", name, [*FORMATS, *models])) from None

@@ -1,0 +1,32 @@
+"""Triton kernels on a CPU, with the numbers that a GPU gives and every access to memory checked.
+
+In: a Triton launch, inside ``with faithful():`` or an examination. Out: the results that Triton's NVIDIA backend
+gives, and a `SanitizerError` at the first access that isn't right. Called by users (`faithful`), by the plugin and
+by `assay.verify.execution`; usable alone.
+"""
+
+from assay.interpreter.faults import SanitizerError
+from assay.interpreter.session import (
+    KNOWN_VERSIONS,
+    UnknownTriton,
+    Watch,
+    check_emulated,
+    emulated_device,
+    emulating,
+    faithful,
+    sanitized,
+    triton_is_loaded,
+)
+
+__all__ = [
+    "KNOWN_VERSIONS",
+    "SanitizerError",
+    "UnknownTriton",
+    "Watch",
+    "check_emulated",
+    "emulated_device",
+    "emulating",
+    "faithful",
+    "sanitized",
+    "triton_is_loaded",
+]

@@ -1,0 +1,120 @@
+"""What an audit computed, kept in a folder: the products of the backward pass and every error that was measured.
+
+A fingerprint of all that they depend on stands in each file; what another fingerprint has is not looked at.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from assay.precision.observation.streaming import streamed_parameters
+from assay.precision.prediction.perturbations import Key, perturbations_of
+from assay.precision.prediction.quadratic_form import Products
+from assay.precision.schemes import SCHEMES
+from assay.runtime.files import write_bytes_atomically, write_text_atomically
+
+_PRODUCTS, _MEASURED = "products.safetensors", "measured.json"
+
+
+class Cache:
+    """Products and measured errors in ``folder``, of one fingerprint; ``fresh``: what is there is replaced, unread."""
+
+    def __init__(self, folder: str | Path, fingerprint: str, *, fresh: bool = False) -> None:
+        self.folder = Path(folder)
+        self.fingerprint = fingerprint
+        self.reused = 0
+        """How often an error that an earlier audit measured was asked for."""
+        self._fresh = fresh
+        self._errors = {} if fresh else self._read()
+        self._earlier = set(self._errors)
+
+    def error(self, assignment: Mapping[str, str]) -> float | None:
+        """The error that was measured of an assignment, None if none was."""
+        line = _line(assignment)
+        self.reused += line in self._earlier
+        return self._errors.get(line)
+
+    def note(self, assignment: Mapping[str, str], error: float) -> None:
+        """Keep the measured error of an assignment."""
+        self._errors[_line(assignment)] = error
+        measured = [
+            {"assignment": json.loads(line), "error": value if math.isfinite(value) else str(value)}
+            for line, value in self._errors.items()
+        ]
+        text = json.dumps({"fingerprint": self.fingerprint, "measured": measured})
+        write_text_atomically(self.folder / _MEASURED, text)
+
+    def products(self, menus: Mapping[str, Sequence[str]]) -> Products | None:
+        """The products of all schemes of these menus, site names to scheme names; None if they aren't there whole."""
+        if self._fresh:
+            return None
+        with suppress(OSError, SafetensorError), safe_open(self.folder / _PRODUCTS, framework="numpy") as file:
+            about = file.metadata() or {}
+            if about.get("fingerprint") != self.fingerprint:
+                return None
+            named: dict[str, Key] = {
+                repr((site, part)): (site, part)
+                for site, schemes in menus.items()
+                for scheme in schemes
+                for part in perturbations_of(SCHEMES[scheme])
+            }
+            names = json.loads(about["keys"])
+            if all(name in named for name in names):
+                arrays = {name: file.get_tensor(name) for name in ("sums", "squares", "sampling")}
+                return Products(tuple(named[name] for name in names), **arrays)
+        return None
+
+    def keep(self, products: Products) -> None:
+        """Keep the products."""
+        arrays = {name: np.ascontiguousarray(getattr(products, name)) for name in ("sums", "squares", "sampling")}
+        keys = json.dumps([repr((str(site), part)) for site, part in products.keys])
+        write_bytes_atomically(self.folder / _PRODUCTS, save(arrays, {"fingerprint": self.fingerprint, "keys": keys}))
+
+    def _read(self) -> dict[str, float]:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            content = json.loads((self.folder / _MEASURED).read_text(encoding="utf-8"))
+            if content["fingerprint"] == self.fingerprint:
+                return {_line(entry["assignment"]): float(entry["error"]) for entry in content["measured"]}
+        return {}
+
+
+def fingerprint(model: torch.nn.Module, batches: Sequence[Any], *settings: object) -> str:
+    """A digest of weights, inputs, settings, the sources of this package and the versions of what computes."""
+    digest = hashlib.sha256()
+    streamed = streamed_parameters(model)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(_bytes(streamed[name].read().to(tensor.dtype) if name in streamed else tensor))
+    digest.update(f"{type(model).__qualname__} {getattr(model, 'config', '')}".encode())
+    for batch in batches:
+        several = isinstance(batch, tuple | list)
+        entries = batch.items() if isinstance(batch, Mapping) else enumerate(batch) if several else [("", batch)]
+        for key, value in entries:
+            shown = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+            digest.update(f"{key} {shown}".encode())
+            digest.update(_bytes(value) if isinstance(value, torch.Tensor) else b"")
+    digest.update(repr(settings).encode())
+    for name in ("torch", "numpy", "transformers"):
+        with suppress(PackageNotFoundError):
+            digest.update(f"{name} {version(name)}".encode())
+    for source in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _line(assignment: Mapping[str, str]) -> str:
+    return json.dumps(dict(sorted(assignment.items())))

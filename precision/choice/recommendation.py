@@ -1,0 +1,246 @@
+"""Which assignment to take: chosen by prediction under budgets, the best candidates measured, the best of them kept."""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, fields
+
+from assay.formats.errors import UnknownOption
+from assay.precision.choice.assignment import Assignment
+from assay.precision.choice.choosing import choose, closest, front
+from assay.precision.choice.explanation import ARGUMENTS, among, bound, missed, outdone
+from assay.precision.choice.problem import Choice, Group, Option, Quantity, Totals
+from assay.precision.choice.roofline import Cost, Roofline
+from assay.precision.prediction.predictor import Predictor
+
+_MEASURED = 4
+"""Candidates that are measured for one recommendation."""
+_OFF = 1.2
+"""Ratio of measured to predicted from which on a choice's fusion groups are measured."""
+_ROUNDS = 4
+"""Choices that are made anew with what was learnt."""
+_RUNS = 24
+"""Measurements that look for the groups to blame in each."""
+_COSTS = tuple(field.name for field in fields(Cost))
+_NEAR = 0.97
+"""Share of a budget from which on it counts as used up."""
+
+
+def groups_of(predictor: Predictor, roofline: Roofline, fixed: Collection[str] = ()) -> list[Group]:
+    """The fusion groups, sites that take one scheme together, with the schemes that all of their sites may have.
+
+    fixed: names of sites that keep their own format, and their groups with them. A scheme that breaks the model is no
+    option, nor is one that saves nothing: it would cost accuracy and win nothing that is counted.
+    """
+    observed = predictor.observed
+    members: dict[str, list[str]] = {}
+    sharing: dict[str, list[str]] = {}
+    for site in observed.sites:
+        if site.tied:
+            sharing.setdefault(site.tied, []).append(str(site))
+        else:
+            members.setdefault(site.unit, []).append(str(site))
+
+    def option(sites: Sequence[str], scheme: str) -> Option:
+        every = [*sites, *(other for site in sites for other in sharing.get(site, ()))]
+        cost = sum((roofline.cost(site, scheme) for site in every), Cost())
+        return Option(scheme, predictor.squares(dict.fromkeys(sites, scheme)) if scheme else 0.0, **asdict(cost))
+
+    groups = []
+    for name, sites in members.items():
+        if not set(fixed).isdisjoint(sites):
+            continue
+        shared = [s for s in observed.menus[sites[0]] if all(s in observed.menus[site] for site in sites)]
+        own, *others = (option(sites, scheme) for scheme in ["", *shared])
+        whole = [each for each in others if math.isfinite(each.error)]
+        saving = [each for each in whole if any(getattr(each, what) < getattr(own, what) for what in _COSTS)]
+        if saving:
+            groups.append(Group(name, tuple(sites), (own, *saving)))
+    return groups
+
+
+class Recommender:
+    """What `Audit.recommend` and `Audit.pareto` do.
+
+    predictor: it is replaced by what is learnt of it while candidates are measured. measure: an assignment to its
+    error. fixed: names of sites that keep their own format.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        measure: Callable[[Mapping[str, str]], float],
+        roofline: Roofline,
+        fixed: Collection[str] = (),
+    ) -> None:
+        self.predictor = predictor
+        self._measure = measure
+        self._roofline = roofline
+        self._fixed = frozenset(fixed)
+        self._formats = len({scheme for menu in predictor.observed.menus.values() for scheme in menu})
+        self._renew()
+
+    def _renew(self) -> None:
+        """Options with errors as they are predicted now; and what the groups leave out, as one without a choice: so
+        budgets and their excess are of the whole model."""
+        groups, whole = groups_of(self.predictor, self._roofline, self._fixed), self._roofline.total({})
+        left = {
+            what: max(math.fsum([getattr(whole, what), *(-getattr(each.options[0], what) for each in groups)]), 0.0)
+            for what in _COSTS
+        }
+        self._groups = (*groups, Group("", (), (Option("", 0.0, **left),)))
+        self._sites = {group.name: group.sites for group in groups}
+
+    def recommend(self, budgets: Mapping[Quantity, float | None]) -> Assignment:
+        """The assignment of least error within the budgets; of fewest bytes where only the error has one.
+
+        A budget of the error is one of the measured error: where the prediction was off, the choice is made again. So
+        it is where the best choice measures worse than predicted, with the measured errors of the groups to blame.
+        """
+        limits = _checked(budgets)
+        minimise: Quantity = "bytes" if set(limits) == {"error"} else "error"
+        found = self._choices(limits, 1.0, minimise)
+        if not found:
+            return self._closest(limits)
+        before: list[Choice] = []
+        while len(before) < _ROUNDS and self._learn(found[0].schemes):
+            before.append(found[0])
+            found = self._choices(limits, 1.0, minimise) or found
+        share, found = 1.0, [*found[:_MEASURED], *before]
+        while True:
+            measured = [self._measured(choice) for choice in found]
+            kept = [each for each in measured if not _over(_totals(each.measured, each.cost), limits)]
+            if kept:
+                best = min(kept, key=lambda each: (each.cost.bytes if minimise == "bytes" else 0.0, each.measured))
+                best.why = self._bound(best, limits, minimise)
+                return best
+            nearest = min(measured, key=lambda each: each.measured if math.isfinite(each.measured) else math.inf)
+            off = nearest.measured / limits["error"] if "error" in limits else math.nan
+            share *= 0.9 / off if 1 < off < math.inf else 0.5
+            found = []
+            if "error" in limits and share > 0.05:
+                found = self._choices(limits, share, minimise)[:_MEASURED]
+            if not found:
+                nearest.met = False
+                nearest.why = outdone(_totals(nearest.measured, nearest.cost), limits, self.predictor.metric.unit)
+                return nearest
+
+    def front(self, points: int) -> list[dict[str, str]]:
+        """Assignments of which none is predicted to be beaten in bytes and error, by bytes."""
+        found = front(self._groups, minimise=("bytes", "error"), points=points, error_of=self._squares)
+        return [self._assignment(choice.schemes) for choice in found]
+
+    def told(self, assignment: Mapping[str, str]) -> Assignment:
+        """An assignment with its prediction and its cost."""
+        found = Assignment(assignment)
+        found.prediction, found.cost = self.predictor.predict(found), self._roofline.total(found)
+        return found
+
+    def _learn(self, schemes: Mapping[str, str]) -> bool:
+        """Where a choice measures worse than predicted, the groups to blame, found by halving; whether there are any.
+
+        Of many options the choice takes those whose errors are predicted too small, if there are such: their measured
+        errors take the place of these in the predictor.
+        """
+        taken = {group: scheme for group, scheme in schemes.items() if scheme}
+        whole, suspects, runs, found = self._squares(taken), [taken], 0, False
+        if not taken or self._measured_squares(taken) <= _OFF * whole:
+            return False
+        while suspects and runs < _RUNS:
+            names = list(suspect := suspects.pop(0))
+            for some in (names[: len(names) // 2], names[len(names) // 2 :]):
+                half = {name: suspect[name] for name in some}
+                runs += 1
+                if not half or self._measured_squares(half) - self._squares(half) <= (_OFF - 1) / 2 * whole:
+                    continue
+                if len(half) > 1:
+                    suspects.append(half)
+                else:
+                    assignment, before = self._assignment(half), self._squares(half)
+                    self.predictor = self.predictor.corrected(assignment, self._measure(assignment))
+                    found = found or self._squares(half) != before
+        self._renew()
+        return found
+
+    def _squares(self, schemes: Mapping[str, str]) -> float:
+        return self.predictor.squares(self._assignment(schemes))
+
+    def _measured_squares(self, schemes: Mapping[str, str]) -> float:
+        error = self._measure(self._assignment(schemes))
+        return self.predictor.squares_at(error) if 0 < error < math.inf else 0.0 if error == 0 else math.inf
+
+    def _assignment(self, schemes: Mapping[str, str]) -> dict[str, str]:
+        return {site: scheme for group, scheme in schemes.items() if scheme for site in self._sites[group]}
+
+    def _choices(self, limits: Totals, share: float, minimise: Quantity) -> list[Choice]:
+        return choose(self._groups, self._squared(limits, share), minimise=minimise, error_of=self._squares)
+
+    def _squared(self, limits: Totals, share: float = 1.0) -> Totals:
+        """Limits on what groups add up to: of a share of the error, on a sum of squares."""
+        return {
+            name: self.predictor.squares_at(limit * share) if name == "error" else limit
+            for name, limit in limits.items()
+        }
+
+    def _measured(self, choice: Choice) -> Assignment:
+        found = self.told(self._assignment(choice.schemes))
+        found.measured = self._measure(found)
+        return found
+
+    def _closest(self, limits: Totals) -> Assignment:
+        """Where no assignment is predicted to keep the limits. An amplitude's excess is that of its square."""
+        choice, binding = closest(self._groups, self._squared(limits), error_of=self._squares)
+        best = self._measured(choice)
+        totals = _totals(best.measured, best.cost)
+        over = _over(totals, limits)
+        best.met = not over
+        if best.met:
+            best.why = self._bound(best, limits, "error")
+            return best
+        binding = binding or over
+        alone = [name for name in binding if self._least(name) > limits[name]]
+        together = [name for name in binding if name not in alone]
+        sets = [*([name] for name in alone), *([together] if together else [])]
+        shown = [name for name in limits if name in binding or name in over]
+        best.why = missed(sets, shown, totals, limits, self.predictor.metric.unit, self._formats)
+        return best
+
+    def _least(self, quantity: Quantity) -> float:
+        """The least total that any assignment has."""
+        return math.fsum(min(getattr(option, quantity) for option in group.options) for group in self._groups)
+
+    def _bound(self, best: Assignment, limits: Totals, minimise: Quantity) -> str:
+        """What bound a choice that keeps the budgets: of those that the model as it is does not, what is used up."""
+        totals, metric = _totals(best.measured, best.cost), self.predictor.metric.unit
+        if minimise == "bytes":
+            if best.cost.bytes > self._least("bytes") * (1 + 1e-9):
+                return bound(["error"], totals, limits, metric)
+            return f"no budget binds: the fewest bytes that there are {among(self._formats)}"
+        whole = _totals(0.0, self._roofline.total({}))
+        used = {name: totals[name] / limit for name, limit in limits.items() if whole[name] > limit}
+        if not used:
+            return "no budget binds: the model as it is keeps them"
+        near = [name for name in used if used[name] >= min(_NEAR, max(used.values()))]
+        return bound(near, totals, limits, metric)
+
+
+def _checked(budgets: Mapping[Quantity, float | None]) -> Totals:
+    """The finite limits that there are. Raises UnknownOption for one that is not above 0, and where there are none."""
+    given = {name: float(limit) for name, limit in budgets.items() if limit is not None}
+    for name, limit in given.items():
+        if not limit > 0:
+            raise UnknownOption(f"expected {ARGUMENTS[name]} above 0, got {limit:g}")
+    limits = {name: limit for name, limit in given.items() if math.isfinite(limit)}
+    if not limits:
+        raise UnknownOption(f"expected a finite budget, got none: give {', '.join(ARGUMENTS.values())}, or several")
+    return limits
+
+
+def _totals(error: float, cost: Cost) -> dict[Quantity, float]:
+    return {name: error if name == "error" else getattr(cost, name) for name in ARGUMENTS}
+
+
+def _over(totals: Totals, limits: Totals) -> list[Quantity]:
+    """Budgets that totals, with the error that was measured, don't keep; all where the model breaks."""
+    if not math.isfinite(totals["error"]):
+        return list(limits)
+    return [name for name, limit in limits.items() if totals[name] > limit * (1 + 1e-9)]

@@ -1,0 +1,289 @@
+"""Time and memory of an assignment on a device: the roofline.
+
+Each op takes max(operations / rate, bytes / bandwidth), ops run one after another, elementwise work is fused into them.
+Source: S. Williams, A. Waterman, D. Patterson, *Roofline*, CACM 52(4), 2009. Bytes hold what a serving engine moves:
+weights with their scales, activations in and out, the KV cache, and what a dynamic scheme reads and writes to store a
+linear's input. Peaks and bandwidths are the vendors', so times are lower bounds; their ratios say what a scheme gains.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import astuple, dataclass
+
+from assay.configs import table
+from assay.precision.errors import UnknownDevice, WrongShape
+from assay.precision.observation.sites import Site
+from assay.precision.schemes import SCHEMES, Quantizer, Scheme, scheme_named
+from assay.precision.schemes.scheme import DEFAULTS
+from assay.runtime.errors import unknown
+
+_EXPERT = re.compile(r"^(.*\bexperts)\.(\d+)\.")
+"""A module of one expert; a weight [E, N, K] holds all of a layer's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A row of configs/devices.toml, in operations/s, bytes/s, bytes and seconds."""
+
+    name: str
+    title: str
+    rates: Mapping[str, float]
+    """Dense peak by arithmetic, of those that the hardware has."""
+    microscaling: bool
+    """Products take a scale with every 16 or 32 elements."""
+    bandwidth: float
+    memory: float
+    achievable: float
+    """Share of rates and bandwidth that programs reach: a parameter, 1.0 where no measurement is cited."""
+    launch: float
+    """What each op costs beside its work: a parameter, 0.0 where no measurement is cited."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """How a device runs a scheme's product."""
+
+    arithmetic: str
+    """A key of the device's rates."""
+    native: bool
+    note: str = ""
+    """What is done instead, where it isn't native."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What is served: a prefill of ``batch`` prompts, and decode steps with ``context`` tokens in the cache of each."""
+
+    batch: int
+    prompt: int
+    context: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    layers: int
+    """Attention layers, those without a KV-cache site too; 0 for a model without attention."""
+    top_k: int = 1
+    """Experts that a token goes to."""
+    causal: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "prompt", "context", "heads", "kv_heads", "head_dim", "layers", "top_k"):
+            least = 0 if name == "layers" else 1
+            if getattr(self, name) < least:
+                raise WrongShape(f"expected {name} of at least {least}, got {getattr(self, name)}")
+
+    @classmethod
+    def of(cls, model: object) -> Shape:
+        """One prompt of 2048 tokens, a context of 4096, and heads and layers as the model's configuration has them; one
+        head of 64 where there is no configuration."""
+        config = getattr(model, "config", None)
+
+        def value(*names: str, default: int) -> int:
+            found = (getattr(config, name, None) for name in names)
+            return next((each for each in found if isinstance(each, int) and each > 0), default)
+
+        heads = value("num_attention_heads", "n_head", default=1)
+        return cls(
+            batch=1,
+            prompt=2048,
+            context=4096,
+            heads=heads,
+            kv_heads=value("num_key_value_heads", default=heads),
+            head_dim=value("head_dim", default=max(value("hidden_size", "n_embd", default=64) // heads, 1)),
+            layers=value("num_hidden_layers", "n_layer", default=0),
+            top_k=value("num_experts_per_tok", "top_k", default=1),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Bytes of weights and of KV cache at the context length; seconds of a prefill and of one decode step."""
+
+    bytes: float = 0.0
+    kv_bytes: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+
+def devices() -> tuple[str, ...]:
+    """The names that `device_named` takes."""
+    return tuple(table("devices"))
+
+
+def device_named(name: str) -> Device:
+    """The device of this name, in any case. Raises UnknownDevice with the nearest names."""
+    rows = table("devices")
+    row = rows.get(name.lower())
+    if row is None:
+        raise UnknownDevice(unknown("device", name.lower(), rows))
+    rates = {arithmetic: rate * 1e12 for arithmetic, rate in row["rates"].items()}
+    scaled = {"rates": rates, "bandwidth": row["bandwidth"] * 1e9, "memory": row["memory"] * 1e9}
+    return Device(name=name.lower(), **{**row, **scaled})
+
+
+def running(device: Device, scheme: Scheme) -> Running:
+    """How a device runs a scheme: in its own arithmetic; weight-only in 16 bits; what it lacks falls back to 16 bits.
+
+    Weights of a scheme that falls back stay small in memory and are dequantised on the way, activations stay in 16
+    bits, as serving engines do it: what is served is then not what the audit simulated.
+    """
+    used = [quantizer for quantizer in (scheme.weight, scheme.activation) if quantizer is not None]
+    if scheme.weight is not None and scheme.activation is None:
+        return Running("bf16", True)
+    if scheme.compute not in device.rates:
+        return Running("bf16", False, f"{device.name} has no {scheme.compute} products: {scheme.name} runs in bf16")
+    fine = any(quantizer.scale_format in ("float8_e8m0fnu", "float8_e4m3fn") for quantizer in used)
+    if fine and not device.microscaling:
+        return Running("bf16", False, f"{device.name} has no scales in its products: {scheme.name} runs in bf16")
+    return Running(scheme.compute, True)
+
+
+def formats_of(formats: Collection[str] | None, target: str | None) -> tuple[str, ...]:
+    """The schemes to look at, of those asked for (None: the default ones) the ones that a device has."""
+    names = tuple(DEFAULTS if formats is None else dict.fromkeys(formats))
+    for name in names:
+        scheme_named(name)
+    if target is not None:
+        device = device_named(target)
+        names = tuple(name for name in names if running(device, SCHEMES[name]).native)
+    return names
+
+
+class Roofline:
+    """Costs of a model's sites on a device. Sites without a scheme ("") are in the model's own dtype of ``bits`` bits.
+
+    Costs of sites add up to the model's, so a choice may be made by them. parameters: of the whole model, what no site
+    holds included, as weights and biases of norms; None: no more than those of the sites.
+    """
+
+    def __init__(
+        self, device: Device, sites: Iterable[Site], shape: Shape, bits: int = 16, parameters: int | None = None
+    ) -> None:
+        self.device = device
+        self.shape = shape
+        self.sites = {str(site): site for site in sites}
+        self._own = bits / 8
+        self._parameters = parameters
+        self._own_arithmetic = "fp32" if bits > 16 and "fp32" in device.rates else "bf16"
+        self._tables = {site.shape for site in self.sites.values() if site.place == "embedding"}
+        experts: dict[str, set[str]] = defaultdict(set)
+        for name in self.sites:
+            if found := _EXPERT.match(name):
+                experts[found[1]].add(found[2])
+        self._experts = {layer: len(numbers) for layer, numbers in experts.items()}
+
+    def cost(self, name: str, scheme: str = "") -> Cost:
+        """Of one site under a scheme, "" for none. Raises KeyError for no site, UnknownScheme."""
+        site = self.sites[name]
+        chosen = scheme_named(scheme) if scheme else None
+        if site.place == "kv_cache":
+            return self._attention(chosen.activation if chosen else None)
+        if site.place == "embedding":
+            return self._embedding(site, chosen)
+        if site.place == "linear":
+            return self._linear(site, chosen)
+        return Cost()
+
+    def rest(self) -> Cost:
+        """What no site stands for, in the model's own dtype: attention of layers without a KV-cache site, and weights
+        that no site holds."""
+        seen = sum(site.place == "kv_cache" for site in self.sites.values())
+        attention = [self._attention(None)] * max(self.shape.layers - seen, 0)
+        held = sum(site.parameters for site in self.sites.values() if not site.tied)
+        return sum(attention, Cost(bytes=max((self._parameters or 0) - held, 0) * self._own))
+
+    def total(self, assignment: Mapping[str, str]) -> Cost:
+        """Of the model under an assignment, site name to scheme name. A tied weight has the scheme of the other's."""
+        costs = (self.cost(name, assignment.get(site.tied or name, "")) for name, site in self.sites.items())
+        return sum(costs, Cost()) + self.rest()
+
+    def _linear(self, site: Site, scheme: Scheme | None) -> Cost:
+        tokens = self.shape.batch * self.shape.prompt
+        if site.role == "linear" and site.shape in self._tables:
+            tokens = self.shape.batch  # the output's product with the vocabulary, of the last position only
+        return Cost(
+            bytes=0.0 if site.tied else self._weight(site, scheme),
+            prefill=self._product(site, scheme, tokens),
+            decode=self._product(site, scheme, self.shape.batch),
+        )
+
+    def _product(self, site: Site, scheme: Scheme | None, tokens: int) -> float:
+        """Seconds of x [tokens, K] times the weight; of experts, those of a layer that the tokens go to."""
+        rows, columns = site.shape[-2:]
+        share, touched = self._routed(site, tokens)
+        passed = tokens * share
+        how = running(self.device, scheme) if scheme else Running(self._own_arithmetic, True)
+        read, extra = self._own * passed * columns, 0.0
+        activation = scheme.activation if scheme and how.native else None
+        if activation is not None:
+            wide, read = read, _bits(activation, (math.ceil(passed), columns)) / 8
+            extra = wide + read if activation.per != "element" and activation.dynamic else 0.0
+        moved = touched * self._weight(site, scheme) + read + self._own * passed * rows
+        return self._time(2.0 * passed * rows * columns, how.arithmetic, moved) + self._seconds(extra)
+
+    def _routed(self, site: Site, tokens: int) -> tuple[float, float]:
+        """Rows of the products with a site's weights per token, and the expected share of these weights that is read.
+
+        Each token goes to k of E experts, independently and evenly: one is read with probability 1 - (1 - k/E)^tokens.
+        """
+        held = site.shape[0] if len(site.shape) == 3 else 1
+        found = _EXPERT.match(site)
+        experts = self._experts[found[1]] if found else held
+        if experts <= 1:
+            return 1.0, 1.0
+        chosen = min(self.shape.top_k / experts, 1.0)
+        return chosen * held, 1.0 - (1.0 - chosen) ** tokens
+
+    def _embedding(self, site: Site, scheme: Scheme | None) -> Cost:
+        width = site.shape[-1]
+        stored = scheme.weight if scheme else None
+        row = self._own * width if stored is None else _bits(stored, (1, width)) / 8
+        counts = (self.shape.batch * self.shape.prompt, self.shape.batch)
+        times = [self._time(0.0, self._own_arithmetic, count * (row + self._own * width)) for count in counts]
+        return Cost(0.0 if site.tied else self._weight(site, scheme), 0.0, *times)
+
+    def _attention(self, stored: Quantizer | None) -> Cost:
+        """Of one layer, without the projections: scores and probabilities stay on chip, products run in 16 bits."""
+        s = self.shape
+        wide = self._own * s.batch * s.head_dim
+
+        def cache(tokens: int) -> float:
+            shape = (s.batch * tokens * s.kv_heads, s.head_dim)
+            return 2 * (self._own * shape[0] * shape[1] if stored is None else _bits(stored, shape) / 8)
+
+        pairs = s.prompt * (s.prompt + 1) / 2 if s.causal else float(s.prompt**2)
+        each = 4.0 * s.batch * s.heads * s.head_dim
+        # Queries and output, keys and values before they are stored.
+        fresh = 2 * wide * s.prompt * (s.heads + s.kv_heads)
+        return Cost(
+            kv_bytes=cache(s.context),
+            prefill=self._time(each * pairs, self._own_arithmetic, fresh + cache(s.prompt)),
+            decode=self._time(each * s.context, self._own_arithmetic, 2 * wide * s.heads + cache(s.context)),
+        )
+
+    def _weight(self, site: Site, scheme: Scheme | None) -> float:
+        """Bytes of a weight, scales included; each expert has scales of its own."""
+        if scheme is None or scheme.weight is None:
+            return self._own * site.parameters
+        held = site.shape[0] if len(site.shape) == 3 else 1
+        return held * _bits(scheme.weight, site.shape[-2:]) / 8
+
+    def _time(self, operations: float, arithmetic: str, moved: float) -> float:
+        rate = self.device.rates[arithmetic] * self.device.achievable
+        return max(operations / rate, self._seconds(moved)) + self.device.launch
+
+    def _seconds(self, moved: float) -> float:
+        return moved / (self.device.bandwidth * self.device.achievable)
+
+
+def _bits(quantizer: Quantizer, shape: tuple[int, ...]) -> float:
+    """As `Quantizer.bits`, but TF32's 19 bits take 32 of memory."""
+    return 32.0 * math.prod(shape) if quantizer.format == "tf32" else quantizer.bits(shape)

@@ -1,0 +1,171 @@
+"""Column factors of a weight taken into what comes before it: a norm's weight, or the rows of another linear.
+
+AWQ and SmoothQuant store W diag(c), which wants the input divided by c. Where the input is a norm's output, c divides
+the norm's weight; where it is v_proj's (attention averages its rows) or up_proj's (a product by elements), it divides
+their rows. Whether that leaves the model's function as it was is not presumed but tried.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from assay.precision.errors import CannotExport
+
+_NORMS = {"self_attn": ("input_layernorm",), "mlp": ("pre_feedforward_layernorm", "post_attention_layernorm")}
+"""The norms whose output a block takes, by its name: the first that there is."""
+_PRODUCERS = {"o_proj": "v_proj", "down_proj": "up_proj"}
+"""The linear of the same block whose output channels are a linear's input channels."""
+_AGREES = 1e-4
+"""Relative difference of logits that float32 may show between two ways of one computation."""
+
+
+@dataclass(slots=True)
+class Folded:
+    """What changes before column factors can be left out of the input."""
+
+    vectors: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Norm weights and biases by the name of the parameter."""
+    rows: dict[str, torch.Tensor] = field(default_factory=dict)
+    """What divides the rows of a linear's weight, [N], by the linear's name."""
+
+
+def folded(
+    model: torch.nn.Module,
+    columns: Mapping[str, torch.Tensor],
+    rigid: Collection[str] = (),
+    refused: dict[str, str] | None = None,
+) -> Folded:
+    """Fold the factors [K] of linears, by name. Raises CannotExport where the model has no place for them.
+
+    rigid: linears whose scales can't be divided. refused: takes up the linears without a place, and why, instead.
+    """
+    found = Folded()
+    done: set[str] = set()
+    for name, factors in columns.items():
+        block, _, last = name.rpartition(".")
+        if name in done:
+            continue
+        try:
+            if last in _PRODUCERS:
+                _into_linear(model, f"{block}.{_PRODUCERS[last]}", name, factors, found, rigid)
+            else:
+                done |= _into_norm(model, block, columns, found)
+        except CannotExport as error:
+            if refused is None:
+                raise
+            whole = [name] if last in _PRODUCERS else [each for each in columns if _beside(each, block)]
+            done.update(whole)
+            refused |= dict.fromkeys(whole, str(error).partition(": ")[2])
+    left = {name: factors for name, factors in columns.items() if name not in (refused or ())}
+    if not left:
+        return Folded()
+    try:
+        _check(model, left, found)
+    except CannotExport as error:
+        if refused is None:
+            raise
+        refused |= dict.fromkeys(left, str(error).partition(": ")[2])
+        return Folded()
+    return found
+
+
+def _beside(name: str, block: str) -> bool:
+    """Whether a linear takes its input from the norm before a block."""
+    return name.startswith(f"{block}.") and name.rpartition(".")[2] not in _PRODUCERS
+
+
+def _into_norm(model: torch.nn.Module, block: str, columns: Mapping[str, torch.Tensor], found: Folded) -> set[str]:
+    """Divide the weight of the norm before a block by the factors that all who take its output share."""
+    above, _, last = block.rpartition(".")
+    norm = next((f"{above}.{name}" for name in _NORMS.get(last, ()) if _has(model, f"{above}.{name}.weight")), None)
+    if norm is None:
+        raise CannotExport(
+            f"{block}: column factors need a norm before it, and none is known; take a scheme without them"
+        )
+    takers = [
+        f"{block}.{name}"
+        for name, module in model.get_submodule(block).named_modules()
+        if isinstance(module, torch.nn.Linear) and name.rpartition(".")[2] not in _PRODUCERS
+    ]
+    given = [columns.get(taker) for taker in takers]
+    first = next(factors for factors in given if factors is not None)
+    if any(factors is None or not torch.equal(factors, first) for factors in given):
+        names = ", ".join(taker.rpartition(".")[2] for taker in takers)
+        raise CannotExport(
+            f"{block}: {names} take one input, so its column factors must be one and the same; these differ"
+        )
+    for parameter, values in model.get_submodule(norm).named_parameters(recurse=False):
+        found.vectors[f"{norm}.{parameter}"] = values.detach() / first
+    return set(takers)
+
+
+def _into_linear(
+    model: torch.nn.Module, producer: str, name: str, factors: torch.Tensor, found: Folded, rigid: Collection[str]
+) -> None:
+    """Divide the rows of the linear before by the factors; heads that share a value head must share them."""
+    if producer in rigid:
+        raise CannotExport(f"{name}: the scales of {producer} can't take its column factors; take another scheme there")
+    if not _has(model, f"{producer}.weight"):
+        raise CannotExport(f"{name}: column factors need {producer} before it; take a scheme without them")
+    module = model.get_submodule(producer)
+    assert isinstance(module, torch.nn.Linear)
+    repeats, rest = divmod(factors.numel(), module.out_features)
+    heads = factors
+    if repeats != 1 and not rest:  # grouped-query attention: each value head serves several query heads
+        size = int(getattr(model.get_submodule(producer.rpartition(".")[0]), "head_dim", module.out_features))
+        heads = factors.view(-1, repeats, size)
+        if not torch.equal(heads, heads[:, :1].expand_as(heads)):
+            raise CannotExport(
+                f"{name}: {repeats} query heads share a value head, so their column factors must be one and the same; "
+                "these differ"
+            )
+        heads = heads[:, 0].flatten()
+    if heads.numel() != module.out_features:
+        raise CannotExport(f"{name}: has {factors.numel()} columns, {producer} {module.out_features} rows")
+    found.rows[producer] = heads
+    if module.bias is not None:
+        found.vectors[f"{producer}.bias"] = module.bias.detach() / heads
+
+
+def _check(model: torch.nn.Module, columns: Mapping[str, torch.Tensor], found: Folded) -> None:
+    """Run the model with and without the factors: what it computes may not change."""
+    ids: Any = getattr(model, "dummy_inputs", {"input_ids": torch.arange(8)[None]})
+    changed = dict(found.vectors)
+    for name in {*columns, *found.rows}:
+        weight = model.get_submodule(name).get_parameter("weight").detach()
+        weight = weight * columns[name] if name in columns else weight
+        changed[f"{name}.weight"] = weight / found.rows[name][:, None] if name in found.rows else weight
+    with torch.no_grad():
+        before = model(**ids)[0]
+        with _exchanged(model, changed):
+            after = model(**ids)[0]
+    difference = float((after - before).norm() / before.norm())
+    if not difference <= _AGREES:
+        raise CannotExport(
+            f"{next(iter(columns))}: folding column factors changes the model's output by {difference:.1e} of its "
+            "norm, so the model isn't built as its names say; take a scheme without column factors"
+        )
+
+
+@contextmanager
+def _exchanged(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Within, the model's parameters of these names hold these values."""
+    kept = {name: model.get_parameter(name).data for name in tensors}
+    try:
+        for name, values in tensors.items():
+            model.get_parameter(name).data = values
+        yield
+    finally:
+        for name, values in kept.items():
+            model.get_parameter(name).data = values
+
+
+def _has(model: torch.nn.Module, parameter: str) -> bool:
+    try:
+        model.get_parameter(parameter)
+    except AttributeError:
+        return False
+    return True

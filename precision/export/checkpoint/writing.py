@@ -1,0 +1,256 @@
+"""A quantised checkpoint in the compressed-tensors format: what is loaded equals what was simulated."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from assay.precision.errors import CannotExport
+from assay.precision.export.checkpoint.folder import config_json, dtype_of, needed, save, whole
+from assay.precision.export.checkpoint.folding import Folded
+from assay.precision.export.checkpoint.pieces import Piece, pieces_of, rows_of, saved
+from assay.precision.export.checkpoint.storable import storable
+from assay.precision.export.configurations.compressed_tensors import config_of, format_of, groups_of
+from assay.precision.export.lint import lint, lint_config, lint_scales
+from assay.precision.export.plan import Plan, plan_of
+from assay.precision.observation.qparams import QParams
+from assay.precision.observation.sites import Site
+from assay.precision.schemes import FakeQuantizer, Scales, store
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A checkpoint on disk."""
+
+    path: Path
+    held: dict[str, str]
+    """What of the assignment it holds: simulated, this gives what the loaded model computes."""
+    bytes: int
+    """Of all tensors; the files add their headers."""
+    notes: tuple[str, ...]
+    """What it doesn't hold, and what loaders would do in silence, a line each."""
+
+
+def write_checkpoint(
+    model: torch.nn.Module,
+    assignment: Mapping[str, str],
+    out: str | Path,
+    *,
+    sites: Mapping[str, Site],
+    fits: QParams,
+    source: str | Path | None = None,
+    dtype: torch.dtype | None = None,
+    overwrite: bool = False,
+    partial: bool = False,
+) -> Written:
+    """Write ``model`` (of transformers, weights in float32) as ``assignment`` has it to the folder ``out``.
+
+    fits: how the schemes store what, with the scales that the simulation used. source: the directory that the model
+    was loaded from; its tokenizer, generation settings and config are taken over. dtype: of what isn't quantised; by
+    default that which ``source`` says, else the model's.
+
+    The folder appears whole or not at all; one that exists is replaced only with ``overwrite``, and that is noted.
+    Notes tell which sites a checkpoint can't express. partial: linears that can't be stored as assigned are left as
+    they are, and noted. Raises CannotExport for such a linear without it and where there is nothing to quantise,
+    NotInstalled.
+    """
+    needed("compressed_tensors", "transformers", "huggingface_hub")
+    folder, origin = Path(out), None if source is None else Path(source)
+    config = config_json(model, origin)
+    dtype = dtype or dtype_of(model, config)
+    asked = plan_of(assignment, sites, dtype, experts=True)
+    pieces = pieces_of(model, sites)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    weights = {
+        name: (parameters[name] if name in parameters else parameters[f"{name}.weight"]).detach()
+        for name in asked.weights
+    }
+    plan, into = storable(model, asked, weights, sites=sites, pieces=pieces, fits=fits, partial=partial)
+    names = {name: [piece.name for piece in some] for name, some in pieces.items()}
+    recipe = config_of(plan, names)
+    if not recipe.held:
+        raise CannotExport("expected a linear or all KV caches to quantise, got none: the model is such a checkpoint")
+    tensors = _quantised(weights, plan, pieces, names, fits, into)
+    tensors |= _caches(plan, fits) if recipe.content["kv_cache_scheme"] is not None else {}
+    tensors |= _others(model, tensors, {names[name][0]: name for name in into.rows}, into, dtype)
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    config.pop("torch_dtype", None)
+    config["quantization_config"] = recipe.content
+    held = {name: scheme for name, scheme in assignment.items() if name in recipe.held}
+    kept = {name: scheme for name, scheme in assignment.items() if name in asked.left or name not in plan.left}
+    notes = [*recipe.notes, *lint(kept, sites), *lint_config(recipe.content, held, sites, names)]
+    notes += [*lint_scales(tensors, sites), *_warnings(plan, into, dtype)]
+    with whole(folder, overwrite) as (place, replaced):
+        save(place, tensors, config, model, origin)
+    if replaced:
+        notes.append(f"{folder}: replaced the folder that was there")
+    return Written(folder, held, sum(values.nbytes for values in tensors.values()), tuple(notes))
+
+
+def _quantised(
+    weights: Mapping[str, torch.Tensor],
+    plan: Plan,
+    pieces: Mapping[str, list[Piece]],
+    names: Mapping[str, list[str]],
+    fits: QParams,
+    into: Folded,
+) -> dict[str, torch.Tensor]:
+    """Codes and scales of every quantised linear, and static scales of their inputs, by names of checkpoints."""
+    groups = groups_of(plan, names)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, scheme in plan.weights.items():
+        for piece in pieces[name]:
+            weight = weights[name] if piece.expert is None else weights[name][piece.expert]
+            stored = fits.weight(name, scheme, weight, piece.expert)
+            assert stored is not None
+            part = rows_of(piece.name, stored, piece.start, piece.stop, weight.shape[0])
+            rows = weight[piece.start : piece.stop].float()
+            rows = rows if stored.columns is None else rows * stored.columns
+            local = compressed(piece.name, rows, part, groups[scheme.name])
+            if name in into.rows:
+                scale = local["weight_scale"]  # the codes stay as they are
+                local["weight_scale"] = (scale.float() / into.rows[name][:, None]).to(scale.dtype)
+            local |= input_tensors(name, fits.input(name, scheme, weight, piece.expert))
+            tensors |= {f"{piece.name}.{key}": values for key, values in local.items()}
+    return tensors
+
+
+def _caches(plan: Plan, fits: QParams) -> dict[str, torch.Tensor]:
+    """Scales of keys and values, for each attention."""
+    tensors = {}
+    for name, scheme in plan.caches.items():
+        attention = name.partition(":")[0]
+        for part, key in (("keys", "k_scale"), ("values", "v_scale")):
+            stored = fits.values(name, scheme, part)
+            if stored is None or stored.scales is None:
+                raise CannotExport(f"{name}: its scale needs calibration data, which showed none")
+            tensors[f"{attention}.{key}"] = held_scales(stored.scales.scale, stored).reshape(1)
+    return tensors
+
+
+def _others(
+    model: torch.nn.Module,
+    quantised: Mapping[str, torch.Tensor],
+    divided: Mapping[str, str],
+    into: Folded,
+    dtype: torch.dtype,
+) -> dict[str, torch.Tensor]:
+    """Everything that isn't quantised, each tensor once, by the names that checkpoints of the architecture use."""
+    state = dict(model.state_dict())
+    seen: set[tuple[int, int, torch.Size]] = set()
+    for key, values in list(state.items()):
+        place = (values.untyped_storage().data_ptr(), values.storage_offset(), values.shape)
+        if place in seen:  # loaded again, what is tied is tied again
+            del state[key]
+        seen.add(place)
+        if key in into.vectors:
+            state[key] = into.vectors[key]
+    state = saved(model, state)
+    linears = {key.rpartition(".")[0] for key in quantised}
+    kept: dict[str, torch.Tensor] = {}
+    for key, values in state.items():
+        name = key.removesuffix(".weight")
+        if name in linears and name != key:
+            continue
+        if name in divided and name != key:
+            values = values / into.rows[divided[name]][:, None]
+        values = values.to(dtype) if values.is_floating_point() else values
+        kept[key] = values.detach().clone(memory_format=torch.contiguous_format)
+    return kept
+
+
+def _warnings(plan: Plan, into: Folded, dtype: torch.dtype) -> list[str]:
+    found = []
+    if into.vectors or into.rows:
+        found.append(
+            f"column factors are folded into norms and linears before, whose weights are rounded to {dtype} again"
+        )
+    weights = {name: (format_of(scheme), scheme.weight) for name, scheme in plan.weights.items()}
+    packed = [name for name, (_, weight) in weights.items() if weight is not None and not weight.symmetric]
+    if packed:
+        found.append(
+            f"{packed[0]}: its zero-points are packed, as vLLM reads them; with compressed-tensors 0.20 transformers "
+            "loads them by assay.precision.export.load_checkpoint"
+        )
+    narrow = [
+        name
+        for name, (format, weight) in weights.items()
+        if format == "int-quantized" and weight is not None and weight.element.bits < 8
+    ]
+    if narrow:
+        found.append(
+            f"{narrow[0]}: below int8 inputs compressed-tensors stores int4 codes one a byte, "
+            "so the checkpoint is larger than the assignment"
+        )
+    return found
+
+
+def compressed(
+    name: str, weight: torch.Tensor, stored: FakeQuantizer, group: dict[str, Any]
+) -> dict[str, torch.Tensor]:
+    """Tensors of a weight [N, K] (float32) by their local names: codes, scales, zero-points.
+
+    stored: its scales are those that the codes are taken with. group: the config group that the linear stands in.
+    They are read back with the library before they are given out. Raises CannotExport if that gives other values
+    than the simulation.
+    """
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationScheme
+
+    scales = stored.scales
+    if scales is None:
+        raise CannotExport(f"{name}: expected fitted scales, got none; fit its scheme on calibration data first")
+    scheme = QuantizationScheme.model_validate({**group, "targets": [name]})
+    compressor = BaseCompressor.get_value_from_registry(group["format"])
+    packed = compressor.compress({"weight": weight, **_scales(scales, stored)}, scheme)
+    expected = store(weight, stored.quantizer, scales)
+    read = compressor.decompress(packed, scheme)["weight"]  # of FP4 and MX formats in bfloat16
+    if not torch.equal(read, expected.to(read.dtype)):
+        raise CannotExport(
+            f"{name}: compressed-tensors reads back {int((read != expected.to(read.dtype)).sum())} of {read.numel()} "
+            "values otherwise than simulated; use the version that this one was tested with, or another scheme"
+        )
+    packed["weight_scale"] = held_scales(packed["weight_scale"], stored)
+    return {key: values.detach().clone(memory_format=torch.contiguous_format) for key, values in packed.items()}
+
+
+def held_scales(scale: torch.Tensor, stored: FakeQuantizer) -> torch.Tensor:
+    """Scales in the dtype that they are stored in, which holds them."""
+    return scale.to(torch.bfloat16) if stored.quantizer.scale_format == "bfloat16" else scale
+
+
+def input_tensors(name: str, stored: FakeQuantizer | None) -> dict[str, torch.Tensor]:
+    """The static scale of a linear's input, or NVFP4's scale of the tensor; empty where all is dynamic."""
+    if stored is None:
+        return {}
+    if stored.quantizer.scale_format == "float8_e4m3fn":
+        if stored.divisor is None:
+            raise CannotExport(f"{name}: its input's scale needs calibration data, which showed none")
+        return {"input_global_scale": stored.divisor.reshape(1)}
+    if stored.quantizer.dynamic:
+        return {}
+    if stored.scales is None:
+        raise CannotExport(f"{name}: its input's scale needs calibration data, which showed none")
+    return {"input_scale": held_scales(stored.scales.scale, stored).reshape(1)}
+
+
+def _scales(scales: Scales, stored: FakeQuantizer) -> dict[str, torch.Tensor]:
+    """Scales (float32) and zero-points without the axes that `grouped` keeps."""
+    per = stored.quantizer.per
+
+    def laid(x: torch.Tensor) -> torch.Tensor:
+        if per == "tensor":
+            return x.reshape(1)
+        if per == "block":
+            return x.squeeze(-1).squeeze(-2)
+        return x.squeeze(-1) if per == "group" else x
+
+    tensors = {"weight_scale": laid(scales.scale)}
+    if scales.divisor is not None:
+        exact = (scales.scale * scales.divisor).to(torch.float8_e4m3fn).to(torch.float32)
+        tensors = {"weight_scale": laid(exact), "weight_global_scale": scales.divisor.reshape(1)}
+    if scales.zero is not None:
+        tensors["weight_zero_point"] = laid(scales.zero).to(torch.int8)
+    return tensors

@@ -1,0 +1,135 @@
+"""compressed-tensors: the ``quantization_config`` that vLLM, SGLang and transformers read from config.json.
+
+Fields and rules are those of compressed-tensors 0.20 (`QuantizationConfig`, `QuantizationArgs`).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from assay.precision.export.patterns import targets_of
+from assay.precision.export.plan import Plan, plan_of
+from assay.precision.export.target import Names, Recipe, json_file, register
+from assay.precision.observation.sites import Site
+from assay.precision.schemes import SCHEMES, Quantizer, Scheme
+
+VERSION = "0.20.0"
+"""Of compressed-tensors, whose fields these are."""
+
+_ELEMENTS = ("int3", "int4", "int8", "float4_e2m1fn", "float6_e2m3fn", "float8_e4m3fn")
+"""The element formats that it has."""
+_TYPES = {"integer": "int", "float": "float"}
+"""What it calls a kind of format."""
+_SCALES = {"float8_e8m0fnu": "torch.uint8", "float8_e4m3fn": "torch.float8_e4m3fn"}
+_KV = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
+
+
+def quantization_config(
+    assignment: Mapping[str, str],
+    sites: Mapping[str, Site],
+    dtype: torch.dtype = torch.bfloat16,
+    names: Names | None = None,
+) -> Recipe:
+    """The ``quantization_config`` of an assignment. Raises CannotExport and UnknownScheme as `plan_of` does.
+
+    names: see `Names`; without them experts held in one parameter have none and are noted.
+    """
+    return config_of(plan_of(assignment, sites, dtype, experts=names is not None), names or {})
+
+
+def config_of(plan: Plan, names: Names) -> Recipe:
+    """The same of a plan: a group for each scheme, numbered with zeros in front, since groups are sorted by name."""
+    groups = groups_of(plan, names)
+    left = [named for name in plan.left for named in names.get(name, [name])]
+    for name, scheme in plan.weights.items():
+        if scheme.name not in groups:
+            plan.note(name, scheme.name, str(why_not(scheme)))
+            left += names.get(name, [name])
+    formats = {group["format"] for group in groups.values()}
+    caches = plan.fp8_caches("a cache is e4m3 or as it is")
+    content = {
+        "quant_method": "compressed-tensors",
+        "version": VERSION,
+        "format": "mixed-precision" if len(formats) > 1 else next(iter(formats), "dense"),
+        "quantization_status": "compressed",
+        "global_compression_ratio": None,
+        "ignore": targets_of(left),
+        "kv_cache_scheme": dict(_KV) if caches else None,
+        "config_groups": {f"group_{number:03d}": group for number, group in enumerate(groups.values())},
+    }
+    held = [name for name, scheme in plan.weights.items() if scheme.name in groups]
+    return plan.recipe(content, [*held, *caches])
+
+
+def groups_of(plan: Plan, names: Names) -> dict[str, dict[str, Any]]:
+    """The config group of each scheme that there are words for, by the scheme's name."""
+    members: dict[str, list[str]] = {}
+    for name, scheme in plan.weights.items():
+        if why_not(scheme) is None:
+            members.setdefault(scheme.name, []).extend(names.get(name, [name]))
+    return {name: _group(SCHEMES[name], linears) for name, linears in members.items()}
+
+
+def why_not(scheme: Scheme) -> str | None:
+    """Why compressed-tensors has no words for a linear's scheme; None: it has."""
+    if scheme.transform == "hadamard":
+        return "a rotated input needs a transform that loaders of compressed-tensors don't apply"
+    for quantizer in (scheme.weight, scheme.activation):
+        if quantizer is not None and quantizer.format not in _ELEMENTS:
+            return f"compressed-tensors has no {quantizer.format}; its 8-bit float is e4m3"
+    return None
+
+
+def format_of(scheme: Scheme) -> str:
+    """The format that a linear's tensors are stored in."""
+    assert scheme.weight is not None
+    bits = scheme.weight.element.bits
+    if scheme.weight.element.kind == "integer":
+        # Engines read 4-bit weights packed, also below FP8 inputs; below 8-bit integer inputs one code a byte.
+        inputs = scheme.activation
+        return "int-quantized" if inputs is not None and inputs.format == "int8" else "pack-quantized"
+    if scheme.weight.scale_format == "float8_e8m0fnu":
+        return {4: "mxfp4-pack-quantized", 6: "mxfp6-pack-quantized", 8: "mxfp8-quantized"}[bits]
+    return "nvfp4-pack-quantized" if bits == 4 else "float-quantized"
+
+
+def _group(scheme: Scheme, names: list[str]) -> dict[str, Any]:
+    assert scheme.weight is not None
+    group: dict[str, Any] = {
+        "format": format_of(scheme),
+        "targets": targets_of(names),
+        "weights": _arguments(scheme.weight, "channel", dynamic=False),
+    }
+    if scheme.activation is not None:
+        local = scheme.activation.scale_format == "float8_e4m3fn"  # the tensor's scale is fixed, those of groups not
+        dynamic: bool | str = "local" if local else scheme.activation.dynamic
+        group["input_activations"] = _arguments(scheme.activation, "token", dynamic=dynamic)
+    return group
+
+
+def _arguments(quantizer: Quantizer, row: str, *, dynamic: bool | str) -> dict[str, Any]:
+    strategy = {"tensor": "tensor", "row": row, "group": "group", "block": "block"}[quantizer.per]
+    if quantizer.scale_format == "float8_e4m3fn":
+        strategy = "tensor_group"
+    arguments = {
+        "num_bits": quantizer.element.bits,
+        "type": _TYPES[quantizer.element.kind],
+        "symmetric": quantizer.symmetric,
+        "strategy": strategy,
+        "dynamic": dynamic,
+    }
+    if quantizer.per == "group":
+        arguments["group_size"] = quantizer.size
+    if quantizer.per == "block":
+        arguments["block_structure"] = [quantizer.size, quantizer.size]
+    if quantizer.scale_format in _SCALES:
+        arguments["scale_dtype"] = _SCALES[quantizer.scale_format]
+    return arguments
+
+
+register(
+    "compressed-tensors",
+    lambda request: quantization_config(request.assignment, request.sites, request.dtype, request.names),
+    json_file("quantization_config.json"),
+)

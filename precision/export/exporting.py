@@ -1,0 +1,148 @@
+"""`export`: an assignment written as serving stacks read it, and as a checkpoint, into one folder."""
+
+import tempfile
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from assay.precision.errors import CannotExport
+from assay.precision.export import manifest
+from assay.precision.export.checkpoint.folder import config_json, dtype_of
+from assay.precision.export.checkpoint.pieces import pieces_of
+from assay.precision.export.checkpoint.writing import write_checkpoint
+from assay.precision.export.configurations import TARGETS
+from assay.precision.export.lint import lint
+from assay.precision.export.plan import plan_of
+from assay.precision.export.target import Request
+from assay.precision.observation.qparams import QParams
+from assay.precision.observation.sites import Site
+
+FORMATS = tuple(TARGETS)
+"""The configurations that can be written."""
+_NOTHING = "can express nothing of this assignment, so nothing is written for it"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One format of an export, or its checkpoint."""
+
+    format: str
+    """Of `FORMATS`, or "checkpoint"."""
+    paths: tuple[Path, ...]
+    held: dict[str, str]
+    """What of the assignment it expresses."""
+    bytes: int | None = None
+    """Of the checkpoint's tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written, and what it doesn't express or engines would do in silence, a line each."""
+
+    parts: tuple[Part, ...]
+    notes: tuple[str, ...]
+    refused: str = ""
+    """Why there is no checkpoint, where one was asked for and can't be written."""
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Files, and the folder of the checkpoint."""
+        return tuple(path for part in self.parts for path in part.paths)
+
+
+def export(
+    model: torch.nn.Module,
+    assignment: Mapping[str, str],
+    out: str | Path,
+    formats: Collection[str] = FORMATS,
+    *,
+    sites: Mapping[str, Site],
+    fits: QParams,
+    source: str | Path | None = None,
+    dtype: torch.dtype | None = None,
+    target: str | None = None,
+    checkpoint: bool = False,
+    overwrite: bool = False,
+    partial: bool = False,
+) -> Exported:
+    """Write an assignment of site names to scheme names into the folder ``out``, as ``formats`` have it.
+
+    One file a format, and with "vllm" the command line too; with ``checkpoint`` a quantised checkpoint in
+    ``out/checkpoint``; and ``out/export.json``, which says of which assignment they are. What would express nothing of
+    it isn't written, and noted. source: the directory or hub name of the model. dtype: of what isn't quantised; by
+    default that of ``source``, else the model's. target: the device that `lint` is told.
+
+    partial: linears that the checkpoint can't hold as assigned stay as they are in it, and are noted; if it can't be
+    written even so, it alone is missing. overwrite: the files of an earlier export into ``out`` are removed, all of
+    them. Other files there stay in any case. If anything is refused, all is as it was.
+
+    Raises CannotExport, NotInstalled, UnknownDevice, UnknownScheme.
+    """
+    unknown = [name for name in formats if name not in TARGETS]
+    if unknown:
+        raise CannotExport(f"expected formats of {', '.join(FORMATS)}, got {unknown[0]!r}")
+    folder = Path(out)
+    origin = Path(source) if source is not None and Path(source).is_dir() else None
+    if dtype is None:
+        dtype = dtype_of(model, config_json(model, origin)) if hasattr(model, "config") else torch.bfloat16
+    names = {name: [piece.name for piece in pieces] for name, pieces in pieces_of(model, sites).items()}
+    request = Request(assignment=assignment, sites=sites, dtype=dtype, names=names, model=str(source or "MODEL"))
+    said: dict[str, list[str]] = {line: ["lint"] for line in lint(assignment, sites, target)}
+    texts: dict[str, str] = {}
+    parts: list[Part] = []
+    refused = ""
+    for name in dict.fromkeys(formats):
+        recipe_of, texts_of = TARGETS[name]
+        recipe = recipe_of(request)
+        files = texts_of(request, recipe) if recipe.held else {}
+        _note(said, name, [*recipe.notes, *([] if files else [_NOTHING])])
+        if files:
+            parts.append(Part(name, tuple(folder / file for file in files), recipe.held))
+        texts |= files
+    plan = plan_of(assignment, sites, dtype, experts=True)
+    if checkpoint and not (plan.linears or plan.experts or plan.cache == "kv-fp8"):
+        _note(said, "checkpoint", [_NOTHING])
+        checkpoint = False
+    manifest.check(folder, texts, overwrite)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as room:
+        place = Path(room) / "new"  # with the rights that a folder of the user has
+        place.mkdir()
+        for file, text in texts.items():
+            (place / file).write_text(text, encoding="utf-8")
+        if checkpoint:
+            try:
+                made = write_checkpoint(
+                    model,
+                    assignment,
+                    place / "checkpoint",
+                    sites=sites,
+                    fits=fits,
+                    source=origin,
+                    dtype=dtype,
+                    partial=partial,
+                )
+            except CannotExport as error:
+                if not partial:
+                    raise
+                refused = str(error)
+                _note(said, "checkpoint", [f"not written: {refused}"])
+            else:
+                parts.append(Part("checkpoint", (folder / "checkpoint",), made.held, made.bytes))
+                _note(said, "checkpoint", [line for line in made.notes if said.get(line) != ["lint"]])
+        notes = tuple(f"{', '.join(who)}: {line}" for line, who in said.items())
+        manifest.move(place, folder, assignment, notes, overwrite)
+    return Exported(tuple(parts), notes, refused)
+
+
+def clear(out: str | Path) -> bool:
+    """Remove what an earlier export wrote into the folder ``out``, and nothing else; whether there was anything."""
+    return manifest.remove(Path(out))
+
+
+def _note(said: dict[str, list[str]], who: str, lines: Collection[str]) -> None:
+    """Put down lines of a format, beside those that others said too."""
+    for line in lines:
+        said.setdefault(line, []).append(who)

@@ -1,0 +1,65 @@
+"""What an export wrote into a folder, so that the next one replaces just that: the user's own files stay."""
+
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from assay.precision.errors import CannotExport
+from assay.runtime.files import write_text_atomically
+
+RECORD = "export.json"
+"""Holds the assignment that the files beside it are of, their names, and what they don't express."""
+
+
+def written(folder: Path) -> tuple[str, ...]:
+    """The files that an export wrote into a folder, relative to it; none without its record."""
+    try:
+        names = json.loads((folder / RECORD).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+    return tuple(name for name in names if not Path(name).is_absolute() and ".." not in Path(name).parts)
+
+
+def check(folder: Path, names: Iterable[str], overwrite: bool) -> None:
+    """Raise CannotExport where the new files would take the place of others, but for those of an earlier export."""
+    earlier = written(folder)
+    if earlier and not overwrite:
+        raise CannotExport(
+            f"{folder / RECORD} exists: give another folder, or pass overwrite=True to replace what it lists"
+        )
+    for name in {*names, RECORD} - {*earlier, RECORD if earlier else ""}:
+        above = (folder / parent for parent in Path(name).parents)
+        other = next((place for place in above if place.exists() and not place.is_dir()), folder / name)
+        if other.exists():
+            raise CannotExport(f"{other} exists and is of no export: move it away, or give another folder")
+
+
+def remove(folder: Path) -> bool:
+    """Remove what an export wrote there, and folders that are empty then; whether there was anything."""
+    names = written(folder)
+    for name in (*names, RECORD) if names else ():
+        (folder / name).unlink(missing_ok=True)
+    for place in sorted({folder / parent for name in names for parent in Path(name).parents}, reverse=True):
+        with suppress(OSError):
+            place.rmdir()
+    return bool(names)
+
+
+def move(place: Path, folder: Path, assignment: Mapping[str, str], notes: Collection[str], overwrite: bool) -> None:
+    """Move all files of a place into the folder, instead of those that an earlier export wrote there.
+
+    Raises as `check` does, with everything as it was. If it is stopped on the way, nothing is left of an earlier
+    export, and what there is has a record; a checkpoint's config.json, without which nothing loads it, comes last.
+    """
+    files = sorted(str(file.relative_to(place)) for file in place.rglob("*") if file.is_file())
+    check(folder, files, overwrite)
+    remove(folder)
+    if not files:
+        return
+    content = {"assignment": dict(assignment), "files": files, "notes": list(notes)}
+    write_text_atomically(folder / RECORD, json.dumps(content, indent=1) + "\n")
+    for name in sorted(files, key=lambda name: Path(name).name == "config.json"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(place / name, folder / name)

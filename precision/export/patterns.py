@@ -1,0 +1,45 @@
+"""Names of modules as the targets that serving stacks match: exact, or a regular expression over their numbers."""
+
+import math
+import re
+from collections.abc import Collection, Iterable
+
+
+def targets_of(names: Iterable[str]) -> list[str]:
+    r"""Targets that match exactly these names: those that differ in their numbers only share one where they can.
+
+    "re:" targets are read with `re.match`, which anchors the start alone: each ends with "$".
+    """
+    alike: dict[tuple[str, ...], set[tuple[int, ...]]] = {}
+    for name in names:
+        words = tuple("#" if word.isdecimal() else word for word in name.split("."))
+        alike.setdefault(words, set()).add(tuple(int(word) for word in name.split(".") if word.isdecimal()))
+    targets: list[str] = []
+    for words, numbers in alike.items():
+        targets += _targets(words, numbers)
+    return sorted(targets, key=lambda target: target.startswith("re:"))
+
+
+def matches(target: str, name: str, classes: Collection[str] = ()) -> bool:
+    """Whether a compressed-tensors target means the module: its exact name, "re:" pattern, or one of its classes."""
+    if target.startswith("re:"):
+        return re.match(target.removeprefix("re:"), name) is not None
+    return target == name or target in classes
+
+
+def _targets(words: tuple[str, ...], numbers: set[tuple[int, ...]]) -> list[str]:
+    """Targets of names that are ``words`` with ``numbers`` in the places of "#"."""
+    places = [sorted(set(column)) for column in zip(*numbers, strict=True)]
+    if len(numbers) == 1:
+        given = (str(place[0]) for place in places)
+        return [".".join(next(given) if word == "#" else word for word in words)]
+    if math.prod(map(len, places)) == len(numbers):
+        choices = (str(place[0]) if len(place) == 1 else f"({'|'.join(map(str, place))})" for place in places)
+        return ["re:" + r"\.".join(next(choices) if word == "#" else re.escape(word) for word in words) + "$"]
+    # Not every number goes with every other: those of the first place that has several stand apart.
+    place = next(index for index, values in enumerate(places) if len(values) > 1)
+    return [
+        target
+        for value in places[place]
+        for target in _targets(words, {some for some in numbers if some[place] == value})
+    ]

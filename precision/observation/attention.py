@@ -1,0 +1,114 @@
+"""Attention opened: queries, keys, values, cache, scores, probabilities and output are sites.
+
+Of torch.nn.MultiheadAttention the projections are products with parameters, and its core is attention's.
+"""
+
+import inspect
+import math
+from typing import Any
+
+import torch
+
+from assay.precision.observation.tracer import Tracer
+
+_SIGNATURE = inspect.signature(torch.nn.functional.multi_head_attention_forward)
+_CLOSED = ("bias_k", "bias_v", "use_separate_proj_weight", "add_zero_attn", "static_k", "static_v")
+"""Arguments with which it is run as it is, its sites shut."""
+
+
+def scaled_dot_product(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+    """torch.nn.functional.scaled_dot_product_attention."""
+    names = {"query": "q", "key": "k", "value": "v"}
+    return _attention(tracer, *args, **{names.get(name, name): value for name, value in kwargs.items()})[0]
+
+
+def _attention(
+    tracer: Tracer,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and probabilities by the definition, stages open: q [..., H, S, D], k and v [..., Hkv, S, D]."""
+    values = tracer.visitor.values
+    k, v = values(tracer.site("kv_cache"), k, "keys"), values(tracer.site("kv_cache"), v, "values")
+    q, k, v = values(tracer.site("q"), q), values(tracer.site("k"), k), values(tracer.site("v"), v)
+    if q.dim() > 2 and k.shape[-3] != q.shape[-3]:
+        repeats = q.shape[-3] // k.shape[-3]
+        k, v = k.repeat_interleave(repeats, -3), v.repeat_interleave(repeats, -3)
+    scores = (q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)) @ k.mT
+    scores = values(tracer.site("scores"), scores)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    probabilities = values(tracer.site("probabilities"), _MaskedSoftmax.apply(scores, attn_mask))  # type: ignore[no-untyped-call]
+    return values(tracer.site("output"), probabilities @ v), probabilities
+
+
+def multihead(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """`multi_head_attention_forward` of one sequence with itself: query [L, B, E] or [L, E]."""
+    given = _SIGNATURE.bind(*args, **kwargs)
+    given.apply_defaults()
+    p = given.arguments
+    query, heads = p["query"], p["num_heads"]
+    inner, outer = tracer.named(p["in_proj_weight"]), tracer.named(p["out_proj_weight"])
+    alone = p["key"] is query and p["value"] is query and query.dim() == 3
+    shut = any(p[name] is not None and p[name] is not False for name in _CLOSED)
+    if not alone or inner is None or outer is None or shut:
+        return func(*args, **kwargs)
+    x = query.transpose(0, 1)
+    projected = tracer.product(
+        p["in_proj_weight"], x, inner, lambda a, w: torch.nn.functional.linear(a, w, p["in_proj_bias"])
+    )
+    q, k, v = (torch.unflatten(part, -1, (heads, -1)).transpose(1, 2) for part in projected.chunk(3, -1))
+    out, probabilities = _attention(tracer, q, k, v, _mask(p["attn_mask"], p["key_padding_mask"], heads, x))
+    out = tracer.product(
+        p["out_proj_weight"],
+        out.transpose(1, 2).flatten(-2),
+        outer,
+        lambda a, w: torch.nn.functional.linear(a, w, p["out_proj_bias"]),
+    ).transpose(0, 1)
+    if not p["need_weights"]:
+        return out, None
+    return out, probabilities.mean(1) if p["average_attn_weights"] else probabilities
+
+
+def _mask(mask: torch.Tensor | None, padding: torch.Tensor | None, heads: int, x: torch.Tensor) -> torch.Tensor | None:
+    """Both masks as one that is added, [B or 1, H or 1, L, L]: -inf where a boolean one is True."""
+    found = None
+    for each, shape in ((mask, (-1, heads)), (padding, None)):
+        if each is None:
+            continue
+        if each.dtype == torch.bool:
+            each = torch.zeros_like(each, dtype=x.dtype).masked_fill_(each, float("-inf"))
+        if shape is None:
+            each = each[:, None, None, :]
+        elif each.dim() == 3:
+            each = torch.unflatten(each, 0, shape)
+        found = each if found is None else found + each
+    return found
+
+
+class _MaskedSoftmax(torch.autograd.Function):
+    """Softmax along the last dimension under a boolean mask (True: visible) or one that is added; none where nothing is
+    visible. One function, for behind a mask the gradient of a softmax is zero by itself."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        if mask is not None and mask.dtype == torch.bool:
+            scores = scores.masked_fill(~mask, -math.inf)
+        elif mask is not None:
+            scores = scores + mask
+        probabilities = scores.softmax(-1)
+        if mask is not None and mask.dtype == torch.bool and not bool(mask.any(-1).all()):
+            probabilities.masked_fill_(~mask.any(-1, keepdim=True), 0.0)
+        ctx.save_for_backward(probabilities)
+        return probabilities
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        (p,) = ctx.saved_tensors
+        return torch._softmax_backward_data(g, p, -1, p.dtype), None

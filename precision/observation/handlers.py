@@ -1,0 +1,140 @@
+"""Which functions of torch are sites, and how a call of each is handed to the visitor."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from assay.precision.observation.attention import multihead, scaled_dot_product
+from assay.precision.observation.tracer import Handler, Tracer, Visitor
+
+
+@contextmanager
+def traced(model: torch.nn.Module, visitor: Visitor) -> Iterator[Tracer]:
+    """Within, calls of ``model`` go by way of the visitor. Hooks are taken off afterwards, whatever happens."""
+    tracer = Tracer(model, visitor, _HANDLERS)
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(_enter(tracer, name, module), with_kwargs=True))
+        handles.append(module.register_forward_hook(_leave(tracer, name, module), always_call=True))
+    try:
+        visitor.tracer = tracer
+        with tracer:
+            yield tracer
+    finally:
+        visitor.tracer = None
+        for handle in handles:
+            handle.remove()
+
+
+def _enter(tracer: Tracer, name: str, module: torch.nn.Module) -> Callable[..., Any]:
+    norm = _is_norm(module)
+
+    def enter(_module: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tracer.path.append(name)
+        if norm and args and isinstance(args[0], torch.Tensor):
+            return (tracer.beside(f"{name}:input", args[0]), *args[1:]), kwargs
+        return None
+
+    return enter
+
+
+def _leave(tracer: Tracer, name: str, module: torch.nn.Module) -> Callable[..., Any]:
+    suffix = "output" if _is_norm(module) else "residual" if _is_layer(name, module) else None
+
+    def leave(_module: object, _args: object, output: Any) -> Any:
+        tracer.path.pop()
+        while tracer.gathered and tracer.gathered[-1][2] > len(tracer.path):
+            tracer.gathered.pop()
+        if suffix is None or output is None:
+            return None
+        first = output[0] if isinstance(output, tuple) else output
+        if not isinstance(first, torch.Tensor) or not first.is_floating_point():
+            return None
+        first = tracer.beside(f"{name}:{suffix}", first)
+        return (first, *output[1:]) if isinstance(output, tuple) else first
+
+    return leave
+
+
+def _is_norm(module: torch.nn.Module) -> bool:
+    return type(module).__name__.endswith("Norm") or isinstance(module, torch.nn.LayerNorm | torch.nn.RMSNorm)
+
+
+def _is_layer(name: str, module: torch.nn.Module) -> bool:
+    """Whether a module is one of a stack of layers: numbered, and with modules of its own."""
+    return re.search(r"(^|\.)\d+$", name) is not None and any(module.children())
+
+
+def _product(x_at: int, *, transposed: bool, names: tuple[str, ...] = ()) -> Handler:
+    """A function whose argument at ``x_at`` is multiplied with the next: a parameter W [N, K], or [K, N] as GPT-2's
+    Conv1D and exported graphs have it. names: of arguments that may be given by name."""
+
+    def handle(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+        whole = [*args, *(kwargs.get(name) for name in names[len(args) :])]
+        weight = whole[x_at + 1] if len(whole) > x_at + 1 and (names or not kwargs) else None
+        found = tracer.named(weight)
+        if weight is None or found is None or weight.dim() != 2:
+            return func(*args, **kwargs)
+        before, x, after = whole[:x_at], whole[x_at], whole[x_at + 2 :]  # without the weight, which may be streamed
+        if not transposed:
+            return tracer.product(weight, x, found, lambda a, w: func(*before, a, w, *after))
+        return tracer.product(weight.mT, x, found, lambda a, w: func(*before, a, w.mT, *after))
+
+    return handle
+
+
+def _embedding(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    if len(args) < 2:
+        args = (*args, *(kwargs[name] for name in ("input", "weight")[len(args) :]))
+        kwargs = {name: value for name, value in kwargs.items() if name not in ("input", "weight")}
+    # aten.embedding has the weight first, torch.nn.functional.embedding the indices.
+    first = 0 if args[0].is_floating_point() else 1
+    weight, ids = args[first], args[1 - first]
+    found = tracer.named(weight)
+    if found is None:
+        return func(*args, **kwargs)
+
+    before, after = args[:first], args[first + 1 :]
+
+    def look_up(w: torch.Tensor) -> torch.Tensor:
+        return func(*before, w, *after, **kwargs)
+
+    return tracer.visitor.embedding(found[0], ids, weight, look_up)
+
+
+def _gather(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """Rows of a matrix: x[index], x.index_select(0, index)."""
+    index = args[-1] if len(args) == 2 or args[1:2] == (0,) else None
+    index = index[0] if isinstance(index, tuple | list) and len(index) == 1 else index
+    if isinstance(index, torch.Tensor) and index.dim() == 1 and index.dtype == torch.int64 and args[0].dim() == 2:
+        tracer.gathered.append((index, args[0].shape[0], len(tracer.path)))
+    return func(*args, **kwargs)
+
+
+def _softmax(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """A softmax in a module whose name says attention: eager attention's scores and probabilities."""
+    if not tracer.path or not re.search(r"att", tracer.path[-1].rpartition(".")[2]):
+        return func(*args, **kwargs)
+    # Behind a mask that was applied before stand infinities, or the format's least number: no values of the site.
+    visible = args[0] > torch.finfo(args[0].dtype).min / 2
+    scores = tracer.visitor.values(tracer.site("scores"), args[0].masked_fill(~visible, 0.0))
+    scores = torch.where(visible, scores, args[0])
+    return tracer.visitor.values(tracer.site("probabilities"), func(scores, *args[1:], **kwargs))
+
+
+_aten, _functional, _Tensor = torch.ops.aten, torch.nn.functional, torch.Tensor
+_PRODUCTS = (torch.matmul, _Tensor.matmul, _Tensor.__matmul__, torch.mm, _aten.matmul.default, _aten.mm.default)
+_CALLS: dict[Handler, tuple[Any, ...]] = {
+    _product(0, transposed=False, names=("input", "weight", "bias")): (_functional.linear, _aten.linear.default),
+    _product(0, transposed=True): _PRODUCTS,
+    _product(1, transposed=True): (torch.addmm, _aten.addmm.default),
+    _embedding: (_functional.embedding, _aten.embedding.default),
+    scaled_dot_product: (_functional.scaled_dot_product_attention, _aten.scaled_dot_product_attention.default),
+    multihead: (_functional.multi_head_attention_forward,),
+    _softmax: (_functional.softmax, torch.softmax, _Tensor.softmax),
+    _gather: (_Tensor.__getitem__, torch.index_select, _Tensor.index_select),
+}
+_HANDLERS = {call: handler for handler, calls in _CALLS.items() for call in calls}

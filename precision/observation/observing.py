@@ -1,0 +1,186 @@
+"""What one forward pass over the calibration data shows: sites, their menus, what passes them, reference outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+
+from assay.formats.errors import UnknownOption
+from assay.precision.errors import BadAssignment, BadModel, NoData
+from assay.precision.metrics import Metric
+from assay.precision.observation.handlers import traced
+from assay.precision.observation.qparams import QParams, menu_of
+from assay.precision.observation.running import batch_size, call, evaluating, mapping
+from assay.precision.observation.sites import Observer, Site, Statistics
+from assay.precision.observation.streaming import Weights, streamed_parameters
+from assay.precision.schemes import SCHEMES, scheme_named
+
+_SAME = 1e-3
+"""Relative difference of outputs that summation in another order may make."""
+
+_KEPT = 256 << 20
+"""Bytes of reference outputs that are kept rather than computed again for every measurement."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """A model as the calibration data runs through it."""
+
+    by_name: Mapping[str, Site]
+    """The sites with a menu."""
+    menus: Mapping[str, tuple[str, ...]]
+    """Names of sites to those of the schemes that may stand there."""
+    tied: Mapping[str, str]
+    """Names of sites to that of the site that holds the same weight."""
+    cast: tuple[str, ...]
+    """Names of the sites, with a menu or not, that a model in bfloat16 rounds at."""
+    sources: Mapping[str, str]
+    """Names of sites to that of the site whose values they are given as they are; of all sites, with a menu or not."""
+    statistics: Mapping[tuple[str, str], Statistics]
+    """What passed each site, by its name and the part of it: keys or values of a cache, mostly empty."""
+    weights: Mapping[str, Weights]
+    qparams: QParams
+    references: list[torch.Tensor] | None
+    """The outputs that are compared, one a batch; None: too large to be kept."""
+    weight: float
+    """What the metric's sums are divided by."""
+    sequences: int
+    modules: tuple[str, ...]
+    """Names of all of the model's modules, those that didn't run too."""
+    every: tuple[Site, ...]
+    """All sites, with a menu or not."""
+    no_gradient: tuple[Site, ...] = ()
+    """Sites whose formats change the output though no gradient leads back to them: they keep their own."""
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Those with a menu."""
+        return tuple(self.by_name.values())
+
+    def without_gradient(self, sites: Collection[Site]) -> Observed:
+        """The same without the menus of these sites, to which no gradient leads back."""
+        by_name = {name: site for name, site in self.by_name.items() if site not in sites}
+        menus = {name: self.menus[name] for name in by_name}
+        return replace(self, by_name=by_name, menus=menus, no_gradient=tuple(sites))
+
+    def largest(self, site: str) -> torch.Tensor | None:
+        """The largest magnitude of each channel at a site, [K], of the part of it that reaches furthest."""
+        parts = [seen.largest for (name, _), seen in self.statistics.items() if name == site]
+        return max((part for part in parts if part is not None), key=lambda part: float(part.max()), default=None)
+
+    def owner(self, name: str) -> str:
+        """The site under whose name a weight's scheme stands: that of the weight's first use."""
+        return self.tied.get(name, str(name))
+
+    def site(self, name: str) -> Site:
+        """The site of this name. Raises BadAssignment where there is none that may take another format."""
+        if name in self.by_name:
+            return self.by_name[name]
+        if name in self.no_gradient:
+            raise BadAssignment(
+                f"no error of {name} can be predicted, since no gradient leads back to it: leave it out"
+            )
+        near = get_close_matches(name, self.by_name)
+        hint = f"did you mean {near[0]}?" if near else "see .sites"
+        raise BadAssignment(f"expected a site of this model, got {name!r}: {hint}")
+
+    def menu(self, name: str) -> tuple[str, ...]:
+        """The names of the schemes that may stand at a site. Raises BadAssignment."""
+        return self.menus[self.site(name)]
+
+    def checked(self, assignment: Mapping[str, str]) -> dict[str, str]:
+        """The assignment, its names known and allowed, that of a tied weight put at the site that holds it.
+
+        Raises BadAssignment, UnknownScheme.
+        """
+        chosen: dict[str, str] = {}
+        for name, scheme in assignment.items():
+            site, menu = self.site(name), self.menu(name)
+            if scheme not in menu:
+                scheme_named(scheme)
+                raise BadAssignment(f"expected a scheme for {site} of {', '.join(menu) or 'none'}, got {scheme!r}")
+            owner = site.tied or str(site)
+            if chosen.get(owner, scheme) != scheme:
+                raise BadAssignment(f"expected one scheme for {site} and {owner}, which share a weight, got two")
+            chosen[owner] = scheme
+        return chosen
+
+
+def observe(
+    model: torch.nn.Module, batches: Sequence[Any], metric: Metric, formats: Sequence[str], done: Callable[[int], None]
+) -> Observed:
+    """Run the model once over the batches; ``done`` is told how many are.
+
+    Raises BadModel for outputs that aren't finite and for a model without linears, NoData where the metric compares
+    nothing, UnknownOption where no format may stand at any site.
+    """
+    observer = Observer(model)
+    references: list[torch.Tensor] = []
+    size, weight = 0, 0.0
+    for index, batch in enumerate(batches):
+        with torch.no_grad(), evaluating(model), traced(model, observer):
+            outputs = call(model, batch)
+        reference = metric.output(outputs, mapping(batch)).detach()
+        if not index:
+            _check(model, batch, metric, reference)
+        weight += metric.weight(reference, mapping(batch))
+        if not bool(metric.compared(reference, mapping(batch)).isfinite().all()):
+            raise BadModel(f"expected finite outputs, got NaN or infinities for batch {index}: check model and inputs")
+        size += reference.numel() * reference.element_size()
+        if size <= _KEPT:
+            references.append(reference)
+        done(index + 1)
+    if not weight > 0:
+        raise NoData(
+            f"expected outputs to compare, got none but padding or zeros ({metric.name}): check attention_mask"
+        )
+    if not any(site.place == "linear" for site in observer.sites.values()):
+        raise BadModel("expected a model with linear layers, got one that runs none: is it the right module?")
+    sites = observer.sites
+    tied = {name: site.tied for name, site in sites.items() if site.tied}
+    menus = {name: menu_of(site, formats) for name, site in sites.items()}
+    for name, owner in tied.items():  # a table that a linear shares takes what the linear may take
+        linear = [each for each in (name, owner) if sites[each].place == "linear"]
+        menus[name] = menus[owner] = menus[linear[0] if linear else name]
+        observer.statistics.setdefault((owner, ""), observer.statistics.get((name, ""), Statistics()))
+    menus = {name: menu for name, menu in menus.items() if menu}
+    if not menus:
+        raise UnknownOption(f"expected formats for sites of this model, got {', '.join(formats) or 'none'}")
+    return Observed(
+        by_name={name: sites[name] for name in menus},
+        menus=menus,
+        tied=tied,
+        cast=tuple(name for name, site in sites.items() if not site.tied and site.place in SCHEMES["bf16"].places),
+        sources={tied.get(name, name): site.source for name, site in sites.items() if site.source},
+        statistics=observer.statistics,
+        weights=observer.weights,
+        qparams=QParams(
+            observer.statistics,
+            observer.weights,
+            observer.together(),
+            observer.fused(),
+            keep=not streamed_parameters(model),
+        ),
+        references=references if size <= _KEPT else None,
+        weight=weight,
+        sequences=sum(map(batch_size, batches)),
+        modules=tuple(name for name, _ in model.named_modules()),
+        every=tuple(sites.values()),
+    )
+
+
+def _check(model: torch.nn.Module, batch: Any, metric: Metric, reference: torch.Tensor) -> None:
+    """Raise BadModel where the model by itself gives other outputs than opened."""
+    with torch.no_grad(), evaluating(model, traced=False):
+        own = metric.output(call(model, batch), mapping(batch))
+    own, seen = (metric.compared(each, mapping(batch)).double() for each in (own, reference))
+    off = float((seen - own).norm() / own.norm().clamp(min=1e-300))
+    if off > _SAME:
+        raise BadModel(
+            f"expected the same outputs at every call, got other ones by {off:.1%}: "
+            "take out dropout, noise and state that forward keeps, or set attn_implementation='eager'"
+        )

@@ -1,0 +1,131 @@
+"""Which schemes may stand at a site, and what each stores there."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from assay.precision.observation.sites import Site, Statistics
+from assay.precision.observation.streaming import Weights
+from assay.precision.schemes import SCHEMES, FakeQuantizer, Moments, Quantizer, Scheme
+from assay.precision.schemes.fitting import awq_factors, fit_values, fit_weight, smooth_factors, smoothed
+
+_EXPERTS = 8
+"""Of a layer's experts so many tell its column factors."""
+
+
+def menu_of(site: Site, formats: Collection[str]) -> tuple[str, ...]:
+    """The schemes of ``formats`` that may stand at a site: made for its place, their groups dividing its rows."""
+    return tuple(name for name in formats if site.place in SCHEMES[name].places and _fits(SCHEMES[name], site))
+
+
+def _fits(scheme: Scheme, site: Site) -> bool:
+    columns = site.shape[-1] if site.shape else 0
+    used = [quantizer for quantizer in (scheme.weight, scheme.activation) if quantizer is not None]
+    return not any(quantizer.per == "group" and columns and columns % quantizer.size for quantizer in used)
+
+
+class QParams:
+    """What schemes store, fitted to each site when first asked for: scales and column factors, never whole weights.
+
+    ``weights``: of the sites. ``together``: groups of linears that share column factors, for what comes before them can
+    take up one set only. ``fused``: groups that run as one product, whose tensor has one scale. ``keep``: whether a
+    weight's scales are kept, which groups of 32 have an eighth as many bytes of as there are weights, for every scheme.
+    """
+
+    def __init__(
+        self,
+        seen: Mapping[tuple[str, str], Statistics],
+        weights: Mapping[str, Weights] | None = None,
+        together: Sequence[Sequence[str]] = (),
+        fused: Sequence[Sequence[str]] = (),
+        *,
+        keep: bool = True,
+    ) -> None:
+        self._keep = keep
+        self._seen = seen
+        self._weights = weights or {}
+        self._together = {name: tuple(names) for names in together for name in names}
+        self._fused = {name: tuple(names) for names in fused for name in names}
+        self._fitted: dict[tuple[object, ...], Any] = {}
+
+    def weight(
+        self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None = None
+    ) -> FakeQuantizer | None:
+        """How a scheme stores the weight of a site; None: as it is. Schemes that store it alike give one object."""
+        quantizer = scheme.weight
+        if quantizer is None:
+            return None
+        if scheme.transform == "smooth":
+            return self._smoothed(name, scheme, weight, expert)[0]
+        rotated = scheme.transform == "hadamard"
+
+        def fitted() -> FakeQuantizer:
+            factors = self._awq_factors(name, quantizer, weight)
+            largest = None if rotated else self._largest(name, quantizer)
+            return fit_weight(quantizer, weight, self._moments(name), factors, rotated, largest)
+
+        return self._once(("weight", name, expert, quantizer, rotated), fitted) if self._keep else fitted()
+
+    def values(self, name: str, scheme: Scheme, part: str = "") -> FakeQuantizer | None:
+        """How a scheme stores the values of a site; None: as they are."""
+        if scheme.activation is None:
+            return None
+        quantizer, rotated = scheme.activation, scheme.transform == "hadamard"
+        return self._once(
+            ("values", name, part, quantizer, rotated),
+            lambda: fit_values(quantizer, self._moments(name, part), rotated),
+        )
+
+    def input(self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None = None) -> FakeQuantizer | None:
+        """How a scheme stores the input of a linear, whose weight it may share factors with; None: as it is."""
+        if scheme.transform == "smooth":
+            return self._smoothed(name, scheme, weight, expert)[1]
+        return self.values(name, scheme)
+
+    def _smoothed(
+        self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None
+    ) -> tuple[FakeQuantizer, FakeQuantizer]:
+        key = ("smooth factors", self._group(name), scheme.name)
+        factors = self._once(key, lambda: smooth_factors(scheme, *self._joint(name, weight)))
+        return self._once(("smooth", name, expert, scheme.name), lambda: smoothed(scheme, weight, factors))
+
+    def _awq_factors(self, name: str, quantizer: Quantizer, weight: torch.Tensor) -> torch.Tensor | None:
+        if quantizer.rule != "awq" or self._moments(name) is None:
+            return None
+        key = ("awq factors", self._group(name), quantizer)
+        return self._once(key, lambda: awq_factors(quantizer, *self._joint(name, weight)))
+
+    def _largest(self, name: str, quantizer: Quantizer) -> torch.Tensor | None:
+        """Largest magnitude of all weights of a product, [1, 1]; None where they share no scale."""
+        group = self._fused.get(name, (name,))
+        if len(group) == 1 or not (quantizer.per == "tensor" or quantizer.scale_format == "float8_e4m3fn"):
+            return None
+        whole = (weight.abs().amax() for each in group for weight in self._weights[each].values())
+        return self._once(("largest", group), lambda: torch.stack(list(whole)).amax().reshape(1, 1))
+
+    def _joint(self, name: str, weight: torch.Tensor) -> tuple[torch.Tensor, Moments]:
+        """Weights of a product one below the other, [N, K], and what its input showed; of many experts, some."""
+        group = self._group(name)
+        own: Mapping[int | None, torch.Tensor] = {None: weight}
+        weights = [self._weights.get(each, own) for each in group]
+        moments = [found for each in group if (found := self._moments(each)) is not None]
+        return torch.cat([held[expert] for held in weights for expert in _some(held)]), Moments.joint(moments)
+
+    def _group(self, name: str) -> tuple[str, ...]:
+        return self._together.get(name, (name,))
+
+    def _moments(self, name: str, part: str = "") -> Moments | None:
+        seen = self._seen.get((name, part))
+        return seen.moments() if seen is not None and seen.rows else None
+
+    def _once(self, key: tuple[object, ...], make: Callable[[], Any]) -> Any:
+        if key not in self._fitted:
+            self._fitted[key] = make()
+        return self._fitted[key]
+
+
+def _some(held: Mapping[int | None, torch.Tensor]) -> list[int | None]:
+    """A few experts of a weight, evenly spread."""
+    experts = sorted(held, key=lambda expert: -1 if expert is None else expert)
+    return experts[:: -(-len(experts) // _EXPERTS)]

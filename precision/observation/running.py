@@ -1,0 +1,114 @@
+"""A model as the audit runs it: in float32, without gradients of its own, attention and experts open to the tracer."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from assay.precision.errors import BadModel, NoData
+from assay.precision.observation.streaming import streamed_parameters
+
+
+def in_float32(model: torch.nn.Module | torch.export.ExportedProgram) -> torch.nn.Module:
+    """The module to audit: itself if its weights are float32, else a float32 copy of it. Streamed weights stay where
+    they are, and are looked at as they pass.
+
+    Raises BadModel for what is no module, has NaN or infinite weights (named), or streams weights of another dtype.
+    """
+    if isinstance(model, torch.export.ExportedProgram):
+        model = model.module(check_guards=False)
+    if not isinstance(model, torch.nn.Module):
+        raise BadModel(f"expected a torch.nn.Module or an exported program, got {type(model).__name__}")
+    streamed = streamed_parameters(model)
+    for name, parameter in model.named_parameters():
+        if name in streamed:
+            if parameter.is_floating_point() and parameter.dtype != torch.float32:
+                raise BadModel(
+                    f"expected streamed weights in float32, got {name} in {parameter.dtype}: see docs/scale.md"
+                )
+        elif parameter.is_floating_point() and not bool(parameter.isfinite().all()):
+            count = int((~parameter.isfinite()).sum())
+            raise BadModel(f"expected finite weights, got {count} NaN or infinities in {name}: load the model anew")
+    if not streamed and any(p.is_floating_point() and p.dtype != torch.float32 for p in model.parameters()):
+        return copy.deepcopy(model).float()
+    return model
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module, *, traced: bool = True) -> Iterator[None]:
+    """Within: evaluation mode and no gradients of weights; ``traced``: no cache, attention and experts that can be seen
+    into. Eager attention stays: where it is, scaled_dot_product_attention may lack a mask, sinks or caps."""
+    configs = {id(each): each for each in (getattr(m, "config", None) for m in model.modules())} if traced else {}
+    settings = {"use_cache": False, "_attn_implementation": "sdpa", "_experts_implementation": "eager"}
+    with ExitStack() as after:
+
+        def put(owner: Any, name: str, value: object) -> None:
+            after.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+
+        if not isinstance(model, torch.fx.GraphModule):  # whose mode is fixed, and says so if asked
+            for module in model.modules():
+                after.callback(setattr, module, "training", module.training)
+            model.eval()
+        for parameter in model.parameters():
+            put(parameter, "requires_grad", False)
+        for module in model.modules():
+            for name, held in module._parameters.items():
+                if held is not None and held.is_meta:  # accelerate leaves new ones, which are no longer tied
+                    after.callback(module._parameters.__setitem__, name, held)
+        for config in configs.values():
+            for key, setting in settings.items():
+                if hasattr(config, key) and (key, getattr(config, key)) != ("_attn_implementation", "eager"):
+                    put(config, key, setting)
+        yield
+
+
+def call(model: torch.nn.Module, batch: Any) -> Any:
+    """The model's outputs for a copy of a batch: a dict of keyword arguments, a tuple of positional ones, a tensor."""
+    batch = _mapped(torch.Tensor.clone, batch)
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, Sequence):
+        return model(*batch)
+    return model(batch)
+
+
+def normalised(batches: Iterable[Any]) -> list[Any]:
+    """The batches, tensors of 16 or 64 bits in float32 as the model is. Raises NoData for what is no list of batches
+    and for batches without sequences."""
+    if batches is None or isinstance(batches, torch.Tensor | Mapping | str):
+        given = type(batches).__name__
+        raise NoData(f"expected a list of batches, got {given}: put one batch into a list")
+    found = [_mapped(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor, each) for each in batches]
+    if not found:
+        raise NoData("expected calibration batches, got none: give a longer text or fewer tokens a sequence")
+    for batch in found:
+        batch_size(batch)
+    return found
+
+
+def _mapped(of: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """A batch with a function of each of its tensors."""
+    if isinstance(value, torch.Tensor):
+        return of(value)
+    if isinstance(value, Mapping):
+        return {key: _mapped(of, each) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(_mapped(of, each) for each in value)
+    return value
+
+
+def mapping(batch: Any) -> Mapping[str, Any]:
+    """A batch by its names; empty where it has none."""
+    return batch if isinstance(batch, Mapping) else {}
+
+
+def batch_size(batch: Any) -> int:
+    """Sequences in a batch: the first dimension of its first tensor. Raises NoData where there is none."""
+    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, Sequence) else [batch]
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.dim() and value.shape[0]:
+            return int(value.shape[0])
+    raise NoData("expected batches of tensors with a sequence or more in the first dimension, got one without")

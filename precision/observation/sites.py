@@ -1,0 +1,279 @@
+"""Sites of a model: where a format can be chosen, found by watching one forward pass over the calibration data."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from assay.precision.errors import BadModel
+from assay.precision.observation.streaming import Weights
+from assay.precision.observation.tracer import LookUp, Product, Tracer, tensors_of
+from assay.precision.schemes import Moments
+from assay.precision.schemes.scheme import Place
+
+_ROWS = 64
+"""Rows of a linear's input that are kept as a sample."""
+_ENOUGH = 1 << 16
+"""Elements of a batch that means are taken over."""
+_ROUTED = 256
+"""Rows of a batch of which a router's logits are kept."""
+
+_FUSED = (
+    ("experts", re.compile(r"experts(\.\d+)?(\.\w+)?$")),
+    ("qkv", re.compile(r"(q_proj|k_proj|v_proj|query|key|value|q_lin|k_lin|v_lin)$")),
+    ("gate_up", re.compile(r"(gate_proj|up_proj|w1|w3)$")),
+)
+"""Linears that serving engines run as one product, by the last part of their names."""
+
+_EXPERT = re.compile(r"(experts\.)\d+")
+
+_SPLIT = re.compile(r"(o_proj|out_proj|down_proj|c_proj|output\.dense|out_lin|lin2|fc2|w2|dense_4h_to_h)$")
+"""Linears whose K is split over the ranks of tensor parallelism."""
+
+
+class Site(str):
+    """A place whose values may take another format: its name, as assignments have it, with what is known of it.
+
+    A linear is named by its module or parameter; other sites carry a suffix: `model.layers.0.self_attn:scores`.
+    """
+
+    def __new__(
+        cls,
+        name: str,
+        place: Place,
+        role: str,
+        shape: tuple[int, ...] = (),
+        unit: str = "",
+        tied: str = "",
+        source: str = "",
+    ) -> Site:
+        site = super().__new__(cls, name)
+        site.place = place
+        site.role = role
+        site.shape = shape
+        site.unit = unit or name
+        site.tied = tied
+        site.source = source
+        return site
+
+    place: Place
+    """What kind of place it is: which schemes are made for it."""
+    role: str
+    """linear, router, experts, embedding, or the suffix."""
+    shape: tuple[int, ...]
+    """Of the weight: [N, K], [E, N, K] or [V, D]; empty without one."""
+    unit: str
+    """What takes one scheme together in a serving engine: q, k and v; gate and up; the experts of a layer."""
+    tied: str
+    """Name of the site that holds the same weight, whose scheme is this one's too; mostly empty."""
+    source: str
+    """Name of the site whose values come here as they left it: a norm's output in a linear; mostly empty."""
+
+    @property
+    def parameters(self) -> int:
+        """Elements of the weight."""
+        return math.prod(self.shape) if self.shape else 0
+
+
+@dataclass(slots=True)
+class Statistics:
+    """What passed a site: largest magnitude, non-finite count, and for an input its columns."""
+
+    looked_at: int = 0
+    """Rows that ``total`` and ``square`` are sums over; the largest magnitude is of all."""
+    nonfinite: int = 0
+    largest: torch.Tensor | None = None
+    """Of each column, [K]."""
+    total: torch.Tensor | None = None
+    square: torch.Tensor | None = None
+    rows: list[torch.Tensor] = field(default_factory=list)
+    count: int = 0
+    """Rows that passed."""
+    experts: dict[int, int] = field(default_factory=dict)
+    """How many of them each expert of a parameter [E, N, K] got; an expert that got none is missing."""
+    tops: list[torch.Tensor] = field(default_factory=list)
+    """Largest magnitude of each batch, scalars."""
+    peaks: list[torch.Tensor] = field(default_factory=list)
+    """Of a residual stream: largest magnitude of each row, [B, T] a batch."""
+    logits: list[torch.Tensor] = field(default_factory=list)
+    """Of a router: a sample of what it gave, [R, E] a batch."""
+
+    def add(self, x: torch.Tensor, columns: bool = True) -> None:
+        """Note one batch of values; ``columns``: their last dimension is the same in every batch."""
+        if not x.numel():  # an expert without tokens
+            return
+        flat = x.detach().reshape(-1, x.shape[-1])
+        least, most = flat.aminmax(dim=0) if columns else flat.aminmax()
+        if not columns:
+            flat, least, most = flat.reshape(-1, 1), least[None], most[None]
+        some = flat[:: max(min(flat.numel() // _ENOUGH, flat.shape[0] // _ROWS), 1)]
+        largest, total, square = torch.maximum(-least, most), some.abs().sum(0), some.square().sum(0)
+        if self.largest is None or self.total is None or self.square is None:
+            self.largest, self.total, self.square = largest, total, square
+        else:
+            self.largest = torch.maximum(self.largest, largest)
+            self.total, self.square = self.total + total, self.square + square
+        self.count += flat.shape[0]
+        self.tops.append(largest.amax())
+        if not bool(largest.isfinite().all()):
+            self.nonfinite += int((~flat.isfinite()).sum())
+        self.looked_at += some.shape[0]
+        if len(self.rows) < _ROWS // 8:
+            # At random, for rows at equal distances may all be of one position.
+            chosen = torch.randperm(some.shape[0], generator=torch.Generator().manual_seed(len(self.rows)))[:8]
+            self.rows.append(some[chosen.to(some.device)])
+
+    def moments(self) -> Moments:
+        if self.largest is None or self.total is None or self.square is None:
+            raise ValueError("expected values that passed, got none: ask for rows first")
+        count = max(self.looked_at, 1)
+        return Moments(self.total / count, self.square / count, self.largest, torch.cat(self.rows))
+
+
+class Observer:
+    """A visitor that notes the sites and what passes them."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.sites: dict[str, Site] = {}
+        self.statistics: dict[tuple[str, str], Statistics] = {}
+        self.weights: dict[str, Weights] = {}
+        """Of each site, and of each expert that got tokens: the weight itself, [N, K] or [V, D]."""
+        self.tracer: Tracer | None = None
+        self._weights: dict[object, str] = {}
+        self._modules = dict(model.named_modules())
+        self._experts = {name.removesuffix(".weight"): len(p) for name, p in tensors_of(model) if p.dim() == 3}
+        self._inputs: dict[str, str] = {}
+        """Of each linear, the first that was given the same tensor."""
+        self._left = _Marks()
+        """Which site a tensor comes from as it is."""
+        self._taken = _Marks()
+        """Which linear a tensor was given to first."""
+
+    def linear(
+        self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
+    ) -> torch.Tensor:
+        if name not in self.sites:
+            self._note(name, "linear", weight, expert, x)
+            self._inputs[name] = self._taken[x] = self._taken[x] or name
+        self._trace(name, x)
+        self._hold(name, weight, expert)
+        seen = self.statistics.setdefault((name, ""), Statistics())
+        seen.add(x)
+        if expert is not None:
+            seen.experts[expert] = seen.experts.get(expert, 0) + x.numel() // max(x.shape[-1], 1)
+        output = product(x, weight)
+        if self.sites[name].role == "router":
+            logits = output.detach().flatten(0, -2)
+            seen.logits.append(logits[:: -(-logits.shape[0] // _ROUTED)].clone())
+        return output
+
+    def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
+        if name not in self.sites:
+            self._note(name, "embedding", weight, None, None)
+        self._hold(name, weight, None)
+        return look_up(weight)
+
+    def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
+        role = name.rpartition(":")[2]
+        if name not in self.sites:
+            place: Place = "kv_cache" if role == "kv_cache" else "activation"
+            self.sites[name] = Site(name, place, role, source=self._left[x])
+        self._trace(name, x)
+        self._left[x] = name
+        # The length of a row of scores changes with the sequence.
+        seen = self.statistics.setdefault((name, part), Statistics())
+        seen.add(x, columns=role not in ("scores", "probabilities"))
+        if role == "residual" and x.dim() == 3:
+            seen.peaks.append(torch.linalg.vector_norm(x.detach(), torch.inf, dim=-1))
+        return x
+
+    def fused(self) -> list[list[str]]:
+        """Linears that serving engines run as one product of one input, whose tensor has one scale."""
+        return self._groups(lambda first: first)
+
+    def together(self) -> list[list[str]]:
+        """Linears that share column factors, which what gives them their input takes up: products of one input, and
+        of experts that are modules of their own all that have theirs from one norm."""
+        return self._groups(lambda first: _EXPERT.sub(r"\1*", first))
+
+    def _groups(self, of: Callable[[str], str]) -> list[list[str]]:
+        found: dict[object, list[str]] = {}
+        for name, first in self._inputs.items():
+            found.setdefault((self.sites[name].unit, self.sites[name].shape[-1], of(first)), []).append(name)
+        return list(found.values())
+
+    def _trace(self, name: str, x: torch.Tensor) -> None:
+        """A site that is passed from several places has no source."""
+        if self.sites[name].source and self.sites[name].source != self._left[x]:
+            self.sites[name].source = ""
+
+    def _hold(self, name: str, weight: torch.Tensor, expert: int | None) -> None:
+        held = self.weights.setdefault(name, Weights())
+        if expert in held:
+            return
+        streamed = self.tracer.streamed(weight) if self.tracer is not None else None
+        if streamed is not None and not bool(weight.isfinite().all()):  # others were looked at before
+            raise BadModel(f"expected finite weights, got NaN or infinities in {name}: load the model anew")
+        held[expert] = streamed or weight.detach()
+
+    def _note(self, name: str, place: Place, weight: torch.Tensor, expert: int | None, x: torch.Tensor | None) -> None:
+        shape = tuple(weight.shape) if expert is None else (self._experts[name], *weight.shape)
+        role = "experts" if expert is not None else "router" if _is_router(name, self._modules) else place
+        streamed = self.tracer.streamed(weight) if self.tracer is not None else None
+        same = weight.data_ptr() if streamed is None else streamed.source
+        tied = self._weights.setdefault(same, name) if expert is None else name
+        source = "" if x is None else self._left[x]
+        self.sites[name] = Site(name, place, role, shape, _unit(name), "" if tied == name else tied, source)
+        if place == "linear" and expert is None:
+            self.sites[f"{name}:accumulator"] = Site(f"{name}:accumulator", "accumulator", "accumulator")
+            if _SPLIT.search(name):
+                self.sites[f"{name}:all_reduce"] = Site(f"{name}:all_reduce", "all_reduce", "all_reduce")
+
+
+def _is_router(name: str, modules: Mapping[str, torch.nn.Module]) -> bool:
+    """Whether a linear gives the logits that experts are chosen by: by its kind or name, or as a gate beside experts,
+    which a gated unit's gate isn't."""
+    parent, _, last = name.rpartition(".")
+    if "router" in last or "Router" in type(modules.get(name)).__name__:
+        return True
+    return last == "gate" and hasattr(modules.get(parent), "experts")
+
+
+class _Marks:
+    """Names of tensors, as long as these live and are not written to. Other shapes of the same rows share a name."""
+
+    def __init__(self) -> None:
+        self._names: MutableMapping[torch.Tensor, dict[object, tuple[str, int]]] = WeakIdKeyDictionary()
+
+    def __setitem__(self, x: torch.Tensor, name: str) -> None:
+        if x.is_inference():  # without a count of writes
+            return
+        self._names.setdefault(_base(x), {})[_rows(x)] = name, x._version
+
+    def __getitem__(self, x: torch.Tensor) -> str:
+        """The name; empty where there is none."""
+        name, written = self._names.get(_base(x), {}).get(_rows(x), ("", 0))
+        return name if name and written == x._version else ""
+
+
+def _base(x: torch.Tensor) -> torch.Tensor:
+    return x if x._base is None else x._base
+
+
+def _rows(x: torch.Tensor) -> tuple[object, ...]:
+    """What rows along the last dimension a tensor has of its base: one that is contiguous may have any shape."""
+    layout = () if x.is_contiguous() else (x.shape, x.stride())
+    return x.storage_offset(), x.numel(), x.shape[-1:], layout
+
+
+def _unit(name: str) -> str:
+    for label, pattern in _FUSED:
+        found = pattern.search(name)
+        if found:
+            return name[: found.start()] + label
+    return name

@@ -1,0 +1,103 @@
+"""Weights that are in memory only while their module runs: accelerate's hooks read them from files and drop them.
+
+What a backward pass or a later question needs of such a weight is read once more, a single expert alone.
+"""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from assay.precision.errors import BadModel
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where accelerate has a parameter from. Equal ones are one weight, under several names."""
+
+    file: str
+    """Path of a safetensors file; another path, or none, where accelerate keeps the tensor itself."""
+    tensor: str
+    """Its name in the file."""
+    held: Mapping[str, torch.Tensor] = field(compare=False, repr=False)
+    key: str = field(compare=False)
+
+    def read(self, part: int | None = None) -> torch.Tensor:
+        """The tensor as it is stored, or one index of its first dimension. Raises `BadModel` if its file is gone."""
+        try:
+            if not self.file.endswith(".safetensors"):
+                return self.held[self.key] if part is None else self.held[self.key][part]
+            with safe_open(self.file, framework="pt") as opened:
+                return opened.get_tensor(self.tensor) if part is None else opened.get_slice(self.tensor)[part]
+        except (OSError, SafetensorError) as error:
+            raise BadModel(f"{self.file}, whose weights are read as they are needed, is gone ({error})") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """A weight that will be gone when its module has run; called, it is read again, from ``source``."""
+
+    source: Source
+    part: int | None
+    """Index of the first dimension, where the weight lies in one expert of a parameter [E, N, K]."""
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    """Where the weight begins in what is read, in elements."""
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, weight: torch.Tensor, parameter: torch.Tensor, part: int | None, source: Source) -> Streamed:
+        """``weight`` is a view of ``parameter``, or of its ``part``, as long as that is there."""
+        start = parameter.storage_offset() + (0 if part is None else part * parameter.stride(0))
+        offset = int(weight.storage_offset() - start)
+        return cls(source, part, tuple(weight.shape), weight.stride(), offset, weight.dtype, weight.device)
+
+    def __call__(self) -> torch.Tensor:
+        read = self.source.read(self.part).to(self.device, self.dtype).contiguous()
+        return read.as_strided(self.size, self.stride, read.storage_offset() + self.offset)
+
+
+class Weights(UserDict[int | None, Any]):
+    """The weights of a site by expert, streamed ones read each time they are asked for."""
+
+    def __getitem__(self, expert: int | None) -> torch.Tensor:
+        held: torch.Tensor | Streamed = self.data[expert]
+        return held() if isinstance(held, Streamed) else held
+
+
+def source_of(module: torch.nn.Module, name: str) -> Source | None:
+    """Where a module's own parameter is read from whenever the module runs; None for one that stays."""
+    hook: Any = getattr(module, "_hf_hook", None)
+    for each in getattr(hook, "hooks", (hook,)):
+        held = getattr(each, "weights_map", None)
+        if held is None or not getattr(each, "offload", False) or name not in module._parameters:
+            continue
+        loader, key = getattr(held, "dataset", held), f"{getattr(held, 'prefix', '')}{name}"
+        tensors = getattr(loader, "state_dict", loader)
+        if key in tensors and isinstance(tensors, dict):
+            return Source("", str(tensors[key].data_ptr()), held, name)
+        entry = loader.index[key]
+        file = entry.get("safetensors_file", loader.save_folder)
+        return Source(str(file), entry.get("weight_name", key), held, name)
+    return None
+
+
+def streamed_parameters(model: torch.nn.Module) -> dict[str, Source]:
+    """The parameters that aren't in memory, by name. Raises `BadModel` for one that has no values anywhere."""
+    found: dict[str, Source] = {}
+    for path, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if parameter.is_meta:
+                full = f"{path}.{name}" if path else name
+                source = source_of(module, name)
+                if source is None:
+                    raise BadModel(f"{full} is on the meta device, without values; load its weights first")
+                found[full] = source
+    return found

@@ -1,0 +1,143 @@
+"""A model's forward pass with every site open: linears, embeddings, attention's stages, norms, residual stream, logits.
+
+A function mode sees each call of torch below the model, whatever module or exported graph makes it, and hands the ones
+that are sites to a visitor: one that collects, one that differentiates, one that simulates an assignment. Parameters
+give linears their names, the stack of modules gives the rest theirs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from assay.precision.errors import BadModel
+from assay.precision.observation.streaming import Streamed, source_of, streamed_parameters
+
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""x [..., K] and a weight [N, K] to their product [..., N], bias added."""
+LookUp = Callable[[torch.Tensor], torch.Tensor]
+"""A table [V, D] to the rows [..., D] that indices stand for."""
+Handler = Callable[["Tracer", Any, Any, Any], Any]
+"""What is done instead of a function of torch: (tracer, function, args, kwargs) to a result."""
+
+
+_GIVES_LOGITS = re.compile(r"(^|\.)(lm_head|embed_out|score|classifier|qa_outputs|output_projection|gate|router)$")
+"""Linears whose outputs are logits, by the last part of their names."""
+
+
+class Visitor(Protocol):
+    """What is done at the sites. Every method gives back what the model goes on with."""
+
+    tracer: Tracer | None
+    """The open forward pass, while there is one."""
+
+    def linear(
+        self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
+    ) -> torch.Tensor:
+        """A product with a parameter: weight [N, K]; ``expert``: its place in a parameter [E, N, K]."""
+
+    def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
+        """Rows of a parameter [V, D]; look_up(weight) looks them up."""
+
+    def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
+        """Values that pass a site without a weight; ``part``: which of a site's tensors, keys or values of a cache."""
+
+
+class Tracer(TorchFunctionMode):
+    """The open forward pass. Used by `traced`, of the folder's `handlers`."""
+
+    def __init__(self, model: torch.nn.Module, visitor: Visitor, handlers: Mapping[Any, Handler]) -> None:
+        super().__init__()
+        self._handlers = handlers
+        self.visitor = visitor
+        self.path: list[str] = []
+        self.gathered: list[tuple[torch.Tensor, int, int]] = []
+        """Rows that the modules now open have gathered, of how many, and how deep: how experts get their tokens."""
+        self._parameters = _by_storage(model)
+        self._modules = dict(model.named_modules())
+        self._streams = bool(streamed_parameters(model))
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        handler = self._handlers.get(func)
+        if handler is None:
+            return func(*args, **(kwargs or {}))
+        return handler(self, func, args, kwargs or {})
+
+    def named(self, weight: object) -> tuple[str, int | None, int] | None:
+        """Name of the parameter that a tensor is, or is one expert of, the expert, and the parameter's dimensions."""
+        if not isinstance(weight, torch.Tensor):
+            return None
+        here = self.path[-1] if self.path else ""
+        if weight.is_meta:
+            if self._streams:
+                raise BadModel(f"{here} uses weights of another module, which can't be streamed; load the model whole")
+            return None
+        # A tied weight has several names: that of the module that runs is meant.
+        found = self._parameters.get(weight.untyped_storage().data_ptr(), ())
+        own = [(f"{here}.{attribute}".removesuffix(".weight"), each) for attribute, each in self._own(weight)]
+        for name, parameter in own or sorted(found, key=lambda pair: pair[0] != here):
+            offset = weight.storage_offset() - parameter.storage_offset()
+            whole = parameter.numel() // (parameter.shape[0] if parameter.dim() > weight.dim() else 1)
+            if 0 <= offset < max(parameter.numel(), 1) and weight.numel() == whole:
+                return name, _part(weight, parameter), parameter.dim()
+        return None
+
+    def streamed(self, weight: torch.Tensor) -> Streamed | None:
+        """How a weight of the module that is running is read again; None for one that stays in memory."""
+        for attribute, parameter in self._own(weight):
+            source = source_of(self._modules[self.path[-1]], attribute)
+            return None if source is None else Streamed.of(weight, parameter, _part(weight, parameter), source)
+        return None
+
+    def _own(self, weight: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        """Of the running module's own parameters the one that a weight lies in: streamed ones come and go with it."""
+        if not self._streams or not self.path:
+            return []
+        storage = weight.untyped_storage().data_ptr()
+        return [
+            (attribute, parameter)
+            for attribute, parameter in self._modules[self.path[-1]]._parameters.items()
+            if parameter is not None and parameter.untyped_storage().data_ptr() == storage
+        ]
+
+    def site(self, suffix: str) -> str:
+        """Name of a site of the module that is running."""
+        return f"{self.path[-1] if self.path else ''}:{suffix}"
+
+    def beside(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """The visitor's values of a site that a hook sees; what a visitor computes is no part of the model."""
+        with torch._C.DisableTorchFunction():
+            return self.visitor.values(name, x)
+
+    def product(
+        self, weight: torch.Tensor, x: torch.Tensor, found: tuple[str, int | None, int], product: Product
+    ) -> torch.Tensor:
+        """A product with the parameter that was ``found``; logits of a head or a router are a site of their own."""
+        name, expert, _ = found
+        output = self.visitor.linear(name, x, weight, expert, product)
+        return self.visitor.values(f"{name}:logits", output) if _GIVES_LOGITS.search(name) else output
+
+
+def _part(weight: torch.Tensor, parameter: torch.Tensor) -> int | None:
+    """Which expert of a parameter [E, N, K] a weight [N, K] lies in."""
+    if parameter.dim() != 3 or weight.dim() != 2:
+        return None
+    return (weight.storage_offset() - parameter.storage_offset()) // parameter.stride(0)
+
+
+def tensors_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Parameters, and buffers, which exported programs may hold weights in, by name."""
+    return [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
+
+
+def _by_storage(model: torch.nn.Module) -> dict[int, list[tuple[str, torch.Tensor]]]:
+    """Weights by the storage that they lie in."""
+    found: dict[int, list[tuple[str, torch.Tensor]]] = {}
+    for name, tensor in tensors_of(model):
+        if tensor.dim() in (2, 3) and tensor.is_floating_point() and not tensor.is_meta:
+            found.setdefault(tensor.untyped_storage().data_ptr(), []).append((name.removesuffix(".weight"), tensor))
+    return found

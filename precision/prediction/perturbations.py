@@ -1,0 +1,75 @@
+"""What a scheme's change at a site is made of, and when a site changes nothing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from assay.precision.schemes import Quantizer, Scheme
+
+Perturbation = tuple[str, object, str]
+"""What a scheme does to one tensor of a site: "weight", "values" or "sum", how it is stored, how transformed."""
+Key = tuple[str, Perturbation]
+"""A site and one perturbation there: a row of the quadratic form."""
+
+
+@dataclass(slots=True)
+class Term:
+    """What one perturbation of one site does in one batch."""
+
+    sums: torch.Tensor
+    """[B], float32: the products of every sequence."""
+    squares: torch.Tensor
+    """[B], float32: the squares of each product's terms, a row of the tensor each, summed."""
+    sampling: int
+    """One row of this many was looked at, but for the largest."""
+
+
+def perturbations_of(scheme: Scheme) -> tuple[Perturbation, ...]:
+    """The parts that a scheme's change is made of. Schemes that store a weight alike share that part."""
+    transform = scheme.name if scheme.transform == "smooth" else scheme.transform
+    found: list[Perturbation] = []
+    if scheme.weight is not None:
+        found.append(("weight", scheme.weight, transform))
+    if scheme.activation is not None:
+        found.append(("values", scheme.activation, transform))
+    if scheme.split is not None:
+        found.append(("sum", scheme.split, transform))
+    return tuple(found)
+
+
+def is_repeated(name: str, schemes: Mapping[str, Scheme], sources: Mapping[str, str]) -> bool:
+    """Whether a site is given values that were stored before in such a way that its own scheme leaves them as they are.
+
+    schemes: the assignment. sources: from where each site is given values as they are, as a linear is a norm's output.
+    """
+    own, before = schemes[name].activation, _last(name, schemes, sources)
+    if own is None or before is None or schemes[name].transform != "none":
+        return False
+    return _leaves(own, before)
+
+
+def _last(name: str, schemes: Mapping[str, Scheme], sources: Mapping[str, str]) -> Quantizer | None:
+    """How the values that a site is given were stored last; None: they weren't."""
+    source = sources.get(name)
+    if source is None:
+        return None
+    before = _last(source, schemes, sources)
+    own = schemes[source].activation if source in schemes else None
+    repeated = own is not None and before is not None and _leaves(own, before)
+    return before if own is None or repeated else own
+
+
+def _leaves(quantizer: Quantizer, stored: Quantizer) -> bool:
+    """Whether all that the one has stored is as it is to the other: the same once more, or a cast to a wider format.
+
+    Symmetric integers change a little more each time, for their largest magnitude lies half a step beyond the last
+    code, so a new scale is smaller: by less than half of the first error, which counts alone.
+    """
+    if quantizer == stored:
+        return True
+    if quantizer.per != "element" or stored.per != "element":
+        return False
+    wide, narrow = quantizer.element, stored.element
+    finer = wide.min_exponent - wide.precision <= narrow.min_exponent - narrow.precision
+    return finer and wide.precision >= narrow.precision and wide.largest >= narrow.largest

@@ -1,0 +1,62 @@
+"""The prediction of any assignment's error: a value, of which what is measured makes another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from assay.precision.metrics import Metric
+from assay.precision.observation.observing import Observed
+from assay.precision.prediction.calibration import UNCALIBRATED, Calibration
+from assay.precision.prediction.perturbations import Key, is_repeated, perturbations_of
+from assay.precision.prediction.quadratic_form import Prediction, QuadraticForm
+from assay.precision.schemes import SCHEMES
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """Assignments, checked ones, to errors in the metric's unit and to the quadratic form in which they add up."""
+
+    observed: Observed
+    metric: Metric
+    form: QuadraticForm
+    calibration: Calibration = UNCALIBRATED
+
+    def predict(self, assignment: Mapping[str, str]) -> Prediction:
+        """The error of an assignment with its 95 % interval."""
+        return Prediction(*self.calibration.interval(*self.uncalibrated(assignment)))
+
+    def uncalibrated(self, assignment: Mapping[str, str]) -> tuple[float, float]:
+        """The error before calibration, and how many sites it comes from."""
+        keys = self.keys(assignment)
+        squares = self.form.of(keys)
+        error = math.inf if math.isinf(squares) else float(self.metric.error(squares, self.observed.weight))
+        return error, self.form.effective(keys)
+
+    def alone(self, site: str, scheme: str) -> float:
+        """The error of one site alone, before calibration."""
+        return self.uncalibrated({self.observed.owner(site): scheme})[0]
+
+    def squares(self, assignment: Mapping[str, str]) -> float:
+        """The quadratic form of an assignment: errors of choices add up in it, apart from cross terms."""
+        return self.form.of(self.keys(assignment))
+
+    def squares_at(self, error: float) -> float:
+        """The quadratic form at which the calibrated prediction is ``error``."""
+        return self.metric.squares(self.calibration.raw(error), self.observed.weight)
+
+    def keys(self, assignment: Mapping[str, str]) -> list[Key]:
+        """Of the form, those of what changes: not of values that an earlier site has left as this one would."""
+        schemes = {name: SCHEMES[scheme] for name, scheme in assignment.items()}
+        return [
+            (name, perturbation)
+            for name, scheme in schemes.items()
+            for perturbation in perturbations_of(scheme)
+            if not (perturbation[0] == "values" and is_repeated(name, schemes, self.observed.sources))
+        ]
+
+    def corrected(self, assignment: Mapping[str, str], measured: float) -> Predictor:
+        """The predictor that gives, before calibration, the error that was measured of an assignment."""
+        squares = self.metric.squares(measured, self.observed.weight) if math.isfinite(measured) else math.inf
+        return replace(self, form=self.form.corrected(self.keys(assignment), squares))

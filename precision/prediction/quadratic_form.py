@@ -1,0 +1,180 @@
+"""The error of any assignment from the products of one backward pass, and how far it may be off.
+
+For each (site, scheme) there are two estimates of the same quadratic form. The *direct* one is the mean over
+sequences of t^2, t the product summed over all tokens and features: right for any change, but of N sequences it has a
+relative standard error of about sqrt(2 / N). The *spread* one squares every term by itself and sums, a term being that
+of a whole row, a token's values or a weight's output channel, since errors go together within one (where a large value
+makes small ones vanish); right where rows are independent, which most are, and of little noise. So what is used is the
+spread one, times a factor for its site and one for its scheme as far as two halves of the data agree on them, and times
+what the direct one makes of it, the mean of t^2 over the sum of squares of its terms, where that differs by more than
+chance allows (saturation, flushed values, anything with a bias). Cross terms come from the products' correlations where
+they are larger than chance makes them, as for two sites that change the same values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+
+import numpy as np
+
+from assay.precision.prediction.perturbations import Key
+
+_DIFFERS = 5.0
+"""Standard errors beyond which the direct estimate is believed: of 10^4 pairs of site and scheme none is by chance if
+products are normal (6e-7 each); they have heavier tails, so less would not do."""
+_FEW = 8
+"""Samples below which neither biases nor correlations are told from chance: the error of their mean square is half."""
+_CORRELATES = 4.0
+"""Multiples of a correlation's standard error 1 / sqrt(N) beyond which it is: by chance of 10^4 pairs less than one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A predicted error with its 95 % interval, in the metric's unit."""
+
+    error: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """What the backward passes gave, float64: rows are the keys."""
+
+    keys: tuple[Key, ...]
+    sums: np.ndarray
+    """[keys, N]: t of every sequence; where one row in n was looked at, times the root of n."""
+    squares: np.ndarray
+    """[keys, N]: the sum of squares of the terms of each, times n."""
+    sampling: np.ndarray
+    """[keys]: the largest n."""
+
+
+class QuadraticForm:
+    """The expected sum of squares (v . dz)^2 over the calibration data for an assignment."""
+
+    def __init__(self, products: Products) -> None:
+        self._row = {key: row for row, key in enumerate(products.keys)}
+        units = _units(products)
+        self.diagonal = _diagonal(products, units)
+        with np.errstate(invalid="ignore", over="ignore"):
+            totals = products.squares.sum(1)
+            shares = np.divide(products.squares, totals[:, None], out=np.zeros_like(units), where=totals[:, None] > 0)
+            self._standard_error = self.diagonal * np.sqrt(np.square(shares).sum(1))
+        units[(units != 0).sum(1) < _FEW] = 0.0
+        lengths = np.sqrt(np.square(units).sum(1, keepdims=True))
+        self._directions = np.divide(units, lengths, out=np.zeros_like(units), where=lengths > 0)
+
+    def of(self, keys: Sequence[Key]) -> float:
+        """The form for sites that take these schemes; infinite where one makes infinities or NaN."""
+        rows = [self._row[key] for key in keys if key in self._row]
+        if not rows:
+            return 0.0
+        diagonal = self.diagonal[rows]
+        if not np.isfinite(diagonal).all():
+            return math.inf
+        return float(max(diagonal.sum() + self._cross(rows, np.sqrt(diagonal)), 0.0))
+
+    def standard_error(self, key: Key) -> float:
+        """Of a key's part of the form, from how sequences add to it; zero once it was measured."""
+        error = float(self._standard_error[self._row[key]]) if key in self._row else 0.0
+        return error if math.isfinite(error) else 0.0
+
+    def corrected(self, keys: Sequence[Key], squares: float) -> QuadraticForm:
+        """The form that gives what was measured of these keys together; infinite for what is not finite.
+
+        The difference is shared among those that nothing has corrected yet, in proportion to their parts, which keep a
+        twentieth at least.
+        """
+        rows = np.array([self._row[key] for key in keys if key in self._row])
+        open_rows = rows[self._standard_error[rows] > 0] if len(rows) else rows
+        rows = open_rows if len(open_rows) else rows
+        parts = self.diagonal[rows]
+        if not len(rows) or not np.isfinite(parts).all() or not parts.sum() > 0:
+            return self
+        change = squares - self.of(keys) if math.isfinite(squares) else math.inf
+        other = copy(self)
+        other.diagonal, other._standard_error = self.diagonal.copy(), self._standard_error.copy()
+        other.diagonal[rows] = np.maximum(parts * (1 + change / parts.sum()), parts / 20)
+        other._standard_error[rows] = 0.0
+        return other
+
+    def effective(self, keys: Sequence[Key]) -> float:
+        """How many sites the error comes from: (sum of contributions)^2 / sum of their squares, at least 1."""
+        parts = self.diagonal[[self._row[key] for key in keys if key in self._row]]
+        squares = float(np.square(parts).sum())
+        return max(float(parts.sum()) ** 2 / squares, 1.0) if squares > 0 and math.isfinite(squares) else 1.0
+
+    def _cross(self, rows: Sequence[int], roots: np.ndarray) -> float:
+        directions = self._directions[rows]
+        correlations = directions @ directions.T
+        np.fill_diagonal(correlations, 0.0)
+        least = min(_CORRELATES / math.sqrt(max(directions.shape[1], 1)), 0.999)
+        correlations[np.abs(correlations) < least] = 0.0
+        return float(roots @ correlations @ roots)
+
+
+def _units(products: Products) -> np.ndarray:
+    """Products over the root of the sum of squares of their terms, [keys, N]: of variance one for independent terms.
+
+    So every sequence counts alike, however much the output there depends on anything.
+    """
+    usable = (products.squares > 0) & np.isfinite(products.squares) & np.isfinite(products.sums)
+    return np.divide(products.sums, np.sqrt(products.squares), out=np.zeros_like(products.sums), where=usable)
+
+
+def _diagonal(products: Products, units: np.ndarray) -> np.ndarray:
+    """The form's diagonal, [keys]: sums over the calibration data of expected squares."""
+    with np.errstate(invalid="ignore"):
+        spread = products.squares.sum(1)
+        finite = np.isfinite(spread) & np.isfinite(products.sums.sum(1))
+    subsample = products.sampling
+    squared = np.square(units)
+    count = np.maximum((units != 0).sum(1), 1)
+    mean = squared.sum(1) / count
+    deviation = np.sqrt(np.maximum(np.square(squared).sum(1) / count - np.square(mean), 0.0))
+    known = finite & (spread > 0) & (mean > 0)
+    # The median of log(chi^2 / N) of N samples is about -2 / (3 N).
+    ratio = np.log(np.where(known, mean, 1.0)) + 2 / (3 * count)
+    error = np.where(known, deviation / np.sqrt(count) / np.where(known, mean, 1.0), np.inf)
+    means = [np.where(known, _mean(squared, squared[:, half::2]), 1.0) for half in (0, 1)]
+    halves = [np.log(mean.clip(1e-6)) + 4 / (3 * count) for mean in means]
+    expected = np.zeros_like(ratio)
+    for place in (0, 1):  # a factor for each site, then one for each part of what remains
+        groups: dict[object, list[int]] = {}
+        for row in np.flatnonzero(known):
+            groups.setdefault(products.keys[row][place], []).append(int(row))
+        factors = _reliable(groups, ratio - expected, [half - expected for half in halves])
+        for name, rows in groups.items():
+            expected[rows] += factors[name]
+    believed = known & (np.abs(ratio - expected) > _DIFFERS * error) & (count >= _FEW)
+    # Independent errors grow with the number of rows, those of a common bias with its square.
+    with np.errstate(invalid="ignore"):
+        biased = spread * (np.minimum(mean, 1.0) + subsample * np.maximum(mean - 1.0, 0.0))
+    found = np.where(believed, biased, np.where(known, spread * np.exp(expected), spread))
+    return np.where(finite, found, np.inf)
+
+
+def _mean(squared: np.ndarray, of: np.ndarray) -> np.ndarray:
+    """Means of those of some samples that aren't zero; of all samples where these are."""
+    count = (of != 0).sum(1)
+    whole = squared.sum(1) / np.maximum((squared != 0).sum(1), 1)
+    return np.where(count > 0, of.sum(1) / np.maximum(count, 1), whole)
+
+
+def _reliable(
+    groups: Mapping[object, Sequence[int]], whole: np.ndarray, halves: Sequence[np.ndarray]
+) -> dict[object, float]:
+    """Each group's median log ratio, shrunk by how far those of the two halves of the data vary together."""
+    medians = {name: float(np.median(whole[rows])) for name, rows in groups.items()}
+    pairs = np.array([[np.median(half[rows]) for half in halves] for rows in groups.values()])
+    if len(pairs) < 3:
+        return dict.fromkeys(groups, 0.0)
+    # A group's factor is signal + noise; the halves share the signal. About zero, for a ratio of one is expected.
+    signal = max(float((pairs[:, 0] * pairs[:, 1]).mean()), 0.0)
+    noise = float(np.square(pairs[:, 0] - pairs[:, 1]).mean()) / 4
+    share = signal / (signal + noise) if signal + noise > 0 else 0.0
+    return {name: share * median for name, median in medians.items()}

@@ -1,0 +1,52 @@
+"""Rows of a flattened tensor: which sequence each is of, and which of them are looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Which sequence each row of a flattened tensor is of: ``each`` rows in order, or an index [n]; else unknown.
+
+    Unknown are rows that sequences share and those that came by a way that isn't followed. Their products are given to
+    the first sequence as one, whose expected square is that of all, for cotangents of sequences are independent.
+    """
+
+    each: int = 0
+    index: torch.Tensor | None = None
+
+    def sums(self, products: torch.Tensor, batch: int) -> torch.Tensor:
+        """Sums over the rows [n] of every sequence, [B]."""
+        if self.each:
+            return products.reshape(batch, -1).sum(1)
+        found = products.new_zeros(batch)
+        if self.index is None:
+            found[0] = products.sum()
+            return found
+        return found.index_add_(0, self.index.to(found.device), products)
+
+    def subsampled(self, index: torch.Tensor | None) -> Rows:
+        """Of some of the rows."""
+        if index is None:
+            return self
+        if self.each:
+            return Rows(index=index // self.each)
+        return Rows(index=None if self.index is None else self.index[index])
+
+
+@dataclass(frozen=True, slots=True)
+class Subsample:
+    """Some of a tensor's rows, or all."""
+
+    step: int = 1
+    """How many rows the smaller ones of them stand for."""
+    index: torch.Tensor | None = None
+    root_weights: torch.Tensor | None = None
+    """Of each row the root of how many it stands for: squares grow with them, sums of independent rows with that."""
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.flatten(0, -2)
+        return flat.contiguous() if self.index is None else flat[self.index]

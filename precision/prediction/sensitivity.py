@@ -1,0 +1,310 @@
+"""Every scheme at every site from one backward pass: the products of the output's cotangent with what schemes change.
+
+For a cotangent v at the output, t[s, q] = <J_s' v, d_sq>, where d_sq is what scheme q changes at site s, summed over
+all tokens and features of a sequence before anything is squared; then, for every assignment c at once,
+E (sum_s t[s, c(s)])^2 is the metric's quadratic form, cross terms included. A weight's change needs the gradient of
+each sequence only, which is formed for some rows of one product at a time and never kept.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from assay.precision.observation.qparams import QParams
+from assay.precision.observation.tracer import LookUp, Product, Tracer
+from assay.precision.prediction.perturbations import Perturbation, Term, perturbations_of
+from assay.precision.prediction.rows import Rows, Subsample
+from assay.precision.prediction.simulation import SPLITS, split_product
+from assay.precision.schemes import SCHEMES, FakeQuantizer, Scheme
+from assay.runtime.heap import give_back
+
+Change = Callable[[FakeQuantizer, torch.Tensor], torch.Tensor]
+_Changes = dict[object, tuple[FakeQuantizer, torch.Tensor]]
+"""Changes by `_identity`, with whom they are of, for an identity is only one's own as long as one lives."""
+
+_AT_ONCE = 1 << 24
+"""Elements of weights' gradients, and of their changes, that are held at once; but no fewer rows than _BLOCK."""
+_LARGE = 1 << 18
+"""Elements of a weight whose products leave the heap worth giving back."""
+_BLOCK = 128
+"""Rows of a weight that are looked at together: a multiple of those of every scheme's blocks."""
+_TURNS = 4
+"""Batches that may share a weight's rows among them."""
+_ENOUGH = 1 << 16
+"""Elements of values that tell the size of an error: more are subsampled to these, but not below _ROWS rows."""
+_ROWS = 256
+
+
+class Sensitivity:
+    """A visitor that leaves the forward pass as it is and, in the backward pass, forms products for every menu.
+
+    The batch's `terms` are there once `torch.autograd.grad` has run with respect to `anchor`. ``batch``: its sequences;
+    ``turn``: its number and how many batches there are, which look at a weight's rows in turns.
+    """
+
+    def __init__(
+        self,
+        menus: Mapping[str, Sequence[str]],
+        qparams: QParams,
+        tied: Mapping[str, str],
+        batch: int,
+        turn: tuple[int, int] = (0, 1),
+        seed: int = 0,
+        change: Change | None = None,
+    ) -> None:
+        self.terms: dict[tuple[str, Perturbation], Term] = {}
+        self.anchor = torch.zeros((), requires_grad=True)
+        self.tracer: Tracer | None = None
+        self.copies = False
+        """Whether values are kept in copies, for a model that writes over them."""
+        self._menus = menus
+        self._qparams = qparams
+        self._tied = tied
+        self._batch = batch
+        self._turn = turn
+        self._change = change or change_of
+        self._draw = torch.Generator().manual_seed(seed + turn[0])
+        self._changes: tuple[torch.Tensor | None, Subsample, _Changes] = (None, Subsample(), {})
+
+    def linear(
+        self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
+    ) -> torch.Tensor:
+        owner, read, rows = self._tied.get(name, name), self._reader(weight), self._rows(x)
+
+        def back(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+            """Products from x [..., K] and the cotangents g [..., N] of the output; gives those of x."""
+            weight, schemes = read(), self._schemes(owner)
+            gx = g @ weight
+            qparams = self._qparams
+            weights = {perturbations_of(s)[0]: qparams.weight(owner, s, weight, expert) for s in schemes if s.weight}
+            self._on_weight(owner, weights, x, weight, g, rows)
+            inputs = {perturbations_of(s)[-1]: qparams.input(owner, s, weight, expert) for s in schemes if s.activation}
+            self._on_values(owner, inputs, x, gx, rows)
+            for suffix in SPLITS:
+                for scheme in self._schemes(name + suffix):
+                    split = [scheme.split] if scheme.split else []
+                    change = split_product(x, weight, split, product) - product(x, weight)
+                    self._add(name + suffix, perturbations_of(scheme)[0], self._term(g * change, rows))
+            if weight.numel() >= _LARGE:
+                give_back()
+            return gx
+
+        return self._passed(x, lambda x: product(x, weight.detach()), back)
+
+    def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
+        shape, read = ids.shape, self._reader(weight)
+        shared = len(shape) == 2 and shape[0] == 1 < self._batch  # positions, which all sequences share
+
+        def run(ids: torch.Tensor) -> torch.Tensor:
+            found = look_up(weight.detach())
+            return found.expand(self._batch, -1, -1) if shared else found
+
+        def back(ids: torch.Tensor, g: torch.Tensor) -> None:
+            self._on_embedding(name, read(), ids.expand(self._batch, -1) if shared else ids, g)
+
+        return self._passed(ids, run, back)
+
+    def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
+        rows = self._rows(x)
+
+        def back(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+            stored = {perturbations_of(s)[-1]: self._qparams.values(name, s, part) for s in self._schemes(name)}
+            self._on_values(name, stored, x, g, rows)
+            return g
+
+        return self._passed(x, lambda x: x.view_as(x), back)
+
+    def _passed(self, x: torch.Tensor, run: Callable[[torch.Tensor], torch.Tensor], back: Callable[..., object]) -> Any:
+        return _Passed.apply(self.anchor, x, run, back, self.copies)  # type: ignore[no-untyped-call]
+
+    def _schemes(self, name: str) -> list[Scheme]:
+        return [SCHEMES[scheme] for scheme in self._menus.get(name, ())]
+
+    def _reader(self, weight: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """What the backward pass has the weight from."""
+        streamed = self.tracer.streamed(weight) if self.tracer is not None else None
+        return streamed or weight.detach
+
+    def _rows(self, x: torch.Tensor) -> Rows:
+        count = x.numel() // max(x.shape[-1], 1)
+        gathered = self.tracer.gathered if self.tracer is not None else []
+        if x.dim() == 2 and gathered:
+            index, source, _ = gathered[-1]
+            return Rows(index=index * self._batch // source if index.numel() == count else None)
+        if x.dim() == 3 and x.shape[1] == self._batch != x.shape[0]:  # [T, B, K]
+            return Rows(index=torch.arange(count, device=x.device) % self._batch)
+        shared = x.dim() > 2 and x.shape[0] == 1 < self._batch
+        return Rows() if shared or not count or count % self._batch else Rows(each=count // self._batch)
+
+    def _on_embedding(self, name: str, weight: torch.Tensor, ids: torch.Tensor, g: torch.Tensor) -> None:
+        """Products of a table [V, D]: cotangents g [..., D] of the rows ids [B, ...] or [T] that were looked up.
+
+        A row that a sequence looks up often changes in one way at all these places: its cotangents are added first.
+        """
+        owner = self._tied.get(name, name)
+        count = ids.numel()
+        shared = ids.dim() == 1 and bool((ids.diff() > 0).all())  # positions, which all sequences share
+        known = not shared and count % self._batch == 0
+        sequence = torch.arange(count, device=g.device) * (self._batch if known else 0) // count
+        places, of = torch.unique(sequence * weight.shape[0] + ids.flatten(), return_inverse=True)
+        g = g.new_zeros(len(places), g.shape[-1]).index_add_(0, of, g.flatten(0, -2))
+        ids, rows = places % weight.shape[0], Rows(index=places // weight.shape[0] if known else None)
+        for part, scheme in {perturbations_of(s)[0]: s for s in self._schemes(owner) if s.weight}.items():
+            stored = self._qparams.weight(owner, scheme, weight)
+            if stored is not None:
+                self._add(owner, part, self._term(g * self._changes_of_rows(stored, weight, ids), rows))
+
+    def _on_values(
+        self,
+        name: str,
+        menu: Mapping[Perturbation, FakeQuantizer | None],
+        x: torch.Tensor,
+        g: torch.Tensor,
+        rows: Rows,
+    ) -> None:
+        """Linears that share an input, as q, k and v do, share its changes, and so does the norm that it comes from."""
+        kept, subsample, changes = self._changes
+        if kept is None or (kept.data_ptr(), kept.shape, kept.stride()) != (x.data_ptr(), x.shape, x.stride()):
+            subsample, changes = self._subsample(x), {}
+            self._changes = (x, subsample, changes)
+        some = subsample.of(x)
+        cotangents = subsample.of(g)
+        few = rows.subsampled(subsample.index)
+        for part, stored in menu.items():
+            if stored is None:
+                continue
+            key = _identity(stored)
+            if key not in changes:
+                changes[key] = stored, self._change(stored, some)
+            self._add(name, part, self._term(cotangents * changes[key][1], few, subsample))
+
+    def _subsample(self, x: torch.Tensor) -> Subsample:
+        """One row at random of every few, and all of those that are much larger than the mean."""
+        count = x.numel() // x.shape[-1]
+        step = max(min(x.numel() // _ENOUGH, count // _ROWS, 16), 1)
+        if step == 1:
+            return Subsample()
+        sizes = x.detach().flatten(0, -2).abs().amax(-1)
+        large = sizes > step * sizes.mean()
+        picks = torch.arange(0, count, step) + torch.randint(step, (-(-count // step),), generator=self._draw)
+        picks = picks[picks < count].to(x.device)
+        picks = picks[~large[picks]]
+        index = torch.cat([large.nonzero()[:, 0], picks])
+        return Subsample(step, index, torch.where(large[index], 1.0, step**0.5))
+
+    def _term(self, terms: torch.Tensor, rows: Rows, subsample: Subsample = Subsample()) -> Term:  # noqa: B008 - frozen
+        sums = terms.flatten(0, -2).sum(-1)
+        if subsample.root_weights is not None:
+            sums = sums * subsample.root_weights
+        return Term(rows.sums(sums, self._batch).cpu(), rows.sums(sums.square(), self._batch).cpu(), subsample.step)
+
+    def _add(self, name: str, part: Perturbation, term: Term) -> None:
+        before = self.terms.get((name, part))
+        if before is not None:
+            sampling = max(before.sampling, term.sampling)
+            term = Term(before.sums + term.sums, before.squares + term.squares, sampling)
+        self.terms[name, part] = term
+
+    def _on_weight(
+        self,
+        name: str,
+        menu: Mapping[Perturbation, FakeQuantizer | None],
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        g: torch.Tensor,
+        rows: Rows,
+    ) -> None:
+        """<g_b' x_b, change of the weight> for every sequence b."""
+        wanted = [(part, stored) for part, stored in menu.items() if stored is not None]
+        if not wanted:
+            return
+        turns, mine = self._rows_in_turn(weight)
+        for start, stop in mine:
+            piece = weight[start:stop]
+            gradients = self._gradients(x, g[..., start:stop], rows).permute(1, 2, 0)
+            step = max(_AT_ONCE // max(piece.numel(), 1), 1)
+            for first in range(0, len(wanted), step):
+                some = wanted[first : first + step]
+                changes = torch.stack([self._change(stored.of_rows(start, stop), piece) for _, stored in some], 1)
+                products = (changes @ gradients).mul_(turns**0.5)
+                sums, squares = products.sum(0).cpu(), products.square_().sum(0).cpu()
+                for (part, _), each, square in zip(some, sums, squares, strict=True):
+                    self._add(name, part, Term(each, square, turns))
+
+    def _changes_of_rows(self, stored: FakeQuantizer, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """What is changed in the rows ids [...] of a table [V, D]: [..., D]."""
+        if stored.quantizer.per != "block":
+            rows = weight[ids]
+            return self._change(stored.at_rows(ids), rows)
+        flat = ids.flatten()
+        found = weight.new_empty(*flat.shape, weight.shape[-1])
+        for start, stop in _some_rows(weight):
+            here = ((flat >= start) & (flat < stop)).nonzero()[:, 0]
+            if here.numel():
+                piece = weight[start:stop]
+                found[here] = self._change(stored.of_rows(start, stop), piece)[flat[here] - start]
+        return found.reshape(*ids.shape, -1)
+
+    def _rows_in_turn(self, weight: torch.Tensor) -> tuple[int, list[tuple[int, int]]]:
+        """How many batches look at all rows of a weight together, and this one's ranges. So none is stored anew for
+        every batch; as many batches look at each row."""
+        index, count = self._turn
+        blocks = -(-weight.shape[0] // _BLOCK)
+        turns = max(turns for turns in range(1, _TURNS + 1) if count % turns == 0 and turns <= blocks)
+        size = -(-blocks // turns) * _BLOCK
+        first = index % turns * size
+        mine = weight[first : first + size]
+        return turns, [(first + start, first + stop) for start, stop in _some_rows(mine, self._batch)]
+
+    def _gradients(self, x: torch.Tensor, g: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """The weight's gradient of every sequence, [B, N, K]."""
+        if rows.each:
+            return g.reshape(self._batch, -1, g.shape[-1]).mT @ x.reshape(self._batch, -1, x.shape[-1])
+        x, g = x.flatten(0, -2), g.flatten(0, -2)
+        found = x.new_zeros(self._batch, g.shape[-1], x.shape[-1])
+        if rows.index is None:
+            found[0] = g.mT @ x
+            return found
+        for sequence in torch.unique(rows.index).tolist():
+            chosen = rows.index == sequence
+            found[sequence] = g[chosen].mT @ x[chosen]
+        return found
+
+
+class _Passed(torch.autograd.Function):
+    """``run(x)`` in the forward pass; in the backward pass ``back(x, g)``, which gives x's cotangent, or None.
+
+    ``back`` must not hold a streamed weight, only how it is read again. ``copied``: x is kept, and the result given, as
+    a copy that the model can't write over.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Any, x: Any, run: Any, back: Any, copied: Any) -> Any:
+        ctx.save_for_backward(x.clone() if copied else x)
+        ctx.back = back
+        result = run(x)
+        return result.clone() if copied else result
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return None, ctx.back(x, g), None, None, None
+
+
+def _some_rows(weight: torch.Tensor, batch: int = 1) -> Iterator[tuple[int, int]]:
+    """Ranges of rows of a weight [N, K] whose gradients, of so many sequences, are few enough to be held."""
+    count = max(_AT_ONCE // max(batch * weight.shape[-1], 1) // _BLOCK, 1) * _BLOCK
+    return ((start, min(start + count, weight.shape[0])) for start in range(0, weight.shape[0], count))
+
+
+def change_of(stored: FakeQuantizer, x: torch.Tensor) -> torch.Tensor:
+    """What storing changes in a tensor."""
+    return stored(x) - x
+
+
+def _identity(stored: FakeQuantizer) -> object:
+    """What tells stored forms of one tensor apart."""
+    if stored.scales is None and stored.columns is None and stored.divisor is None:
+        return stored.quantizer, stored.rotated
+    return id(stored)

@@ -1,0 +1,87 @@
+"""What is measured to correct and to calibrate predictions: single schemes, the front, random assignments."""
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+
+from assay.precision.observation.sites import Site
+from assay.precision.prediction.calibration import Measured
+from assay.precision.prediction.perturbations import Key, perturbations_of
+from assay.precision.prediction.predictor import Predictor
+from assay.precision.schemes import SCHEMES
+
+Measure = Callable[[Mapping[str, str]], float]
+"""An assignment to its measured error."""
+Alone = tuple[str, str, float, float]
+"""Site, scheme, its error as it was predicted, and as it was measured."""
+Trial = tuple[dict[str, str], Measured]
+"""An assignment, with its error as it was predicted and as it was measured."""
+
+KINDS = ((1.0, False), (1.0, True), (0.3, False), (0.1, False), (0.0, False))
+"""Of the assignments that are measured to calibrate: the share of sites that they take, and whether finely; a share of
+0: one scheme wherever it may stand."""
+
+
+def without_gradient(predictor: Predictor, measure: Measure) -> tuple[Site, ...]:
+    """Sites of which no scheme has an effect to first order, though one has when it is measured: what comes after them
+    rounds, detaches or picks. Each that has no effect is measured alone, unless all of them together change nothing."""
+    menus = predictor.observed.menus
+    silent = {
+        site: max(menus[site], key=lambda scheme: len(predictor.keys({str(site): scheme})))
+        for site in predictor.observed.sites
+        if not site.tied and not any(predictor.squares({str(site): scheme}) for scheme in menus[site])
+    }
+    if not silent or measure({str(site): scheme for site, scheme in silent.items()}) == 0:
+        return ()
+    return tuple(site for site, scheme in silent.items() if measure({str(site): scheme}) != 0)
+
+
+def checked_alone(
+    predictor: Predictor, measure: Measure, count: int, done: Callable[[], None]
+) -> tuple[Predictor, list[Alone]]:
+    """Measure the ``count`` schemes alone whose predictions have the largest standard errors: mostly some of large
+    errors that few sequences make, where the quadratic form may fail. ``done`` is called after each.
+
+    Gives the predictor in which what was measured takes the place of what was predicted, and both.
+    """
+    schemes: dict[Key, tuple[str, str]] = {}
+    for site in predictor.observed.sites:
+        menu = () if site.tied else predictor.observed.menus[site]
+        for scheme in sorted(menu, key=lambda name: len(perturbations_of(SCHEMES[name]))):
+            for key in predictor.keys({str(site): scheme}):
+                schemes.setdefault(key, (str(site), scheme))
+    found = []
+    for key in sorted(schemes, key=predictor.form.standard_error, reverse=True)[:count]:
+        name, scheme = schemes[key]
+        predicted, measured = predictor.alone(name, scheme), measure({name: scheme})
+        predictor = predictor.corrected({name: scheme}, measured)
+        found.append((name, scheme, predicted, measured))
+        done()
+    return predictor, found
+
+
+def tried(
+    predictor: Predictor, measure: Measure, assignments: Iterable[dict[str, str]], done: Callable[[], None]
+) -> list[Trial]:
+    """Assignments predicted, before calibration, and measured. ``done`` is called after each."""
+    found = []
+    for assignment in assignments:
+        error, effective = predictor.uncalibrated(assignment)
+        found.append((assignment, Measured(error, measure(assignment), effective)))
+        done()
+    return found
+
+
+def random_assignment(predictor: Predictor, draw: random.Random, share: float, *, fine: bool) -> dict[str, str]:
+    """A random scheme at every site, or at a random share of them (one at least), or for a share of 0 one wherever it
+    may stand; ``fine``: of the half of each menu with the smaller errors."""
+    menus = {str(site): predictor.observed.menus[site] for site in predictor.observed.sites if not site.tied}
+    if not share:
+        scheme = draw.choice(sorted({scheme for menu in menus.values() for scheme in menu}))
+        return {site: scheme for site, menu in menus.items() if scheme in menu}
+    taken = [site for site in menus if draw.random() < share] or [draw.choice(list(menus))]
+    return {site: draw.choice(_finer(predictor, site) if fine else menus[site]) for site in taken}
+
+
+def _finer(predictor: Predictor, site: str) -> list[str]:
+    by_error = sorted(predictor.observed.menus[site], key=lambda scheme: predictor.squares({site: scheme}))
+    return by_error[: (len(by_error) + 1) // 2]

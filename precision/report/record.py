@@ -1,0 +1,198 @@
+"""The record that audit.json holds, and its JSON schema, which audit.schema.json ships.
+
+A test compares the file with `schema`, whose text replaces it where the record changed.
+"""
+
+import json
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from assay.precision.schemes.scheme import Place
+
+Count = Annotated[int, Meta(ge=1)]
+Number = float | Literal["inf", "-inf"]
+"""JSON has no infinities: they are strings."""
+Measured = Number | None
+"""None: not measured."""
+SiteNames = list[str]
+Assignment = Annotated[dict[str, str], Meta(description="site names to scheme names")]
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of audit.json."""
+
+
+class Model(Record, frozen=True):
+    """What was audited; ``stored``: the dtype of most weights."""
+
+    name: str
+    kind: str
+    stored: str
+    parameters: int
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the model has a KV cache and decode steps, which encoders and classifiers don't."""
+        return self.kind not in ("encoder", "classifier")
+
+
+class Data(Record, frozen=True):
+    """What it was calibrated with."""
+
+    text: str
+    sequences: Count
+    tokens: Count
+
+
+class Budgets(Record, frozen=True):
+    """Limits that were given; ``time``: seconds of a decode step, or of a pass where there is none."""
+
+    error: float | UnsetType = UNSET
+    bytes: float | UnsetType = UNSET
+    time: float | UnsetType = UNSET
+
+
+class Settings(Record, frozen=True):
+    """What was asked. ``assumed``: nobody gave a budget, it is half of the model's bytes. ``fixed``: sites that keep
+    their format because something is exported."""
+
+    metric: str
+    unit: str
+    target: str | None
+    formats: list[str]
+    context: Count
+    budgets: Budgets
+    assumed: bool
+    fixed: SiteNames
+
+
+class Prediction(Record, frozen=True):
+    """A predicted error with its 95 % interval."""
+
+    error: Number
+    low: Number
+    high: Number
+
+
+class Costs(Record, frozen=True):
+    """Bytes of weights and KV cache, seconds of a prefill and of a decode step; null: the model has none."""
+
+    bytes: int
+    kv_bytes: int | None
+    prefill: Number
+    decode: Number | None
+
+
+class Assigned(Costs, frozen=True):
+    """An assignment, its predicted and measured error, and what it costs."""
+
+    assignment: Assignment
+    prediction: Prediction
+    measured: Measured
+
+
+class Recommended(Assigned, frozen=True):
+    """The recommended assignment; ``met``: whether every budget is kept."""
+
+    met: bool
+    why: str
+
+
+class Export(Record, frozen=True):
+    """What was written for one serving stack: how many sites it expresses, and the bytes of weights as it has them, of
+    a checkpoint those of its tensors."""
+
+    format: str
+    paths: Annotated[list[str], Meta(min_length=1)]
+    sites: Count
+    bytes: int
+
+
+class Change(Record, frozen=True):
+    """Units of one kind that take one scheme: bytes of weights and KV cache saved, and their predicted error alone."""
+
+    kind: str
+    layers: list[int]
+    scheme: str | None
+    sites: SiteNames
+    saved: int
+    error: Number
+    words: str
+
+
+class Pair(Record, frozen=True):
+    """A random assignment of so many sites, predicted and measured."""
+
+    prediction: Prediction
+    measured: Measured
+    sites: Count
+
+
+class Site(Record, frozen=True):
+    """A place that can take a format. ``scheme``: recommended, null: as it is. ``alone``: its predicted error by
+    scheme, before calibration. ``largest``: magnitude over the calibration data. ``outlier``: largest over median
+    channel."""
+
+    name: str
+    place: Place
+    role: str
+    shape: list[int]
+    unit: str
+    tied: str | None
+    layer: int | None
+    kind: str
+    scheme: str | None
+    alone: dict[str, Number]
+    largest: Number | None
+    outlier: Number | None
+
+
+class Outlier(Record, frozen=True):
+    """The largest magnitudes of a site's channels; of more than 1024, of equal runs."""
+
+    site: str
+    outlier: float
+    channels: int
+    largest: list[float]
+
+
+class Finding(Record, frozen=True):
+    """What `advise` found at a site."""
+
+    kind: str
+    site: str
+    words: str
+    numbers: dict[str, Any]
+    remedy: str
+
+
+class Content(Record, frozen=True):
+    """audit.json of assay audit. Errors are in settings.unit, sizes in bytes, times in seconds."""
+
+    schema: Literal[1]
+    made: str
+    versions: dict[str, str | None]
+    model: Model
+    data: Data
+    settings: Settings
+    fingerprint: str
+    seconds: Annotated[dict[str, float], Meta(description="wall time of each stage")]
+    noise_floor: Annotated[Number, Meta(description="the error with every site rounded to bfloat16")]
+    device: Annotated[str, Meta(description="that times are of")]
+    untouched: Annotated[Costs, Meta(description="the model without an assignment")]
+    recommended: Recommended
+    exports: list[Export]
+    pareto: list[Assigned]
+    changes: list[Change]
+    calibration: list[Pair]
+    sites: Annotated[list[Site], Meta(min_length=1)]
+    outliers: list[Outlier]
+    findings: list[Finding]
+
+
+def schema() -> str:
+    """The JSON schema of `Content`, as text."""
+    found = msgspec.json.schema(Content)
+    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **found}, indent=2) + "\n"

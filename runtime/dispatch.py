@@ -1,0 +1,64 @@
+"""What torch's dispatch modes need that watch allocations: which operators allocate, and how to look inside others."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_TORCHS_OWN = ("aten", "prim", "prims", "inductor", "profiler", "c10d", "higher_order")
+
+_aten = torch.ops.aten
+ALLOCATIONS = (
+    _aten.empty.memory_format,
+    _aten.empty_like.default,
+    _aten.empty_strided.default,
+    _aten.empty_permuted.default,
+    _aten.new_empty.default,
+    _aten.new_empty_strided.default,
+)
+
+
+@cache
+def warm_up() -> None:
+    """Have torch import what its first dispatch mode needs, some seconds' worth, outside of a kernel's time limit."""
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        torch.empty(0)
+
+
+class AllocationMode(TorchDispatchMode):
+    """Inside it, `called` is told of each of torch's own operators, those inside of libraries' operators too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        warm_up()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        keys, kwargs = _operator_keys(func, args), kwargs or {}
+        if keys is not None:  # torch turns the mode off while an operator runs, whose allocations are the point
+            with self:
+                return func.redispatch(keys, *args, **kwargs)
+        return self.called(func, args, kwargs, func(*args, **kwargs))
+
+    def called(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
+        """What the call gives instead of ``result``."""
+        return result
+
+
+def _operator_keys(func: Any, args: Any) -> Any:
+    """The dispatch keys of an operator's kernel for the device of its tensors; None for torch's own operators."""
+    if not isinstance(func, torch._ops.OpOverload) or func.namespace in _TORCHS_OWN:
+        return None
+    tensors = [arg for arg in tree_leaves(args) if isinstance(arg, torch.Tensor)]
+    key = torch._C._dispatch_key_for_device(tensors[0].device.type if tensors else "cpu")
+    if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), key):
+        return None
+    return torch._C.DispatchKeySet(torch._C._dispatch_key_parse(key))

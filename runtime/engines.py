@@ -1,0 +1,124 @@
+"""Where tasks run that are many and may crash: worker processes of this machine, or a Ray cluster.
+
+An engine runs whatever comes as a list: goldens of a campaign, examinations of a survey.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import redirect_stdout
+from typing import Any, Protocol
+
+from assay.runtime.errors import EngineError, first_line
+from assay.runtime.lazy import optional
+from assay.runtime.pool import Pool, Raised, Task, core_count
+from assay.runtime.process import Lost
+
+_AHEAD = 2  # tasks in flight for each core of a cluster: one being done and one waiting
+_OBJECT_STORE = 80 * 2**20  # only answers pass through it
+
+
+class Engine(Protocol):
+    """Runs tasks, each in a process that may die; a context manager, which ends what it has started."""
+
+    def run(
+        self, task: Task, items: Iterable[Any], *, until: float = float("inf")
+    ) -> Iterator[tuple[int, Any | Lost | Raised]]:
+        """``(place, task(item, heartbeat))`` for each item, as they come; none is begun after the moment ``until``.
+
+        ``task`` is a function of a module. One that raises, or takes its process down, or says nothing for longer than
+        it may, costs itself alone, and its answer says so. An item is taken from ``items`` only when there is a process
+        to do it.
+        """
+
+    def __enter__(self) -> Engine: ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+
+def engine_named(name: str, workers: int | None, *, preload: str, timeout: float) -> Engine:
+    """The engine "local" or "ray", begun, of so many ``workers`` (None: one for each core). Raises `EngineError`."""
+    if name == "local":
+        return Pool(workers or core_count(), preload=preload, timeout=timeout)
+    if name == "ray":
+        return RayEngine(workers, timeout=timeout)
+    raise EngineError(f"--engine {name!r}; expected local or ray")
+
+
+class RayEngine:
+    """Ray at ``address`` (or RAY_ADDRESS), or else started here with ``workers`` cores.
+
+    A task that says nothing for ``timeout`` seconds is ended; what it noted is not known then. The workers need assay.
+    Raises `EngineError` where ray can't be reached, and `NotInstalled`.
+    """
+
+    def __init__(self, workers: int | None = None, *, address: str = "", timeout: float = 300.0) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        self._ray, self._timeout = optional("ray", purpose="--engine ray", extra="ray"), timeout
+        self._ours = not self._ray.is_initialized()
+        address = address or os.environ.get("RAY_ADDRESS", "")
+        here = {"num_cpus": workers, "object_store_memory": _OBJECT_STORE, "include_dashboard": False}
+        if self._ours:
+            try:
+                settings = {"address": address} if address else here
+                self._ray.init(log_to_driver=False, logging_level="error", **settings)
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                where = f"at {address}" if address else "here"
+                raise EngineError(f"ray can't be used {where}: {first_line(error)}") from None
+        self._quiet = redirect_stdout(sys.stderr)  # where Ray says what it does; standard output is the report's
+        self._limit = _AHEAD * max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+
+    def __enter__(self) -> RayEngine:
+        self._quiet.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._ours:
+            self._ray.shutdown()
+        self._quiet.__exit__(None, None, None)
+
+    def run(
+        self, task: Task, items: Iterable[Any], *, until: float = float("inf")
+    ) -> Iterator[tuple[int, Any | Lost | Raised]]:
+        """As `Engine` says."""
+        remote = self._ray.remote(_work).options(max_retries=0, num_cpus=1)
+        waiting, flying = enumerate(items), dict[Any, int]()
+        try:
+            while True:
+                while len(flying) < self._limit and time.monotonic() < until:
+                    if (following := next(waiting, None)) is None:
+                        break
+                    flying[remote.remote(task, following[1], self._timeout)] = following[0]
+                if not flying:
+                    return
+                for done in self._ray.wait(list(flying), num_returns=1)[0]:
+                    yield flying.pop(done), self._answer(done)
+        finally:
+            for reference in flying:
+                self._ray.cancel(reference, force=True)
+
+    def _answer(self, reference: Any) -> Any | Lost:
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayError as error:
+            what = f"its worker was lost, or took longer than {self._timeout:g} s ({type(error).__name__})"
+            return Lost("crash", what)
+
+
+def _work(task: Task, item: Any, timeout: float) -> Any | Raised:
+    """A task in a worker of Ray's, which ends itself where it hangs."""
+
+    def heartbeat(note: str = "", seconds: float = 0.0) -> None:
+        faulthandler.dump_traceback_later(seconds or timeout, exit=True, file=2)
+
+    heartbeat()
+    try:
+        return task(item, heartbeat)
+    except Exception as error:
+        return Raised.of(error)
+    finally:
+        faulthandler.cancel_dump_traceback_later()

@@ -1,0 +1,214 @@
+"""The numeric environment: what changes numbers without standing among a function's arguments.
+
+`STANDARD` is PyTorch's own default. Goldens are evaluated in it, whatever the caller has set: flush-to-zero would make
+zeros of subnormal numbers that the caller stored, and a default dtype would change constants. A kernel runs in the
+environment in which its examination began, with random seeds of its case, and what it leaves changed is put back and
+told. A repro line says what differed from the standard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from assay.runtime.errors import SettingError, unknown
+
+_SMALLEST = 5e-324  # the smallest subnormal float64
+_PROBE = 1 << 17  # elements that torch deals out to all of its threads
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting: its name in words, how it is read and set, and its default (None: as the caller has it)."""
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    standard: Any
+
+
+def _flushes() -> bool:
+    """Whether this thread's processor takes subnormal numbers for zero; Python's own floats tell."""
+    return _SMALLEST * 1.0 == 0.0
+
+
+def _attribute(owner: Any, name: str, attribute: str, standard: Any) -> Setting:
+    return Setting(
+        f"{name}.{attribute}",
+        lambda: getattr(owner, attribute),
+        lambda value: setattr(owner, attribute, value),
+        standard,
+    )
+
+
+_MATMUL, _CUDA = torch.backends.cuda.matmul, "torch.backends.cuda.matmul"
+_MKLDNN = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+SETTINGS = (
+    Setting("flush-to-zero (torch.set_flush_denormal)", _flushes, torch.set_flush_denormal, False),
+    Setting("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float32),
+    Setting("torch's default device", torch.get_default_device, torch.set_default_device, None),
+    Setting("torch's number of threads", torch.get_num_threads, torch.set_num_threads, None),
+    Setting("torch's gradient mode", torch.is_grad_enabled, torch.set_grad_enabled, None),
+    Setting(
+        "torch.use_deterministic_algorithms",
+        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        lambda state: torch.use_deterministic_algorithms(state[0], warn_only=state[1]),
+        (False, False),
+    ),
+    Setting(
+        "autocast on the CPU",
+        lambda: torch.is_autocast_enabled("cpu"),
+        lambda on: torch.set_autocast_enabled("cpu", on),
+        False,
+    ),
+    _attribute(_MATMUL, _CUDA, "fp32_precision", "none"),
+    _attribute(_MKLDNN, "torch.backends.mkldnn.matmul", "fp32_precision", "none"),
+    _attribute(_MATMUL, _CUDA, "allow_fp16_reduced_precision_reduction", True),
+    _attribute(_MATMUL, _CUDA, "allow_bf16_reduced_precision_reduction", True),
+    _attribute(_MATMUL, _CUDA, "allow_fp16_accumulation", False),
+    Setting(
+        "numpy's error state",
+        np.geterr,
+        lambda state: np.seterr(**state),
+        {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"},
+    ),
+)
+Environment = tuple[Any, ...]
+"""The value of each of `SETTINGS`, in their order."""
+
+_DEVICE = [setting.read for setting in SETTINGS].index(torch.get_default_device)
+_NAMES = [setting.name for setting in SETTINGS if setting.standard is not None]
+STANDARD: Environment = tuple(setting.standard for setting in SETTINGS)
+
+
+def environment() -> Environment:
+    """The environment as it is now."""
+    return tuple(setting.read() for setting in SETTINGS)
+
+
+def changes() -> dict[str, Any]:
+    """What differs from `STANDARD` now, by name, as JSON has it."""
+    found = zip(SETTINGS, environment(), strict=True)
+    return {
+        setting.name: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+        for setting, value in found
+        if setting.standard not in (None, value)
+    }
+
+
+def with_changes(changed: Mapping[str, Any]) -> Environment:
+    """`STANDARD` with what `changes` gave, what has no standard as it is now. Raises `SettingError`."""
+    for name in changed:
+        if name not in _NAMES:
+            raise SettingError(unknown("numeric setting", name, _NAMES))
+    return tuple(
+        now
+        if setting.standard is None
+        else _read(setting, changed[setting.name])
+        if setting.name in changed
+        else setting.standard
+        for setting, now in zip(SETTINGS, environment(), strict=True)
+    )
+
+
+def _read(setting: Setting, given: Any) -> Any:
+    """A setting's value, of what `changes` gave."""
+    value = getattr(torch, str(given), None) if setting.standard is torch.float32 else given
+    value = tuple(given) if isinstance(given, list) else value
+    if type(value) is not type(setting.standard):
+        raise SettingError(f"{setting.name}: expected such as {_shown(setting.standard)}, got {given!r}")
+    return value
+
+
+def on_one_thread(wanted: Environment) -> Environment:
+    """``wanted`` for a fork of a process whose threads were in use: its copy of their pool would never answer."""
+    return tuple(
+        1 if setting.read is torch.get_num_threads else value for setting, value in zip(SETTINGS, wanted, strict=True)
+    )
+
+
+def with_default_dtype(wanted: Environment, dtype: torch.dtype) -> Environment:
+    """``wanted`` with torch's default dtype as whoever is called in it has set it."""
+    settings = zip(SETTINGS, wanted, strict=True)
+    return tuple(dtype if setting.read is torch.get_default_dtype else value for setting, value in settings)
+
+
+def put(wanted: Environment, now: Environment | None = None) -> list[str]:
+    """Make the environment ``wanted``, where it is ``now``; in words, what was otherwise."""
+    found = []
+    for setting, value, other in zip(SETTINGS, wanted, now or environment(), strict=True):
+        if value is not None and other != value:
+            found.append(f"{setting.name} at {_shown(other)} (it was {_shown(value)})")
+            setting.write(value)
+    return found
+
+
+@contextlib.contextmanager
+def in_environment(wanted: Environment) -> Iterator[list[str]]:
+    """The environment ``wanted`` inside, and the caller's again after; the list then says what was left changed."""
+    before, left = environment(), list[str]()
+    put(wanted, before)
+    try:
+        yield left
+    finally:
+        left += put(wanted)
+        put(before, wanted)
+
+
+@contextlib.contextmanager
+def standard_environment() -> Iterator[None]:
+    """The standard environment inside, the caller's again after."""
+    before = environment()
+    with torch.device("cpu") if before[_DEVICE].type != "cpu" else contextlib.nullcontext():
+        changed = put(STANDARD, before)
+        if before[0] and _threads_flush():  # torch's threads took the flag over when they began
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            if changed:
+                put(before)
+
+
+def _threads_flush() -> bool:
+    return bool((torch.full((_PROBE,), _SMALLEST, dtype=torch.float64) * 1.0 == 0).any())
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the random generators of torch (every device's that is in use), NumPy and Python."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+    if _devices():
+        torch.cuda.manual_seed_all(seed)
+
+
+@contextlib.contextmanager
+def generators_kept() -> Iterator[None]:
+    """What is drawn inside changes nothing of what the caller draws later."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(_devices()):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+def _devices() -> range:
+    """The devices in use; a process that uses none must not begin to, since it could not be forked then."""
+    return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={part}" for name, part in sorted(value.items()))
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return str(value)

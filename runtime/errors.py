@@ -1,0 +1,69 @@
+"""The base of every error that assay raises on purpose, and those that any floor may raise."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from inspect import signature
+from typing import Any, TypeVar
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class AssayError(Exception):
+    """Base of every error that assay raises on purpose."""
+
+
+class SettingError(AssayError, ValueError):
+    """A setting of the examination that cannot be followed."""
+
+
+class NotInstalled(AssayError, ImportError):
+    """An optional package is missing: install the extra that the message names."""
+
+
+class EngineError(AssayError):
+    """What shall run many tasks isn't known or can't be reached."""
+
+
+_MOST_NAMES = 24  # that a message lists
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> str:
+    """``unknown spec 'sofmax'; did you mean 'softmax'? (known: ...)``, of many names those that come nearest."""
+    names = sorted(known)
+    close = difflib.get_close_matches(str(name), names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    shown = names if len(names) <= _MOST_NAMES else difflib.get_close_matches(str(name), names, n=8, cutoff=0.0)
+    more = f", and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
+    return f"unknown {kind} {name!r}{hint} (known: {', '.join(shown) or 'none'}{more})"
+
+
+def names_checked(what: str, kind: str, error: type[AssayError]) -> Callable[[_Function], _Function]:
+    """A decorator: a keyword that the function hasn't is refused with ``error`` and the name that comes nearest."""
+
+    def decorated(function: _Function) -> _Function:
+        known = [name for name in signature(function).parameters if name != "self"]
+
+        @wraps(function)
+        def checked(*arguments: Any, **named: Any) -> Any:
+            for name in named:
+                if name not in known:
+                    raise error(f"{what}: {unknown(kind, name, known)}")
+            return function(*arguments, **named)
+
+        return checked  # type: ignore[return-value]
+
+    return decorated
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message."""
+    return (str(error).strip().splitlines() or ["no message"])[0]
+
+
+def listed(names: Sequence[str], noun: str = "", *, most: int = 1) -> str:
+    """The first of some names, and how many more there are: ``a.weight and 3 more``, or ``... more tensors``."""
+    more = f" and {len(names) - most} more {noun}".rstrip() if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"

@@ -1,0 +1,130 @@
+"""Worker processes: a task that takes its process down, or never comes back, becomes an answer like any other.
+
+Pebble's pool also ends a task that takes too long, but its limit is set once, and a task that runs can neither restate
+it nor leave word of what it was about when its process died: ours do both, so this pool is our own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from assay.runtime.errors import AssayError
+from assay.runtime.process import Lost, Parent, Process, wait_for
+
+_MOST_WORKERS = 8
+
+
+class Heartbeat(Protocol):
+    """What a task calls while it runs: ``note`` is known after its process is lost.
+
+    ``seconds`` says within how many it calls again or comes back, where that isn't the engine's timeout.
+    """
+
+    def __call__(self, note: str = "", seconds: float = 0.0) -> None: ...
+
+
+Task = Callable[[Any, Heartbeat], Any]
+
+
+@dataclass(frozen=True)
+class Raised:
+    """A task that raised; ``user_error`` if an `AssayError`, whose message tells the user what to do."""
+
+    message: str
+    user_error: bool
+    trace: str
+
+    @staticmethod
+    def of(error: Exception) -> Raised:
+        """What a task raised."""
+        if isinstance(error, AssayError):
+            return Raised(str(error), True, "")
+        return Raised(f"{type(error).__name__}: {error}", False, "".join(traceback.format_exception(error)))
+
+
+def core_count() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def worker_count() -> int:
+    """A worker for each core, eight at most: each holds a torch of its own."""
+    return min(core_count(), _MOST_WORKERS)
+
+
+class Pool:
+    """Processes that do tasks, an `engines.Engine`; a context manager, which ends them.
+
+    They start at once, and import ``preload`` while the caller goes on. ``quiet`` keeps what kernels print from the
+    terminal; else it goes to standard error. A worker that says nothing for ``timeout`` seconds is ended.
+    """
+
+    def __init__(self, count: int, *, preload: str, timeout: float = 300.0, quiet: bool = True) -> None:
+        self._preload, self._timeout, self._quiet = preload, timeout, quiet
+        self._workers: list[Process] = []
+        self.resize(count)
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for worker in self._workers:
+            worker.kill()
+
+    def resize(self, count: int) -> None:
+        """Start further processes until there are ``count``."""
+        while len(self._workers) < count:
+            self._workers.append(self._started())
+
+    def run(
+        self, task: Task, items: Iterable[Any], *, until: float = float("inf")
+    ) -> Iterator[tuple[int, Any | Lost | Raised]]:
+        """As `engines.Engine` says."""
+        waiting = enumerate(items)
+        busy: dict[Process, int] = {}
+        try:
+            while True:
+                for number, worker in enumerate(self._workers):
+                    if worker not in busy and time.monotonic() < until:
+                        following = next(waiting, None)
+                        if following is None:
+                            break
+                        if not worker.alive:
+                            worker.kill()
+                            self._workers[number] = worker = self._started()
+                        busy[worker], item = following
+                        worker.submit(pickle.dumps((task, item)), self._timeout)
+                if not busy:
+                    return
+                wait_for(busy)
+                for worker in list(busy):
+                    if (answer := worker.poll()) is not None:
+                        yield busy.pop(worker), answer if isinstance(answer, Lost) else pickle.loads(answer)
+        finally:
+            for worker in busy:  # nobody waits for it any more
+                worker.kill()
+
+    def _started(self) -> Process:
+        return Process.start(_work, self._preload, quiet=self._quiet)
+
+
+def _work(parent: Parent, preload: str) -> None:
+    """A worker's life."""
+    importlib.import_module(preload)
+    parent.heartbeat()
+
+    def answer(message: bytes) -> bytes:
+        try:
+            task, item = pickle.loads(message)
+            return pickle.dumps(task(item, parent.heartbeat))
+        except Exception as error:
+            return pickle.dumps(Raised.of(error))
+
+    parent.serve(answer)

@@ -1,0 +1,76 @@
+"""What JSON or TOML holds, made into a typed record by msgspec; whatever doesn't fit is told in one line."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import msgspec
+
+from assay.runtime.errors import unknown
+
+
+def structured(content: Any, kind: Any, where: str, error: Callable[[str], Exception]) -> Any:
+    """``content`` as ``kind``: a dataclass, whose annotations are checked strictly, or any other type of msgspec's.
+
+    Raises what ``error`` makes of one line that begins with ``where`` and the path of what doesn't fit,
+    ``recipe.seed: expected a whole number, got 'one'``, or of a key that there isn't, with the one likely meant.
+    Where ``where`` ends with a colon it names the whole file: ``mine.toml: seeds: ...``.
+    """
+    known = [field.name for field in fields(kind)] if is_dataclass(kind) else []
+    for name in content if known and isinstance(content, Mapping) else ():
+        if name not in known:
+            raise error(f"{where.removesuffix(':')}: {unknown('key', name, known)}")
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as problem:
+        what, _, path = str(problem).partition(" - at `$")
+        path = path.rstrip("`")
+        place = f"{where} {path.removeprefix('.')}" if where.endswith(":") and path else f"{where}{path}"
+        raise error(f"{place.removesuffix(':')}: {_in_words(what, content, path)}") from None
+
+
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a table",
+    "null": "nothing",
+}
+_EXPECTED = re.compile(r"Expected `([^`]*)`(?: of)?( length)?( [<>]=? \S+)?(?:, got (.*))?")
+
+
+def _in_words(what: str, content: Any, path: str) -> str:
+    """``expected a whole number >= 0, got -3`` of msgspec's ``Expected `int` >= 0``."""
+    match = _EXPECTED.fullmatch(what)
+    if match is None:
+        return what[0].lower() + what[1:]
+    types = [_TYPES.get(name, name) for name in match[1].split(" | ")]
+    expected = " or ".join(filter(None, (", ".join(types[:-1]), types[-1])))
+    limit = f"{' of' if match[2] else ''}{match[2] or ''}{match[3] or ''}"
+    for name, index in re.findall(r"\.(\w+)|\[([^\]]*)\]", path):
+        if index == "...":  # of which entry msgspec doesn't tell
+            return f"expected {expected}{limit}" + (f", got {match[4]}" if match[4] else "")
+        content = content[name] if name else content[int(index)]
+    return f"expected {expected}{limit}, got {content!r:.60}"
+
+
+def plain(value: Any) -> Any:
+    """A record as what JSON holds: names and lists all the way; numbers that it lacks are "nan", "inf" and "-inf".
+
+    What has an ``as_dict`` of its own is what that gives. `msgspec.convert` with ``strict=False`` reads all of it back.
+    """
+    if hasattr(value, "as_dict"):
+        return plain(value.as_dict())
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {name: plain(part) for name, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(part) for part in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,268 @@
+"""Dots as tensor cores form them: against exact arithmetic, number by number, and through kernels and contracts."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+import triton
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from assay.configs import table
+from assay.formats.accumulator import Accumulator, accumulator_named
+from assay.interpreter import faithful
+from assay.interpreter.devices import device_named
+from assay.interpreter.small_floats import decode
+from assay.interpreter.tensor_cores import matmul, operand
+from assay.kernels.triton.gemm_fp8 import gemm_fp8
+from assay.verify import Contract, examine
+from assay.verify.errors import SettingError
+from tests.interpreter import triton_kernels as kernels
+
+SMALLEST = {"fp16": -14, "bf16": -126, "fp8e4nv": -6, "fp8e5": -14, "fp4": 0}
+DEVICES = table("tensor_cores")["devices"]
+
+
+def exponent(x: Fraction, smallest: int) -> int:
+    """floor(log2 |x|), or the format's smallest exponent."""
+    e = x.numerator.bit_length() - x.denominator.bit_length()
+    e -= abs(x) < Fraction(2) ** e
+    return max(e, smallest)
+
+
+def cut(x: Fraction, unit: Fraction) -> Fraction:
+    """Toward zero, to a multiple of ``unit``."""
+    return math.trunc(x / unit) * unit
+
+
+def one_element(a: list[float], b: list[float], c: float, smallest: tuple[int, int], unit: Accumulator) -> float:
+    """One element of a product, with rational numbers: the model as MMA-Sim words it."""
+    total = Fraction(c)
+    for start in range(0, len(a), unit.block):
+        terms = [(total, exponent(total, -126))] if total else []
+        for x, y in zip(a[start : start + unit.block], b[start : start + unit.block], strict=True):
+            if x and y:
+                at = exponent(Fraction(x), smallest[0]) + exponent(Fraction(y), smallest[1])
+                terms.append((Fraction(x) * Fraction(y), at))
+        largest = max([at for _, at in terms] + [-126])
+        total = sum((cut(x, Fraction(2) ** (largest - unit.fraction)) for x, _ in terms), Fraction(0))
+        if total:
+            total = cut(total, Fraction(2) ** (exponent(total, -126) - unit.output))
+    return float(total)
+
+
+def patterns(name: str, shape: tuple[int, ...], seed: int, spread: int) -> np.ndarray:
+    """Finite numbers of a format, over more or less of its range, zeros and subnormal numbers among them."""
+    generator = np.random.default_rng(seed)
+    if name == "fp16":
+        with np.errstate(over="ignore"):
+            drawn = np.ldexp(generator.normal(size=shape), generator.integers(-spread, spread + 1, shape))
+            numbers = drawn.astype(np.float16).astype(np.float32)
+    else:
+        bits = 16 if name == "bf16" else 8
+        middle, width = (0x3F80, spread << 8) if bits == 16 else (0x38, spread << 3)
+        magnitudes = np.clip(middle + generator.integers(-width, width + 1, shape), 0, 2 ** (bits - 1) - 1)
+        drawn = magnitudes | (generator.integers(0, 2, shape) << (bits - 1))
+        numbers = decode(drawn.astype(np.uint16 if bits == 16 else np.uint8), name)
+    return np.where(np.isfinite(numbers) & (generator.random(shape) > 0.1), numbers, 0).astype(np.float32)
+
+
+CASES = [
+    ("volta-fp16", "fp16"),
+    ("ampere-16bit", "bf16"),
+    ("hopper-16bit", "fp16"),
+    ("hopper-16bit", "bf16"),
+    ("ada-fp8", "fp8e4nv"),
+    ("hopper-fp8", "fp8e4nv"),
+    ("hopper-fp8", "fp8e5"),
+    ("blackwell-fp8", "fp8e5"),
+]
+
+
+@pytest.mark.parametrize(("model", "name"), CASES)
+@given(seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([1, 4, 12, 60]), k=st.sampled_from([1, 8, 40, 96]))
+@settings(max_examples=15, deadline=None)
+def test_a_product_is_the_models_to_the_last_bit(model: str, name: str, seed: int, spread: int, k: int):
+    """Whatever the numbers, each element is what rational arithmetic makes of the model's definition."""
+    unit = accumulator_named(model)
+    a, b = patterns(name, (2, k), seed, spread), patterns(name, (k, 3), seed + 1, spread)
+    generator = np.random.default_rng(seed)
+    c = np.ldexp(generator.normal(size=(2, 3)), generator.integers(-spread, spread + 1, (2, 3))).astype(np.float32)
+    with np.errstate(over="ignore"):
+        got = matmul(operand(a, name), operand(b, name), c, unit)
+    smallest = (SMALLEST[name], SMALLEST[name])
+    for i, j in np.ndindex(2, 3):
+        expected = one_element(a[i].tolist(), b[:, j].tolist(), float(c[i, j]), smallest, unit)
+        assert float(got[i, j]) == expected or abs(expected) >= 2.0**128
+
+
+def test_infinity_and_nan_come_out_where_ieee_puts_them():
+    """An infinity stays, one of each sign and infinity times zero are NaN, and the rest of the tile is untouched."""
+    a = np.array([[np.inf, 1], [np.inf, -np.inf], [1, 2], [0, np.nan], [3e38, 3e38]], np.float32)
+    b = np.array([[1.0], [1.0]], np.float32)
+    unit = accumulator_named("hopper-16bit")
+    with np.errstate(all="ignore"):
+        got = matmul(operand(a, "bf16"), operand(b, "bf16"), np.zeros((5, 1), np.float32), unit)
+        zero = matmul(operand(a[:1], "bf16"), operand(0 * b, "bf16"), np.zeros((1, 1), np.float32), unit)
+    np.testing.assert_array_equal(got[:, 0], [np.inf, np.nan, 3, np.nan, np.inf])
+    assert math.isnan(zero[0, 0])
+
+
+def test_a_float16_accumulator_is_rounded_to_nearest():
+    """With a result in float16 a block's sum is rounded to nearest even, not cut."""
+    a, b = np.array([[2048, 3]], np.float32), np.ones((2, 1), np.float32)
+    unit = accumulator_named("hopper-16bit")
+    got = matmul(operand(a, "fp16"), operand(b, "fp16"), np.zeros((1, 1), np.float16), unit)
+    assert got.dtype == np.float16
+    assert float(got[0, 0]) == 2052
+
+
+def test_promotion_moves_sums_into_float32():
+    """The mean error of e4m3 uniform on (0, 1) at 4096 terms is percents, and a hundredth of that if promoted."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.rand(2, 32, 4096, generator=generator).to(torch.float8_e4m3fn).float().numpy()
+    exact = a.astype(np.float64) @ b.T
+    left, right, zero = operand(a, "fp8e4nv"), operand(b.T, "fp8e4nv"), np.zeros((32, 32), np.float32)
+    unit = accumulator_named("hopper-fp8")
+    errors = [(matmul(left, right, zero, unit, promotion=p) / exact - 1).mean() for p in (0, 512, 128)]
+    assert -0.08 < errors[0] < -0.05
+    assert -0.01 < errors[1] < -0.002
+    assert -0.001 < errors[2] < -0.0002
+
+
+def gemm(a: torch.Tensor, b: torch.Tensor, *, imprecise: int | None = None, rows: int = 64, warps: int = 4):
+    a, b = a.contiguous(), b.contiguous()
+    (m, k), n = a.shape, b.shape[1]
+    c = torch.empty(m, n)
+    grid = (triton.cdiv(m, rows), triton.cdiv(n, 16))
+    kernels.gemm[grid](a, b, c, m, n, k, BM=rows, BN=16, BK=128, IMPRECISE=imprecise, num_warps=warps)
+    return c
+
+
+def outcome(kernel, device: str | None, accumulate: str, k: int, dtype: str = "float8_e4m3fn") -> str:
+    settings = {
+        "shapes": {"M": [3], "N": [5], "K": [k]},
+        "out_dtype": "float32",
+        "examples": 2,
+        "layouts": ["contiguous"],
+    }
+    with faithful(device=device):
+        return examine(kernel, "gemm", dtype=dtype, contract=Contract(accumulate=accumulate), **settings).outcome
+
+
+def test_fp8_sums_fail_float32_on_a_hopper():
+    """A product of FP8 that never promotes breaks float32's contract on an H200."""
+    assert outcome(gemm, "h200", "float32", 256) == "FAIL"
+
+
+@pytest.mark.evidence
+def test_long_fp8_sums_fail_nowhere_else():
+    """The same product keeps float32's contract where it is summed in float32, and a B200's own there."""
+    assert outcome(gemm, None, "float32", 256) == "PASS"
+    assert outcome(gemm, "b200", "blackwell-fp8", 256) == "PASS"
+
+
+@pytest.mark.evidence
+def test_an_honest_kernel_keeps_the_units_contract():
+    """Each unit's sums stay within the contract that is named after it."""
+    assert outcome(gemm, "h200", "hopper-fp8", 96) == "PASS"
+    assert outcome(gemm, "h200", "hopper-16bit", 256, "bfloat16") == "PASS"
+
+
+def uniform(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((m, k), (k, n))
+    a, b = (torch.rand(*shape, generator=generator).to(torch.float8_e4m3fn) for shape in shapes)
+    return a, b
+
+
+def used(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, model: str) -> float:
+    """The largest part of the contract's bound that a product of nonnegative numbers takes."""
+    exact = a.double() @ b.double()
+    return float(((c.double() - exact).abs() / exact).max()) / accumulator_named(model).gamma(a.shape[1])
+
+
+def test_promotion_keeps_the_promoted_contract():
+    """At 2048 terms only the kernels that promote stay within the bound: the bundled one, and one told to by Triton."""
+    a, b = uniform(64, 48, 2048)
+    one = torch.ones(())
+    with faithful(device="h200"):
+        assert used(gemm_fp8(a, b, one, one), a, b, "hopper-fp8-promoted") < 0.5
+        assert used(gemm(a, b, imprecise=128), a, b, "hopper-fp8-promoted") < 0.5
+        assert used(gemm(a, b), a, b, "hopper-fp8-promoted") > 1
+        assert used(gemm(a, b), a, b, "hopper-fp8") < 1
+
+
+@pytest.mark.evidence
+def test_the_bundled_product_of_fp8_does_not_claim_float32_on_a_hopper():
+    """Under float32's contract it fails there: fourteen bits of 128 terms are not float32."""
+    with faithful(device="h200"):
+        verdict = examine(
+            gemm_fp8, "gemm_fp8", dtype="float8_e4m3fn", shapes={"M": [64], "N": [40], "K": [128]}, examples=2
+        )
+    assert verdict.outcome == "FAIL"
+
+
+@pytest.mark.parametrize("setting", [{"rows": 32}, {"warps": 2}, {"imprecise": 0}], ids=str)
+def test_what_the_wide_instruction_does_not_take_is_made_in_float16(setting: dict[str, int]):
+    """Small tiles, too few warps, or no imprecise sums: Triton converts FP8 to float16, which loses little."""
+    a, b = uniform(64, 16, 1024)
+    with faithful(device="h200"):
+        assert used(gemm(a, b, **setting), a, b, "hopper-16bit") < 1
+        assert used(gemm(a, b), a, b, "hopper-16bit") > 100
+
+
+def scaled_product(device: str | None, patterns: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    c = torch.empty(64, 64)
+    with faithful(device=device):
+        kernels.dot_mxfp8[(1,)](patterns, scales, patterns, scales, c, N=64)
+    return c
+
+
+def test_scaled_dots_meet_the_device_too():
+    """Scales are powers of two: a B200 cuts what float32 keeps, an H200 multiplies in bfloat16 and cuts likewise."""
+    generator = torch.Generator().manual_seed(0)
+    a = (torch.randn(64, 64, generator=generator) * 4).to(torch.float8_e4m3fn)
+    scales = torch.randint(110, 140, (64, 2), generator=generator, dtype=torch.uint8)
+    factors = 2.0 ** (scales.double() - 127)
+    left = a.double() * factors.repeat_interleave(32, 1)
+    right = a.double() * factors.repeat_interleave(32, 1).T
+    exact, magnitude = left @ right, left.abs() @ right.abs()
+    for device, model in ((None, "float32"), ("b200", "blackwell-fp8"), ("h200", "hopper-16bit")):
+        lost = (scaled_product(device, a, scales).double() - exact).abs() / magnitude
+        assert float(lost.max()) <= accumulator_named(model).gamma(64)
+        assert float(lost.max()) > 0
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_every_device_of_the_table_can_be_emulated(name: str):
+    """Each names models that exist, and a product of float16 runs on it."""
+    a = torch.ones(16, 16, dtype=torch.float16)
+    with faithful(device=name.upper()):
+        assert bool((gemm(a, a, rows=16) == 16).all())
+    assert {unit.format.name for unit in device_named(name).units.values()} == {"float32"}
+
+
+def test_an_unknown_device_is_named_with_those_there_are():
+    """One line: what was given, what was probably meant, and what is known."""
+    with pytest.raises(SettingError, match=r"'h201'; did you mean 'h20\d?'\? \(known: .*b200"), faithful(device="h201"):
+        pass
+
+
+def test_the_device_holds_inside_and_ends_with_its_context():
+    """An examination inside keeps it, an inner context may set another, and afterwards dots are float32 again."""
+    a = (torch.arange(64 * 256).reshape(64, 256) % 7 + 0.4375).to(torch.float8_e4m3fn)
+    b = a[:16].T
+    with faithful():
+        exact = gemm(a, b)
+        with faithful(device="h200"):
+            with faithful():
+                hopper = gemm(a, b)
+            with faithful(device="b200"):
+                blackwell = gemm(a, b)
+        after = gemm(a, b)
+    assert torch.equal(exact, after)
+    assert torch.equal(exact, blackwell)
+    assert not torch.equal(exact, hopper)

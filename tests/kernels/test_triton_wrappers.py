@@ -1,0 +1,171 @@
+"""What holds of every Triton kernel's wrapper and operator: wrong arguments, registration, compilation.
+
+Attention's, whose arguments depend on one another, stand in its own tests.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.kernels.triton.gemm import gemm
+from assay.kernels.triton.gemm_fp8 import gemm_fp8
+from assay.kernels.triton.gemm_int4 import gemm_int4
+from assay.kernels.triton.gemm_int8 import gemm_int8
+from assay.kernels.triton.layernorm import layernorm
+from assay.kernels.triton.moe import moe
+from assay.kernels.triton.moe_route import moe_route
+from assay.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
+from assay.kernels.triton.softmax import log_softmax, softmax
+from assay.kernels.triton.swiglu import swiglu
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+E4M3, BF16, INT32 = torch.float8_e4m3fn, torch.bfloat16, torch.int32
+
+
+@dataclass(frozen=True)
+class Call:
+    """A right call of a wrapper."""
+
+    kernel: Callable[..., Any]
+    tensors: Mapping[str, Tensor]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    operator: tuple[Any, ...] = ()
+    """What its operator takes behind the tensors."""
+    refused: tuple[tuple[str, Any], ...] = ()
+    """Wrong arguments of its own, beside those that are wrong for every kernel."""
+
+    def __str__(self) -> str:
+        return " ".join([self.kernel.__name__, *map(str, self.options.values())])
+
+
+def codes(*shape: int, dtype: torch.dtype = torch.int8) -> Tensor:
+    limits = torch.iinfo(dtype)
+    return torch.randint(limits.min, limits.max, shape, dtype=dtype)
+
+
+def fp8(granularity: str, scale_a: tuple[int, ...], scale_b: tuple[int, ...]) -> Call:
+    tensors = {"a": torch.randn(5, 137).to(E4M3), "b": torch.randn(137, 7).to(torch.float8_e5m2)}
+    tensors |= {"scale_a": torch.rand(scale_a), "scale_b": torch.rand(scale_b)}
+    wrong = (
+        *(("granularity", "group"), ("a", torch.zeros(5, 137, dtype=torch.float8_e4m3fnuz))),
+        *(("b", torch.zeros(5, 7, dtype=E4M3)), ("scale_a", torch.ones(2, 3)), ("scale_b", torch.ones(1, 4))),
+    )
+    return Call(gemm_fp8, tensors, {"granularity": granularity}, (granularity,), wrong)
+
+
+def int4(packing: str, words: torch.dtype, per_k: int, per_n: int, per_zero: int) -> Call:
+    tensors = {"x": torch.randn(64, 3, dtype=BF16).t(), "qweight": codes(64 // per_k, 24 // per_n, dtype=words)}
+    tensors |= {"scales": torch.rand(2, 24).to(BF16), "zeros": codes(2, 24 // per_zero, dtype=words)}
+    other = torch.uint8 if words == INT32 else INT32
+    wrong = (
+        *(("packing", "marlin"), ("qweight", codes(64 // per_k, 24 // per_n, dtype=other))),
+        *(("qweight", codes(64, 24, dtype=words)), ("scales", torch.ones(2, 24)), ("scales", torch.ones(24).to(BF16))),
+        ("zeros", codes(1, 24 // per_zero, dtype=words)),
+    )
+    return Call(gemm_int4, tensors, {"packing": packing}, (packing,), wrong)
+
+
+X, RESIDUAL, WEIGHT = torch.randn(37, 3, dtype=BF16).t(), torch.randn(3, 37), torch.randn(37)
+NORM = (("weight", torch.zeros(2)), ("weight", torch.zeros(1, 37)))
+MIXTURE = {
+    "x": torch.randn(5, 17),
+    "w_gate_up": torch.randn(3, 18, 17),
+    "w_down": torch.randn(3, 17, 9),
+    "weights": torch.rand(5, 2),
+    "ids": torch.randint(0, 3, (5, 2), dtype=INT32),
+}
+PRODUCT = {"a": torch.randn(5, 65), "b": torch.randn(7, 65).t()}
+CALLS = [
+    Call(softmax, {"x": X}),
+    Call(log_softmax, {"x": RESIDUAL}),
+    Call(layernorm, {"x": X, "weight": WEIGHT, "bias": WEIGHT}, {"eps": 0.1}, (0.1,), (*NORM, ("bias", WEIGHT[None]))),
+    Call(rmsnorm, {"x": X, "weight": WEIGHT}, {"offset": 1.0}, (1e-6, 1.0), NORM),
+    Call(
+        add_rmsnorm,
+        {"x": X, "residual": RESIDUAL, "weight": WEIGHT},
+        operator=(1e-6,),
+        refused=(*NORM, ("residual", torch.zeros(1, 37))),
+    ),
+    *(
+        Call(
+            swiglu,
+            {"gate": X, "up": RESIDUAL},
+            {"limit": limit},
+            (limit,),
+            (("up", torch.zeros(1, 37)), *(("limit", value) for value in (0.0, -7.0, float("nan")))),
+        )
+        for limit in (None, 7.0)
+    ),
+    Call(gemm, PRODUCT, refused=(("b", torch.zeros(65, 7, dtype=torch.float16)), ("b", torch.zeros(2, 4)))),
+    Call(
+        gemm_int8,
+        {"a": codes(5, 65), "b": codes(65, 7), "scale_a": torch.rand(5, 1), "scale_b": torch.rand(1, 7)},
+        refused=(
+            *(("a", codes(5, 65, dtype=torch.uint8)), ("b", codes(2, 4))),
+            *(("scale_a", torch.ones(5)), ("scale_b", torch.ones(7, 1))),
+        ),
+    ),
+    *(fp8("tensor", (), ()), fp8("row", (5, 1), (1, 7)), fp8("block", (5, 2), (2, 1))),
+    *(int4("plain", torch.uint8, 2, 1, 1), int4("awq", INT32, 1, 8, 8), int4("gptq", INT32, 8, 1, 8)),
+    Call(
+        moe,
+        MIXTURE,
+        refused=(
+            *(("w_gate_up", torch.zeros(3, 18, 17, dtype=BF16)), ("w_gate_up", torch.zeros(3, 17, 17))),
+            *(("w_gate_up", torch.zeros(2, 18, 17)), ("w_down", torch.zeros(3, 9, 17))),
+            *(("weights", torch.zeros(5, 1)), ("ids", torch.zeros(4, 2, dtype=INT32)), ("ids", codes(5, 2))),
+        ),
+    ),
+    *(
+        Call(
+            moe_route,
+            {"logits": torch.randn(5, 17, dtype=dtype)},
+            {"top_k": 3, "renormalize": renormalize, "scoring": scoring},
+            (3, renormalize, scoring == "sigmoid"),
+            (*(("top_k", value) for value in (0, 18, 2.0, True)), ("scoring", "tanh")),
+        )
+        for dtype, renormalize, scoring in ((torch.float32, True, "softmax"), (BF16, False, "sigmoid"))
+    ),
+]
+EVERY = pytest.mark.parametrize("call", CALLS, ids=str)
+
+
+@EVERY
+def test_a_wrong_argument_is_named(call: Call) -> None:
+    """No tensor, a wrong dtype, shape, device or option raises an error that begins with the argument's name."""
+    wrong = list(call.refused)
+    for place, (name, tensor) in enumerate(call.tensors.items()):
+        wrong += [(name, [[0.0]]), (name, None), (name, tensor.to(torch.complex64)), (name, tensor[None].clone())]
+        wrong += [(name, torch.empty_like(tensor, device="meta"))] if place else []
+    for name, value in wrong:
+        with pytest.raises((TypeError, ValueError), match=f"^{name}: expected "):
+            call.kernel(**{**call.tensors, **call.options, name: value})
+
+
+@EVERY
+def test_the_operator_is_well_registered(call: Call) -> None:
+    """Schema, fake implementation and compilation with dynamic shapes agree with the operator."""
+    # Torch compares the arguments before and after to check the schema, which it can't do in 8 bits.
+    narrow = any(tensor.dtype == E4M3 for tensor in call.tensors.values())
+    every = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    operator = getattr(torch.ops.assay, call.kernel.__name__).default
+    torch.library.opcheck(operator, (*call.tensors.values(), *call.operator), test_utils=every[narrow:])
+
+
+@EVERY
+def test_compiled_code_gives_the_same_bits(call: Call) -> None:
+    """torch.compile keeps the kernel whole, without a graph break."""
+    torch.compiler.reset()  # `block` is compiled anew for each kernel, which torch does a few times only
+
+    def block(*tensors: Tensor) -> list[Tensor]:
+        results = call.kernel(*tensors, **call.options)
+        return [result + 1 for result in (results if isinstance(results, tuple) else (results,))]
+
+    compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+    for found, expected in zip(compiled(*call.tensors.values()), block(*call.tensors.values()), strict=True):
+        assert torch.equal(found, expected)

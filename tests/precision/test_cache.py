@@ -1,0 +1,50 @@
+"""What an audit keeps in its folder, and when the next one takes it from there."""
+
+from pathlib import Path
+
+import torch
+
+from assay.precision.auditing import audit
+from assay.precision.cache import Cache, fingerprint
+from tests.precision.small_models import FORMATS, made
+
+
+def test_a_second_audit_computes_nothing_again(tmp_path: Path) -> None:
+    """With what the first one kept, only the forward passes that look at the model run; the answers are the same."""
+    model, batches = made()
+    digest = fingerprint(model, batches, "relative", FORMATS)
+    first = audit(model, batches, "relative", FORMATS, kept=Cache(tmp_path, digest))
+    first.calibrate(12)
+    whole, model.calls = model.calls, 0
+    kept = Cache(tmp_path, digest)
+    second = audit(model, batches, "relative", FORMATS, kept=kept)
+    second.calibrate(12)
+    measured = [assignment for assignment, _ in (*first.measured, *first.chosen)]
+    measured += [{site: scheme} for site, scheme, *_ in first.alone]
+    distinct = len({tuple(sorted(assignment.items())) for assignment in measured})
+    assert (whole, model.calls) == (2 * (2 + distinct) + 1, 3)  # one batch is run as it is
+    assert kept.reused == len(measured)
+    assert second.predict({"head": "fp8"}) == first.predict({"head": "fp8"})
+
+
+def test_what_is_kept_of_another_audit_is_left_alone(tmp_path: Path) -> None:
+    """Other weights, inputs or settings have another fingerprint; under it, afresh, or damaged, nothing is found."""
+    model, batches = made()
+    digest = fingerprint(model, batches, "relative")
+    first = audit(model, batches, "relative", FORMATS, kept=Cache(tmp_path, digest))
+    first.measure({"head": "fp8"})
+    menus = {str(site): first.menu(site) for site in first.sites}
+    assert Cache(tmp_path, digest).products(menus) is not None
+    assert Cache(tmp_path, digest).error({"head": "fp8"}) is not None
+    assert fingerprint(model, batches[:1], "relative") != digest
+    assert fingerprint(model, batches, "kl") != digest
+    with torch.no_grad():
+        model.head.weight[0, 0] += 1
+    assert fingerprint(model, batches, "relative") != digest
+    for other in (Cache(tmp_path, "f" * 64), Cache(tmp_path, digest, fresh=True)):
+        assert other.products(menus) is None
+        assert other.error({"head": "fp8"}) is None
+    for file in tmp_path.iterdir():
+        file.write_bytes(file.read_bytes()[:-9])
+    assert Cache(tmp_path, digest).products(menus) is None
+    assert Cache(tmp_path, digest).error({"head": "fp8"}) is None

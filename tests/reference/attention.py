@@ -1,0 +1,104 @@
+"""Attention in all its forms: whole, paged, ragged, its gradient, and two parts of it merged."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .gradients import gradients
+
+Outputs = tuple[Tensor, ...]
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: str = "none",
+    scale: float | None = None,
+    window: tuple[int, int] | None = None,
+    softcap: float | None = None,
+    alibi: bool = False,
+    slopes: Tensor | None = None,
+    sinks: Tensor | bool | None = None,
+    return_lse: bool = False,
+) -> Outputs:
+    """Query by query, over the keys that it sees; the sink is one more key, whose value is zero."""
+    queries, keys = q.shape[2], k.shape[2]
+    k, v = (x.double().repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    scale = max(q.shape[3], 1) ** -0.5 if scale is None else scale
+    out = torch.zeros(*q.shape[:3], v.shape[3], dtype=torch.float64)
+    lse = torch.full(q.shape[:3], -math.inf, dtype=torch.float64)
+    for i in range(queries):
+        own = i + (0 if causal == "top_left" else keys - queries)
+        low, high = (0, keys - 1) if window is None else (max(0, own - window[0]), min(keys - 1, own + window[1]))
+        high = high if causal == "none" else min(high, own)
+        seen = slice(low, max(low, high + 1))
+        scores = (k[:, :, seen] @ q[:, :, i, :, None].double())[..., 0] * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        if alibi and slopes is not None:
+            scores = scores - slopes.double()[:, None] * (torch.arange(keys)[seen] - (i + keys - queries)).abs()
+        width = scores.shape[2]
+        if isinstance(sinks, Tensor):
+            scores = torch.cat([scores, sinks.double()[:, None].expand(*scores.shape[:2], 1)], -1)
+        lse[:, :, i] = torch.logsumexp(scores, -1)
+        out[:, :, i] = (torch.softmax(scores, -1)[..., None, :width] @ v[:, :, seen])[..., 0, :]
+    return (out, lse) if return_lse else (out,)
+
+
+def attention_decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scale: float | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> Outputs:
+    """Each sequence's keys and values put together slot by slot."""
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    page = k_cache.shape[1]
+    for b, length in enumerate(seq_lens.tolist()):
+        if length:
+            places = torch.arange(length)
+            slots = block_table[b, places // page].long(), places % page
+            k, v = (cache.double()[slots].transpose(0, 1)[None] for cache in (k_cache, v_cache))
+            out[b] = attention(q[b, None, :, None], k * k_scale, v * v_scale, scale=scale)[0][0, :, 0]
+    return (out,)
+
+
+def attention_varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, **options: Any
+) -> Outputs:
+    """Each sequence as if it were alone."""
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    for b in range(len(cu_seqlens_q) - 1):
+        rows, keys = (slice(int(cu[b]), int(cu[b + 1])) for cu in (cu_seqlens_q, cu_seqlens_k))
+        alone = (x.transpose(0, 1)[None] for x in (q[rows], k[keys], v[keys]))
+        out[rows] = attention(*alone, **options)[0][0].transpose(0, 1)
+    return (out,)
+
+
+def attention_backward(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, **options: Any) -> Outputs:
+    """By autograd."""
+    return gradients(lambda *leaves: attention(*leaves, **options)[0], [q, k, v], dout)
+
+
+def merge_states(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> Outputs:
+    """Head by head."""
+    out, lse = torch.zeros(o_a.shape, dtype=torch.float64), torch.full(lse_a.shape, -math.inf, dtype=torch.float64)
+    for t in range(o_a.shape[0]):
+        for h in range(o_a.shape[1]):
+            states = [
+                (float(s[t, h]), o[t, h].double()) for s, o in ((lse_a, o_a), (lse_b, o_b)) if s[t, h] > -math.inf
+            ]
+            if states:
+                largest = max(level for level, _ in states)
+                total = sum(math.exp(level - largest) for level, _ in states)
+                lse[t, h] = largest + math.log(total)
+                out[t, h] = sum((math.exp(level - largest) / total * o for level, o in states), out[t, h])
+    return out, lse

@@ -1,0 +1,58 @@
+"""Losses, and gradients by PyTorch's autograd of the forward op."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Outputs = tuple[Tensor, ...]
+
+
+def gradients(forward: Callable[..., Tensor], leaves: list[Tensor], upstream: Tensor | None = None) -> Outputs:
+    """What autograd gives in float64."""
+    with torch.enable_grad():
+        inputs = [leaf.double().requires_grad_() for leaf in leaves]
+        out = forward(*inputs)
+        if not out.numel():
+            return tuple(map(torch.zeros_like, inputs))
+        return torch.autograd.grad(out, inputs, torch.ones_like(out) if upstream is None else upstream.double())
+
+
+def softmax_backward(y: Tensor, dy: Tensor) -> Outputs:
+    """The Jacobian diag(y) - y y^T, row by row."""
+    rows = [(torch.diag(p) - torch.outer(p, p)) @ g for p, g in zip(y.double(), dy.double(), strict=True)]
+    return (torch.stack(rows) if rows else torch.zeros(y.shape, dtype=torch.float64),)
+
+
+def layernorm_backward(x: Tensor, weight: Tensor, dy: Tensor, eps: float = 1e-5) -> Outputs:
+    """By autograd."""
+    return gradients(
+        lambda x, w, b: torch.nn.functional.layer_norm(x, x.shape[1:], w, b, eps), [x, weight, weight * 0], dy
+    )
+
+
+def rmsnorm_backward(x: Tensor, weight: Tensor, dy: Tensor, eps: float = 1e-6) -> Outputs:
+    """By autograd."""
+    return gradients(lambda x, w: x / ((x * x).sum(1, keepdim=True) / x.shape[1] + eps).sqrt() * w, [x, weight], dy)
+
+
+def swiglu_backward(gate: Tensor, up: Tensor, dy: Tensor) -> Outputs:
+    """By autograd; at the infinities the slope has its limits."""
+    dgate, dup = gradients(lambda g, u: torch.nn.functional.silu(g) * u, [gate, up], dy)
+    product, g = dy.double() * up.double(), gate.double()
+    dgate = torch.where(g == math.inf, product, torch.where(g == -math.inf, product * 0, dgate))
+    return dgate, torch.where(g == -math.inf, dy.double() * 0, dup)
+
+
+def cross_entropy(logits: Tensor, target: Tensor, **options: Any) -> Outputs:
+    """As torch has it."""
+    return (torch.nn.functional.cross_entropy(logits.double(), target, **options),)
+
+
+def cross_entropy_backward(logits: Tensor, target: Tensor, **options: Any) -> Outputs:
+    """By autograd, ignored rows zero."""
+    (found,) = gradients(lambda x: torch.nn.functional.cross_entropy(x, target, **options), [logits])
+    ignored = target == options.get("ignore_index", -100)
+    return (found.masked_fill(ignored[:, None], 0.0),)

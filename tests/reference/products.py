@@ -1,0 +1,122 @@
+"""Matrix products, plain, quantised, microscaled and sparse, the mixture of experts, and sums over ranks."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+Outputs = tuple[Tensor, ...]
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Outputs:
+    """As torch has it."""
+    return (torch.nn.functional.linear(x.double(), weight.double(), bias.double()),)
+
+
+def gemm(a: Tensor, b: Tensor) -> Outputs:
+    """As torch has it."""
+    return (a.double() @ b.double(),)
+
+
+def gemm_fp8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, granularity: str = "tensor") -> Outputs:
+    """Dequantised, place by place where scales go by blocks."""
+    left, right = a.double(), b.double()
+    if granularity != "block":
+        return ((left * scale_a.double()) @ (right * scale_b.double()),)
+    for k in range(0, a.shape[1], 128):
+        left[:, k : k + 128] *= scale_a[:, k // 128, None].double()
+        for n in range(0, b.shape[1], 128):
+            right[k : k + 128, n : n + 128] *= float(scale_b[k // 128, n // 128])
+    return (left @ right,)
+
+
+def gemm_int8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Outputs:
+    """Dequantised."""
+    return ((a.double() * scale_a.double()) @ (b.double() * scale_b.double()),)
+
+
+def unpacked(words: Tensor, axis: int, places: Iterable[int]) -> Tensor:
+    """The nibbles of each word, at these places, as neighbours along an axis."""
+    nibbles = words.long()[..., None] >> 4 * torch.tensor(list(places)) & 15
+    return nibbles.movedim(-1, axis + 1).flatten(axis, axis + 1).double()
+
+
+def dequantized(qweight: Tensor, scales: Tensor, zeros: Tensor, packing: str) -> Tensor:
+    """The weights [K,N]."""
+    if packing == "plain":
+        codes, points = unpacked(qweight, 0, range(2)), zeros.double()
+    elif packing == "awq":
+        codes, points = (unpacked(words, 1, map(AWQ_ORDER.index, range(8))) for words in (qweight, zeros))
+    else:
+        codes, points = unpacked(qweight, 0, range(8)), unpacked(zeros, 1, range(8)) + 1
+    width = codes.shape[0] // max(len(scales), 1)
+    return (codes - points.repeat_interleave(width, 0)) * scales.double().repeat_interleave(width, 0)
+
+
+def gemm_int4(x: Tensor, *weights: Tensor, packing: str = "plain") -> Outputs:
+    """Dequantised."""
+    return (x.double() @ dequantized(*weights, packing),)
+
+
+def gemm_mxfp8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Outputs:
+    """Block by block."""
+    total = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64)
+    for g in range(a.shape[1] // 32):
+        k = slice(32 * g, 32 * g + 32)
+        total += (a[:, k].double() * scale_a[:, g, None].double()) @ (b[k].double() * scale_b[g].double())
+    return (total,)
+
+
+def numbers(packed: Tensor) -> Tensor:
+    """The e2m1 numbers of two nibbles a byte."""
+    rows = []
+    for row in packed.tolist():
+        codes = [code for byte in row for code in (byte % 16, byte // 16)]
+        rows.append([(-1.0 if code >= 8 else 1.0) * E2M1[code % 8] for code in codes])
+    return torch.tensor(rows, dtype=torch.float64).reshape(packed.shape[0], 2 * packed.shape[1])
+
+
+def gemm_nvfp4(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, global_a: Tensor, global_b: Tensor) -> Outputs:
+    """Everything dequantised."""
+    left, right = (
+        numbers(x) * s.double().repeat_interleave(16, dim=1) * float(g)
+        for x, s, g in ((a, scale_a, global_a), (b, scale_b, global_b))
+    )
+    return (left @ right.T,)
+
+
+def gemm_2to4(values: Tensor, index: Tensor, b: Tensor) -> Outputs:
+    """Value by value."""
+    total = torch.zeros(values.shape[0], b.shape[1], dtype=torch.float64)
+    for j in range(values.shape[1]):
+        total += values[:, j, None].double() * b[4 * (j // 2) + index[:, j].long()].double()
+    return (total,)
+
+
+def all_reduce(shards: Tensor) -> Outputs:
+    """As torch adds."""
+    return (shards.double().sum(dim=0),)
+
+
+def moe_route(logits: Tensor, top_k: int = 2, renormalize: bool = True, scoring: str = "softmax") -> Outputs:
+    """Experts sorted by logit, the first of equal ones before the others."""
+    values = logits.double()
+    scores = torch.sigmoid(values) if scoring == "sigmoid" else torch.softmax(values, 1)
+    ids = values.argsort(dim=1, descending=True, stable=True)[:, :top_k]  # scores may round to the same
+    weights = scores.gather(1, ids)
+    return weights / weights.sum(1, keepdim=True) if renormalize else weights, ids.to(torch.int32)
+
+
+def moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor) -> Outputs:
+    """Token by token, expert by expert; an id of no expert adds nothing."""
+    y = torch.zeros(x.shape, dtype=torch.float64)
+    for t, places in enumerate(ids.tolist()):
+        for place, expert in enumerate(places):
+            if not 0 <= expert < len(w_down):
+                continue
+            gate, up = (w_gate_up[expert].double() @ x[t].double()).tensor_split(2)
+            hidden = torch.nn.functional.silu(gate) * up
+            y[t] += float(weights[t, place]) * (w_down[expert].double() @ hidden)
+    return (y,)

@@ -1,0 +1,123 @@
+"""Elementary functions, and what works along rows: softmax and its relatives, norms, activations, rotation, codes."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Outputs = tuple[Tensor, ...]
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    name: getattr(torch, name)
+    for name in (
+        "exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "erf", "sigmoid", "sqrt", "rsqrt", "reciprocal", "sin",
+        "cos",
+    )
+} | {"softplus": torch.nn.functional.softplus}  # fmt: skip
+
+
+def softmax(x: Tensor) -> Outputs:
+    """As torch has it."""
+    return (torch.softmax(x.double(), 1),)
+
+
+def log_softmax(x: Tensor) -> Outputs:
+    """As torch has it."""
+    return (torch.log_softmax(x.double(), 1),)
+
+
+def logsumexp(x: Tensor) -> Outputs:
+    """As torch has it."""
+    return (torch.logsumexp(x.double(), 1),)
+
+
+def layernorm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Outputs:
+    """As torch has it."""
+    return (torch.nn.functional.layer_norm(x.double(), x.shape[1:], weight.double(), bias.double(), eps),)
+
+
+def rmsnorm(x: Tensor, weight: Tensor, eps: float = 1e-6, offset: float = 0.0) -> Outputs:
+    """Each row over its root mean square."""
+    root = ((x.double() ** 2).sum(1) / max(x.shape[1], 1) + eps).sqrt()
+    return (x.double() / root[:, None] * (weight.double() + offset),)
+
+
+def add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> Outputs:
+    """The sum, normalised and as it is."""
+    total = x.double() + residual.double()
+    return (*rmsnorm(total, weight, eps), total)
+
+
+def gelu(x: Tensor, approximate: str = "none") -> Outputs:
+    """As torch has it, zero at -inf."""
+    y = torch.nn.functional.gelu(x.double(), approximate=approximate)
+    return (y.masked_fill(x.isneginf(), 0.0),)
+
+
+def silu(x: Tensor) -> Outputs:
+    """As torch has it, zero at -inf."""
+    return (torch.nn.functional.silu(x.double()).masked_fill(x.isneginf(), 0.0),)
+
+
+def swiglu(gate: Tensor, up: Tensor, limit: float | None = None) -> Outputs:
+    """silu(gate) * up."""
+    bound = math.inf if limit is None else limit
+    return (silu(gate.double().clamp(max=bound))[0] * up.double().clamp(-bound, bound),)
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Outputs:
+    """Each pair as a complex number, turned."""
+    d = x.shape[-1]
+    first = list(range(0, d, 2)) if interleaved else list(range(d // 2))
+    second = [i + (1 if interleaved else d // 2) for i in first]
+    turn = torch.complex(cos.double(), sin.double())[None, :, None]
+    turned = torch.complex(x.double()[..., first], x.double()[..., second]) * turn
+    y = torch.empty(x.shape, dtype=torch.float64)
+    y[..., first], y[..., second] = turned.real, turned.imag
+    return (y,)
+
+
+def quantize(x: Tensor, granularity: str, largest: int) -> Outputs:
+    """Quotients by the scale, before they are rounded; and the scales."""
+    rows, columns = x.shape
+    width = {"row": max(columns, 1), "tensor": 0, "group128": 128}[granularity]
+    if not width:
+        scale = x.double().abs().max() / largest if x.numel() else torch.ones((), dtype=torch.float64)
+        return x.double() / scale, scale
+    scales = torch.zeros(rows, -(-columns // width) if columns else 1, dtype=torch.float64)
+    quotient = x.double()
+    for g in range(-(-columns // width)):
+        part = quotient[:, g * width : (g + 1) * width]
+        scales[:, g] = part.abs().amax(dim=1) / largest
+        part /= scales[:, g, None]
+    return quotient, scales
+
+
+def quantize_fp8(x: Tensor, granularity: str = "row") -> Outputs:
+    """As torch casts."""
+    quotient, scale = quantize(x, granularity, 448)
+    return quotient.float().to(torch.float8_e4m3fn).double(), scale
+
+
+def quantize_int8(x: Tensor, granularity: str = "row") -> Outputs:
+    """Rounded to nearest even."""
+    quotient, scale = quantize(x, granularity, 127)
+    return quotient.round(), scale
+
+
+def quantize_int4(x: Tensor, group: int = 128, symmetric: bool = False) -> Outputs:
+    """Number by number."""
+    groups = -(-x.shape[1] // group)
+    codes = torch.zeros(x.shape, dtype=torch.float64)
+    scales, zeros = (torch.zeros(x.shape[0], groups, dtype=torch.float64) for _ in range(2))
+    for r, row in enumerate(x.double()):
+        for g in range(groups):
+            part = row[g * group : (g + 1) * group]
+            low, high = min(0.0, float(part.min())), max(0.0, float(part.max()))
+            scale = max(high, -low) / 7 if symmetric else (high - low) / 15
+            zero = 8 if symmetric else round(-low / scale)
+            scales[r, g], zeros[r, g] = scale, zero
+            for place, number in enumerate(part.tolist()):
+                codes[r, g * group + place] = min(15, max(0, round(number / scale) + zero))
+    return codes, scales, zeros

@@ -1,0 +1,66 @@
+"""What the processes of these tests do."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from assay.golden.errors import InputError
+from assay.runtime.pool import Heartbeat
+from assay.runtime.process import Parent, Process
+
+
+def behave(word: str, heartbeat: Heartbeat) -> str:
+    """Do what the word says, and come back with it if that can be."""
+    heartbeat(f"about to {word}")
+    match word.split():
+        case ["abort"]:
+            os.write(2, b"first line\nlast words\n")
+            os.kill(os.getpid(), signal.SIGABRT)
+        case ["exit"]:
+            os._exit(3)
+        case ["hang"]:
+            signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.valid_signals()))
+            time.sleep(600)
+        case ["complain"]:
+            raise InputError("mend this")
+        case ["stumble"]:
+            raise ZeroDivisionError("oops")
+        case ["sleep", seconds, "after", "asking", "for", asked]:
+            heartbeat(f"about to {word}", float(asked))
+            time.sleep(float(seconds))
+    return word
+
+
+def answer_by_echo(parent: Parent, *arguments: str) -> None:
+    """Every message comes back; beforehand the arguments."""
+    import json  # what a start takes
+
+    parent.serve(lambda message: message + json.dumps(arguments).encode())
+
+
+def leave_a_child(parent: Parent, folder: str) -> None:
+    """Start a process, note its number and this one's, and wait."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(folder, "pids").write_text(f"{os.getpid()} {child.pid}", encoding="ascii")
+    parent.heartbeat()
+    parent.serve(bytes)
+
+
+def start_both_kinds(folder: str) -> None:
+    """A fork and a new interpreter, asked and left alone; the numbers of all that run."""
+    processes = [Process.fork(hang), Process.start(hang)]
+    for process in processes:
+        process.submit(b"", 600)
+    numbers = " ".join(str(process.pid) for process in processes)
+    Path(folder, "new").write_text(numbers, encoding="ascii")
+    Path(folder, "new").rename(Path(folder, "pids"))
+    time.sleep(600)
+
+
+def hang(parent: Parent) -> None:
+    """Never look at the pipe again."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.valid_signals()))
+    time.sleep(600)

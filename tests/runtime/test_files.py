@@ -1,0 +1,31 @@
+"""Files that are written atomically: no reader ever meets half of one."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from assay.runtime.files import write_bytes_atomically, write_text_atomically
+
+
+def test_a_file_is_replaced_and_its_folders_are_made(tmp_path: Path) -> None:
+    """What was there gives way to the new content, which everybody may read; nothing else stays in the folder."""
+    path = tmp_path / "some" / "folder" / "file.txt"
+    for text in ("before", "nach Maß"):
+        assert write_text_atomically(path, text) == path
+        assert path.read_text(encoding="utf-8") == text
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_cannot_be_written_leaves_the_former_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full at the last moment costs the new content only, and no temporary file stays."""
+
+    def is_full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    write_bytes_atomically(tmp_path / "a", b"before")
+    monkeypatch.setattr(os, "fsync", is_full)
+    with pytest.raises(OSError, match="No space"):
+        write_bytes_atomically(tmp_path / "a", b"after")
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("a", b"before")]

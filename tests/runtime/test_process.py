@@ -1,0 +1,139 @@
+"""A process is asked, watched and ended, whatever it does, and so is what it has started."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from assay.runtime.process import GIB, Lost, Parent, Process, limit_memory
+from tests.runtime.isolated_tasks import answer_by_echo, hang, leave_a_child
+
+ROOT = Path(__file__).resolve().parents[2]
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own means of Linux")
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process ends within ten seconds; one that only its parent has to take note of counts as ended."""
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("start", [lambda: Process.fork(answer_by_echo), lambda: Process.start(answer_by_echo)])
+def test_a_process_answers_one_message_after_the_other(start: Callable[[], Process]) -> None:
+    """Forked or new, it leads a group of its own, and ends when it is told."""
+    process = start()
+    for message in (b"one", b"x" * 2**20):
+        process.submit(message, 60.0)
+        assert process.result() == message + b"[]"
+    assert os.getpgid(process.pid) == process.pid
+    process.kill()
+    assert not process.alive
+
+
+def test_a_new_process_has_arguments_and_last_words() -> None:
+    """They are pickled; what a quiet process prints is in how it was lost, and nowhere else."""
+    process = Process.start(answer_by_echo, "a", "b")
+    process.submit(b"", 60.0)
+    assert process.result() == b'["a", "b"]'
+    process.kill()
+    broken = Process.start(answer_by_echo, "a", object, quiet=True)
+    broken.submit(b"", 60.0)
+    lost = broken.result()
+    assert isinstance(lost, Lost)
+    assert lost.message == (
+        "the process ended itself with status 1 (TypeError: Object of type type is not JSON serializable)"
+    )
+
+
+def test_silence_is_a_time_out_and_a_heartbeat_restates_it() -> None:
+    """The last note is known, and the message says how long was waited."""
+
+    def asks_for_little(parent: Parent) -> None:
+        parent.heartbeat("long", 30.0)
+        parent.heartbeat("little", 0.2)
+        hang(parent)
+
+    heard: list[float] = []
+    process = Process.fork(asks_for_little)
+    process.on_heartbeat = heard.append
+    process.submit(b"", 60.0)
+    assert process.result() == Lost("timeout", "nothing came back for 0.2 s, and it could not be interrupted", "little")
+    assert heard == [30.0, 0.2]
+
+
+@linux
+def test_what_needs_more_memory_than_allowed_is_refused() -> None:
+    """By the system, in the call that asks for it, and however shortly."""
+
+    def takes_as_told(parent: Parent) -> None:
+        limit_memory(GIB // 4)
+
+        def answer(message: bytes) -> bytes:
+            try:
+                return str(len(bytearray(int(message)))).encode()
+            except MemoryError:
+                return b"refused"
+
+        parent.serve(answer)
+
+    process = Process.fork(takes_as_told)
+    answers = []
+    for size in (2**27, 2**28 + 2**26, 2**40, 2**27):
+        process.submit(str(size).encode(), 60.0)
+        answers.append(process.result())
+    process.kill()
+    assert answers == [str(2**27).encode(), b"refused", b"refused", str(2**27).encode()]
+
+
+@linux
+def test_where_no_limit_can_be_set_memory_is_watched() -> None:
+    """The process is ended, and the message says why."""
+
+    def takes_more_and_more(parent: Parent) -> None:
+        parent.heartbeat()
+        held = []
+        while True:
+            held.append(b"x" * 2**20)
+
+    process = Process.fork(takes_more_and_more)
+    process.memory = GIB // 4
+    process.submit(b"", 60.0)
+    assert process.result() == Lost("crash", "it held more than 0.25 GiB of memory")
+
+
+@linux
+def test_what_a_process_has_started_ends_with_it(tmp_path: Path) -> None:
+    """Its whole group is ended."""
+    process = Process.start(leave_a_child, str(tmp_path))
+    process.submit(b"", 60.0)
+    assert process.result() == b""
+    both = [int(number) for number in (tmp_path / "pids").read_text(encoding="ascii").split()]
+    process.kill()
+    assert all(map(is_gone, both))
+
+
+@linux
+def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    """At once, though they hang and never look at their pipe."""
+    body = f"from tests.runtime.isolated_tasks import start_both_kinds; start_both_kinds({str(tmp_path)!r})"
+    parent = subprocess.Popen([sys.executable, "-c", body], cwd=ROOT)
+    pids, until = tmp_path / "pids", time.monotonic() + 60
+    while not pids.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    both = [int(number) for number in pids.read_text(encoding="ascii").split()]
+    time.sleep(0.5)  # the new interpreter has begun
+    parent.kill()
+    parent.wait()
+    assert len(both) == 2
+    assert all(map(is_gone, both))

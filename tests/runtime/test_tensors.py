@@ -1,0 +1,43 @@
+"""Tensors as bytes: what comes out is what went in, and reading it runs nothing."""
+
+import pickle
+
+import pytest
+import torch
+
+from assay.runtime.tensors import pack, unpack
+
+NAMES = (
+    "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 float8_e4m3fn float8_e5m2"
+)
+
+
+@pytest.mark.parametrize("dtype", [getattr(torch, name) for name in NAMES.split()])
+@pytest.mark.parametrize("shape", [(), (0, 3), (1,), (2, 3)])
+def test_tensors_keep_dtype_shape_and_bits(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Of every dtype, views of others and empty ones among them."""
+    size = torch.Size(shape).numel()
+    bits = torch.arange(2 * size * dtype.itemsize, dtype=torch.uint8) % 2
+    tensor = bits.view(dtype).as_strided(shape, [2] * len(shape)) if size else torch.empty(shape, dtype=dtype)
+    _, found = unpack(pack(["odd", tensor]))
+    assert (found.dtype, found.shape) == (dtype, tensor.shape)
+    assert pack(found) == pack(tensor)
+
+
+def test_lists_and_plain_values_come_with_them() -> None:
+    """A graph does not, and a tuple is a list."""
+    one = torch.ones(2, requires_grad=True) * 2
+    found = unpack(pack({"a": [one, (None, 1.5, "text", True)], "tensor": []}))
+    assert found.pop("a")[1] == [None, 1.5, "text", True]
+    assert found == {"tensor": []}
+    (tensor,) = unpack(pack([one]))
+    assert (tensor.requires_grad, tensor.tolist()) == (False, [2.0, 2.0])
+    tensor += 1  # it may be written to
+
+
+def test_nothing_else_is_read_or_written() -> None:
+    """A sender's object is refused where it is sent, and a pickle where it is read."""
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        pack([object()])
+    with pytest.raises((ValueError, UnicodeDecodeError)):
+        unpack(pickle.dumps([1]))

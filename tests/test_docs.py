@@ -1,0 +1,20 @@
+"""What the docs say of the code is what the code says."""
+
+import runpy
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+def test_the_interface_is_described_as_it_is() -> None:
+    """Signatures, fields, phases, options, commands and ops in docs/interface.md are those of the code (./dev docs)."""
+    page = (DOCS / "interface.md").read_text(encoding="utf-8")
+    assert runpy.run_path(str(DOCS / "generate.py"))["written"](page) == page
+
+
+def test_a_stale_page_is_written_anew() -> None:
+    """What has changed in the code is no longer what stands between the markers."""
+    page = (DOCS / "interface.md").read_text(encoding="utf-8")
+    stale = page.replace("`batch_invariant`", "`batch_variant`")
+    assert stale != page
+    assert runpy.run_path(str(DOCS / "generate.py"))["written"](stale) == page

@@ -1,0 +1,94 @@
+"""No false alarm: what honest kernels do that looks like a fault passes, and the fault that it looks like fails."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.verify import examine
+from assay.verify.errors import SettingError
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_an_infinite_weight_may_meet_what_is_zero_in_exact_arithmetic_alone(dtype: str) -> None:
+    """A float32 mean may be off by a rounding: then the centred value isn't zero, and its product isn't NaN."""
+    verdict = examine(layer_norm, "layernorm", dtype=dtype, strict=True, examples=0)
+    assert verdict.outcome == "PASS", str(verdict)
+
+
+def test_a_number_at_an_infinite_weight_fails() -> None:
+    """NaN or an infinity is admitted where a centred value may vanish, and no number."""
+
+    def masked(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        centred = x.float() - x.float().mean(-1, keepdim=True)
+        y = centred * torch.rsqrt((centred * centred).mean(-1, keepdim=True) + 1e-5)
+        return torch.where(y.abs() < 1e-6, bias.float(), y * weight.float() + bias.float()).to(x.dtype)
+
+    failure = examine(masked, "layernorm", dtype="bfloat16", examples=0, shrinking=False).failure
+    assert failure is not None
+    assert failure.kind == "nonfinite"
+    assert failure.golden != failure.golden
+    assert torch.tensor(failure.got).isfinite()
+
+
+def gemm_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    codes = torch.stack([qweight & 15, qweight >> 4], 1).reshape(x.shape[1], -1).float()
+    group = x.shape[1] // scales.shape[0]
+    zeros, scales = (part.float().repeat_interleave(group, 0) for part in (zeros, scales))
+    weight = ((codes - zeros) * scales).to(x.dtype)
+    return (x.float() @ weight.float()).to(x.dtype)
+
+
+def test_groups_are_chosen_that_divide_the_sizes_asked_for() -> None:
+    """A K of 192 has groups of 32 or 64; what is wrong there alone fails, and a K without groups is refused."""
+    seen = set()
+
+    def watched(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+        seen.add((x.shape[1], x.shape[1] // scales.shape[0]))
+        return gemm_int4(x, qweight, scales, zeros)
+
+    def wrong_at_192(x: Tensor, *rest: Tensor) -> Tensor:
+        return gemm_int4(x, *rest) * (1.02 if x.shape[1] == 192 else 1)
+
+    asked: dict[str, Any] = {"dtype": "bfloat16", "shapes": {"K": [64, 128, 192]}, "examples": 10, "shrinking": False}
+    verdict = examine(watched, "gemm_int4", **asked)
+    assert verdict.passed, str(verdict)
+    assert {size for size, _ in seen} == {64, 128, 192}
+    assert {32, 64} <= {group for _, group in seen}
+    assert examine(wrong_at_192, "gemm_int4", **asked).outcome == "FAIL"
+    with pytest.raises(SettingError, match="K=100; gemm_int4 needs a multiple of 32 or 64 or 128"):
+        examine(gemm_int4, "gemm_int4", **{**asked, "shapes": {"K": [100]}})
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_default_dtype_that_is_set_once_stays_for_the_kernel_and_is_told(isolate: bool) -> None:
+    """Later calls find it as the first left it; everybody else finds their own."""
+    calls = 0
+
+    def softmax(x: Tensor) -> Tensor:
+        nonlocal calls
+        if not calls:
+            torch.set_default_dtype(torch.bfloat16)
+        calls += 1
+        return torch.empty(x.shape).copy_(torch.softmax(x.float(), -1))
+
+    verdict = examine(softmax, "softmax", dtype="bfloat16", examples=0, isolate=isolate)
+    assert verdict.passed, str(verdict)
+    assert verdict.left_changed == ("torch's default dtype at torch.bfloat16 (it was torch.float32)",)
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_default_dtype_that_is_never_set_is_not_the_results() -> None:
+    """The same kernel fails where nothing made bfloat16 of the memory that it takes."""
+
+    def softmax(x: Tensor) -> Tensor:
+        return torch.empty(x.shape).copy_(torch.softmax(x.float(), -1))
+
+    failure = examine(softmax, "softmax", dtype="bfloat16", examples=0).failure
+    assert failure is not None
+    assert failure.kind == "dtype"

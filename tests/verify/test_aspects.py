@@ -1,0 +1,202 @@
+"""Aspects: each fault is put down to its own, hides no other, and warns or fails as the contract says."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.cli.repro import repeat
+from assay.verify import Contract, examine
+from assay.verify.findings import ASPECTS
+from assay.verify.verdict import Verdict
+
+SETTINGS = {"dtype": "bfloat16", "examples": 10}
+
+
+def honest(x: Tensor) -> Tensor:
+    """Right in every aspect."""
+    return torch.softmax(x.float(), -1).to(x.dtype)
+
+
+def drops_nan(x: Tensor) -> Tensor:
+    """NaN is taken for zero."""
+    return honest(torch.nan_to_num(x.float(), nan=0.0, posinf=torch.inf, neginf=-torch.inf).to(x.dtype))
+
+
+def without_tail(x: Tensor) -> Tensor:
+    """The last column of rows that aren't whole tiles is zero."""
+    y = honest(x)
+    if x.shape[1] > 16 and x.shape[1] % 16:
+        y[:, -1] = 0
+    return y
+
+
+def unshifted(x: Tensor) -> Tensor:
+    """The maximum isn't subtracted."""
+    e = x.float().exp()
+    return (e / e.sum(-1, keepdim=True)).to(x.dtype)
+
+
+def changes_input(x: Tensor) -> Tensor:
+    """The input is zero after the call."""
+    y = honest(x)
+    x.zero_()
+    return y
+
+
+def three_faults(x: Tensor) -> Tensor:
+    """A wrong tail, dropped NaN, a changed input."""
+    y = without_tail(torch.nan_to_num(x, nan=0.0))
+    x.zero_()
+    return y
+
+
+def hangs_at_nan(x: Tensor) -> Tensor:
+    """Never comes back from NaN."""
+    while bool(x.isnan().any()):
+        pass
+    return honest(x)
+
+
+def examined(kernel: Callable[[Tensor], Tensor], **settings: object) -> Verdict:
+    """The verdict after a few examples."""
+    return examine(kernel, "softmax", **SETTINGS | settings)  # type: ignore[arg-type]
+
+
+def test_an_honest_kernel_keeps_every_aspect() -> None:
+    """All ten are tried and kept."""
+    verdict = examined(honest)
+    assert verdict.outcome == "PASS", str(verdict)
+    statuses = {name: aspect.status for name, aspect in verdict.aspects.items()}
+    expected = dict.fromkeys(ASPECTS, "kept")
+    assert statuses | {"conduct": "kept"} == expected, str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "aspects"),
+    [
+        (without_tail, {"shapes"}),
+        (changes_input, {"memory"}),
+        (three_faults, {"shapes", "special", "memory"}),
+        (lambda x: (honest(x) * 1.02).to(x.dtype), {"numbers"}),
+    ],
+    ids=["tail", "input", "three", "numbers"],
+)
+def test_a_fault_is_put_down_to_its_aspect(kernel: Callable[[Tensor], Tensor], aspects: set[str]) -> None:
+    """What is broken is named, and nothing else, though several faults meet in one case."""
+    verdict = examined(kernel)
+    assert verdict.outcome == "FAIL"
+    assert set(verdict.broken) == aspects, str(verdict)
+    for name, aspect in verdict.broken.items():
+        assert aspect.failure is not None
+        assert aspect.failure.aspect == name
+        assert aspect.repro.startswith("assay repro ")
+
+
+def test_overflow_is_a_matter_of_range() -> None:
+    """A softmax that overflows breaks `range`, and its numbers are kept."""
+    verdict = examined(unshifted)
+    assert verdict.aspects["range"].status == "broken", str(verdict)
+    assert verdict.aspects["numbers"].status == "kept", str(verdict)
+
+
+def test_what_a_fault_hides_is_not_called_kept() -> None:
+    """Where all numbers are wrong nothing is said of layouts, and why."""
+    verdict = examined(lambda x: (honest(x) * 1.02).to(x.dtype))
+    layouts = verdict.aspects["layouts"]
+    assert (layouts.status, layouts.note) == ("not tried", "hidden by numbers")
+
+
+@pytest.mark.parametrize(
+    ("settings", "outcome"),
+    [({}, "WARN"), ({"strict": True}, "FAIL"), ({"contract": Contract(nonfinite="ieee")}, "FAIL")],
+    ids=["default", "strict", "named"],
+)
+@pytest.mark.parametrize("every", [True, False])
+def test_special_values_warn_unless_promised(settings: dict[str, object], outcome: str, every: bool) -> None:
+    """A kernel wrong at NaN alone passes with a warning, and fails where NaN is part of the promise."""
+    verdict = examined(drops_nan, every_aspect=every, **settings)
+    assert verdict.outcome == outcome, str(verdict)
+    assert verdict.passed is (outcome == "WARN")
+    assert set(verdict.broken) == {"special"}
+
+
+def test_a_hang_is_no_warning() -> None:
+    """Though NaN provokes it."""
+    assert examined(hangs_at_nan, timeout=0.5).outcome == "FAIL"
+
+
+def flushes(x: Tensor) -> Tensor:
+    """Subnormal results are zero."""
+    y = torch.nn.functional.silu(x)
+    return torch.where(y.abs() < torch.finfo(x.dtype).tiny, 0, y)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "op", "aspect", "words"),
+    [
+        (drops_nan, "softmax", "special", "; Contract(nonfinite='unspecified') would admit it"),
+        (flushes, "silu", "subnormals", "; Contract(subnormals='flush') would admit it"),
+        (unshifted, "softmax", "range", ""),
+    ],
+)
+def test_the_field_that_would_admit_it_is_named(kernel: Any, op: str, aspect: str, words: str) -> None:
+    """Of NaN at an infinity and of subnormals; nothing admits a NaN that comes of ordinary numbers."""
+    verdict = examine(kernel, op, **SETTINGS | {"dtype": "float32"})  # type: ignore[arg-type]
+    failure = verdict.aspects[aspect].failure
+    assert failure is not None
+    assert failure.message.endswith(words or "of what the contract allows"), failure.message
+
+
+def test_a_subnormal_on_the_way_to_an_ordinary_number_is_a_matter_of_subnormals() -> None:
+    """torch takes the sigmoid of -96 for zero, which makes zeros of ordinary products: a warning, hiding no range."""
+
+    def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+        return (torch.nn.functional.silu(gate.float()) * up.float()).to(gate.dtype)
+
+    def halved(gate: Tensor, up: Tensor) -> Tensor:
+        y = swiglu(gate, up)
+        return torch.where(gate.float() < -80, y / 2, y)
+
+    found = examine(swiglu, "swiglu", dtype="bfloat16", effort="quick", shrinking=False)
+    assert (found.outcome, found.aspects["subnormals"].status) == ("WARN", "broken")
+    assert found.aspects["range"].status == "kept"
+    assert examine(swiglu, "swiglu", dtype="bfloat16", effort="quick", shrinking=False, strict=True).outcome == "FAIL"
+    assert examine(halved, "swiglu", dtype="bfloat16", effort="quick", shrinking=False).outcome == "FAIL"
+
+
+def test_what_does_not_fail_again_is_a_matter_of_determinism() -> None:
+    """A kernel that errs at every fiftieth call is no kernel that can't count rows or bytes."""
+    calls = 0
+
+    def rarely_wrong(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        y = honest(x)
+        if calls % 50 == 0:
+            y[-1] *= 2
+        return y
+
+    verdict = examine(rarely_wrong, "softmax", **SETTINGS)  # type: ignore[arg-type]
+    assert set(verdict.broken) == {"determinism"}
+    assert "tried again, the same case is right" in str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "settings", "outcome", "aspect"),
+    [
+        (drops_nan, {}, "WARN", "special"),
+        (drops_nan, {"strict": True}, "FAIL", "special"),
+        (without_tail, {}, "FAIL", "shapes"),
+    ],
+)
+def test_a_repro_line_repeats_the_aspect_and_the_outcome(
+    kernel: Callable[[Tensor], Tensor], settings: dict[str, Any], outcome: str, aspect: str
+) -> None:
+    """What was a warning is one again; what was strict is so again."""
+    verdict = examine(kernel, "softmax", **SETTINGS, **settings)  # type: ignore[arg-type]
+    again = repeat((verdict.repro, ""), lambda *_, **__: None)
+    assert (verdict.outcome, again.outcome) == (outcome, outcome)
+    assert set(again.broken) == {aspect}

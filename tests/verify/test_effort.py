@@ -1,0 +1,87 @@
+"""Effort and order: what is tried, how much of it, and in which order."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from assay.verify import examine
+from assay.verify.errors import SettingError
+from assay.verify.examination.course import fixed_cases
+from assay.verify.examination.order import arranged, kind_of
+from assay.verify.examination.question import Question, ask
+from assay.verify.findings import ASPECTS
+from assay.verify.settings import EFFORTS, Settings
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    """An honest kernel."""
+    return torch.softmax(x, -1)
+
+
+def question(op: str = "softmax", **settings: Any) -> Question:
+    """What is asked of a kernel that isn't called."""
+    return ask(softmax, Settings(op, dtype="bfloat16", **settings))
+
+
+@pytest.mark.parametrize("op", ["softmax", "gemm", "rmsnorm", "attention", "cross_entropy"])
+def test_a_quick_effort_tries_a_part_of_the_fixed_cases(op: str) -> None:
+    """Some, in the order in which the usual effort tries them, and less than two thirds of them."""
+    cases = list(fixed_cases(question(op)))
+    usual, quick = (arranged(cases, effort) for effort in ("usual", "quick"))
+    assert sorted(map(id, usual)) == sorted(map(id, cases))
+    assert 0 < 3 * len(quick) < 2 * len(usual)
+    assert quick == [fixed for fixed in usual if fixed in quick]
+
+
+def test_all_kinds_of_softmax_were_measured() -> None:
+    """Cases of a kind stand together: the table knows every kind that softmax's phases have."""
+    kinds = [kind_of(fixed) for fixed in arranged(fixed_cases(question()), "usual")]
+    met = dict.fromkeys(kinds)
+    assert kinds == sorted(kinds, key=list(met).index)
+
+
+def test_a_quick_effort_tries_every_aspect() -> None:
+    """What is quick passes over none of the aspects."""
+    verdict = examine(softmax, "softmax", dtype="bfloat16", effort="quick")
+    assert verdict.passed
+    assert {name for name, aspect in verdict.aspects.items() if aspect.status == "kept"} == set(ASPECTS)
+
+
+def test_the_effort_says_how_much_is_fuzzed() -> None:
+    """As many as the effort says, unless a number is given."""
+    assert [question(effort=effort).settings.fuzzed for effort in EFFORTS] == [12, 60, 200]
+    assert question(effort="quick", examples=7).settings.fuzzed == 7
+    with pytest.raises(SettingError, match="expected one of quick, usual, thorough"):
+        question(effort="enough")
+
+
+def test_the_same_seed_gives_the_same_cases() -> None:
+    """Two examinations with one seed ask the same, another seed asks other things."""
+
+    def asked(seed: int) -> list[str]:
+        lines: list[str] = []
+        examine(
+            softmax, "softmax", dtype="float32", effort="quick", seed=seed, watch=lambda line, _: lines.append(line)
+        )
+        return lines
+
+    first, again, other = asked(3), asked(3), asked(4)
+    assert first == again
+    assert first != other
+
+
+def test_an_interpreted_kernel_gets_cases_of_its_size() -> None:
+    """No tensor of a case that an interpreted kernel is called with is large."""
+    pytest.importorskip("triton")
+    from assay.kernels.triton.softmax import softmax as interpreted
+
+    largest: list[int] = []
+
+    def measuring(x: torch.Tensor) -> torch.Tensor:
+        largest.append(x.numel())
+        return interpreted(x)
+
+    assert examine(measuring, "softmax", dtype="float32", effort="usual", examples=5, contract=None).cases > 50
+    beyond = sorted(largest)[-8:]  # the series of growing rows has limits of its own
+    assert max(size for size in largest if size not in beyond) <= 2**14

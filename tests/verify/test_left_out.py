@@ -1,0 +1,162 @@
+"""Nothing is silently left out: overflow inside, poisoned memory, threads, unjudged outputs, the order of choices."""
+
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.golden import admissible
+from assay.verify import Contract, examine
+from assay.verify.cases.case import Case, all_contents
+from assay.verify.examination.tally import Tally
+from assay.verify.judgement.oracle import BEYOND, OPEN, Oracle
+from assay.verify.verdict import Verdict
+
+HUGE = Case(
+    "rmsnorm",
+    {"R": 4, "N": 8},
+    {"x": "float32", "weight": "float32"},
+    {"eps": 1e-6, "offset": 0.0},
+    {"x": "near_overflow", "weight": "normal"},
+    seed=3,
+)
+
+
+def ratios(y: Tensor) -> tuple[int, int]:
+    """How many elements are judged, and how many are wrong."""
+    result = Oracle(Contract()).judge(HUGE, all_contents(HUGE), (y,))
+    return result.judged, 0 if result.failure is None else result.failure.violations
+
+
+def exact() -> Tensor:
+    x, weight = (value.double() for value in all_contents(HUGE).values())
+    return (x / x.square().mean(-1, keepdim=True).sqrt() * weight).float()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 0.0])
+def test_what_overflows_inside_may_be_nan_or_infinite_or_follow_from_it(number: float) -> None:
+    """The sum of squares is infinite in float32, whose reciprocal root is zero; and who avoids it is right too."""
+    assert ratios(exact()) == (32, 0)
+    assert ratios(torch.full((4, 8), number)) == (32, 0)
+
+
+@pytest.mark.parametrize("factor", [1.01, -1.0, 0.5])
+def test_what_overflows_inside_may_be_no_other_number(factor: float) -> None:
+    """Neither the right number nor one that an infinity leads to."""
+    assert ratios(factor * exact()) == (32, 32)
+
+
+def softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x.float(), -1).to(x.dtype)
+
+
+def reads_what_it_never_wrote(x: Tensor) -> Tensor:
+    fresh = torch.empty(x.shape)
+    if bool(fresh.isnan().any()):
+        raise RuntimeError("a row that is no number")
+    return softmax(x)
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_crash_that_only_poisoned_memory_provokes_is_one_of_memory(isolate: bool) -> None:
+    """And the message says so."""
+    verdict = examine(reads_what_it_never_wrote, "softmax", dtype="bfloat16", examples=0, isolate=isolate)
+    assert verdict.outcome == "FAIL"
+    failure = verdict.aspects["memory"].failure
+    assert failure is not None
+    assert failure.kind == "crash"
+    assert failure.message.startswith(
+        "only where fresh memory holds NaN (or 0 and 1, of integers): RuntimeError: a row"
+    )
+
+
+def test_a_dispatchers_own_refusal_of_poisoned_memory_is_none() -> None:
+    """The case is tried with ordinary memory."""
+
+    def refuses(x: Tensor) -> Tensor:
+        if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
+            raise NotImplementedError("this compiler takes no tensors under a __torch_dispatch__ mode")
+        return softmax(x)
+
+    verdict = examine(refuses, "softmax", dtype="bfloat16", examples=0)
+    assert verdict.passed, str(verdict)
+
+
+def test_a_crash_in_ordinary_memory_too_is_not_one_of_memory() -> None:
+    """It is met in other cases first, and said as it is."""
+
+    def crashes(x: Tensor) -> Tensor:
+        if x.shape[0] > 3:
+            raise RuntimeError("too many rows")
+        return softmax(x)
+
+    verdict = examine(crashes, "softmax", dtype="bfloat16", examples=0, shrinking=False)
+    assert verdict.outcome == "FAIL"
+    assert verdict.aspects["memory"].failure is None
+
+
+@pytest.mark.parametrize(("isolate", "unlimited"), [(False, True), (True, False)])
+def test_a_verdict_says_where_no_time_limit_could_act(isolate: bool, unlimited: bool) -> None:
+    """In a thread, unless the kernel has a process of its own; in the main thread nothing is said."""
+    found: list[Verdict] = []
+
+    def asked() -> None:
+        found.append(examine(softmax, "softmax", dtype="bfloat16", examples=0, isolate=isolate))
+
+    thread = threading.Thread(target=asked)
+    thread.start()
+    thread.join()
+    asked()
+    assert [verdict.unlimited for verdict in found] == [unlimited, False]
+    assert ["no limit" in str(verdict) for verdict in found] == [unlimited, False]
+    assert all(verdict.passed for verdict in found)
+
+
+def test_an_output_that_is_mostly_unjudged_is_mistrusted() -> None:
+    """With the reasons counted; exactly half of it is enough to be trusted."""
+    half = Tally(judged_of=Counter(y=6, lse=9), left_out=Counter({("y", OPEN): 6}))
+    assert half.mostly_left_out == ""
+    more = half + Tally(left_out=Counter({("y", BEYOND): 1}))
+    assert more.mostly_left_out == f"7 of 13 elements of y were not judged: 6 {OPEN}, 1 {BEYOND}"
+
+
+def test_a_contract_that_judges_little_is_mistrusted() -> None:
+    """A kernel may not pass by what a contract leaves open."""
+    asked: dict[str, Any] = {"dtype": "bfloat16", "examples": 0, "shapes": {"N": [4096]}}
+    assert examine(softmax, "softmax", **asked).passed
+    verdict = examine(softmax, "softmax", contract=Contract(accumulate="bfloat16", compute="bfloat16"), **asked)
+    assert verdict.outcome in ("MISTRUSTED", "VACUOUS"), str(verdict)
+    assert sum(verdict.left_out.values()) == verdict.unjudged
+
+
+def route(logits: Tensor, *, top_k: int) -> tuple[Tensor, Tensor]:
+    scores, ids = torch.topk(torch.softmax(logits.float(), -1), top_k)
+    return scores / scores.sum(-1, keepdim=True), ids.to(torch.int32)
+
+
+def route_by_id(logits: Tensor, *, top_k: int) -> tuple[Tensor, Tensor]:
+    """The right experts with their weights, in the order of their numbers."""
+    weights, ids = route(logits, top_k=top_k)
+    ids, order = ids.sort(-1)
+    return weights.gather(-1, order), ids
+
+
+def test_the_order_of_experts_is_judged() -> None:
+    """moe_route gives the largest first."""
+    asked: dict[str, Any] = {"dtype": "bfloat16", "options": {"top_k": [2, 4]}, "examples": 20}
+    verdict = examine(route, "moe_route", **asked)
+    assert verdict.passed, str(verdict)
+    failure = examine(route_by_id, "moe_route", shrinking=False, **asked).failure
+    assert failure is not None
+    assert failure.output == "ids"
+
+
+def test_experts_that_tie_have_no_order() -> None:
+    """Of equal logits any comes first, and a certainly larger one never comes later."""
+    logits = torch.tensor([[1.0, 1.0, 0.0]])
+    for ids, right in (([0, 1], [1, 1]), ([1, 0], [1, 1]), ([2, 0], [0, 1]), ([0, 2], [1, 0])):
+        mask = admissible("moe_route", logits, chosen=torch.tensor([ids]), top_k=2)
+        assert mask.tolist() == [[bool(each) for each in right]]

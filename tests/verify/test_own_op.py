@@ -1,0 +1,232 @@
+"""An op of one's own, complete in one file outside of the package: everything that asks of built-in ops knows it."""
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from assay.cli.main import main
+from assay.golden import Golden, evaluate, spec
+from assay.verify import examine, examine_backward
+
+pytest_plugins = ["pytester"]
+
+FILE = """
+import torch
+from assay.golden import Fault, define, number
+
+def forgotten(xp, x, gate, *, bias):
+    return x * xp.sigmoid(gate)
+
+def twice(xp, x, gate, *, bias):
+    return x * xp.sigmoid(gate + bias) * 2.0
+
+@define("own_gate", "x[R,N], gate[R,1] -> y[R,N]", options={"bias": number(0.0, usual=(0.0, 1.0))}, rows="R",
+        inputs={"gate": {"plain": lambda d: d.normal(), "near_zero": lambda d: 2.0**-6 * d.uniform()}}, listed=False,
+        faults=(Fault("bias_forgotten", "the bias is left out", forgotten), Fault("twice", "twice the result", twice)))
+def own_gate(xp, x, gate, *, bias):
+    return x * xp.sigmoid(gate + bias)
+
+@define("own_gate_backward", "x[R,N], gate[R,1], dy[R,N] -> dx[R,N], dgate[R,1]", options={"bias": number(0.0)},
+        rows="R", gradient_of="own_gate", listed=False)
+def own_gate_backward(xp, x, gate, dy, *, bias):
+    opened = xp.sigmoid(gate + bias)
+    return dy * opened, xp.sum(dy * x) * (opened * (1.0 - opened))
+
+def honest(x, gate, *, bias=0.0):
+    return (x.float() * torch.sigmoid(gate.float() + bias)).to(x.dtype)
+
+def doubled(x, gate, *, bias=0.0):
+    return (2 * x.float() * torch.sigmoid(gate.float() + bias)).to(x.dtype)
+"""
+SMALL = ("--dtype", "float32", "--option", "bias=0.0,1.0", "--shape", "R=3", "--shape", "N=1:10")
+TESTS = """
+import own_gate_op
+
+def test_honest(assay):
+    assay.check(own_gate_op.honest, "own_gate", dtype="float32", shapes={"R": [3], "N": range(1, 10)}, examples=1)
+
+def test_doubled(assay):
+    assay.check(own_gate_op.doubled, "own_gate", dtype="float32", shapes={"R": [3], "N": range(1, 10)}, examples=1)
+"""
+TABLE = """
+[[kernel]]
+name = "gate"
+target = "own_gate_op:honest"
+spec = "own_gate"
+"""
+CAMPAIGN = """
+[[golden]]
+spec = "{spec}"
+shapes = {{ R = 2, N = [1, 3] }}
+dtypes = ["float32"]
+options = {{ bias = [0.0, 1.0] }}
+"""
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    """The module, importable from a folder of its own."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own_gate_op.py").write_text(FILE, encoding="ascii")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)  # and all of sys.path as it was afterwards
+        yield import_module("own_gate_op")
+        del sys.modules["own_gate_op"]
+
+
+def fresh(own: ModuleType, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A process that knows nothing yet, in the folder of the op."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=folder_of(own), env=environment, capture_output=True, text=True)
+
+
+def assay(own: ModuleType, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command, in the folder of the op."""
+    return fresh(own, "-m", "assay.cli.main", *arguments)
+
+
+def folder_of(own: ModuleType) -> Path:
+    """Where the op's file lies."""
+    assert own.__file__ is not None
+    return Path(own.__file__).parent
+
+
+def test_it_is_evaluated_to_any_digits(own: ModuleType) -> None:
+    """By its name, and by the reference that other processes know it by."""
+    for name in ("own_gate", "own_gate_op:own_gate"):
+        golden = evaluate(name, torch.ones(2, 3), torch.zeros(2, 1), digits=25)
+        assert isinstance(golden, Golden)
+        assert golden.value.tolist() == [[0.5] * 3] * 2
+    assert spec("own_gate").reference == "own_gate_op:own_gate"
+
+
+def test_a_failure_is_explained_and_repeats_in_a_fresh_process(own: ModuleType) -> None:
+    """By the fault of the op's own file; the repro line knows where the op is defined."""
+    verdict = examine(own.doubled, "own_gate", dtype="float32", examples=5)
+    assert (verdict.outcome, verdict.spec) == ("FAIL", "own_gate")
+    assert [found.name for found in verdict.explanations][:1] == ["twice"], verdict.not_asked
+    found = assay(own, *shlex.split(verdict.repro)[1:])
+    assert (found.returncode, found.stdout[:4]) == (1, "FAIL"), found.stderr
+
+
+IN_A_TEST = (
+    FILE
+    + """
+def test_doubled(assay):
+    assay.check(doubled, "own_gate", dtype="float32", shapes={"R": [3], "N": range(1, 10)}, examples=0)
+"""
+)
+IN_A_SCRIPT = (
+    FILE
+    + """
+if __name__ == "__main__":
+    from assay.verify import examine
+    print(examine(doubled, "own_gate", dtype="float32", shapes={"R": [3], "N": range(1, 10)}, examples=0))
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "command", "more"),
+    [
+        ("tests/test_gate.py", IN_A_TEST, ("-m", "pytest", "-p", "no:cacheprovider", "tests"), ()),
+        ("gates.py", IN_A_SCRIPT, ("gates.py",), ("--target", "gates:doubled")),
+    ],
+)
+def test_an_op_of_a_test_or_a_script_repeats(
+    tmp_path: Path, file: str, text: str, command: tuple[str, ...], more: tuple[str, ...]
+) -> None:
+    """From the folder that the run began in; of a script, whose functions have no other name, with that of its file."""
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(text, encoding="ascii")
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        return subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+
+    printed = next(line for line in run(*command).stdout.splitlines() if " repeat " in line)
+    again = ("-m", "assay.cli.main", *shlex.split(printed[printed.index("assay repro") :])[1:])
+    found = run(*again, *more)
+    assert (found.returncode, found.stdout[:4]) == (1, "FAIL"), found.stderr
+    if more:
+        assert run(*again).stderr == (
+            "assay: repro line: the kernel has no importable name; add --target package.module:function\n"
+        )
+
+
+def test_its_gradient_is_examined_with_it(own: ModuleType) -> None:
+    """`gradient_of` in the same file is all that `examine_backward` needs; a gradient that is cut off fails."""
+    small = {"dtype": "float32", "options": {"bias": [1.0]}, "shapes": {"R": [3], "N": range(1, 10)}, "examples": 3}
+    verdict = examine_backward(own.honest, "own_gate", **small)
+    assert verdict.passed, str(verdict)
+    wrong = examine_backward(lambda x, gate, bias: own.honest(x, gate.detach(), bias=bias), "own_gate", **small)
+    assert wrong.failed == ("backward",), str(wrong)
+
+
+@pytest.mark.parametrize(
+    "question", [("mine.toml",), ("elsewhere:honest", "--spec", "own_gate", "--ops", "own_gate_op")]
+)
+def test_the_command_line_knows_it(own: ModuleType, question: tuple[str, ...]) -> None:
+    """By the module of the target that a table names, or by --ops."""
+    kernels = "import torch\n" + FILE[FILE.index("def honest") :]
+    (folder_of(own) / "elsewhere.py").write_text(kernels, encoding="ascii")
+    (folder_of(own) / "mine.toml").write_text(TABLE, encoding="ascii")
+    found = assay(own, "verify", *question, *SMALL, "--examples", "1")
+    assert (found.returncode, found.stdout[:4]) == (0, "PASS"), found.stderr
+
+
+def test_ops_that_are_not_there_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 2."""
+    assert main(("verify", "own_gate_op:honest", "--spec", "own_gate", "--ops", "no_such_ops")) == 2
+    assert "ops 'no_such_ops': no_such_ops can't be imported" in capsys.readouterr().err
+
+
+def test_its_faults_are_what_power_tries(own: ModuleType) -> None:
+    """In a fresh process, by the module of the target alone."""
+    question = ("power", "own_gate_op:honest", "--spec", "own_gate", *SMALL)
+    found = assay(own, *question, "--examples", "2", "--family", "formula")
+    assert "formula             2 / 2" in found.stdout, found.stderr
+    assert found.stdout.startswith("power of 2 examples: own_gate in float32")
+
+
+def test_the_plugin_knows_it(own: ModuleType, pytester: pytest.Pytester) -> None:
+    """Its verdicts are listed under the op's own name."""
+    examine(own.doubled, "own_gate", dtype="float32", examples=0)  # imports what a run in this process would forget
+    pytester.makepyfile(test_kernels=TESTS)
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.re_match_lines([r"honest +own_gate +float32 .* PASS", r"doubled +own_gate +float32 .* FAIL"])
+
+
+def test_goldens_are_built_and_checked(own: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Workers import the op; records name it by its reference, so that a check in a fresh process finds it."""
+    campaign, store = tmp_path / "own.toml", str(tmp_path / "store")
+    for name, ops, made in (("own_gate", ("--ops", "own_gate_op"), 4), ("own_gate_op:own_gate", (), 0)):
+        campaign.write_text(CAMPAIGN.format(spec=name), encoding="ascii")
+        assert main(("golden", "build", str(campaign), "--store", store, "--workers", "1", *ops)) == 0
+        assert f"own: {made} records made" in capfd.readouterr().out
+    checked = assay(own, "golden", "check", store)
+    assert checked.stdout.startswith("4 records read, 4 derived again by mpmath"), checked.stdout + checked.stderr
+
+
+def test_installed_distributions_bring_theirs(own: ModuleType) -> None:
+    """By the entry points of assay.ops; of one that is broken the distribution is named, and the others count."""
+    for distribution, module in (("own-ops", "own_gate_op"), ("broken-ops", "no_such_module")):
+        folder = folder_of(own) / f"{distribution.replace('-', '_')}-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+        (folder / "entry_points.txt").write_text(f"[assay.ops]\nops = {module}\n")
+    found = fresh(own, "-c", "from assay.golden import spec; print(spec('own_gate').reference)")
+    assert found.stdout == "own_gate_op:own_gate\n", found.stderr
+    assert "broken-ops: its ops (no_such_module, entry point of assay.ops) can't be loaded: Module" in found.stderr

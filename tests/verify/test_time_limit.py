@@ -1,0 +1,177 @@
+"""A call's time: a busy machine and a compiler use up none of it, and what hangs ends with all that it started."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.runtime import patience
+from assay.runtime.patience import Patience
+from assay.verify import examine
+from assay.verify.cases.case import Case
+from assay.verify.execution import time_limit as limits
+from assay.verify.execution.time_limit import KernelTimeout, Pace, time_limit
+
+CASE = Case("softmax", {"R": 8, "N": 4}, {"x": "float32"}, {"scale": 1.0})
+SHORT: dict[str, Any] = {"dtype": "float32", "examples": 0, "timeout": 0.3}
+
+
+class Watch:
+    """A clock by hand: what passes, and how much of it the processor works for who is watched."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = self.own = self.whole = 0.0
+        monkeypatch.setattr(patience.time, "monotonic", lambda: self.now)
+
+    def over_after(self, given: Patience, seconds: float, share: float, *, others: float = 0.0) -> float:
+        """When it is over, looked at each second; ``share`` of a processor for its thread, ``others`` beside it."""
+        while self.now < seconds:
+            self.now, self.own, self.whole = self.now + 1, self.own + share, self.whole + share + others
+            if given.is_over():
+                return self.now
+        return 0.0
+
+    def clock(self) -> tuple[float, float]:
+        return self.own, self.whole
+
+
+@pytest.mark.parametrize(
+    ("share", "others", "over"),
+    [(1.0, 0.0, 30.0), (0.0, 0.0, 30.0), (0.25, 0.0, 120.0), (0.014, 0.0, 900.0), (0.0, 0.9, 900.0)],
+    ids=["computes", "sleeps", "a quarter of a processor", "hardly any", "waits for its threads"],
+)
+def test_what_a_busy_machine_takes_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch, share: float, others: float, over: float
+) -> None:
+    """Thirty seconds of computing, or of sleep; who waits for a turn has them later, and everything ends."""
+    watch = Watch(monkeypatch)
+    assert watch.over_after(Patience(30.0, watch.clock), 1000, share, others=others) == over
+
+
+def test_who_computes_and_then_sleeps_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it has slept for a quarter of its limit."""
+    watch = Watch(monkeypatch)
+    given = Patience(20.0, watch.clock)
+    assert not watch.over_after(given, 18, 0.5)
+    assert watch.over_after(given, 1000, 0.0) == 23.0
+
+
+def test_the_limit_follows_the_longest_call() -> None:
+    """In proportion to work or programs, and no further than ten times; a short one changes nothing."""
+    pace = Pace()
+    assert pace.limit(CASE, 30.0) == 30.0
+    pace.add(CASE, 1e-3)
+    assert pace.limit(CASE, 30.0) == 30.0
+    pace.add(CASE, 0.5)
+    assert pace.limit(replace(CASE, sizes={"R": 80, "N": 1}), 30.0) == 40.0
+    assert pace.limit(replace(CASE, sizes={"R": 80_000, "N": 1}), 30.0) == 300.0
+    assert pace.limit(replace(CASE, sizes={"R": 1, "N": 1}), 30.0) == 30.0
+
+
+def slowly_compiled(x: Tensor) -> Tensor:
+    """Waits for a compiler, as a C++ extension does when it is loaded first."""
+    if not _compiled:
+        subprocess.run([sys.executable, "-c", "import time; time.sleep(2.5)"], check=True)
+        _compiled.append(True)
+    return torch.softmax(x, -1)
+
+
+_compiled: list[bool] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> None:
+    _compiled.clear()
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_compilation_is_not_counted(isolate: bool) -> None:
+    """A first call that waits for a compiler for much longer than a call may take."""
+    verdict = examine(slowly_compiled, "softmax", isolate=isolate, **SHORT)
+    assert verdict.passed, str(verdict)
+
+
+def test_a_compilation_has_a_limit_of_its_own_and_its_processes_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler's own child ends too, and nothing of the call goes on."""
+    monkeypatch.setattr(limits, "COMPILATION", 1.0)
+    children: list[int] = []
+    leave = "import subprocess, sys, time; print(subprocess.Popen(['sleep', '77']).pid, flush=True); time.sleep(77)"
+
+    def compiled_for_ever(x: Tensor) -> Tensor:
+        with subprocess.Popen([sys.executable, "-c", leave], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            children.append(int(process.stdout.readline()))
+            process.wait()
+        return x
+
+    failure = examine(compiled_for_ever, "softmax", **SHORT).failure
+    assert failure is not None
+    assert (failure.kind, failure.message) == ("timeout", "it compiled for more than 1 s")
+    time.sleep(0.2)
+    assert not os.path.exists(f"/proc/{children[0]}") or "Z" in _state(children[0])
+
+
+def _state(pid: int) -> str:
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+
+
+def test_a_kernel_that_catches_its_time_out_is_told_again() -> None:
+    """It can't go on for ever."""
+    caught = 0
+
+    def stubborn() -> None:
+        nonlocal caught
+        while True:
+            try:
+                while True:
+                    pass
+            except KernelTimeout:
+                caught += 1
+                if caught == 3:
+                    raise
+
+    with pytest.raises(KernelTimeout), time_limit(0.2):
+        stubborn()
+    assert caught == 3
+
+
+def test_a_call_on_a_busy_machine_is_not_ended() -> None:
+    """Two processes a processor beside it; the call takes half of what it may, and longer than that by the clock."""
+    busy = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * len(os.sched_getaffinity(0)))
+    ]
+
+    def works(x: Tensor) -> Tensor:
+        until = time.thread_time() + 0.25
+        while time.thread_time() < until:
+            pass
+        return torch.softmax(x, -1)
+
+    try:
+        begun = time.monotonic()
+        with time_limit(0.5) as given:
+            works(torch.ones(2, 2))
+        assert time.monotonic() - begun > 0.5  # which would have been too much
+        assert given.used < 0.5
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def test_another_thread_has_no_limit() -> None:
+    """There no signal arrives."""
+    asked: list[bool] = []
+    thread = threading.Thread(target=lambda: asked.append(limits.can_be_limited()))
+    thread.start()
+    thread.join()
+    assert asked == [False]
+    assert limits.can_be_limited()

@@ -1,0 +1,20 @@
+"""A survey as an HTML page, and its rows counted."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from assay.verify.campaign.survey import Row
+from assay.verify.findings import ASPECTS, OUTCOMES
+from assay.verify.report.html import environment
+
+
+def survey_page(rows: Sequence[Row], about: Mapping[str, str]) -> str:
+    """A survey as an HTML page: ``about`` it, counts by outcome, and a table whose rows unfold to their verdicts."""
+    page = environment().get_template("survey.html.j2")
+    return page.render(rows=rows, about=about, counts=tally(rows), aspects=ASPECTS)
+
+
+def tally(rows: Iterable[Row]) -> dict[str, int]:
+    """How many rows have each outcome; those of verdicts first."""
+    found = [row.outcome for row in rows]
+    order = (*OUTCOMES, *sorted(set(found) - set(OUTCOMES)))
+    return {outcome: found.count(outcome) for outcome in order if outcome in found}

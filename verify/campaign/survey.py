@@ -1,0 +1,158 @@
+"""The survey: every kernel of a table against its contract, in each of its dtypes.
+
+Results are data; nothing is printed.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from assay.interpreter import emulating
+from assay.runtime.engines import Engine
+from assay.runtime.pool import Heartbeat, Raised
+from assay.runtime.process import Lost
+from assay.verify.campaign.table import Entry
+from assay.verify.examination.procedure import examination
+from assay.verify.examination.repro import parse_line
+from assay.verify.execution.target import load_target
+from assay.verify.findings import Failure, broken_by
+from assay.verify.report.text import failure_in_words
+from assay.verify.settings import Settings
+from assay.verify.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Job:
+    """An entry, and the settings of one examination of it, in ``threads``; 0: as many as torch takes by itself."""
+
+    entry: Entry
+    settings: Settings
+    threads: int = 0
+
+    @property
+    def cost(self) -> float:
+        """About how long it takes, in units of a softmax's case: what is slow is begun first."""
+        sets = min(math.prod(map(len, self.settings.options.values())), 4)
+        cases = self.settings.fuzzed + 30 + 30 * sets
+        return cases * self.entry.cost * (3.0 if self.settings.definition.work else 1.0)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of a job: a verdict, or the reason why there is none.
+
+    ``outcome`` is the verdict's, or "NOT HERE" (this build or machine hasn't got the kernel), "NOT RUN" (it wasn't its
+    turn yet), "ERROR" (the entry can't be examined as it stands; ``reason`` says how to mend it).
+    """
+
+    entry: Entry
+    dtype: str
+    outcome: str
+    verdict: Verdict | None = None
+    reason: str = ""
+    trace: str = ""
+
+    @property
+    def words(self) -> str:
+        """The first violation, or whatever else there is to say, in one short line."""
+        if self.verdict is None:
+            return self.reason
+        return failure_in_words(self.verdict.failure) if self.verdict.failure else self.verdict.note
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for a report as JSON."""
+        entry = {name: getattr(self.entry, name) for name in ("name", "group", "target")}
+        content = entry | {
+            "spec": self.entry.settings.definition.name,
+            "dtype": self.dtype,
+            "outcome": self.outcome,
+            "words": self.words,
+            "reason": self.reason,
+        }
+        return content | {"verdict": self.verdict.as_dict() if self.verdict else None}
+
+
+def plan(chosen: Iterable[Entry], *, threads: int = 0, **settings: Any) -> list[Job]:
+    """A job for each entry, each of its dtypes and seeds; ``settings`` are those of all, an entry's own go first."""
+    jobs = []
+    for entry in chosen:
+        own = settings | ({"examples": entry.examples} if entry.examples is not None else {})
+        for dtype in entry.dtypes:
+            for seed in entry.seeds or (own.get("seed", Settings.seed),):
+                jobs.append(Job(entry, replace(entry.settings, **(own | {"dtype": dtype, "seed": seed})), threads))
+    return jobs
+
+
+def run(jobs: Sequence[Job], engine: Engine, *, until: float = math.inf) -> Iterator[tuple[int, Row]]:
+    """``(place in jobs, row)`` for every job as it is done; the longest begin first, none after ``until``."""
+    absent = {place: job.entry.absence(job.settings.device) for place, job in enumerate(jobs)}
+    for place, reason in absent.items():
+        if reason:
+            yield place, _row(jobs[place], "NOT HERE", reason=reason)
+    order = sorted((place for place in absent if not absent[place]), key=lambda place: -jobs[place].cost)
+    left = set(order)
+    for position, answer in engine.run(examine_job, [jobs[place] for place in order], until=until):
+        place = order[position]
+        left.discard(place)
+        yield place, row_of(jobs[place], answer)
+    for place in sorted(left):
+        yield place, not_run(jobs[place], "the time was up")
+
+
+def examine_job(job: Job, heartbeat: Heartbeat) -> Verdict:
+    """A job's verdict, in a worker; the repro line of the case under way is what a lost worker leaves behind."""
+    if job.threads:
+        torch.set_num_threads(job.threads)
+    done, known = 0, ""
+
+    def watch(line: str, seconds: float) -> None:
+        nonlocal done, known
+        if line != known:
+            done, known = done + 1, line
+        heartbeat(f"{done} {line}", seconds)
+
+    with emulating(job.settings.faithful):
+        kernel = load_target(job.entry.target)
+        verdict = examination(kernel, job.settings, watch=watch, target=job.entry.target)
+    return replace(verdict, kernel=job.entry.name)
+
+
+def _row(job: Job, outcome: str, *, reason: str, trace: str = "") -> Row:
+    return Row(job.entry, job.settings.dtype_name, outcome, reason=reason, trace=trace)
+
+
+def not_run(job: Job, reason: str) -> Row:
+    """The row of a job that was not begun, or not ended."""
+    return _row(job, "NOT RUN", reason=reason)
+
+
+def row_of(job: Job, answer: Verdict | Lost | Raised) -> Row:
+    """What became of a job."""
+    if isinstance(answer, Verdict):
+        return Row(job.entry, job.settings.dtype_name or answer.dtype, answer.outcome, answer)
+    if isinstance(answer, Raised):
+        return _row(job, "ERROR", reason=answer.message, trace=answer.trace)
+    return _lost(job, answer)
+
+
+def _lost(job: Job, lost: Lost) -> Row:
+    """A process that died is a finding, as any other; one that died before the first case examined nothing."""
+    done, _, line = lost.note.partition(" ")
+    if not line:
+        return _row(job, "ERROR", reason=f"before the first case, {lost.message}")
+    verdict = Verdict(
+        outcome="FAIL",
+        kernel=job.entry.name,
+        spec=job.settings.definition.name,
+        dtype=job.settings.dtype_name,
+        contract=str(job.settings.contract),
+        cases=int(done),
+        worst=math.inf,
+        aspects=broken_by(Failure(lost.kind, parse_line(line)[2], lost.message), line),
+        seed=job.settings.seed,
+        target=job.entry.target,
+    )
+    return Row(job.entry, job.settings.dtype_name, "FAIL", verdict)

@@ -1,0 +1,105 @@
+"""Cases at the sizes that a kernel is used with, which are far larger than those of the other cases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from assay.golden.errors import ShapeError
+from assay.golden.inputs.distributions import TILED
+from assay.golden.inputs.recipe import check_sizes
+from assay.golden.inputs.values import dtype_of
+from assay.golden.registry import Spec
+from assay.runtime.errors import unknown
+from assay.verify.cases.case import Case
+from assay.verify.cases.sampler import Sampler, with_values
+from assay.verify.errors import SettingError
+
+PROTOCOL = "at"  # of such a case: see `execution.runner`
+_MOST = 2**31  # elements of a tensor
+_SMALLER = (9, 33, 130, 520)  # sizes at which what failed may fail too
+
+
+def checked_shapes(
+    given: Any, definition: Spec, option_sets: Iterable[Mapping[str, Any]], shapes: Mapping[str, Sequence[int]]
+) -> tuple[dict[str, int], ...]:
+    """The ``at`` of settings: a mapping of sizes or several, each with a size for every symbol of any option set.
+
+    A symbol that is left out has the largest of its sizes in ``shapes``. Raises `SettingError`.
+    """
+    several = [given] if isinstance(given, Mapping) else given
+    if not isinstance(several, Sequence) or not all(isinstance(sizes, Mapping) for sizes in several):
+        raise SettingError(f"at={given!r}; expected sizes, e.g. {{'R': 8192, 'N': 4096}}, or a list of such")
+    sets = [definition.complete(options) for options in option_sets]
+    symbols = list(dict.fromkeys(symbol for options in sets for symbol in definition.signature(options).symbols))
+    known = {symbol: max(sizes) for symbol, sizes in shapes.items()}
+    found = []
+    for sizes in several:
+        for symbol in sizes:
+            if symbol not in symbols:
+                raise SettingError(f"at: {unknown('dimension', symbol, symbols)}")
+        whole = {symbol: size for symbol in symbols if (size := sizes.get(symbol, known.get(symbol))) is not None}
+        missing = [symbol for symbol in symbols if symbol not in whole]
+        if missing:
+            raise SettingError(
+                f"at: no size for {', '.join(missing)}; {definition.name} has {', '.join(symbols)}, "
+                "and only what shapes= restricts may be left out"
+            )
+        for options in sets:
+            _check(definition, options, whole)
+        found.append(whole)
+    return tuple(found)
+
+
+def read_sizes(text: str, flag: str) -> dict[str, int]:
+    """``R=8192,N=4096`` of an option of a command line; raises `SettingError`."""
+    try:
+        pairs = [part.split("=") for part in text.split(",")]
+        return {symbol.strip(): int(size) for symbol, size in pairs}
+    except ValueError:
+        raise SettingError(f"{flag} {text!r}; expected sizes, e.g. R=8192,N=4096") from None
+
+
+def _check(definition: Spec, options: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    signature = definition.signature(options)
+    own = {symbol: sizes[symbol] for symbol in signature.symbols}
+    try:
+        check_sizes(definition, signature, options, own)
+    except ShapeError as error:
+        raise SettingError(f"at: {error}") from None
+    for symbol, size in own.items():
+        if size < 1:
+            raise SettingError(f"at: {symbol}={size}; expected 1 or more")
+    for tensor in (*signature.tensors, *signature.returns):
+        if math.prod(tensor.shape(own)) > _MOST:
+            raise SettingError(
+                f"at: {tensor} would have {math.prod(tensor.shape(own)):,} elements; at most 2^31 may be"
+            )
+
+
+def at_cases(sampler: Sampler, at: Iterable[Mapping[str, int]]) -> Iterator[Case]:
+    """Ordinary numbers at each of these shapes, under each of the listed options."""
+    for sizes in at:
+        for options in sampler.option_sets():
+            signature = sampler.definition.signature(options)
+            yield Case(
+                spec=sampler.definition.reference,
+                sizes={symbol: sizes[symbol] for symbol in signature.symbols},
+                dtypes={tensor.name: dtype_of(tensor, sampler.dtype) for tensor in signature.tensors},
+                options=options,
+                values={tensor.name: TILED for tensor in signature.tensors},
+                seed=sampler.seed,
+                memory="nan",
+                protocol=PROTOCOL,
+                out_dtype=sampler.out_dtype,
+            )
+
+
+def smaller_cases(case: Case, sampler: Sampler) -> Iterator[Case]:
+    """The same call at a few sizes at which it can be shrunk and explained, poisoned so that unwritten places show."""
+    for most in _SMALLER:
+        sizes = {symbol: min(case.sizes[symbol], most) for symbol in sampler.free_symbols(case)}
+        if sampler.fits(sizes := {**case.sizes, **sizes}):
+            for memory in ("plain", "nan"):
+                yield with_values(case, "normal", sizes=sizes, protocol="once", memory=memory)

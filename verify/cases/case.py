@@ -1,0 +1,176 @@
+"""A case: everything that one call of a kernel depends on, small enough to be written on one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from assay.formats.format import format_named
+from assay.golden.inputs.recipe import Recipe, tuples
+from assay.golden.inputs.values import draw
+from assay.golden.signature import Signature, TensorSpec
+from assay.runtime.errors import AssayError
+from assay.runtime.structure import structured
+from assay.verify.cases.layouts import Guarded, place, tied_axes
+from assay.verify.cases.unused import spoiled
+from assay.verify.errors import ReproError, SettingError
+
+Edit = tuple[str, tuple[int, ...], float]
+
+
+@dataclass(frozen=True)
+class Case(Recipe):
+    """One call of a kernel: the recipe of its inputs, how they lie in memory, and which calls are made.
+
+    ``layouts`` are those of the tensors, by name. ``edits`` set single elements, ``(tensor, coordinates, value)``.
+    ``memory`` is what fresh memory holds: "plain" (whatever was there), "nan" or "huge" (2^100). ``protocol`` says
+    which calls are made, see `execution.runner`. ``unused`` is what elements hold that no result depends on: "plain"
+    (numbers as elsewhere) or "nan". ``origin`` are the first coordinates along a symbol: elements keep their values
+    while shapes are cut at the front. ``out_dtype`` is that of the first result, where it was stated.
+    """
+
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    edits: tuple[Edit, ...] = ()
+    memory: str = "plain"
+    protocol: str = "once"
+    unused: str = "plain"
+    origin: Mapping[str, int] = field(default_factory=dict)
+    out_dtype: str | None = None
+
+    @cached_property
+    def signature(self) -> Signature:  # read many times a call
+        """The signature under this case's options."""
+        return self.definition.signature(self.options)
+
+    @cached_property
+    def result_dtypes(self) -> tuple[str, ...]:
+        """The dtype of each result: stated, fixed by the op, or that of the first floating input of 16 bits or more.
+
+        Raises `SettingError` where none of these says it.
+        """
+        wide = [name for name in self.dtypes.values() if _is_wide_float(name)]
+        found = []
+        for order, tensor in enumerate(self.signature.returns):
+            stated = self.out_dtype if order == 0 or tensor.dtype is None else None
+            if tensor.role == "rounded" and stated not in (None, tensor.dtype):
+                raise SettingError(f"out_dtype={stated!r}; the codes of {self.spec} are {tensor.dtype}")
+            dtype = stated or tensor.dtype or next(iter(wide), None)
+            if dtype is None:
+                raise SettingError(f"out_dtype: no input has 16 bits or more; state the dtype of {tensor.name}")
+            found.append(dtype)
+        return tuple(found)
+
+    def shape(self, tensor: TensorSpec) -> tuple[int, ...]:
+        """The shape of one of the signature's tensors."""
+        return tensor.shape(self.sizes)
+
+    def _drawn(self, keyword: bool) -> dict[str, torch.Tensor]:
+        values = all_contents(self)
+        return {tensor.name: values[tensor.name] for tensor in self.signature.tensors if tensor.keyword == keyword}
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields that aren't at their defaults, as `from_dict` takes them; JSON has no NaN, so edits are text."""
+        content = {f.name: getattr(self, f.name) for f in fields(self)}
+        changed = {name: value for name, value in content.items() if value and value != _DEFAULTS.get(name)}
+        if self.edits:
+            changed["edits"] = [[tensor, list(index), str(value)] for tensor, index, value in self.edits]
+        return {"spec": self.spec, "sizes": self.sizes, "dtypes": self.dtypes, **changed}
+
+    @staticmethod
+    def from_dict(content: Any) -> Case:
+        """The case whose `as_dict`, or what JSON makes of it, is ``content``; `ReproError` where it is none's."""
+        try:
+            if isinstance(content, Mapping) and "edits" in content:
+                edits = [(tensor, index, float(value)) for tensor, index, value in content["edits"]]
+                content = {**content, "edits": edits}
+            case = structured(content, Case, "case", ReproError)
+            case = replace(case, options={name: tuples(value) for name, value in case.options.items()})
+            case.definition.complete(case.options)
+            missing = set(case.signature.symbols) - set(case.sizes)
+        except (AssayError, TypeError, ValueError) as error:
+            raise ReproError(f"repro line: {error}") from None
+        if missing:
+            raise ReproError(f"repro line: no size for {', '.join(sorted(missing))}")
+        return case
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
+        options = "".join(f", {name}={value}" for name, value in self.options.items())
+        kinds = ", ".join(
+            f"{name} {self.dtypes[name]} {self.values.get(name, '')}"
+            + ("" if self.layouts.get(name, "contiguous") == "contiguous" else f" ({self.layouts[name]})")
+            for name in self.dtypes
+        )
+        cut = "".join(
+            f"; the first {f'{first} places' if first > 1 else 'place'} along {name} cut off"
+            for name, first in self.origin.items()
+            if first
+        )
+        edits = cut + "".join(f"; {name}{list(index)} = {value:g}" for name, index, value in self.edits)
+        unused = "" if self.unused == "plain" else f"; {self.unused} wherever nothing is read"
+        return f"{self.spec}: {sizes}{options}; {kinds}{edits}{unused}; seed {self.seed}"
+
+
+_DEFAULTS = {f.name: f.default for f in fields(Case)}
+
+
+def _is_wide_float(dtype: str) -> bool:
+    if dtype in ("int32", "int64"):
+        return False
+    format = format_named(dtype)
+    return format.kind == "float" and format.bits >= 16
+
+
+def contents(case: Case, tensor: TensorSpec) -> torch.Tensor:
+    """The values of a tensor, contiguous, in its dtype."""
+    shape = case.shape(tensor)
+    tied = tied_axes(case.layouts.get(tensor.name, "contiguous"), shape)
+    start = [case.origin.get(symbol, 0) for symbol in tensor.dims]
+    kind = case.values.get(tensor.name, "")
+    result = draw(tensor, case.sizes, case.dtypes[tensor.name], kind, case.seed, start=start, tied=tied)
+    for name, index, value in case.edits:
+        if name == tensor.name and all(0 <= place < size for place, size in zip(index, shape, strict=True)):
+            result[tuple(slice(None) if axis in tied else place for axis, place in enumerate(index))] = value
+    return result
+
+
+def all_contents(case: Case) -> dict[str, torch.Tensor]:
+    """The values of all tensors, by name; where nothing is read they are as ``case.unused`` says."""
+    tensors = case.signature.tensors
+    values = {tensor.name: contents(case, tensor) for tensor in tensors}
+    if case.unused == "plain" or case.definition.unused is None:
+        return values
+    masks = dict(case.definition.unused(*values.values()))
+    for name, mask in masks.items():
+        for axis in tied_axes(case.layouts.get(name, "contiguous"), mask.shape):  # one element for all of them
+            masks[name] = mask.all(axis, keepdim=True).expand(mask.shape)
+    return spoiled(values, masks, tensors)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A case's tensors in memory, by name, in the order of the signature."""
+
+    guarded: Mapping[str, Guarded]
+    keywords: tuple[str, ...]
+
+    @property
+    def positional(self) -> list[torch.Tensor]:
+        """The tensors that a kernel is called with by position."""
+        return [guarded.tensor for name, guarded in self.guarded.items() if name not in self.keywords]
+
+    def damage(self) -> tuple[str, str] | None:
+        """The first input whose memory has changed: (name, what happened)."""
+        seen = ((name, guarded.damage()) for name, guarded in self.guarded.items())
+        return next(((name, kind) for name, kind in seen if kind is not None), None)
+
+
+def build(case: Case, device: torch.device | str = "cpu") -> Inputs:
+    """The case's tensors, each placed in memory as its layout says."""
+    values = all_contents(case)
+    guarded = {name: place(x, case.layouts.get(name, "contiguous"), device) for name, x in values.items()}
+    return Inputs(guarded, tuple(tensor.name for tensor in case.signature.tensors if tensor.keyword))

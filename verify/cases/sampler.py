@@ -1,0 +1,208 @@
+"""Choosing cases: sizes that sit on boundaries, and which distribution and layout each tensor gets.
+
+`Sampler` draws through a chooser, a function that picks one of a sequence: a seeded generator for the fixed phases,
+Hypothesis for the fuzz phase.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import prod
+from typing import Any
+
+from assay.golden.inputs.distributions import GENERAL, names_of
+from assay.golden.inputs.values import dtype_of
+from assay.golden.registry import Spec
+from assay.golden.signature import Signature, TensorSpec
+from assay.verify.cases.case import Case
+from assay.verify.cases.layouts import LAYOUTS
+from assay.verify.errors import SettingError
+
+Chooser = Callable[[Sequence[Any]], Any]
+
+SMALL = (1, 2, 3, 4, 5, 6, 7, 8)
+TILE = (15, 16, 17, 31, 32, 33, 37, 61, 63, 64, 65, 97, 127, 128, 129, 131)
+LARGE = (255, 256, 257, 300, 384, 511, 513, 767, 768, 1000, 1023, 1025)
+HUGE = (1279, 2049, 4095, 4096, 5003, 8193)
+VAST = (*HUGE, 32769)  # of columns and what is summed over: each row may be a program of an interpreted kernel
+
+MOST_ELEMENTS = 2**17  # of a tensor of a case
+MOST_WORK = 2**24
+_INTERPRETED_ELEMENTS = 2**14  # an interpreted kernel takes a hundred times as long for each
+_INTERPRETED_WORK = 2**20
+_GROUPS = (1, 2, 3, 4, 8)
+
+
+def seeded(seed: int) -> Chooser:
+    """A chooser that depends on ``seed`` only."""
+    return random.Random(seed).choice
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Cases of one examination: a spec, the dtypes, the listed options and the restrictions on shapes."""
+
+    definition: Spec
+    dtype: str | Mapping[str, str]
+    options: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    layouts: Sequence[str] = LAYOUTS
+    seed: int = 0
+    out_dtype: str | None = None
+    most_elements: int = MOST_ELEMENTS
+    most_work: int = MOST_WORK
+
+    def for_interpreter(self) -> Sampler:
+        """Cases of sizes that an interpreter copes with."""
+        return self.limited(_INTERPRETED_ELEMENTS, _INTERPRETED_WORK)
+
+    def limited(self, elements: int, work: int) -> Sampler:
+        """Cases with no larger tensors and no more work than this either."""
+        return replace(self, most_elements=min(self.most_elements, elements), most_work=min(self.most_work, work))
+
+    def option_sets(self) -> list[dict[str, Any]]:
+        """Every combination of the listed options, completed by the defaults."""
+        combinations = product(*self.options.values())
+        return [self.definition.complete({}) | dict(zip(self.options, values, strict=True)) for values in combinations]
+
+    def case(self, choose: Chooser, *, style: str = "any", options: Mapping[str, Any] | None = None) -> Case:
+        """One case. ``style``: "any", "small" (no size over 8) or "tile" (sizes about one or two tiles)."""
+        if options is None:
+            options = {name: choose(list(values)) for name, values in self.options.items()}
+        complete = self.definition.complete(options)
+        signature = self.definition.signature(complete)
+        sizes = self.sizes(choose, signature, style)
+        for symbol, option in self.definition.least.items():
+            sizes[symbol] = self._at_least(symbol, sizes[symbol], int(complete[option]))
+        theme = choose(GENERAL)
+        follow = choose((True, True, False))
+        values, layouts = {}, {}
+        for tensor in signature.tensors:
+            names = tuple(name for name in names_of(tensor) if name not in ("zeros", "least"))
+            values[tensor.name] = theme if follow and tensor.role == "real" and theme in names else choose(names)
+            layouts[tensor.name] = choose(self.layouts) if choose((True, False)) else self.layouts[0]
+        return Case(
+            spec=self.definition.reference,
+            sizes=sizes,
+            dtypes={tensor.name: dtype_of(tensor, self.dtype) for tensor in signature.tensors},
+            options=complete,
+            values=values,
+            layouts=layouts,
+            seed=choose(range(1 << 24)),
+            out_dtype=self.out_dtype,
+            memory=choose(("plain", "plain", "nan", "huge")),
+            protocol=choose(("once",) * 6 + ("repeat", "after_other", "after_refill")),
+            unused=choose(("plain", "nan")) if self.definition.unused else "plain",
+        )
+
+    def free_symbols(self, case: Case) -> list[str]:
+        """The symbols of a case that may take any size."""
+        bound = {*self.shapes, *self.definition.sizes, *self.definition.multiples, *self.definition.multiples.values()}
+        return [s for s in case.sizes if s not in bound and self.definition.step(case.signature, s, case.sizes) == 1]
+
+    def fits(self, sizes: Mapping[str, int]) -> bool:
+        """Whether a call of these sizes is no more than an examination takes."""
+        return not self._too_much(self.definition.signature(self.option_sets()[0]), sizes)
+
+    def sizes(self, choose: Chooser, signature: Signature, style: str) -> dict[str, int]:
+        """A size for each symbol, within the limits on elements and work."""
+        symbols = signature.symbols
+        long = {choose(symbols), choose(symbols)} if style == "any" and symbols and choose(range(4)) == 0 else set()
+        if style == "any" and symbols and not long:
+            long = {choose(symbols)}
+        sizes: dict[str, int] = {}
+        for symbol in sorted(symbols, key=lambda name: name in self.definition.multiples):
+            sizes[symbol] = self._size(choose, signature, symbol, style, symbol in long, sizes)
+        for symbol in sorted(symbols, key=lambda name: (name in long, -sizes[name])):
+            while self._too_much(signature, sizes) and sizes[symbol] > 1:
+                smaller = self._smaller(signature, symbol, sizes)
+                if smaller == sizes[symbol]:
+                    break
+                sizes[symbol] = smaller
+        return sizes
+
+    def _at_least(self, symbol: str, size: int, least: int) -> int:
+        """A size that is no smaller than an option asks for."""
+        if size >= least or symbol not in self.shapes:
+            return max(size, least)
+        fitting = [given for given in self.shapes[symbol] if given >= least]
+        if not fitting:
+            raise SettingError(f"shapes: {symbol} at most {max(self.shapes[symbol])}; the options need {least} or more")
+        return min(fitting)
+
+    def _size(
+        self, choose: Chooser, signature: Signature, symbol: str, style: str, long: bool, sizes: Mapping[str, int]
+    ) -> int:
+        pool: Sequence[int] = {"small": SMALL, "tile": TILE}.get(style, ())
+        if symbol in self.shapes:
+            pool = self._given(choose, symbol, style)
+        elif symbol in self.definition.sizes:
+            pool = self._divisors(symbol)
+        elif symbol in self.definition.groups:
+            pool = [sizes[self.definition.groups[symbol]] * group for group in _GROUPS]
+        elif long and not pool:
+            pool = LARGE if choose(range(4)) else HUGE if symbol in self.definition.grid else VAST
+        elif not pool:
+            pool = choose((SMALL, SMALL, TILE, TILE, range(1, 150)))
+            if symbol in self.definition.empty and choose(range(16)) == 0:
+                pool = (0,)
+        size = int(choose(list(pool)))
+        step = self.definition.step(signature, symbol, sizes)
+        if symbol in self.shapes and size % step:
+            partner = self.definition.multiples.get(symbol, "")
+            others = self.definition.sizes.get(partner, ()) if partner not in self.shapes else ()
+            fitting = [given for given in self.shapes[symbol] if given % step == 0]
+            if not fitting or not any(size % other == 0 for other in others):
+                steps = " or ".join(map(str, others)) or step
+                raise SettingError(f"shapes: {symbol}={size}; {self.definition.name} needs a multiple of {steps}")
+            size = int(choose(fitting))
+        return -(-size // step) * step
+
+    def _divisors(self, symbol: str) -> Sequence[int]:
+        """The sizes of the op for a symbol that divide one of the caller's, where another must be a multiple of it."""
+        found: Sequence[int] = self.definition.sizes[symbol]
+        for name, partner in self.definition.multiples.items():
+            if partner == symbol and name in self.shapes:
+                found = [size for size in found if any(given % size == 0 for given in self.shapes[name])] or found
+        return found
+
+    def _given(self, choose: Chooser, symbol: str, style: str) -> Sequence[int]:
+        """The caller's sizes; of a long range mostly its boundary sizes."""
+        given = self.shapes[symbol]
+        if len(given) <= 8:
+            return given
+        known = {"small": SMALL, "tile": TILE}.get(style, SMALL + TILE + LARGE)
+        boundary = [size for size in known if size in given] + [given[0], given[-1]]
+        return boundary if choose(range(4)) else given
+
+    def _smaller(self, signature: Signature, symbol: str, sizes: Mapping[str, int]) -> int:
+        """About half of a size, if that may be."""
+        step = self.definition.step(signature, symbol, sizes)
+        half = max(step, sizes[symbol] // 2 // step * step)
+        if symbol in self.shapes:
+            fitting = [size for size in self.shapes[symbol] if size < sizes[symbol] and size % step == 0]
+            return max((size for size in fitting if size <= half), default=max(fitting, default=sizes[symbol]))
+        partners = [name for name, partner in self.definition.multiples.items() if partner == symbol and name in sizes]
+        return sizes[symbol] if partners else half
+
+    def _too_much(self, signature: Signature, sizes: Mapping[str, int]) -> bool:
+        tensors = (*signature.tensors, *signature.returns)
+        cost, largest = self.definition.cost(sizes), max(prod(t.shape(sizes)) for t in tensors)
+        return cost > self.most_work or largest > self.most_elements
+
+
+def real_tensors(signature: Signature) -> list[TensorSpec]:
+    """The tensors whose numbers enter the arithmetic and may be NaN or infinite."""
+    return [tensor for tensor in signature.tensors if tensor.role == "real" and tensor.dtype != "int8"]
+
+
+def with_values(case: Case, distribution: str, **changes: Any) -> Case:
+    """The case with ``distribution`` for each tensor that has it, the plainest for the rest."""
+    values = {}
+    for tensor in case.signature.tensors:
+        names = names_of(tensor)
+        values[tensor.name] = distribution if distribution in names else names[0]
+    return replace(case, values=values, **changes)

@@ -1,0 +1,43 @@
+"""What a reader of a report wants to know beside what was found: when, where and of what it was made."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from assay.verify.execution.target import source_of
+
+_PACKAGES = {"assay": "kernel-assay", "torch": "torch", "triton": "triton"}
+
+
+def about(kernel: Callable[..., Any], device: str) -> dict[str, str]:
+    """Facts of an examination that is made now, by their names; the kernel's source where it is Python's."""
+    source = source_of(kernel)
+    return {
+        **({"source": source} if source else {}),
+        "device": _device(device),
+        "versions": ", ".join(_versions()),
+        "date": datetime.now().astimezone().isoformat(" ", timespec="minutes"),
+    }
+
+
+def _device(name: str) -> str:
+    device = torch.device(name)
+    if device.type == "cuda":
+        return f"{name}, {torch.cuda.get_device_name(device)}"
+    return f"{name}, {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _versions() -> list[str]:
+    found = [f"Python {platform.python_version()}"]
+    for name, package in _PACKAGES.items():
+        try:
+            found.append(f"{name} {version(package)}")
+        except PackageNotFoundError:  # Triton isn't everywhere
+            continue
+    return found

@@ -1,0 +1,282 @@
+"""`examine_backward`: a differentiable function, its results and its gradients, each against its spec.
+
+The gradients are those that autograd (torch) or `jax.vjp` gives from an upstream gradient, and are held against the
+op's backward spec. Two of these start from something that a caller doesn't hand over, and what is examined is the
+function as its caller sees it (`assay.golden.definitions.composed`):
+
+- softmax's backward spec takes y. The function computes y itself, and may save it rounded or not, or compute it again.
+  Examined is the gradient with respect to x, and y may be rounded once to the dtype on the way.
+- cross-entropy's has an upstream gradient of one. Examined is the product with any upstream gradient, one for each
+  token where nothing is reduced: a gradient that takes these for a single number is wrong.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from assay.golden.registry import Spec, gradients_of, spec, specs
+from assay.runtime.errors import unknown
+from assay.runtime.files import write_text_atomically
+from assay.verify.contract import Contract
+from assay.verify.errors import SettingError
+from assay.verify.examination.procedure import examine
+from assay.verify.verdict import Verdict, joint_outcome
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A forward op and the spec of its gradients."""
+
+    forward: Spec
+    backward: Spec
+
+    @property
+    def differentiable(self) -> tuple[str, ...]:
+        """The inputs that have a gradient (the others are labels): each result is the gradient of one, after a d."""
+        return tuple(tensor.name.removeprefix("d") for tensor in self.backward.signature().returns)
+
+    def arguments(self, inputs: Sequence[Any]) -> list[Any]:
+        """What the function is called with, of the inputs that the backward spec has.
+
+        An input that it hasn't (layernorm's bias), on which no gradient depends, is small numbers that repeat, exact
+        in every dtype.
+        """
+        own = self.backward.tensors[:-1]
+        given = dict(zip((tensor.name for tensor in own), inputs, strict=True))
+        sizes = {dim: size for tensor in own for dim, size in zip(tensor.dims, given[tensor.name].shape, strict=True)}
+        return [
+            given[tensor.name] if tensor.name in given else _repeated(inputs[-1], tensor.shape(sizes))
+            for tensor in self.forward.tensors
+        ]
+
+
+class GradientError(RuntimeError):
+    """What is wrong with a gradient before its numbers are looked at; an examination reports it as a crash."""
+
+
+@dataclass(frozen=True)
+class BackwardVerdict:
+    """The verdicts on a function's results and on its gradients."""
+
+    forward: Verdict
+    backward: Verdict
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """What did not pass, of "forward" and "backward"."""
+        return joint_outcome(self._named)[1]
+
+    @property
+    def passed(self) -> bool:
+        """Whether both pass."""
+        return not self.failed
+
+    @property
+    def outcome(self) -> str:
+        """FAIL where one fails, else the first outcome that is no PASS."""
+        return joint_outcome(self._named)[0]
+
+    @property
+    def _named(self) -> dict[str, Verdict]:
+        return {"forward": self.forward, "backward": self.backward}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data: both verdicts, and what failed."""
+        parts = {name: verdict.as_dict() for name, verdict in self._named.items()}
+        return {"outcome": self.outcome, "failed": list(self.failed), **parts}
+
+    def to_json(self, path: Any = None) -> str:
+        """As JSON, also written to ``path`` where given."""
+        text = json.dumps(self.as_dict(), indent=2)
+        if path is not None:
+            write_text_atomically(path, text)
+        return text
+
+    def __str__(self) -> str:
+        words = f": {' and '.join(self.failed)}" if self.failed else ""
+        return f"{self.outcome}{words}\nforward: {self.forward}\nbackward: {self.backward}"
+
+
+def examine_backward(
+    function: Callable[..., Any],
+    op: str,
+    *,
+    dtype: str,
+    contract: Contract | None = None,
+    backward_contract: Contract | None = None,
+    options: Mapping[str, Sequence[Any]] | None = None,
+    framework: str = "torch",
+    **settings: Any,
+) -> BackwardVerdict:
+    """Examine a differentiable ``function`` as op ``op``, forward and backward.
+
+    ``function`` is called as a kernel of ``op`` is: with the spec's tensors positionally and the listed options as
+    keywords. It is any torch function with autograd (``MyFunction.apply``, a composition of torch's own), a
+    `torch.nn.Module` whose parameters bear the names of the spec's tensors (it is called with the others, and they
+    take the place of its own), or a jax function. ``op`` is one whose gradient some spec is (`Spec.gradient_of`; of the
+    built-in ones softmax, layernorm, rmsnorm, swiglu, attention and cross_entropy), or that spec's name.
+
+    ``dtype`` is that of all floating tensors. ``options`` are those of the backward spec. ``contract`` is the
+    forward's, ``backward_contract`` the gradients'; the default contract of each where left out. All else is as in
+    `examine`.
+
+    Raises as `examine` does, and `SettingError` for an op without a backward spec or a framework without gradients.
+    """
+    pair = pair_of(op)
+    if not isinstance(dtype, str):
+        raise SettingError(f"dtype={dtype!r}; expected one name: a gradient has its input's dtype, results have one")
+    common: dict[str, Any] = {"dtype": dtype, "options": options, "framework": framework, **settings}
+    gradient = gradient_of(function, op, framework=framework)
+    for name in options or {}:
+        if name not in pair.backward.options:
+            raise SettingError(f"options: {pair.backward.name}: {unknown('option', name, pair.backward.options)}")
+    forward = examine(_forward_of(function, pair, framework), pair.forward.name, contract=contract, **common)
+    backward = examine(gradient, pair.backward.name, contract=backward_contract, **common)
+    return BackwardVerdict(forward, backward)
+
+
+def gradient_of(function: Callable[..., Any], op: str, *, framework: str = "torch") -> Callable[..., Any]:
+    """A kernel of the op's backward spec: called with its inputs and an upstream gradient, it returns the gradients.
+
+    Give it a name at a module's top to examine it by itself:
+    ``rmsnorm_backward = gradient_of(rmsnorm, "rmsnorm")``, then
+    ``assay verify my.module:rmsnorm_backward --spec rmsnorm_backward``. It doesn't know that name: `examine` takes it
+    for a function without one, so its repro lines need ``--target`` and it isn't called in a plain process.
+    """
+    pair = pair_of(op)
+    if framework not in ("torch", "jax"):
+        raise SettingError(f"framework={framework!r} has no gradients; expected 'torch' or 'jax'")
+    differentiate = _torch_gradients if framework == "torch" else _jax_gradients
+    called = _as_function(function, pair)
+
+    def gradient(*tensors: Any, **options: Any) -> Any:
+        *inputs, upstream = tensors
+        return differentiate(called, pair, pair.arguments(inputs), upstream, options)
+
+    gradient.__name__ = gradient.__qualname__ = f"gradient of {_name(function)}"
+    return gradient
+
+
+def pair_of(op: str) -> Pair:
+    """The pair of an op, by the name of either; `SettingError` where there is none.
+
+    Of several specs of its gradient it is the one of its own inputs and an upstream gradient.
+    """
+    forward = spec(spec(op).gradient_of or op)
+    names = {tensor.name for tensor in forward.tensors}
+    for backward in gradients_of(forward.name):
+        *inputs, upstream = (tensor.name for tensor in backward.tensors)
+        if names.issuperset(inputs) and upstream not in names:
+            return Pair(forward, backward)
+    known = sorted({spec(name).gradient_of or "" for name in specs()} - {""})
+    raise SettingError(f"op={op!r} has no backward spec; those that have: {', '.join(known)}")
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__name__
+
+
+def _forward_of(function: Callable[..., Any], pair: Pair, framework: str) -> Callable[..., Any]:
+    """The function as it is called where gradients are wanted."""
+    called = _as_function(function, pair)
+    if framework != "torch":
+        return called
+
+    def forward(*inputs: torch.Tensor, **options: Any) -> Any:
+        with torch.enable_grad():
+            return called(*_leaves(pair, inputs), **options)
+
+    forward.__name__ = forward.__qualname__ = _name(function)
+    return forward
+
+
+def _as_function(function: Callable[..., Any], pair: Pair) -> Callable[..., Any]:
+    """A module's parameters as arguments; any other function as it is."""
+    if not isinstance(function, torch.nn.Module):
+        return function
+    module = function
+    names = [tensor.name for tensor in pair.forward.tensors]
+    parameters = dict(module.named_parameters())
+    for name in parameters:
+        if name not in names:
+            raise SettingError(
+                f"function: the module has a parameter {name!r}; {pair.forward.name} takes {', '.join(names)}"
+            )
+
+    def call(*inputs: torch.Tensor, **options: Any) -> Any:
+        given = dict(zip(names, inputs, strict=True))
+        own = {name: given.pop(name) for name in parameters}
+        return torch.func.functional_call(module, own, tuple(given.values()), options)
+
+    call.__name__ = call.__qualname__ = type(module).__name__
+    return call
+
+
+def _leaves(pair: Pair, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The inputs in their own memory, those that have a gradient as leaves of a new graph."""
+    names = [tensor.name for tensor in pair.forward.tensors]
+    return [
+        tensor.detach().requires_grad_(name in pair.differentiable) for name, tensor in zip(names, inputs, strict=True)
+    ]
+
+
+def _torch_gradients(
+    function: Callable[..., Any], pair: Pair, inputs: Sequence[torch.Tensor], upstream: torch.Tensor, options: Any
+) -> tuple[torch.Tensor, ...]:
+    leaves = _leaves(pair, inputs)
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    with torch.enable_grad():
+        out = function(*leaves, **options)
+    out = out[0] if isinstance(out, (tuple, list)) and len(out) == 1 else out
+    if not isinstance(out, torch.Tensor):
+        raise GradientError(f"{pair.forward.name}: expected one tensor of the function, got {type(out).__name__}")
+    if not out.requires_grad:
+        raise GradientError("the result does not hang on the inputs: it has no gradient function")
+    if (out.shape, out.dtype) != (upstream.shape, upstream.dtype):
+        expected, got = (f"{str(x.dtype).removeprefix('torch.')} of shape {list(x.shape)}" for x in (upstream, out))
+        raise GradientError(f"expected a result {expected}, got {got}")
+    before = out.detach().clone()
+    gradients = torch.autograd.grad(out, wanted, upstream, allow_unused=True)
+    for name, found in zip(pair.differentiable, gradients, strict=True):
+        if found is None:
+            raise GradientError(f"no gradient of {name}: None came back")
+    if not _same(before, out.detach()):
+        raise GradientError("the backward pass changed the forward's result")
+    return tuple(gradients)
+
+
+def _jax_gradients(
+    function: Callable[..., Any], pair: Pair, inputs: Sequence[Any], upstream: Any, options: Any
+) -> tuple[Any, ...]:
+    jax = importlib.import_module("jax")
+    names = [tensor.name for tensor in pair.forward.tensors]
+    places = [place for place, name in enumerate(names) if name in pair.differentiable]
+
+    def of_floats(*floats: Any) -> Any:
+        arguments = list(inputs)
+        for place, value in zip(places, floats, strict=True):
+            arguments[place] = value
+        return function(*arguments, **options)
+
+    _, pull = jax.vjp(of_floats, *(inputs[place] for place in places))
+    return tuple(pull(upstream))
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def _repeated(like: Any, shape: tuple[int, ...]) -> Any:
+    """Numbers from -3/4 to 3/4 of the kind of ``like``."""
+    count = math.prod(shape)
+    if isinstance(like, torch.Tensor):
+        return ((torch.arange(count, device=like.device) % 7 - 3) / 4).to(like.dtype).reshape(shape)
+    jnp = importlib.import_module("jax").numpy
+    return ((jnp.arange(count) % 7 - 3) / 4).astype(like.dtype).reshape(shape)

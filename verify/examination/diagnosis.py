@@ -1,0 +1,144 @@
+"""What failures come down to: the smallest case that fails likewise, what kind of fault it is, and its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from assay.verify.cases.at_shape import PROTOCOL as AT
+from assay.verify.cases.at_shape import smaller_cases
+from assay.verify.cases.case import Case
+from assay.verify.contract import CHOICES
+from assay.verify.examination.aspects import aspects_of
+from assay.verify.examination.question import Question
+from assay.verify.examination.repro import repro_line
+from assay.verify.examination.shrink import is_alike, shrink
+from assay.verify.execution.runner import Bench, suspicion
+from assay.verify.explanation.explain import explain
+from assay.verify.findings import ASPECTS, Aspect, Failure
+from assay.verify.judgement.failing_values import sample_of
+from assay.verify.judgement.sampled import asked
+
+_OF_SPECIAL_VALUES = ("nonfinite", "subnormals", "overflow", "masked_rows")  # fields of a contract
+_SECONDS = 20.0  # for the shrinking of all that is broken
+_SECONDS_OF_SUSPECT = 4.0
+
+
+def diagnosed(aspects: Mapping[str, Aspect], question: Question, target: str) -> dict[str, Aspect]:
+    """All aspects, the broken ones with their failures shrunk and explained, the suspect ones with theirs shrunk."""
+    broken = [name for name in ASPECTS if name in aspects and aspects[name].status == "broken"]
+    known = {name: aspects.get(name, Aspect()) for name in ASPECTS}
+    for name in broken:
+        found = _explained(name, aspects[name], question, len(broken))
+        failure = found.failure
+        assert failure is not None
+        if failure.kind == "unwritten_output" and name != "memory":
+            known[name] = Aspect(note="hidden by memory")
+            if "memory" in broken:
+                continue
+            name = "memory"
+        failure = replace(failure, aspect=name, message=failure.message + _admitting(failure, question))
+        line = repro_line(question.settings, target, failure.case, name)
+        known[name] = replace(found, failure=failure, repro=line)
+    for name in [name for name in ASPECTS if known[name].status == "suspect"]:
+        failure = known[name].failure
+        assert failure is not None
+        if question.settings.shrinking:
+            attempt = partial(suspicion, question.bench)
+            failure = shrink(failure, attempt, question.sampler, seconds=_SECONDS_OF_SUSPECT)
+        line = repro_line(question.settings, target, failure.case, name)
+        known[name] = replace(known[name], failure=replace(failure, aspect=name), repro=line)
+    return {name: _noted(aspect, broken) for name, aspect in known.items()}
+
+
+def _noted(aspect: Aspect, broken: list[str]) -> Aspect:
+    hidden = aspect.status == "not tried" and broken and not aspect.note
+    return replace(aspect, note=f"hidden by {', '.join(broken)}") if hidden else aspect
+
+
+def _explained(name: str, aspect: Aspect, question: Question, broken: int) -> Aspect:
+    """The failure shrunk and explained; as it was met where that takes too long, or isn't asked for."""
+    first, bench = aspect.failure, question.bench
+    assert first is not None
+    if first.kind == "timeout" or first.case.protocol == "outside" or not question.settings.shrinking:
+        return aspect
+
+    def attempt(case: Case) -> Failure | None:
+        """A case that has nothing of this aspect may fail by another."""
+        is_of_it = broken == 1 or name == "numbers" or name in aspects_of(case)
+        return bench.try_case(case).failure if is_of_it else None
+
+    large = first if first.case.protocol == AT else None
+    if large is not None:
+        alike = (attempt(case) for case in smaller_cases(first.case, question.sampler))
+        small = next((found for found in alike if found is not None and is_alike(found, first)), None)
+        if small is None:
+            return aspect
+        first = small
+    failure = _classified(shrink(first, attempt, question.sampler, seconds=_SECONDS / broken), bench)
+    explained = explain(bench, failure, first.case, question.sampler)
+    if large is not None:
+        failure = replace(failure, message=f"{failure.message}; first met at {asked(large.case)}: {large.message}")
+    again = bench.try_case(failure.case) if aspect.map is not None else None
+    return replace(
+        aspect,
+        failure=failure,
+        explanations=explained.explanations,
+        not_asked=explained.not_asked,
+        sample=sample_of(failure.case, again),
+    )
+
+
+def _classified(failure: Failure, bench: Bench) -> Failure:
+    """A wrong number may come from memory that was never written, or from a stride that was ignored."""
+    if failure.kind not in ("contract", "exact", "nonfinite"):
+        return failure
+    if bench.try_case(failure.case).failure is None:
+        return replace(failure, message=f"{failure.message}; tried again, the same case is right")
+    if _depends_on_memory(failure, bench):
+        message = f"the output holds what was in memory before the call ({failure.message})"
+        return replace(failure, kind="unwritten_output", message=message)
+    if any(layout != "contiguous" for layout in failure.case.layouts.values()):
+        near = {name: "sliced" if layout == "far" else layout for name, layout in failure.case.layouts.items()}
+        if _is_right(failure.case, {}, bench):
+            wrong = "wrong for this layout"
+            if near != failure.case.layouts and _is_right(failure.case, near, bench):
+                wrong = "wrong only where rows lie 2^30 elements apart, as by an offset that wraps around in 32 bits"
+            message = f"right for contiguous inputs, {wrong} ({failure.message})"
+            return replace(failure, kind="layout", message=message)
+    return failure
+
+
+def _admitting(failure: Failure, question: Question) -> str:
+    """Which field of a contract would admit what came at a NaN, an infinity or a subnormal, if one would, in words."""
+    bench, of_numbers = question.bench, failure.kind in ("contract", "exact", "nonfinite")
+    if not of_numbers or failure.case.protocol != "once" or not question.settings.shrinking:
+        return ""
+    if bench.try_case(failure.case).failure is None:  # it comes and goes
+        return ""
+    for field in _OF_SPECIAL_VALUES:
+        for value in filter(None, CHOICES[field]):
+            changed: dict[str, Any] = {field: value}
+            contract = replace(bench.contract, **changed)
+            if contract != bench.contract and replace(bench, contract=contract).try_case(failure.case).failure is None:
+                return f"; Contract({field}={value!r}) would admit it"
+    return ""
+
+
+def _is_right(case: Case, layouts: Mapping[str, str], bench: Bench) -> bool:
+    return bench.try_case(replace(case, layouts=layouts)).failure is None
+
+
+def _depends_on_memory(failure: Failure, bench: Bench) -> bool:
+    """Whether the failing element changes with what fresh memory holds, and with that alone."""
+    seen = []
+    for memory in ("nan", "nan", "huge"):
+        outputs = bench.outputs(replace(failure.case, memory=memory))
+        if outputs is None:
+            return False
+        place = [tensor.name for tensor in failure.case.signature.returns].index(failure.output)
+        value = float(outputs[place][failure.index])
+        seen.append("nan" if value != value else repr(value))
+    return seen[0] == seen[1] != seen[2]

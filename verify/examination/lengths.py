@@ -1,0 +1,120 @@
+"""One case of growing length after another, on ordinary data: what is summed, from 8 terms to 65,536.
+
+The short phases judge by the contract's worst case, which says little of long sums. Here every length is judged by what
+rounding is likely to do as well (`assay.verify.judgement.suspicion`). All other sizes are small.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from assay.formats.rounding import next_down, next_up
+from assay.golden.signature import dimension, symbols_in
+from assay.verify.cases.case import Case
+from assay.verify.cases.sampler import SMALL, Sampler, seeded, with_values
+from assay.verify.examination.phases import hash_of
+from assay.verify.findings import Detectable
+from assay.verify.judgement.judge import Tolerance
+from assay.verify.judgement.result import Result
+from assay.verify.judgement.suspicion import INDEPENDENT
+
+LENGTHS = (8, 128, 1024, 4096, 16384, 65536)
+_FEW = 3  # of sizes that may be any
+_FULL = {"length": "full"}  # by role: sequences as long as they may be
+
+
+def length_cases(sampler: Sampler, *, quick: bool = False) -> list[tuple[int, tuple[Case, ...]]]:
+    """Lengths, ascending, as far as sizes and shapes admit, each with a case per distribution.
+
+    Of numbers of one sign a sum keeps an error that all of them share: a ``quick`` effort has these alone.
+    """
+    choose = seeded(hash_of("lengths", sampler.seed))
+    base = sampler.case(_few, style="small", options=sampler.option_sets()[0])
+    over = over_of(base)
+    found: dict[int, tuple[Case, ...]] = {}
+    for target in LENGTHS[::2] if quick else LENGTHS:
+        sizes = _sizes(sampler, base, over, target)
+        if sizes is not None:
+            case = replace(base, sizes=sizes)
+            made = tuple(_plain(case, data, choose(range(1 << 24))) for data in INDEPENDENT[1 if quick else 0 :])
+            found.setdefault(dimension(over, sizes), made)
+    return sorted(found.items())
+
+
+def over_of(case: Case) -> str:
+    """What the op sums over, a symbol or an expression; else the last axis of its first tensor."""
+    reduction = case.definition.reduction
+    return reduction.over if reduction is not None else case.signature.tensors[0].dims[-1]
+
+
+def _few(values: Sequence[Any]) -> Any:
+    if isinstance(values, range):
+        return values[0]
+    return _FEW if tuple(values) == SMALL else min(values)
+
+
+def _plain(case: Case, data: str, seed: int) -> Case:
+    case = with_values(case, data, layouts={}, protocol="once", memory="plain", unused="plain", seed=seed)
+    full = {tensor.name: _FULL[tensor.role] for tensor in case.signature.tensors if tensor.role in _FULL}
+    return replace(case, values={**case.values, **full})
+
+
+def _sizes(sampler: Sampler, base: Case, over: str, target: int) -> dict[str, int] | None:
+    """Sizes with as many terms as may be, ``target`` at most; others are one where it is too much otherwise."""
+    symbols = symbols_in(over.partition("/")[0])  # what they are shared by stays as it is
+    least = {symbol: 1 for symbol in sampler.free_symbols(base) if symbol not in symbols}
+    for sizes in ({**base.sizes}, {**base.sizes, **least}):
+        for symbol in symbols:
+            allowed = _allowed(sampler, base, symbol, sizes, target)
+            fitting = bisect_right(allowed, target, key=lambda size: dimension(over, {**sizes, symbol: size}))
+            if not fitting:
+                return None
+            sizes[symbol] = allowed[fitting - 1]
+        if dimension(over, sizes) <= target and sampler.fits(sizes):
+            return sizes
+    return None
+
+
+def _allowed(sampler: Sampler, base: Case, symbol: str, sizes: dict[str, int], target: int) -> Sequence[int]:
+    """The sizes that a symbol may have, beyond what ``target`` takes where it may be any, ascending."""
+    _, _, by = over_of(base).partition("/")
+    shared = dimension(by, sizes) if by else 1
+    if symbol in sampler.shapes or symbol in base.definition.sizes:
+        given = sampler.shapes.get(symbol) or base.definition.sizes[symbol]
+        return sorted(size for size in given if size % shared == 0)
+    step = base.definition.step(base.signature, symbol, sizes) * shared
+    return range(step, 2 * target * shared + step, step)
+
+
+def least_errors(limits: Tolerance) -> torch.Tensor:
+    """Of each element, the smallest relative error that the check would notice; infinite where none."""
+    golden = torch.where(limits.judged & torch.isfinite(limits.golden), limits.golden, 0.0)
+    up = golden > 0
+    end = torch.where(up, limits.ends.high, limits.ends.low)
+    beyond = torch.where(up, next_up(end, limits.out), next_down(end, limits.out))
+    gain = (end + limits.share * (beyond - end) - golden) / golden
+    nothing = (golden == 0) | gain.isnan() | (beyond == end)  # beyond the format's end there is no number
+    return torch.where(nothing, torch.inf, gain)
+
+
+def detectable(length: int, seen: Sequence[tuple[Result, Result]]) -> Detectable | None:
+    """What is noticed at a length, of results by the worst case and by chance; None where nothing was judged."""
+    levels = [min(map(_noticed, results), default=math.inf) for results in zip(*seen, strict=True)]
+    return Detectable(length, *levels) if levels and levels[0] < math.inf else None
+
+
+def _noticed(result: Result) -> float:
+    """The median of each output, the largest of them; infinite where no number is judged."""
+    medians = [_median(least_errors(limits)) for limits in result.tolerances]
+    return max((median for median in medians if median < math.inf), default=math.inf)
+
+
+def _median(errors: torch.Tensor) -> float:
+    known = errors[errors.isfinite()]
+    return float(known.median()) if known.numel() else math.inf

@@ -1,0 +1,66 @@
+"""The order of the fixed cases: those first that find the most faults a second.
+
+It is measured (``./dev bench order``, into configs/case_order.toml), greedily, over kernels with one planted fault
+each: every next kind of case is the one that finds the most faults not found yet per second. A kind says what a case
+has that an ordinary call hasn't, whatever the op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+
+from assay.configs import table
+from assay.golden.inputs.distributions import EVERY, EXACT, EXTREME, MIDPOINTS
+from assay.verify.cases.case import Case
+from assay.verify.cases.layouts import LAYOUTS
+from assay.verify.cases.sampler import SMALL, TILE
+
+Fixed = tuple[str, Case]
+"""The name of a phase, and one of its cases."""
+
+_THEMES = EXTREME | {*EXACT, MIDPOINTS, EVERY, "zeros", "positive"}
+
+
+def kind_of(fixed: Fixed) -> str:
+    """The phase, what its case has that an ordinary call hasn't, and how large it is."""
+    phase, case = fixed
+    layout = next((name for name in case.layouts.values() if name != LAYOUTS[0]), "")
+    told = (
+        phase,
+        *sorted(_THEMES & set(case.values.values())),
+        *sorted({str(value) for _, _, value in case.edits}),
+        *(word for word in (case.protocol, case.memory, case.unused) if word not in ("once", "plain")),
+        layout,
+        _extent(case),
+    )
+    return " ".join(filter(None, told))
+
+
+def _extent(case: Case) -> str:
+    if 0 in case.sizes.values():
+        return "empty"
+    size = max(case.sizes.values(), default=0)
+    return "small" if size <= SMALL[-1] else "tile" if size <= TILE[-1] else "long"
+
+
+@cache
+def _measured() -> tuple[dict[str, int], frozenset[str]]:
+    """The rank of each kind, and the kinds that a quick effort tries."""
+    measured = table("case_order")
+    kinds = measured["kinds"]
+    return {kind: rank for rank, kind in enumerate(kinds)}, frozenset(kinds[: measured["quick"]])
+
+
+def arranged(cases: Iterable[Fixed], effort: str) -> list[Fixed]:
+    """The cases in this order, as they came where nothing was measured.
+
+    Of a quick effort only those of the best kinds, of each phase's best one, and those of a promise that few contracts
+    make: a row alone has the bits that it has among others.
+    """
+    ranks, quick = _measured()
+    ordered = sorted(cases, key=lambda fixed: ranks.get(kind_of(fixed), len(ranks)))
+    if effort != "quick":
+        return ordered
+    best = {phase: kind_of((phase, case)) for phase, case in reversed(ordered)}
+    return [fixed for fixed in ordered if kind_of(fixed) in quick | {best[fixed[0]]} or fixed[1].protocol == "alone"]

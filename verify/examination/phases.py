@@ -1,0 +1,289 @@
+"""The fixed phases of an examination: cases that are tried whatever the fuzzing finds.
+
+| phase      | cases                                                                                              |
+|------------|----------------------------------------------------------------------------------------------------|
+| first      | one small ordinary case, which tells whether the kernel is interpreted                              |
+| exact      | small integers, powers of two, one-hot rows, ties, sizes all alike, one long size: nothing is rounded |
+| range      | logits of +-88 and beyond, values near the format's ends, subnormals, rows of zeros                 |
+| lone       | one tensor of several is zero or subnormal                                                          |
+| seams      | many rows of one element more than a block                                                          |
+| special    | NaN and infinities, one at a time, compared by class and place; NaN wherever nothing is read        |
+| every      | of an op that works element by element, every number of a format of 16 bits or fewer                |
+| invariants | the same call twice; other data first, in other and in the same memory; each row alone; poisoned memory |
+| bias       | series of calls with fresh data, whose errors may not all lean to one side                          |
+| lengths    | sums of growing length (`lengths`), each also judged by what rounding is likely to do               |
+| beyond     | more rows than 16 bits count, or classes, where smaller cases were quick enough                     |
+| outside    | of an isolated kernel: one call in a process where nothing tells of an examination                  |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from assay.formats.format import format_named
+from assay.golden.inputs.distributions import EVERY, EXACT, MIDPOINTS, RANGE, names_of
+from assay.golden.signature import TensorSpec
+from assay.verify.cases.case import Case
+from assay.verify.cases.layouts import LAYOUTS
+from assay.verify.cases.sampler import SMALL, Sampler, real_tensors, seeded, with_values
+from assay.verify.contract import Contract
+
+_MOST_OPTION_SETS = 4
+_TILE_ELEMENTS, _TILE_WORK = 2**15, 2**21  # of a case of one or two tiles: these are many
+_DRAWS = 4  # bases, of which the least work is taken where it is done many times
+_STYLES = {"after_many": ("small",), "alone": ("small", "tile", "tile", "tile", "any", "any")}
+_SQUARE = 16  # all sizes alike
+_LONG = (20481, 4097, 1025)  # one size beyond what fits a block
+_SHORT = 8  # a row that may be all -inf
+_SIDE = 256  # rows and columns that hold all numbers of 16 bits
+_MOST_STARTS = 64  # calls that all numbers may take
+_SPOILED = 4  # cases a base whose unused elements are NaN
+_SEAMS = ((513, 31), (1025, 127))  # one more than blocks that kernels have, and how many rows
+
+GROWTH = 16
+"""How many times larger at most each case of a series of `beyond_cases` is than the one before."""
+
+_GROWING = (17, 257, 4097, 2**16 + 65)
+_FEW = 10 * 2**16  # elements of a tensor of so many rows
+_MANY = 2**21 + 2**17  # where it can't be less
+
+
+def gate_cases(sampler: Sampler, style: str) -> Iterator[Case]:
+    """Ordinary cases on which the check itself is checked."""
+    for place, base in enumerate(_bases(sampler, "gate", (style,))):
+        yield with_values(base, "normal", layouts={}, memory="plain", protocol="once", unused="plain", seed=place)
+
+
+def exact_cases(sampler: Sampler) -> Iterator[Case]:
+    """Cases on which nothing is rounded in the arithmetic of most ops."""
+    rounds = any(tensor.bound for options in sampler.option_sets() for tensor in _reals(sampler, options))
+    for distribution in (*EXACT, MIDPOINTS) if rounds else EXACT:
+        styles = ("any", "any") if distribution == "seesaw" else ("small", "tile")
+        for base in _bases(sampler, distribution, styles):
+            case = with_values(base, distribution, layouts={}, protocol="once", memory="plain")
+            yield _with_plain_factors(case, distribution)
+    for base in _bases(sampler, "least", ("small", "tile"), most=1):  # bfloat16 holds an integer times 2^-127
+        plain = with_values(base, "integers", layouts={}, protocol="once", memory="plain")
+        least = {tensor.name: "least" for tensor in base.signature.tensors if tensor.role == "scale"}
+        if least:
+            yield replace(plain, values={**plain.values, **least})
+    for base in _bases(sampler, "square", ("small",), most=1):
+        plain = with_values(base, "integers", layouts={}, protocol="once", memory="plain")
+        yield replace(plain, sizes={**base.sizes, **dict.fromkeys(sampler.free_symbols(base), _SQUARE)})
+    for base in _bases(sampler, "long", ("small",), most=1):
+        plain = with_values(base, "integers", layouts={}, protocol="once", memory="plain")
+        for symbol in sampler.free_symbols(base):
+            longer = [sizes for size in _LONG if sampler.fits(sizes := {**base.sizes, symbol: size})]
+            if longer and symbol not in base.definition.grid:
+                yield replace(plain, sizes=longer[0])
+
+
+def range_cases(sampler: Sampler) -> Iterator[Case]:
+    """Cases at the ends of the format's range; in some the first tensor lies above and the others below."""
+    for base in _bases(sampler, "opposed", ("small", "tile")):
+        opposed = with_values(base, "below", layouts={}, protocol="once", memory="plain")
+        first = next(iter(opposed.values))
+        if opposed.values[first] == "below":
+            yield replace(opposed, values={**opposed.values, first: "above"})
+    for distribution in RANGE:
+        for base in _bases(sampler, distribution, ("small", "tile")):
+            yield with_values(base, distribution, layouts={}, protocol="once", memory="plain")
+
+
+def lone_cases(sampler: Sampler) -> Iterator[Case]:
+    """One tensor of several is zero, or subnormal: what it lets through of the others is seen by itself."""
+    for kind, others in (("zeros", "near_overflow"), ("subnormal", "normal")):
+        for base in _bases(sampler, kind + " alone", ("small",) * (2 if len(sampler.option_sets()) == 1 else 1)):
+            case = with_values(base, others, layouts={}, protocol="once", memory="plain")
+            far = {t.name: "far" for t in case.signature.tensors if t.role == "lse"}
+            tensors = real_tensors(case.signature)
+            for tensor in [tensor for tensor in tensors if kind in names_of(tensor)] if len(tensors) > 1 else ():
+                yield replace(case, values={**case.values, **far, tensor.name: kind})
+
+
+def seam_cases(sampler: Sampler) -> Iterator[Case]:
+    """Many rows of one element more than a block: what one block hands to the next shows most where few follow."""
+    choose = seeded(hash_of("seams", sampler.seed))
+    base = sampler.case(_slim, style="small", options=choose(sampler.option_sets()))
+    free, rows = sampler.free_symbols(base), _rows(base)
+    for symbol in free:
+        for size, count in _SEAMS if symbol not in (*base.definition.grid, rows) else ():
+            sizes = {**base.sizes, **({rows: count} if rows in free else {}), symbol: size}
+            for distribution in ("normal", "wide") if sampler.fits(sizes) else ():
+                case = with_values(base, distribution, layouts={}, protocol="once", memory="plain")
+                yield replace(case, sizes=sizes, seed=choose(range(1 << 24)))
+
+
+def beyond_cases(sampler: Sampler) -> Iterator[Sequence[Case]]:
+    """Series that end with more rows than 16 bits count, or more classes: all other sizes are small.
+
+    The smaller cases before tell how long the last will take.
+    """
+    choose = seeded(hash_of("beyond", sampler.seed))
+    base = sampler.case(_slim, style="small", options=choose(sampler.option_sets()))
+    base = with_values(base, "normal", layouts={}, protocol="once", memory="plain", seed=choose(range(1 << 24)))
+    labels = [tensor for tensor in base.signature.tensors if tensor.role == "label"]
+    for symbol in (_rows(base), *(tensor.bound for tensor in labels)):
+        if symbol in sampler.shapes or symbol not in (*base.definition.grid, *sampler.free_symbols(base)):
+            continue
+        last = {tensor.name: "last" for tensor in labels if tensor.bound == symbol}
+        sizes = [_slimmed(sampler, base, symbol, size) for size in _GROWING]
+        if all(sizes):
+            yield [replace(base, sizes=some, values={**base.values, **last}) for some in sizes if some]
+
+
+def _rows(case: Case) -> str:
+    """The symbol along which a kernel's programs lie, if any: rows that are independent, or the first dimension."""
+    return case.definition.independent(case.options) or case.signature.tensors[0].dims[0]
+
+
+def _slim(values: Sequence[Any]) -> Any:
+    """The least of the sizes that a symbol may have; 3 where any will do, so that sums have something to add."""
+    if isinstance(values, range):  # ascending, and perhaps of all seeds
+        return values[0]
+    return 3 if tuple(values) == SMALL else min(values)
+
+
+def _slimmed(sampler: Sampler, base: Case, symbol: str, size: int) -> dict[str, int] | None:
+    """Sizes with ``symbol`` at ``size``, free ones cut to one as long as a tensor has too many elements."""
+    sizes, tensors = {**base.sizes, symbol: size}, (*base.signature.tensors, *base.signature.returns)
+    for other in sampler.free_symbols(base):
+        if other != symbol and max(math.prod(tensor.shape(sizes)) for tensor in tensors) > _FEW:
+            sizes[other] = 1
+    return sizes if max(math.prod(tensor.shape(sizes)) for tensor in tensors) <= _MANY else None
+
+
+def special_cases(sampler: Sampler) -> Iterator[Case]:
+    """One NaN or infinity at a time, at both ends and in the middle of each tensor."""
+    for base in _bases(sampler, "special", ("small", "tile"), most=2, draws=_DRAWS):
+        plain = with_values(base, "normal", layouts={}, protocol="once", memory="plain", unused="plain")
+        if plain.definition.unused is not None:
+            for other in range(_SPOILED):
+                yield replace(plain, unused="nan", seed=plain.seed + other)
+        for tensor in plain.signature.tensors:
+            if tensor.role != "scale" or not all(shape := plain.shape(tensor)):
+                continue
+            if format_named(plain.dtypes[tensor.name]).bits == 8:
+                yield replace(plain, edits=((tensor.name, tuple(size // 2 for size in shape), math.nan),))
+        for tensor in real_tensors(plain.signature):
+            shape = plain.shape(tensor)
+            if not all(shape):
+                continue
+            for fraction, value in (
+                (0.0, math.nan),
+                (1.0, math.nan),
+                (0.5, math.inf),
+                (0.0, -math.inf),
+                (1.0, math.inf),
+                *(((0.0, -0.0),) if plain.definition.elementwise else ()),
+            ):
+                if math.isinf(value) and not format_named(plain.dtypes[tensor.name]).infinities:
+                    continue
+                index = tuple(round(fraction * (size - 1)) for size in shape)
+                yield replace(plain, edits=((tensor.name, index, value),))
+            if format_named(plain.dtypes[tensor.name]).infinities:
+                middle = tuple((size - 1) // 2 for size in shape)
+                zeros = with_values(plain, "ties", seed=plain.seed + 1)  # zero times infinity
+                yield replace(zeros, edits=((tensor.name, middle, math.inf),))
+                if tensor.name == plain.signature.tensors[0].name and len(shape) == 2 and shape[1] <= _SHORT:
+                    yield replace(plain, edits=tuple((tensor.name, (0, place), -math.inf) for place in range(shape[1])))
+
+
+def every_cases(sampler: Sampler) -> Iterator[Case]:
+    """Every number of the format, where an op works element by element and few calls of the sizes allowed hold them."""
+    base = sampler.case(seeded(sampler.seed), style="tile")
+    tensor = base.signature.tensors[0]
+    if not base.definition.elementwise or format_named(base.dtypes[tensor.name]).bits > 16:
+        return
+    allowed = {symbol: [size for size in sampler.shapes.get(symbol, (_SIDE,)) if size] for symbol in tensor.dims}
+    if not all(allowed.values()):
+        return
+    sizes = {symbol: min((s for s in some if s >= _SIDE), default=max(some)) for symbol, some in allowed.items()}
+    rows, columns = (min(size, _SIDE) for size in sizes.values())
+    starts = [row * _SIDE + column for row in range(0, _SIDE, rows) for column in range(0, _SIDE, columns)]
+    numbers = 2 ** format_named(base.dtypes[tensor.name]).bits
+    starts = [start for start in starts if start < numbers]
+    for options in sampler.option_sets()[:_MOST_OPTION_SETS]:
+        for start in starts if len(starts) <= _MOST_STARTS else ():
+            case = with_values(base, "normal", layouts={}, protocol="once", memory="plain", sizes=sizes, seed=start)
+            yield replace(case, options=options, values={tensor.name: EVERY})
+
+
+def invariant_cases(sampler: Sampler, contract: Contract) -> Iterator[Case]:
+    """Calls in pairs, poisoned memory, and every layout."""
+    alone = ["alone"] if contract.batch_invariant else []
+    protocols = ["repeat", "after_other", "after_refill", "after_many", *alone]
+    for protocol in protocols:
+        styles = _STYLES.get(protocol, ("small", "tile", "any"))
+        for base in _bases(sampler, protocol, styles, most=2, draws=_DRAWS if protocol == "after_many" else 1):
+            case = with_values(base, "normal", layouts={}, protocol=protocol, memory="plain")
+            yield case
+            rows = case.definition.independent(case.options)
+            if (
+                protocol == "alone" and rows is not None and rows not in sampler.shapes
+            ):  # an odd and an even number of rows
+                yield replace(case, sizes={**case.sizes, rows: case.sizes[rows] + 1})
+    for memory in ("nan", "huge"):
+        for base in _bases(sampler, memory, ("small", "tile", "tile", "any"), most=2):
+            yield with_values(base, "normal", layouts={}, protocol="once", memory=memory)
+    for base in _bases(sampler, "empty", ("small",), most=1):
+        for symbol in base.definition.empty:
+            if symbol in base.sizes and 0 in sampler.shapes.get(symbol, (0,)):
+                yield with_values(
+                    base, "normal", layouts={}, protocol="once", memory="nan", sizes={**base.sizes, symbol: 0}
+                )
+    for layout in sampler.layouts:
+        if layout != LAYOUTS[0]:
+            for base in _bases(sampler, layout, ("small", "tile"), most=2):
+                names = [tensor.name for tensor in base.signature.tensors]
+                yield with_values(base, "normal", layouts=dict.fromkeys(names, layout), protocol="once", memory="plain")
+
+
+def outside_cases(sampler: Sampler) -> Iterator[Case]:
+    """One case to be tried where nothing tells of an examination."""
+    for base in _bases(sampler, "outside", ("tile",), most=1):
+        yield with_values(base, "normal", layouts={}, protocol="outside", memory="plain", unused="plain")
+
+
+def bias_cases(sampler: Sampler) -> Iterator[Case]:
+    """Series of calls (`assay.verify.judgement.bias`): numbers of one sign, where errors add up, and of both."""
+    bases = sorted(_bases(sampler, "bias", ("tile",) * 4, most=2), key=lambda case: case.definition.cost(case.sizes))
+    for distribution in ("positive", "normal"):
+        for base in bases[-min(2, len(sampler.option_sets())) :]:  # where errors add up most
+            yield with_values(base, distribution, layouts={}, protocol="bias", memory="plain", unused="plain")
+
+
+def _reals(sampler: Sampler, options: Mapping[str, Any]) -> list[TensorSpec]:
+    return real_tensors(sampler.definition.signature(options))
+
+
+def _bases(
+    sampler: Sampler, purpose: str, styles: tuple[str, ...], *, most: int = _MOST_OPTION_SETS, draws: int = 1
+) -> Iterator[Case]:
+    """A case per style and option set, the sets in turn where there are many; of so many draws the least work.
+
+    Sizes of one and none are taken where nothing else was drawn: a row of one element hides what a kernel does.
+    """
+    choose = seeded(hash_of(purpose, sampler.seed))
+    sets = sampler.option_sets()
+    for style in styles:
+        sized = sampler.limited(_TILE_ELEMENTS, _TILE_WORK) if style == "tile" else sampler
+        picked = sets if len(sets) <= most else [choose(sets) for _ in range(most)]
+        for options in picked:
+            drawn = [sized.case(choose, style=style, options=dict(options)) for _ in range(draws)]
+            yield min(drawn, key=lambda case: (min(case.sizes.values()) < 2, case.definition.cost(case.sizes)))
+
+
+def _with_plain_factors(case: Case, distribution: str) -> Case:
+    """The case with powers of two for the scales and shares that don't have ``distribution``: products stay exact."""
+    kinds = {tensor.name: names_of(tensor) for tensor in case.signature.tensors if tensor.role in ("scale", "weight")}
+    plain = {name: "powers" for name, known in kinds.items() if distribution not in known}
+    return replace(case, values={**case.values, **plain})
+
+
+def hash_of(purpose: str, seed: int) -> int:
+    """A seed of its own for each purpose."""
+    return seed * 1_000_003 + sum((place + 1) * ord(letter) for place, letter in enumerate(purpose))

@@ -1,0 +1,213 @@
+"""`examine` and `check`: a kernel against the certified golden, over fixed phases and fuzzed cases."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, Literal
+
+from assay.interpreter import emulated_device, emulating
+from assay.runtime.environment import generators_kept, standard_environment
+from assay.runtime.errors import names_checked
+from assay.runtime.process import GIB
+from assay.runtime.warned import warned_once
+from assay.verify.cases.case import Case
+from assay.verify.cases.layouts import LAYOUTS
+from assay.verify.contract import Contract
+from assay.verify.errors import SettingError, VerificationError
+from assay.verify.examination.about import about
+from assay.verify.examination.course import Course, Progress
+from assay.verify.examination.diagnosis import diagnosed
+from assay.verify.examination.gate import gate
+from assay.verify.examination.question import Question, ask
+from assay.verify.examination.repro import repro_line
+from assay.verify.examination.tally import Tally
+from assay.verify.execution.isolation import Isolation
+from assay.verify.execution.target import target_of
+from assay.verify.execution.time_limit import can_be_limited
+from assay.verify.findings import Detectable
+from assay.verify.judgement.result import by_reason
+from assay.verify.settings import Settings
+from assay.verify.verdict import Verdict
+
+_WARNINGS = {
+    "special": "NaN, infinities or signed zeros differ, of which the contract says nothing (nonfinite=)",
+    "subnormals": "subnormals differ, of which the contract says nothing (subnormals=)",
+}
+_TRUSTED_SHARE = 0.1  # of the judged elements must be nonzero
+
+
+@names_checked("examine", "setting", SettingError)
+def examine(
+    kernel: Callable[..., Any],
+    op: str,
+    *,
+    dtype: str | Mapping[str, str] | None = None,
+    out_dtype: str | None = None,
+    options: Mapping[str, Sequence[Any]] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    at: Mapping[str, int] | Sequence[Mapping[str, int]] = Settings.at,
+    contract: Contract | None = None,
+    effort: Literal["quick", "usual", "thorough"] = Settings.effort,
+    examples: int | None = Settings.examples,
+    seed: int = Settings.seed,
+    device: str = Settings.device,
+    framework: str = Settings.framework,
+    layouts: Sequence[str] = LAYOUTS,
+    timeout: float = Settings.timeout,
+    isolate: bool = Settings.isolate,
+    memory: float = Settings.memory,
+    goldens: str | None = Settings.goldens,
+    shrinking: bool = Settings.shrinking,
+    strict: bool = Settings.strict,
+    every_aspect: bool = Settings.every_aspect,
+    progress: Progress | None = None,
+    watch: Callable[[str, float], None] | None = None,
+) -> Verdict:
+    """Examine ``kernel`` as an implementation of spec ``op``.
+
+    The kernel is called with the spec's tensors positionally and with the listed ``options`` only, each over its list
+    of values. ``dtype`` names the dtype of all its floating tensors, or of each by name; it may be left out where the
+    spec fixes them all. ``shapes`` restricts symbolic dimensions, ``layouts`` the memory layouts. ``at``
+    are sizes of production, or a list of such: the kernel is run there too, its whole output watched and samples of it
+    judged (docs/at-shape.md); a symbol that is left out has its largest size of ``shapes``. ``effort`` says how
+    much is tried: "quick" the fixed cases that find the most faults a second and 12 fuzzed ones, "usual" all fixed
+    cases and 60 fuzzed ones, "thorough" 200; ``examples`` is another number of fuzzed cases. ``timeout`` is in seconds
+    of processor time per call, more where earlier calls tell that a case takes more; compiling isn't counted, and has
+    its own limit (`execution.time_limit`). With ``isolate`` the kernel runs in a process of its own
+    (`execution.isolation`), which may hold ``memory`` GiB beyond
+    what it starts with, and once in one where nothing tells of the examination. ``goldens`` is the address of a store
+    of goldens (`assay.golden.store`): those of its records that answer the question are cases too.
+    Without ``shrinking`` failures are reported as they were met, unexplained. ``strict``: NaN, infinities, signed zeros
+    and subnormals are part of the promise, as where the contract names them. Without ``every_aspect`` the examination
+    ends with the first failure.
+    ``progress(phase, done, of)`` is called as the examination goes on, ``watch(line, seconds)`` with the repro line
+    of each case before it is tried, and before and after each call of the kernel, which comes back within so many
+    seconds unless it hangs beyond interruption; 0 where no call is under way.
+
+    Raises `UnknownSpec`, `OptionError`, `ContractError` or `SettingError` on a question that can't be asked; whatever
+    the kernel does becomes part of the verdict.
+    """
+    settings = Settings(
+        op,
+        dtype=dtype,
+        out_dtype=out_dtype,
+        options={} if options is None else options,
+        shapes={} if shapes is None else shapes,
+        at=[at] if isinstance(at, Mapping) else at,
+        layouts=layouts,
+        contract=Contract() if contract is None else contract,
+        effort=effort,
+        examples=examples,
+        seed=seed,
+        device=device,
+        framework=framework,
+        timeout=timeout,
+        isolate=isolate,
+        memory=memory,
+        goldens=goldens,
+        shrinking=shrinking,
+        strict=strict,
+        every_aspect=every_aspect,
+        faithful=emulated_device(),
+    )
+    return examination(kernel, settings, progress, watch)
+
+
+def check(kernel: Callable[..., Any], op: str, **settings: Any) -> Verdict:
+    """`examine`, raising `VerificationError` (an AssertionError) with the report unless the kernel passes."""
+    verdict = examine(kernel, op, **settings)
+    if not verdict.passed:
+        raise VerificationError(str(verdict))
+    return verdict
+
+
+def examination(
+    kernel: Callable[..., Any],
+    settings: Settings,
+    progress: Progress | None = None,
+    watch: Callable[[str, float], None] | None = None,
+    target: str = "",
+) -> Verdict:
+    """`examine` with its settings as a record; ``target`` names a kernel that has no importable name of its own."""
+    target = target_of(kernel) or target
+
+    def before(case: Case, seconds: float) -> None:
+        if watch is not None:
+            watch(repro_line(settings, target, case), seconds)
+
+    with ExitStack() as stack:
+        stack.enter_context(warned_once())
+        if settings.faithful != emulated_device():
+            stack.enter_context(emulating(settings.faithful))
+        question = ask(kernel, settings, before)
+        if settings.isolate:
+            isolation = stack.enter_context(Isolation(question.bench, int(settings.memory * GIB)))
+            question = replace(question, bench=replace(question.bench, isolation=isolation))
+        stack.enter_context(generators_kept())
+        stack.enter_context(standard_environment())
+        return _verdict(question, target, progress or (lambda phase, done, of: None))
+
+
+def _verdict(question: Question, target: str, progress: Progress) -> Verdict:
+    """The phases in turn, and what follows from what they saw."""
+    started = time.perf_counter()
+    tally, detectable = Tally(), list[Detectable]()
+    if question.refusal:
+        outcome, note = "REFUSED", question.refusal
+    else:
+        open_way, course = gate(question), Course(question, progress)
+        tally, detectable = course.run(), course.detectable
+        if tally.broken:
+            progress("shrinking", 0, 0)
+        tally = replace(tally, aspects=diagnosed(tally.aspects, question, target))
+        outcome, note = _outcome(tally, open_way, question.settings)
+    return Verdict(
+        outcome=outcome,
+        kernel=question.kernel,
+        spec=question.definition.name,
+        dtype=question.dtype,
+        contract=str(question.settings.contract),
+        cases=tally.cases,
+        worst=tally.worst,
+        aspects=dict(tally.aspects),
+        target=target,
+        phases=dict(tally.phases),
+        elements=tally.judged,
+        unjudged=tally.unjudged,
+        left_out=by_reason(tally.left_out),
+        unresolved=tally.unresolved,
+        histogram=tally.histogram,
+        detectable=tuple(detectable),
+        seconds=time.perf_counter() - started,
+        seed=question.settings.seed,
+        note=note,
+        at=tally.at,
+        left_changed=tuple(question.bench.call.left),
+        unlimited=not (question.settings.isolate or can_be_limited()),
+        about=about(question.bench.call.kernel, question.settings.device),
+    )
+
+
+def _outcome(tally: Tally, open_way: str | None, settings: Settings) -> tuple[str, str]:
+    """The outcome, and why where it is neither PASS nor FAIL."""
+    if tally.broken - settings.unpromised:
+        return "FAIL", ""
+    if open_way:
+        return "VACUOUS", f"under this contract the check lets through {open_way}"
+    if tally.cases == 0 or tally.judged == 0:
+        return "VACUOUS", "nothing was decided: no element of any case was judged"
+    if tally.unresolved:
+        return "INCONCLUSIVE", f"{tally.unresolved} elements lie within the golden's own radius of the limit"
+    if tally.mostly_left_out:
+        return "MISTRUSTED", tally.mostly_left_out
+    if tally.nonzero < _TRUSTED_SHARE * tally.judged:
+        return "MISTRUSTED", f"only {tally.nonzero} of {tally.judged} judged elements should be other than zero"
+    warned = [_WARNINGS[name] for name in sorted(tally.broken)]
+    if tally.suspect:
+        warned.append("numbers are within what the contract's worst case allows, and far outside of what rounding does")
+    if warned:
+        return "WARN", " and ".join(warned)
+    return "PASS", ""

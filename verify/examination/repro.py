@@ -1,0 +1,90 @@
+"""Repro lines: one line that runs one case again, in a fresh process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from assay.golden.errors import UnknownSpec
+from assay.golden.registry import spec
+from assay.interpreter import emulating
+from assay.runtime.environment import generators_kept
+from assay.runtime.errors import AssayError, unknown
+from assay.runtime.own_modules import importable
+from assay.verify.cases.case import Case
+from assay.verify.errors import ReproError
+from assay.verify.execution.frameworks import check_device, check_framework
+from assay.verify.execution.runner import Bench
+from assay.verify.execution.target import load_target
+from assay.verify.findings import ASPECTS
+from assay.verify.judgement.result import Result
+from assay.verify.judgement.suspicion import second_look, takes_chance
+from assay.verify.settings import Settings
+
+_NAMELESS = "the kernel has no importable name; add --target package.module:function"
+
+
+def repro_line(settings: Settings, target: str, case: Case, aspect: str = "") -> str:
+    """The command that runs ``case`` of the kernel called ``target`` again; empty where it has no importable name.
+
+    ``aspect`` is the one that a failure of it was a matter of.
+    """
+    of_the_case = case.as_dict()
+    of_the_case["spec"] = _importable(of_the_case["spec"])
+    content = {"target": _importable(target), **settings.of_call(case.options), "case": of_the_case}
+    content |= {"aspect": aspect} if aspect else {}
+    line = json.dumps(content, separators=(",", ":")).replace("'", "\\u0027")
+    return f"assay repro '{line}'"
+
+
+def _importable(name: str) -> str:
+    """``module:name`` as a new process imports it; a built-in op's name as it is."""
+    module, colon, own = name.partition(":")
+    return f"{importable(module)}{colon}{own}" if colon else name
+
+
+def parse_line(line: str, target: str = "") -> tuple[Settings, str, Case, str]:
+    """What `repro_line` was given; ``target`` stands for the line's own, and its module may define the op.
+
+    Raises `ReproError`.
+    """
+    text = line.strip().removeprefix("assay repro").strip().strip("'")
+    try:
+        content: dict[str, Any] = json.loads(text)
+        named, given, aspect = content.pop("target"), content.pop("case"), content.pop("aspect", "")
+        target = target or named
+        case = Case.from_dict({**given, "spec": spec(given["spec"], target).reference})
+        if aspect not in ("", *ASPECTS):
+            raise ReproError(f"repro line: {unknown('aspect', aspect, ASPECTS)}")
+        return Settings.from_table({"spec": case.spec, **content}), target, case, aspect
+    except ReproError:
+        raise
+    except UnknownSpec as error:
+        raise ReproError(f"repro line: {error if target else _NAMELESS}") from None
+    except AssayError as error:
+        raise ReproError(f"repro line: {error}") from None
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ReproError(f"repro line: expected what a report prints after 'assay repro', got {text[:60]!r}") from None
+
+
+def run_line(line: str, target: str = "", before: Callable[[Case, float], None] | None = None) -> Result:
+    """Run the case of a repro line, and judge it by chance too.
+
+    ``target`` names the kernel where the line doesn't, ``before`` is that of `Call`.
+    Raises `ReproError`, and `SettingError` or `TargetError` where this machine lacks what the line needs.
+    """
+    settings, target, case, aspect = parse_line(line, target)
+    if not target:
+        raise ReproError(f"repro line: {_NAMELESS}")
+    check_framework(settings.framework, settings.device)
+    check_device(settings.device)
+    with generators_kept(), emulating(settings.faithful):
+        bench = Bench.of(load_target(target), settings, before)
+        result = bench.try_case(case)
+        if result.failure is None and takes_chance(case):
+            result = replace(result, failure=second_look(bench.oracle, case, result).failure)
+    if result.failure is None or result.failure.aspect:
+        return result
+    return replace(result, failure=replace(result.failure, aspect=aspect))

@@ -1,0 +1,177 @@
+"""Shrinking: the smallest case that still fails in the same way.
+
+Inputs are functions of (seed, tensor, coordinates): cutting a dimension leaves the elements that remain as they were,
+which is what makes greedy shrinking work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, product
+from math import prod
+
+from assay.golden.inputs.distributions import names_of
+from assay.verify.cases.case import Case, Edit
+from assay.verify.cases.sampler import Sampler
+from assay.verify.findings import Failure
+
+_NUMBERS = {"contract", "exact", "nonfinite"}  # kinds of wrong numbers, which shrinking may turn into each other
+_SIMPLE = ("integers", "ties", "powers", "one_hot", "normal")
+_ZERO_LIMIT = 64  # tensors with more elements than this are not shrunk element by element
+
+
+def shrink(
+    failure: Failure,
+    attempt: Callable[[Case], Failure | None],
+    sampler: Sampler,
+    *,
+    trials: int = 400,
+    seconds: float = 20.0,
+) -> Failure:
+    """The smallest failure of the same kind that greedy steps reach within so many trials and seconds."""
+    search = _Search(failure, attempt, sampler, trials, time.monotonic() + seconds)
+    while search.smaller_sizes() | search.simpler():
+        pass
+    return search.failure
+
+
+def is_alike(found: Failure, failure: Failure) -> bool:
+    """Whether two failures are of one kind: all wrong numbers are."""
+    return found.kind == failure.kind or {found.kind, failure.kind} <= _NUMBERS
+
+
+@dataclass
+class _Search:
+    """A greedy search under way: the smallest failure so far, and what may still be spent."""
+
+    failure: Failure
+    attempt: Callable[[Case], Failure | None]
+    sampler: Sampler
+    trials: int
+    deadline: float
+
+    def fails(self, case: Case) -> bool:
+        """Whether ``case`` fails likewise; it is then the smallest failure."""
+        if self.trials == 0 or time.monotonic() > self.deadline:
+            return False
+        self.trials -= 1
+        found = self.attempt(case)
+        if found is None or not is_alike(found, self.failure):
+            return False
+        self.failure = found
+        return True
+
+    def smaller_sizes(self) -> bool:
+        """Each dimension, the longest first: the smallest allowed size that fails, by bisection."""
+        progress = False
+        for symbol in sorted(self.failure.case.sizes, key=lambda name: -self.failure.case.sizes[name]):
+            sizes = self._allowed(symbol)
+            least, most = 0, len(sizes)  # sizes[:least] do not fail; the present size stands behind the last
+            if sizes and self._cut(symbol, sizes[0]):
+                progress = True
+                continue
+            least = 1
+            while least < most:
+                middle = (least + most) // 2
+                if self._cut(symbol, sizes[middle]):
+                    most, progress = middle, True
+                else:
+                    least = middle + 1
+        return progress
+
+    def _allowed(self, symbol: str) -> Sequence[int]:
+        """The sizes below the present one that a symbol may take, ascending."""
+        case, definition = self.failure.case, self.sampler.definition
+        size, step = case.sizes[symbol], definition.step(case.signature, symbol, case.sizes)
+        given = self.sampler.shapes.get(symbol) or definition.sizes.get(symbol)
+        least = int(case.options[definition.least[symbol]]) if symbol in definition.least else 1
+        if given is not None:
+            return sorted({s for s in given if least <= s < size and s % step == 0})
+        return range(-(-least // step) * step, size, step)
+
+    def _cut(self, symbol: str, smaller: int) -> bool:
+        """Whether the case fails with the symbol cut to a smaller size, at the end or at the front."""
+        case, definition = self.failure.case, self.sampler.definition
+        size, multiples = case.sizes[symbol], definition.multiples
+        sizes = {**case.sizes, symbol: smaller}
+        for name, groups in definition.groups.items():
+            if groups == symbol and name in sizes:
+                sizes[name] = max(1, sizes[name] // size) * smaller
+        if any(sizes[name] % max(sizes[p], 1) for name, p in multiples.items() if name in sizes and p in sizes):
+            return False
+        if self.fails(replace(case, sizes=sizes, edits=_edits_within(case, symbol, 0, smaller))):
+            return True
+        if symbol in multiples.values():
+            return False
+        first = case.origin.get(symbol, 0) + size - smaller
+        edits = _edits_within(case, symbol, size - smaller, smaller)
+        return self.fails(replace(case, sizes=sizes, origin={**case.origin, symbol: first}, edits=edits))
+
+    def simpler(self) -> bool:
+        """One simplification that isn't one of size, the greatest that still fails."""
+        return any(self.fails(candidate) for candidate in _simpler(self.failure, self.sampler))
+
+
+def _edits_within(case: Case, symbol: str, first: int, size: int) -> tuple[Edit, ...]:
+    """The edits of a case of which ``size`` places along a symbol are left, from the ``first`` on."""
+    dims = {tensor.name: tensor.dims for tensor in case.signature.tensors}
+    kept = []
+    for name, index, value in case.edits:
+        moved = tuple(place - first * (dim == symbol) for dim, place in zip(dims[name], index, strict=True))
+        if all(0 <= place < size for dim, place in zip(dims[name], moved, strict=True) if dim == symbol):
+            kept.append((name, moved, value))
+    return tuple(kept)
+
+
+def _simpler(failure: Failure, sampler: Sampler) -> Iterator[Case]:
+    """Simpler cases of the same sizes: calls, memory, options, layouts, distributions, single elements."""
+    case = failure.case
+    if case.protocol != "once":
+        yield replace(case, protocol="once")
+    if case.memory != "plain":
+        yield replace(case, memory="plain")
+    if case.unused != "plain":
+        yield replace(case, unused="plain")
+    yield from _simpler_options(case, sampler)
+    for name, layout in case.layouts.items():
+        if layout != "contiguous":
+            yield replace(case, layouts={**case.layouts, name: "contiguous"})
+    yield from _simpler_values(case)
+    yield from islice(_fewer_elements(failure), 120)
+
+
+def _simpler_options(case: Case, sampler: Sampler) -> Iterator[Case]:
+    signature = case.definition.signature_text
+    for name, values in sampler.options.items():
+        if case.options[name] != values[0] and isinstance(signature, str):
+            yield replace(case, options={**case.options, name: values[0]})
+
+
+def _simpler_values(case: Case) -> Iterator[Case]:
+    for tensor in case.signature.tensors:
+        names = names_of(tensor)
+        simple = names[:1] if tensor.role != "real" else tuple(name for name in _SIMPLE if name in names)
+        now = case.values.get(tensor.name, names[0])
+        if now == "zeros":  # nothing is simpler
+            continue
+        for name in simple:
+            if name == now:
+                break
+            yield replace(case, values={**case.values, tensor.name: name})
+
+
+def _fewer_elements(failure: Failure) -> Iterator[Case]:
+    """Single elements set to zero, in tensors of numbers that are small by now."""
+    case = failure.case
+    edited = {(name, index) for name, index, _ in case.edits}
+    for tensor in case.signature.tensors:
+        shape = case.shape(tensor)
+        if tensor.role != "real" or prod(shape) > _ZERO_LIMIT or case.values.get(tensor.name) == "zeros":
+            continue
+        if "zeros" in names_of(tensor):
+            yield replace(case, values={**case.values, tensor.name: "zeros"})
+        for at in product(*map(range, shape)):
+            if (tensor.name, at) not in edited:
+                yield replace(case, edits=(*case.edits, (tensor.name, at, 0.0)))

@@ -1,0 +1,65 @@
+"""torch.compile: what the compiler made is run in every case of an examination.
+
+torch.compile gives up after eight variants of a function and runs it in eager mode from then on, and does the same
+inside of a dispatch mode, such as the one that poisons memory. An examination calls a kernel with hundreds of sizes,
+dtypes and layouts: of most cases it would show eager mode. So each call of a kernel is made without that limit, and of
+one that torch.compile returned outside of such modes: poisoned memory doesn't reach what compiled code allocates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+_UNLIMITED = 1 << 30
+_LIMITS = {
+    "recompile_limit": _UNLIMITED,
+    "accumulated_recompile_limit": _UNLIMITED,
+    "fail_on_recompile_limit_hit": True,
+}
+
+
+def compiled(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
+    """A kernel: ``torch.compile(function, **settings)`` under a name of its own.
+
+    Where the compiler breaks the graph, the pieces between are eager; ``fullgraph=True`` makes an error of that.
+    """
+    kernel = torch.compile(function, **settings)
+    name = getattr(function, "__qualname__", None) or type(function).__name__
+    with contextlib.suppress(AttributeError):
+        kernel.__name__ = kernel.__qualname__ = f"compiled {name}"
+    return kernel
+
+
+def is_compiled(kernel: Callable[..., Any]) -> bool:
+    """Whether torch.compile returned it, or it has only arguments added to what torch.compile did."""
+    while isinstance(kernel, functools.partial):
+        kernel = kernel.func
+    in_place = isinstance(kernel, torch.nn.Module) and kernel._compiled_call_impl is not None
+    return in_place or hasattr(kernel, "_torchdynamo_orig_callable")
+
+
+@contextlib.contextmanager
+def every_variant_compiled(kernel: Callable[..., Any]) -> Iterator[None]:
+    """Inside, a call of ``kernel`` compiles as often as it must, whatever of it is torch.compile's."""
+    by_itself, dynamo = is_compiled(kernel), sys.modules.get("torch._dynamo.utils")
+    if not by_itself and (dynamo is None or not dynamo.counters["frames"]["total"]):  # nothing was ever compiled
+        yield
+        return
+    import torch._dynamo.config as config
+
+    before = {name: getattr(config, name) for name in _LIMITS}
+    for name, limit in _LIMITS.items():
+        setattr(config, name, limit)
+    try:
+        with _disable_current_modes() if by_itself else contextlib.nullcontext():
+            yield
+    finally:
+        for name, limit in before.items():
+            setattr(config, name, limit)

@@ -1,0 +1,65 @@
+"""A failing case under NVIDIA's compute-sanitizer, where it is installed: which access was out of bounds, and where.
+
+The case is repeated in a fresh process by its repro line, so the kernel must have an importable name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+_TOOL = "compute-sanitizer"
+_SECONDS = 600.0
+_MOST_LINES = 4
+_PREFIX = re.compile(r"^=+ ?")
+_COMPLETE = "ERROR SUMMARY:"
+_RAN = (0, 1)  # what `assay repro` exits with where the case was run
+_FINDING = re.compile(r"Invalid|Misaligned|Program hit|Race|Error:")
+
+
+def sanitize(line: str, target: str) -> str:
+    """What compute-sanitizer's memcheck says of the case of a repro line, in a few lines; why not, where it can't be.
+
+    ``target`` is the importable name of the kernel, empty where it has none.
+    Programs under it run many times slower; after ten minutes it is given up.
+    """
+    tool = shutil.which(_TOOL)
+    if tool is None:
+        return f"{_TOOL} is not installed; it comes with the CUDA toolkit"
+    if not target:
+        return f"{_TOOL} needs a kernel with an importable name"
+    command = [tool, "--tool", "memcheck", "--target-processes", "all", sys.executable, "-m", "assay.cli.main", "repro"]
+    try:
+        done = subprocess.run(
+            [*command, line],
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+            env=os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},  # else an allocation hides its neighbours
+        )
+    except subprocess.TimeoutExpired:
+        return f"{_TOOL}: no end within {_SECONDS:g} s"
+    return findings(done.stdout, done.stderr, done.returncode)
+
+
+def findings(output: str, errors: str = "", status: int = 0) -> str:
+    """The first finding of a compute-sanitizer report, and how many there are.
+
+    ``output`` and ``errors`` are what the run printed, ``status`` its exit status. Nothing is found only where the
+    report has its end and the case was run; else the last line of ``errors`` is shown.
+    """
+    printed = [*output.splitlines(), *errors.splitlines()]
+    lines = [_PREFIX.sub("", line).strip() for line in printed if line.startswith("====")]
+    starts = [place for place, line in enumerate(lines) if _FINDING.match(line)]
+    if not starts and (status not in _RAN or not any(line.startswith(_COMPLETE) for line in lines)):
+        words = [line.strip() for line in errors.splitlines() if line.strip() and not line.startswith("====")]
+        return f"{_TOOL}: the case was not run to its end: {words[-1] if words else f'exit status {status}'}"
+    if not starts:
+        return f"{_TOOL} found nothing"
+    first = [line for line in lines[starts[0] : starts[0] + _MOST_LINES] if line]
+    more = f" (and {len(starts) - 1} more)" if len(starts) > 1 else ""
+    return f"{_TOOL}: {'; '.join(first)}{more}"

@@ -1,0 +1,61 @@
+"""A kernel by its importable name, ``package.module:function``, and back."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from assay.runtime.errors import unknown
+from assay.runtime.own_modules import import_own
+from assay.verify.errors import TargetError
+
+
+def load_target(target: str) -> Callable[..., Any]:
+    """The kernel called ``package.module:function``; modules of the current folder count. Raises `TargetError`."""
+    module_name, _, name = target.partition(":")
+    if not module_name or not name:
+        raise TargetError(f"target {target!r}; expected package.module:function")
+    found: Any = import_own(module_name, f"target {target!r}", TargetError)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise TargetError(
+                f"target {target!r}: {unknown('function', part, [n for n in dir(found) if n[0] != '_'][:20])}"
+            )
+        found = getattr(found, part)
+    if not callable(found):
+        raise TargetError(f"target {target!r} is a {type(found).__name__}, which can't be called")
+    return found
+
+
+def target_of(kernel: Callable[..., Any]) -> str:
+    """``module:name`` where the kernel can be imported by it, else an empty string."""
+    module, name = getattr(kernel, "__module__", None), getattr(kernel, "__qualname__", "")
+    if not module or "<" in name or module == "__main__":
+        return ""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{name}" if found is kernel else ""
+
+
+def source_of(kernel: Callable[..., Any]) -> str:
+    """``file:line`` where the source of the kernel begins; the file from the current folder, where it is below it.
+
+    An empty string where the source isn't Python's.
+    """
+    found: Any = kernel
+    while isinstance(found, partial):
+        found = found.func
+    found = inspect.unwrap(getattr(found, "fn", found))  # what Triton compiles or tunes keeps its function there
+    if not (inspect.isroutine(found) or inspect.isclass(found)):
+        found = type(found)
+    try:
+        file, line = inspect.getsourcefile(found), inspect.getsourcelines(found)[1]
+    except (OSError, TypeError):
+        return ""
+    path = Path(file or "")
+    return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{line}"

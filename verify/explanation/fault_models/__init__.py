@@ -1,0 +1,30 @@
+"""Fault models: known faults of kernels, each a small alteration of a right definition.
+
+They explain failures (`assay.verify.explanation.explain`), measure what an examination or a test would have caught
+(`assay.verify.mutation.power`), and test the harness itself. docs/fault-models.md says how to add one.
+"""
+
+from functools import cache
+from importlib import import_module
+
+from assay.golden.registry import Fault, spec
+from assay.verify.explanation.fault_models.fault_model import FaultModel, of_file
+
+_TABLES = (
+    "attention_masks", "attention", "attention_variants", "softmax", "norms", "products", "quantizers", "elementwise",
+    "experts", "partial", "common", "side_effects",
+)  # fmt: skip
+
+
+@cache
+def fault_models() -> tuple[FaultModel, ...]:
+    """All fault models; of those that explain a failure equally well the earlier one is the likelier."""
+    tables = (import_module(f"{__name__}.{table}").FAULT_MODELS for table in _TABLES)
+    return tuple(fault for table in tables for fault in table)
+
+
+def fault_models_of(op: str) -> tuple[FaultModel, ...]:
+    """The fault models of a spec, those of its own file first."""
+    definition = spec(op)
+    own = (of_file(fault, definition) for fault in definition.faults if isinstance(fault, Fault))
+    return (*own, *(fault for fault in fault_models() if fault.is_of(definition)))

@@ -1,0 +1,145 @@
+"""What a kernel with a known fault may give in a call, beside what a right one may."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+
+from assay.golden.arithmetic import BallArithmetic
+from assay.golden.evaluation.golden import Golden, golden_of
+from assay.verify.cases.case import Case, build
+from assay.verify.contract import Contract
+from assay.verify.execution.runner import Bench
+from assay.verify.explanation.fault_models.error_distribution import ErrorDistribution
+from assay.verify.explanation.fault_models.evaluation import evaluate, stored
+from assay.verify.explanation.fault_models.fault_model import FaultModel
+from assay.verify.explanation.fault_models.single import Single
+from assay.verify.judgement.judge import Tolerance, judge
+from assay.verify.judgement.oracle import Oracle, tolerances_of
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One call of the kernel: its tensors, what it gave, and how that breaks the contract."""
+
+    case: Case
+    contract: Contract
+    values: Mapping[str, Tensor]
+    outputs: tuple[Tensor, ...]
+    limits: tuple[Tolerance, ...]
+
+    @cached_property
+    def broken(self) -> tuple[Tensor, ...]:
+        """Where the outputs break the contract of the right definition."""
+        return tuple(judgement.broken for judgement in map(judge, self.outputs, self.limits))
+
+    @cached_property
+    def breaks(self) -> int:
+        """How many elements do."""
+        return sum(int(part.sum()) for part in self.broken) + int(self.chooses_wrongly)
+
+    @cached_property
+    def chooses_wrongly(self) -> bool:
+        """Whether the kernel's own choices are none that the exact values allow."""
+        right = Oracle(self.contract).admitted(self.case, self.values, self.chosen)
+        return right is not None and not bool(right.all())
+
+    @cached_property
+    def chosen(self) -> dict[str, Tensor]:
+        """The kernel's own choices, by name."""
+        names = [tensor.name for tensor in self.case.signature.returns]
+        return {name: self.outputs[names.index(name)].cpu() for name in self.case.definition.chosen}
+
+
+def observation_of(bench: Bench, case: Case) -> Observation | None:
+    """A call of the kernel, unless it doesn't end in results."""
+    outputs = bench.outputs(case)
+    if outputs is None:
+        return None
+    values = {name: guarded.tensor for name, guarded in build(case).guarded.items()}
+    observation = Observation(case, bench.contract, values, tuple(output.detach().cpu() for output in outputs), ())
+    chosen = None if observation.chooses_wrongly else observation.chosen
+    return replace(observation, limits=tuple(Oracle(bench.contract).tolerances(case, values, chosen)))
+
+
+def limits_of(fault: FaultModel, observation: Observation) -> tuple[Tolerance, ...] | None:
+    """What a kernel with this fault may give; None where it chooses otherwise than the kernel did."""
+    case = observation.case
+    if fault.contract:
+        if observation.chooses_wrongly:
+            return None
+        looser = Oracle(fault.loosened(observation.contract))
+        return tuple(looser.tolerances(case, observation.values, observation.chosen))
+    chosen: Mapping[str, Tensor] | None = observation.chosen
+    if case.definition.admissible is not None:
+        if observation.chooses_wrongly and not _chooses_alike(fault, observation):
+            return None
+        chosen = None if observation.chooses_wrongly else chosen
+    exact, allowed = _emulated(fault, observation) if fault.emulated else _enclosed(fault, observation, chosen)
+    return tuple(tolerances_of(case, observation.contract, exact, allowed))
+
+
+def _chooses_alike(fault: FaultModel, observation: Observation) -> bool:
+    """Whether a kernel with this fault makes the choices that the kernel made."""
+    own = evaluate(fault, observation.case, observation.values, Single)
+    names = [tensor.name for tensor in observation.case.signature.returns]
+    return all(bool((own[names.index(name)] == ids).all()) for name, ids in observation.chosen.items())
+
+
+def _emulated(fault: FaultModel, observation: Observation) -> tuple[list[Golden], list[Golden]]:
+    """What the fault gives in float32, and around it the freedom that the contract leaves a right kernel."""
+    given = evaluate(fault, observation.case, observation.values, Single)
+    given = _stored(fault, observation.case, given) if fault.store else given  # else what comes before the store
+    exact = [Golden(result.double(), torch.zeros(result.shape, dtype=torch.float64)) for result in given]
+    allowed = [
+        Golden(golden.value, torch.where(limit.inner.isfinite(), limit.inner, 0.0))
+        for golden, limit in zip(exact, observation.limits, strict=True)
+    ]
+    return exact, allowed
+
+
+def _enclosed(
+    fault: FaultModel, observation: Observation, chosen: Mapping[str, Tensor] | None
+) -> tuple[list[Golden], list[Golden]]:
+    """The altered mathematics in balls, and these under the contract's model."""
+    model = observation.contract.model(
+        observation.case.definition, Oracle(observation.contract).input_format(observation.case)
+    )
+    results = evaluate(fault, observation.case, observation.values, BallArithmetic, model, chosen=chosen)
+    allowed = [Golden(golden.value.double(), golden.radius) for golden in map(golden_of, results)]
+    return [Golden(golden.value, torch.zeros_like(golden.radius)) for golden in allowed], allowed
+
+
+def error_distributions_of(
+    fault: FaultModel, observation: Observation, so_far: tuple[ErrorDistribution, ...]
+) -> tuple[ErrorDistribution, ...]:
+    """How the errors of the kernel, and of each arithmetic of a fault model with a looser contract, spread by now."""
+    loose = Oracle(fault.loosened(observation.contract)).tolerances(
+        observation.case, observation.values, observation.chosen
+    )
+    variants = [replace(fault, arithmetic=kind) for kind in (fault.arithmetic, *fault.like)]
+    given = [
+        observation.outputs,
+        *(given_by(variant, observation.case, observation.values, observation.chosen) for variant in variants),
+    ]
+    found = []
+    for distribution, outputs in zip(so_far or (ErrorDistribution(),) * len(given), given, strict=True):
+        for output, tight, wide in zip(outputs, observation.limits, loose, strict=True):
+            distribution = distribution.plus(output, tight, wide)
+        found.append(distribution)
+    return tuple(found)
+
+
+def given_by(
+    fault: FaultModel, case: Case, values: Mapping[str, Tensor], chosen: Mapping[str, Tensor] | None = None
+) -> tuple[Tensor, ...]:
+    """What a kernel with this fault gives, for the ``chosen`` results where they are known."""
+    return _stored(fault, case, evaluate(fault, case, values, Single, chosen=chosen))
+
+
+def _stored(fault: FaultModel, case: Case, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    store = fault.store or stored
+    return tuple(store(result, dtype) for result, dtype in zip(results, case.result_dtypes, strict=True))

@@ -1,0 +1,197 @@
+"""The few mechanisms that most fault models are made of."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from assay.formats.format import format_named
+from assay.formats.rounding import round_to
+from assay.golden.arithmetic import Arithmetic
+from assay.verify.cases.case import Case
+from assay.verify.cases.sampler import real_tensors
+from assay.verify.explanation.fault_models.fault_model import Tensors
+
+Tensor = torch.Tensor
+Inputs = Callable[[Tensors, Case], Tensors]
+Results = Callable[[Any, tuple[Any, ...], Case], tuple[Any, ...]]
+OfArray = Callable[[Any, Any], Any]
+
+
+def option(**changed: Any) -> Callable[[dict[str, Any], Case], dict[str, Any]]:
+    """Options as always, whatever the caller asks for."""
+    return lambda options, case: options | changed
+
+
+def asked(name: str, *values: Any) -> Callable[[Case], bool]:
+    """Whether an option has one of these values; without ``values``, another than its default."""
+    return lambda case: bool(
+        case.options[name] in values if values else case.options[name] != case.definition.options[name].default
+    )
+
+
+def first_dtype(*names: str) -> Callable[[Case], bool]:
+    """Whether the first tensor has one of these dtypes."""
+    return lambda case: next(iter(case.dtypes.values())) in names
+
+
+is_narrow = first_dtype("bfloat16", "float16")  # of the first tensor
+is_wide = first_dtype("float32", "float16")
+
+
+def out_dtype(*names: str) -> Callable[[Case], bool]:
+    """Whether the first result has one of these dtypes."""
+    return lambda case: case.result_dtypes[0] in names
+
+
+def changed(name: str, alter: Callable[[Tensor], Tensor]) -> Inputs:
+    """One tensor altered before the right definition."""
+    return lambda values, case: values | {name: alter(values[name])}
+
+
+def in_case(name: str, alter: Callable[[Tensor, Case], Tensor]) -> Inputs:
+    """One tensor altered before the right definition, by what the call is."""
+    return lambda values, case: values | {name: alter(values[name], case)}
+
+
+def swapped(first: str, second: str) -> Inputs:
+    """Two tensors of one shape taken for each other."""
+    return lambda values, case: values | {first: values[second], second: values[first]}
+
+
+def real_inputs(alter: Callable[[Tensor], Tensor]) -> Inputs:
+    """Every tensor of ordinary numbers altered."""
+    return lambda values, case: values | {t.name: alter(values[t.name]) for t in real_tensors(case.signature)}
+
+
+def rounded(format: str) -> Callable[[Tensor], Tensor]:
+    """Numbers rounded to a narrower format, float64."""
+    return lambda x: round_to(x.double(), format)
+
+
+def every(alter: OfArray) -> Results:
+    """Every result altered, but for those that are integers: ``alter(xp, x)``."""
+
+    def results(xp: Any, found: tuple[Any, ...], case: Case) -> tuple[Any, ...]:
+        integers = (tensor.is_integer for tensor in case.signature.returns)
+        return tuple(x if whole else alter(xp, x) for x, whole in zip(found, integers, strict=True))
+
+    return results
+
+
+def one(place: int, alter: OfArray) -> Results:
+    """One result altered, where there is that many."""
+    return lambda xp, found, case: tuple(alter(xp, x) if order == place else x for order, x in enumerate(found))
+
+
+def zero_where(mask: Callable[[tuple[int, ...]], Tensor]) -> OfArray:
+    """Zero where ``mask(shape)`` says."""
+    return lambda xp, x: xp.where(mask(tuple(x.shape)).expand(x.shape), x * 0.0, x) if len(x.shape) else x
+
+
+def last_row(shape: tuple[int, ...]) -> Tensor:
+    """The last row, of more than one: along the first axis of vectors and of everything else."""
+    rows = torch.arange(shape[0]).reshape(-1, *(1,) * (len(shape) - 1))
+    return (rows == shape[0] - 1) & (shape[0] > 1)
+
+
+def columns_beyond(step: int, least: int = 1) -> Callable[[tuple[int, ...]], Tensor]:
+    """The columns beyond the last whole ``step``, of more than ``least`` steps."""
+
+    def mask(shape: tuple[int, ...]) -> Tensor:
+        columns = torch.arange(shape[-1])
+        return (columns >= shape[-1] // step * step) & (shape[-1] >= step * least)
+
+    return mask
+
+
+def whole(size: int, step: int) -> int:
+    """The size without what is beyond its last whole ``step``; all of it where it has none."""
+    return size // step * step or size
+
+
+def cut(x: Any, axis: int, size: int) -> Any:
+    """The first ``size`` places along an axis."""
+    return x[(slice(None),) * (axis % len(x.shape)) + (slice(0, size),)]
+
+
+def padded(xp: Arithmetic, x: Any, step: int) -> Any:
+    """Zeros behind the last column, up to a whole ``step``."""
+    missing = -x.shape[-1] % step
+    return xp.concatenate([x, xp.exact(torch.zeros(*x.shape[:-1], missing))], -1) if missing else x
+
+
+def head_groups(case: Case) -> tuple[int, int]:
+    """How many key/value heads attention has, and how many query heads share one."""
+    return case.sizes["Hkv"], case.sizes["H"] // max(case.sizes["Hkv"], 1)
+
+
+def values_beyond_head(place: int) -> Results:
+    """Of one of attention's results the columns beyond the head size of q and k are zero."""
+    return one(place, lambda xp, x: zero_where(lambda shape: torch.arange(shape[-1]) >= xp.case.sizes["D"])(xp, x))
+
+
+def operations(**altered: Callable[..., Any]) -> type:
+    """Operations of an arithmetic altered: each is ``alter(xp, right, ...)``; ``right`` is the operation as it was."""
+    mixin: Any = type("Altered", (), {})
+
+    def operation(name: str, alter: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda xp, *given, **settings: alter(xp, getattr(super(mixin, xp), name), *given, **settings)
+
+    for name, alter in altered.items():
+        setattr(mixin, name, operation(name, alter))
+    found: type = mixin
+    return found
+
+
+def narrowed(x: Tensor, format: str) -> Tensor:
+    """Numbers rounded to a narrower format, in the dtype that they had: for float32 evaluations."""
+    return round_to(x.double(), format).to(x.dtype)
+
+
+def in_input_dtype(xp: Any, x: Tensor) -> Tensor:
+    """Numbers rounded to the dtype of the call's first tensor: for float32 evaluations."""
+    return narrowed(x, next(iter(xp.case.dtypes.values())))
+
+
+def tail_dropped(step: int) -> type:
+    """Sums and products without the terms beyond the last whole ``step``."""
+
+    def matmul(xp: Any, right: Any, a: Any, b: Any, *rest: Any, **settings: Any) -> Any:
+        kept = whole(a.shape[-1], step)
+        return right(cut(a, -1, kept), cut(b, -2, kept), *rest, **settings)
+
+    def total(xp: Any, right: Any, x: Any, axis: int = -1, **settings: Any) -> Any:
+        return right(cut(x, axis, whole(x.shape[axis], step)), axis, **settings)
+
+    return operations(sum=total, matmul=matmul)
+
+
+def narrow_accumulator(format: str, block: int = 16) -> type:
+    """Sums and products whose running sum is rounded to ``format`` after each block: for float32 evaluations."""
+    dtype = getattr(torch, format_named(format).name)
+
+    class NarrowAccumulator:
+        def sum(self: Any, x: Tensor, axis: int = -1, **settings: Any) -> Tensor:
+            total = x.new_zeros(()).expand(x.narrow(axis, 0, min(1, x.shape[axis])).shape)
+            if not x.shape[axis]:
+                return x.sum(axis, keepdim=True)
+            for part in torch.split(x, block, axis):
+                total = (total + part.sum(axis, keepdim=True)).to(dtype).to(x.dtype)
+            return total
+
+        def matmul(self: Any, a: Tensor, b: Tensor, plus: Tensor | None = None) -> Tensor:
+            total = a[..., :0] @ b[..., :0, :]
+            for first in range(0, a.shape[-1], block):
+                part = a[..., first : first + block] @ b[..., first : first + block, :]
+                total = (total + part).to(dtype).to(a.dtype)
+            return total if plus is None else total + plus
+
+        def logsumexp(self: Any, x: Tensor) -> Tensor:
+            return Arithmetic.logsumexp(self, x)
+
+        def attend(self: Any, scores: Tensor, visible: Tensor, values: Tensor, sinks: Any) -> tuple[Tensor, Tensor]:
+            weights, lse = self.attention_weights(scores, visible, sinks)
+            return self.matmul(weights, torch.where(visible.any(-2)[..., None], values, 0.0)), lse
+
+    return NarrowAccumulator

@@ -1,0 +1,321 @@
+"""What an examination finds, as data: failures, explanations, error maps, numbers of a case, and all of it together.
+
+Everything here can be written as JSON (`assay.runtime.structure.plain`) and read back; the annotations say what the
+JSON Schema of a verdict says (`assay.verify.report.schema`). Nothing here renders anything.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import torch
+from msgspec import Meta
+
+from assay.verify.cases.case import Case
+
+OUTCOMES = ("PASS", "WARN", "FAIL", "INCONCLUSIVE", "MISTRUSTED", "VACUOUS", "REFUSED")
+KINDS = (
+    "contract", "bias", "nonfinite", "exact", "shape", "dtype", "crash", "timeout", "nondeterministic",
+    "batch_variant", "out_of_bounds_write", "input_mutated", "unwritten_output", "layout", "unlikely",
+)  # fmt: skip
+"""The kinds of failures."""
+ASPECTS = (
+    "numbers", "range", "subnormals", "special", "shapes", "layouts", "memory", "determinism", "bias", "conduct",
+)  # fmt: skip
+"""What a verdict tells apart, in the order that it is shown in."""
+GRAVITY = (
+    "conduct", "memory", "numbers", "layouts", "shapes", "range", "determinism", "bias", "special", "subnormals",
+)  # fmt: skip
+"""The aspects, the gravest to be broken first; the last two warn only (`Contract.promises`)."""
+STATUSES = ("kept", "broken", "suspect", "not tried")
+SIDES = ("", "downward", "upward", "toward zero", "away from zero")
+
+MOST = 64
+"""Tensors with more elements than this aren't shown."""
+MAP_SHAPE = (48, 64)
+"""The most rows and columns of cells that a map has."""
+STEPS = 20
+"""Equal bins of (0, 1] in a histogram."""
+EDGES = (*(step / STEPS for step in range(STEPS + 1)), 2.0, 10.0)
+"""Upper edges of a histogram's bins: exactly 0, `STEPS` equal ones of (0, 1], (1, 2], (2, 10]; the last has none."""
+
+Outcome = Annotated[str, Meta(extra_json_schema={"enum": OUTCOMES})]
+Kind = Annotated[str, Meta(extra_json_schema={"enum": KINDS})]
+Side = Annotated[str, Meta(extra_json_schema={"enum": SIDES})]
+Status = Annotated[str, Meta(extra_json_schema={"enum": STATUSES})]
+Count = Annotated[int, Meta(ge=0)]
+Shape = tuple[Count, ...]
+Number = Annotated[float, Meta(extra_json_schema={"type": ["number", "string"], "pattern": "^(nan|-?inf)$"})]
+Ratio = Annotated[float, Meta(extra_json_schema={"type": ["number", "string"], "pattern": "^inf$", "minimum": 0})]
+Few = Meta(max_length=MOST)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far one element is off, and which one it is."""
+
+    value: Ratio
+    index: Shape
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A proved violation, or (of kind "unlikely") an error that rounding hardly explains.
+
+    What the kernel gave, what is right, and how far off it may be.
+
+    ``index`` is where ``output`` is wrong by the largest ``ratio``, |``got`` - ``golden``| / ``radius``; ``violations``
+    of its ``elements`` are wrong. ``greatest_absolute`` is the largest |got - golden| of these, ``greatest_relative``
+    the largest |got - golden| / |golden|; None where no element has one. ``side`` is where the errors of a bias lean,
+    ``device_lost`` whether the device can't be used any more by the process that called the kernel; ``aspect``, which
+    of `ASPECTS` it breaks.
+    """
+
+    kind: Kind
+    case: Case
+    message: str
+    output: str = ""
+    index: Shape = ()
+    got: Number | None = None
+    golden: Number | None = None
+    radius: Number | None = None
+    ratio: Number | None = None
+    violations: Count = 0
+    elements: Count = 0
+    greatest_absolute: Difference | None = None
+    greatest_relative: Difference | None = None
+    side: Side = ""
+    device_lost: bool = False
+    aspect: str = ""
+
+    @property
+    def percent(self) -> float:
+        """How many of the elements are wrong, in percent."""
+        return 100 * self.violations / max(self.elements, 1)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A known fault that accounts for what was seen; ``ratio`` is how close the output comes to it."""
+
+    name: str
+    description: str
+    ratio: Number
+
+
+@dataclass(frozen=True)
+class ErrorMap:
+    """Where an output is wrong, seen as a matrix [product of the leading dimensions, last dimension].
+
+    ``cells`` are the largest ratios of blocks of ``block`` (rows, columns) elements, to three digits and never rounded
+    to below a limit that they exceed; None where nothing of a block is judged. ``words`` say where the violations lie.
+    """
+
+    output: str
+    shape: Shape
+    block: tuple[Annotated[int, Meta(ge=1)], Annotated[int, Meta(ge=1)]]
+    cells: Annotated[
+        tuple[Annotated[tuple[Ratio | None, ...], Meta(max_length=MAP_SHAPE[1])], ...], Meta(max_length=MAP_SHAPE[0])
+    ]
+    words: str
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Rows and columns of the matrix."""
+        return extent(self.shape)
+
+
+def extent(shape: Shape) -> tuple[int, int]:
+    """Rows and columns of an output of this shape, seen as a matrix."""
+    return math.prod(shape[:-1]), shape[-1] if shape else 1
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """An input's elements, in row-major order."""
+
+    name: str
+    shape: Shape
+    values: Annotated[tuple[Number, ...], Few]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An output's elements in row-major order from the ``first`` on, beside the goldens, with their ratios.
+
+    A ratio is None where the element isn't judged.
+    """
+
+    name: str
+    shape: Shape
+    first: Count
+    got: Annotated[tuple[Number, ...], Few]
+    golden: Annotated[tuple[Number, ...], Few]
+    ratio: Annotated[tuple[Ratio | None, ...], Few]
+
+    @property
+    def pairs(self) -> list[tuple[float, float, float | None]]:
+        """What came, what is right and the ratio of each element."""
+        return list(zip(self.got, self.golden, self.ratio, strict=True))
+
+    def index(self, place: int) -> tuple[int, ...]:
+        """The coordinates of the element that stands at ``place`` of the lists."""
+        return coordinates(self.first + place, self.shape)
+
+
+def coordinates(flat: int, shape: Shape) -> tuple[int, ...]:
+    """Where the element of this number in row-major order stands."""
+    return tuple(int(place) for place in torch.unravel_index(torch.tensor(flat), shape))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The numbers of the shrunk case, in row-major order: small inputs, and the output that is wrong by its numbers."""
+
+    inputs: tuple[Numbers, ...]
+    output: Comparison | None = None
+
+
+@dataclass(frozen=True)
+class Aspect:
+    """What an examination found of one aspect.
+
+    ``cases`` showed it; ``worst`` is the largest |kernel - golden| / radius among them. Of one that is broken or
+    suspect: the shrunk ``failure`` and the line that repeats it. Of a broken one, what explains it; where that is a
+    matter of numbers, ``map`` shows where the output was wrong, before shrinking, and ``sample`` the numbers of the
+    shrunk case. ``not_asked`` names fault models that themselves failed while it was explained. ``note`` says why
+    it wasn't tried.
+    """
+
+    status: Status = "not tried"
+    cases: Count = 0
+    worst: Ratio = 0.0
+    failure: Failure | None = None
+    explanations: tuple[Explanation, ...] = ()
+    not_asked: tuple[str, ...] = ()
+    map: ErrorMap | None = None
+    sample: Sample | None = None
+    repro: str = ""
+    note: str = ""
+
+
+_NOTHING = Aspect()
+
+
+@dataclass(frozen=True)
+class Detectable:
+    """The relative error, common to a whole output, that the check notices at one ``length`` of what is summed.
+
+    Half the elements that are judged notice it: as a broken contract, or as suspect. Of several outputs that where most
+    is needed, of several data those on which the least is.
+    """
+
+    length: Count
+    broken: Ratio
+    suspect: Ratio
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What an examination found; `assay.verify.Verdict` with its reports.
+
+    ``outcome``: PASS; FAIL, where an aspect is broken; WARN, where only `special` or `subnormals` is, and the contract
+    doesn't name them, or one is suspect; INCONCLUSIVE, where goldens didn't resolve; MISTRUSTED, where almost only
+    zeros were compared, or more than half of an output wasn't judged; VACUOUS, where the check would have let anything
+    through, or nothing was decided; REFUSED, where the contract says nothing about what was asked. ``cases`` were
+    decided; ``worst`` is the largest |kernel - golden| / radius. ``detectable`` is what the check notices at each
+    length examined. ``note`` says why an outcome is neither PASS nor FAIL.
+
+    ``histogram`` counts the judged elements by ratio, in the bins of `EDGES`. ``aspects`` holds each of `ASPECTS`; what
+    is asked of a verdict's ``failure``, its explanations and so on is that of the ``gravest`` broken one.
+    ``at`` says of each case at the sizes of production what was judged of it, and what not.
+    ``left_out`` counts the elements that weren't judged, by reason. ``unlimited``: no time limit could act, since the
+    kernel was called in a thread other than its process's main one.
+    ``left_changed`` names the settings of torch and NumPy that the kernel left changed (they were put back each time).
+    ``target`` is the kernel's importable name, empty where it has none. ``about`` says when, where, on which device and
+    by which versions the examination was made, for which test, and the line that the kernel's source begins at.
+    """
+
+    outcome: Outcome
+    kernel: str
+    spec: str
+    dtype: str
+    contract: str
+    cases: Count = 0
+    worst: Ratio = 0.0
+    aspects: dict[str, Aspect] = field(default_factory=dict)
+    phases: dict[str, Count] = field(default_factory=dict)
+    elements: Count = 0
+    unjudged: Count = 0
+    left_out: dict[str, Count] = field(default_factory=dict)
+    unresolved: Count = 0
+    histogram: tuple[Count, ...] = ()
+    detectable: tuple[Detectable, ...] = ()
+    seconds: Annotated[float, Meta(ge=0)] = 0.0
+    seed: int = 0
+    note: str = ""
+    at: tuple[str, ...] = ()
+    left_changed: tuple[str, ...] = ()
+    unlimited: bool = False
+    target: str = ""
+    about: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the outcome is PASS or WARN."""
+        return self.outcome in ("PASS", "WARN")
+
+    @property
+    def broken(self) -> dict[str, Aspect]:
+        """The broken aspects, the gravest first."""
+        found = {name: self.aspects[name] for name in GRAVITY if name in self.aspects}
+        return {name: aspect for name, aspect in found.items() if aspect.status == "broken"}
+
+    @property
+    def violated(self) -> dict[str, Aspect]:
+        """The broken aspects, the gravest first, and then the suspect ones."""
+        suspect = {name: aspect for name, aspect in self.aspects.items() if aspect.status == "suspect"}
+        return self.broken | suspect
+
+    @property
+    def gravest(self) -> Aspect:
+        """The gravest broken aspect, or else the first suspect one; an empty one where none is."""
+        return next(iter(self.violated.values()), _NOTHING)
+
+    @property
+    def failure(self) -> Failure | None:
+        """The gravest failure."""
+        return self.gravest.failure
+
+    @property
+    def explanations(self) -> tuple[Explanation, ...]:
+        """What explains the gravest failure."""
+        return self.gravest.explanations
+
+    @property
+    def map(self) -> ErrorMap | None:
+        """Where the gravest failure was first met."""
+        return self.gravest.map
+
+    @property
+    def sample(self) -> Sample | None:
+        """The numbers of the gravest failure."""
+        return self.gravest.sample
+
+    @property
+    def not_asked(self) -> tuple[str, ...]:
+        """Fault models that themselves failed while the gravest failure was explained."""
+        return self.gravest.not_asked
+
+    @property
+    def repro(self) -> str:
+        """The line that repeats the gravest failure."""
+        return self.gravest.repro
+
+
+def broken_by(failure: Failure, repro: str = "") -> dict[str, Aspect]:
+    """The aspects of an examination that one failure is all there is of."""
+    status = "suspect" if failure.kind == "unlikely" else "broken"
+    return {failure.aspect or "numbers": Aspect(status, 1, math.inf, failure, repro=repro)}

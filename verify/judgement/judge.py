@@ -1,0 +1,225 @@
+"""Judging an output: each element against the golden and the contract's radius.
+
+Let g be the golden with radius r, and B the contract's radius: every kernel that keeps the contract computes, before
+its store, a number within B of the exact result, and then rounds it once to the output format. Rounding is monotone,
+so the output y lies in [round(exact - B), round(exact + B)]. The exact result being known to r, three outcomes are
+possible, as in Ziv's test: y lies in the interval for B - r (kept), outside of that for B + r (proved broken), or
+between (unresolved).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
+
+import torch
+
+from assay.formats.format import Format
+from assay.formats.rounding import Overflow, round_to, ulp_towards
+from assay.golden.arithmetic.model import ENDS_OF_ROUNDING
+from assay.golden.evaluation.golden import Golden
+from assay.verify.contract import Contract
+from assay.verify.findings import coordinates
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The ends of what a contract allows, as stored.
+
+    ``low`` and ``high`` are the least and the largest output that it certainly does not forbid, ``sure_low`` and
+    ``sure_high`` those that it certainly allows.
+    """
+
+    low: Tensor
+    high: Tensor
+    sure_low: Tensor
+    sure_high: Tensor
+    may_be_nan: Tensor
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What a contract allows of one output.
+
+    ``judged`` is where it says anything. ``inner`` is the radius before the store, of which the golden's ``own``, once,
+    is what isn't known. Where ``no_number`` NaN and infinities are allowed beside the interval, and what lies in the
+    ball ``beside`` (NaN where there is none): a number that follows from an overflow inside. ``codes`` are the ends
+    where the definition has rounded already.
+    """
+
+    golden: Tensor
+    judged: Tensor
+    inner: Tensor
+    own: Tensor
+    out: Format
+    contract: Contract
+    no_number: Tensor
+    codes: Ends | None = None
+    beside: Golden | None = None
+
+    @property
+    def exact(self) -> Tensor:
+        """Where no freedom is left before the store."""
+        return self.inner == 0
+
+    @property
+    def share(self) -> float:
+        """What the store may add to the radius, as a part of a gap between two numbers of the format."""
+        return 0.5 if self.codes is not None or self.contract.rounding == "nearest" else 1.0
+
+    @cached_property
+    def ends(self) -> Ends:
+        """The ends of the intervals; most outputs lie so far inside that nobody asks for them."""
+        if self.codes is not None:
+            return self.codes
+        out, contract, value, inner = self.out, self.contract, self.golden, self.inner
+        low, high, may_be_nan = _interval(value, inner, out, contract)
+        sure_low, sure_high, _ = _interval(value, inner - 2 * self.own, out, contract)
+        if contract.subnormals == "flush":
+            near = (value.abs() - inner) < out.smallest_normal
+            low, sure_low = (torch.where(near, bound.clamp(max=0), bound) for bound in (low, sure_low))
+            high, sure_high = (torch.where(near, bound.clamp(min=0), bound) for bound in (high, sure_high))
+        return Ends(low, high, sure_low, sure_high, may_be_nan)
+
+    def is_clear(self, distance: Tensor, gap: Tensor) -> bool:
+        """Whether all that is judged is certainly allowed, though the ends may allow more.
+
+        ``distance`` is |y - golden|, ``gap`` that between y and its neighbour towards the golden. Of a y within
+        B - r of the golden the exact result may be y itself; one half a gap farther off is what is nearest to a number
+        that it may be, and one a whole gap farther off what lies next to one.
+        """
+        if self.codes is not None:
+            return False
+        beyond = {"nearest": 0.5, "stochastic": 1.0}.get(self.contract.rounding, 0.0)
+        clear = distance < (self.inner - 2 * self.own + beyond * gap) * (1 - _COMPARED)
+        clear &= self.golden.abs() + self.inner < self.out.largest
+        return bool(clear.all()) or bool((clear | ~self.judged).all())
+
+
+_COMPARED = 2.0**-40  # more than the float64 roundings of a distance and of what it is compared with
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """An output's verdict, element by element.
+
+    ``ratio`` is |y - golden| / ``radius``: above one where the contract is broken (infinite where y is NaN or
+    infinite and shouldn't be), zero where it isn't judged. The radius is the one before the store and the store's
+    share of the gap between y and its neighbour towards the golden; y lies within it just where the interval allows y.
+    """
+
+    ratio: Tensor
+    radius: Tensor
+    broken: Tensor
+    unresolved: Tensor
+    tolerance: Tolerance
+
+    @property
+    def worst(self) -> float:
+        """The largest ratio."""
+        return float(self.ratio.max()) if self.ratio.numel() else 0.0
+
+    def worst_index(self) -> tuple[int, ...]:
+        """Where the contract is broken worst, the first of equals."""
+        score = torch.where(self.broken, self.ratio, -1.0)
+        flat = int(score.reshape(-1).argmax())
+        return coordinates(flat, score.shape)
+
+
+def tolerance(
+    golden: Golden,
+    allowed: Golden,
+    out: Format,
+    contract: Contract,
+    *,
+    rounded: bool = False,
+    inside: tuple[Golden, Golden] | None = None,
+) -> Tolerance:
+    """What ``contract`` allows of an output in format ``out``; ``allowed`` is the definition under its model.
+
+    ``rounded``: the definition has rounded already, and its balls hold whole codes. What the contract allows is then
+    the codes within ``allowed``, and of the golden's own; nothing lies between them that could be left unresolved.
+    ``inside``: what is allowed where a kernel that may overflow inside doesn't, and where it does.
+    """
+    value, own, radius = golden.value.double(), golden.radius, allowed.radius
+    if not rounded and _largest(value.abs() + allowed.value.abs() + own + radius) < math.inf:
+        everywhere = torch.ones_like(value, dtype=torch.bool)
+        return Tolerance(value, everywhere, radius + own, own, out, contract, torch.zeros_like(everywhere))
+    value = torch.where(allowed.value.isnan(), math.nan, value)  # where a contract asks for NaN: masked rows
+    special = ~torch.isfinite(value)
+    no_number, beside = allowed.value.isnan() & radius.isinf(), None
+    if inside is not None and not rounded:
+        unbounded, infinite = inside
+        overflows = radius.isinf() & allowed.value.isfinite() & unbounded.radius.isfinite() & unbounded.value.isfinite()
+        radius, no_number = torch.where(overflows, unbounded.radius, radius), no_number | overflows
+        beside = Golden(torch.where(overflows, infinite.value, math.nan), infinite.radius)
+    said = torch.isfinite(radius) | ~torch.isfinite(allowed.value)
+    judged = said & ~(special & (contract.nonfinite == "unspecified"))
+    own = torch.where(special, 0.0, own)
+    radius = torch.where(special | ~said, 0.0, radius)
+    if not rounded:
+        return Tolerance(value, judged, radius + own, own, out, contract, no_number, beside=beside)
+    low, high = _codes(allowed, torch.where(said, radius, 0.0), out)
+    own_low, own_high = _codes(golden, own, out)
+    low, high = torch.minimum(low, own_low), torch.maximum(high, own_high)
+    nowhere = torch.zeros_like(judged)
+    ends = Ends(low, high, low, high, nowhere)
+    return Tolerance(value, judged, (high - low) / 2, torch.zeros_like(own), out, contract, nowhere, ends)
+
+
+def _largest(x: Tensor) -> float:
+    """The largest element, NaN where one is; zero of none."""
+    return float(x.max()) if x.numel() else 0.0
+
+
+def _codes(codes: Golden, radius: Tensor, out: Format) -> tuple[Tensor, Tensor]:
+    """The least and the largest code in a ball."""
+    middle = torch.where(codes.value.isfinite(), codes.value.double(), 0.0)
+    radius = torch.where(radius.isfinite(), radius, 0.0)
+    return round_to(middle - radius, out, overflow="saturate"), round_to(middle + radius, out, overflow="saturate")
+
+
+def _interval(value: Tensor, radius: Tensor, out: Format, contract: Contract) -> tuple[Tensor, Tensor, Tensor]:
+    """The stored ends of value +- radius, and where the contract makes an overflow NaN.
+
+    Where one end overflows the largest number remains on that side; where both do, no number (two NaN).
+    """
+    down, up = ENDS_OF_ROUNDING[contract.rounding]
+    overflow = cast(Overflow, contract.overflow)
+    least, most = value - radius, value + radius
+    low, high = round_to(least, out, down, overflow), round_to(most, out, up, overflow)
+    may_be_nan = (low.isnan() | high.isnan()) & ~value.isnan()
+    too_low, too_high = low.isnan() & (least < 0), high.isnan() & (most > 0)
+    low = torch.where(too_low & ~(high.isnan() & (most < 0)), -out.largest, low)
+    high = torch.where(too_high & ~(low.isnan() & (least > 0)), out.largest, high)
+    return low, high, may_be_nan
+
+
+def judge(got: Tensor, allowed: Tolerance) -> Judgement:
+    """Each element of ``got`` (any dtype) against what is allowed."""
+    y, golden = got.detach().cpu().double(), allowed.golden
+    distance = (y - golden).abs()
+    gap = ulp_towards(y, golden, allowed.out)
+    radius = allowed.inner + allowed.share * gap
+    if allowed.is_clear(distance, gap):
+        nowhere = torch.zeros_like(allowed.judged)
+        return Judgement(torch.where(allowed.judged, distance / radius, 0.0), radius, nowhere, nowhere, allowed)
+    ends, nan = allowed.ends, y.isnan()
+    free = y.isinf() & allowed.no_number
+    if allowed.beside is not None:
+        low, high, _ = _interval(allowed.beside.value, allowed.beside.radius, allowed.out, allowed.contract)
+        free |= (y >= low) & (y <= high)
+    may_be_nan = golden.isnan() | ends.may_be_nan | allowed.no_number
+    kept = torch.where(nan, may_be_nan, (y >= ends.low) & (y <= ends.high) | free)
+    broken = ~kept & allowed.judged
+    surely = torch.where(nan | free, kept, (y >= ends.sure_low) & (y <= ends.sure_high))
+    unresolved = ~broken & ~surely & allowed.judged
+    ratio = distance / radius
+    ratio = torch.where(y == golden, 0.0, torch.where(kept, ratio.clamp(max=1), ratio.clamp(min=1 + 2.0**-40)))
+    regular = torch.isfinite(y) & torch.isfinite(golden) & ~ratio.isnan()
+    ratio = torch.where(regular, ratio, torch.where(kept, 0.0, math.inf))
+    return Judgement(torch.where(allowed.judged, ratio, 0.0), radius, broken, unresolved, allowed)

@@ -1,0 +1,116 @@
+"""Reports as text: what a terminal shows of a verdict, and a failure in one short line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from assay.verify.findings import ASPECTS, Aspect, Detectable, ErrorMap, Failure, Findings
+
+_LIMIT = {"unlikely": "rounding takes it"}
+
+
+def text_report(found: Findings) -> str:
+    """The report that a terminal shows."""
+    lines = [f"{found.outcome}  {found.kernel} as {found.spec} in {found.dtype}"]
+    lines.append(f"  contract    {found.contract}")
+    lines.append(f"  cases       {found.cases} decided, {found.elements} elements, worst ratio {found.worst:.3g}")
+    lines += [f"  not judged  {count} elements {reason}" for reason, count in found.left_out.items()]
+    if found.unlimited:
+        lines.append("  no limit    on time: it acts in a process's main thread only, or with isolate=True")
+    if found.detectable:
+        lines += detectable(found.detectable)
+    if found.note:
+        lines.append(f"  why         {found.note}")
+    lines += [f"  at          {words}" for words in found.at]
+    lines += [f"  left        {words}; put back" for words in found.left_changed]
+    lines += [_row(name, found.aspects[name]) for name in ASPECTS if name in found.aspects]
+    for name, aspect in found.violated.items():
+        lines += [f"{name} {aspect.status}", *_finding(aspect)]
+    if found.violated and not found.target:
+        lines.append("              (this kernel has no importable name: add --target package.module:function)")
+    return "\n".join(lines)
+
+
+def detectable(found: Sequence[Detectable]) -> list[str]:
+    """The relative errors of a whole output that are noticed, by the length of what is summed."""
+    rows = {
+        "terms": [f"{row.length:,}" for row in found],
+        "broken": [f"{row.broken:.1e}" for row in found],
+        "suspect": [f"{row.suspect:.1e}" for row in found],
+    }
+    lines = [f"{name:9}" + "".join(f"{cell:>9}" for cell in cells) for name, cells in rows.items()]
+    return ["  detectable  relative errors of a whole output", *(" " * 14 + line for line in lines)]
+
+
+def _row(name: str, aspect: Aspect) -> str:
+    """An aspect in a line of the card."""
+    if aspect.status == "not tried":
+        words = aspect.note
+    elif aspect.failure is None:
+        words = f"{aspect.cases:4} cases, worst {aspect.worst:.3g}"
+    else:
+        words = failure_in_words(aspect.failure)
+    return f"  {name:11} {aspect.status:9} {words}".rstrip()
+
+
+def _finding(aspect: Aspect) -> list[str]:
+    """The failure of a broken aspect: where, in which case, by how much, and why."""
+    failure = aspect.failure
+    if failure is None:
+        return []
+    lines = [f"  failure     {failure.kind}: {failure.message}"]
+    if aspect.map is not None:
+        lines.append(f"  where       {where(aspect.map)}")
+    lines.append(f"  case        {failure.case}")
+    lines += _numbers(failure)
+    lines += [f"  likely      {explanation.description}" for explanation in aspect.explanations[:3]]
+    lines += [f"  not asked   {words}" for words in aspect.not_asked]
+    return [*lines, f"  repeat      {aspect.repro}"]
+
+
+def _numbers(failure: Failure) -> list[str]:
+    if failure.got is None or failure.golden is None:
+        return []
+    place = f"{failure.output}{list(failure.index)}"
+    lines = [f"  worst at    {place}: got {failure.got:.9g}, golden {failure.golden:.9g}"]
+    if failure.radius is not None and failure.ratio is not None:
+        off = abs(failure.got - failure.golden)
+        beyond = f"{failure.ratio:.4g} times the radius"
+        limit = _LIMIT.get(failure.kind, "allowed")
+        lines.append(f"              off by {off:.3g}, {limit} {failure.radius:.3g}: {beyond}")
+    if failure.violations > 1:
+        lines.append(f"  greatest    {greatest(failure)}")
+    return lines
+
+
+def greatest(failure: Failure) -> str:
+    """The greatest differences of the elements that are wrong, each with its place, and how many these are."""
+    words = [
+        f"{kind} difference {found.value:.3g} at {list(found.index)}"
+        for kind, found in (("absolute", failure.greatest_absolute), ("relative", failure.greatest_relative))
+        if found is not None
+    ]
+    return ", ".join([*words, f"{failure.percent:.3g} % of the elements"])
+
+
+def where(errors: ErrorMap) -> str:
+    """Where the first output that was wrong is wrong, in words."""
+    return f"first met in {errors.output}[{', '.join(map(str, errors.shape))}]: {errors.words}"
+
+
+def failure_in_words(failure: Failure) -> str:
+    """A failure in one short line: the sizes other than 1, what came, what is right, and how far off it may be."""
+    case = failure.case
+    setting = [f"{symbol}={size}" for symbol, size in case.sizes.items() if size != 1]
+    defaults = case.definition.complete({})
+    setting += [f"{name}={value}" for name, value in case.options.items() if value != defaults[name]]
+    setting += [f"{name}{list(index)}={value:g}" for name, index, value in case.edits if value != 0]
+    return f"{', '.join(setting) or 'all sizes 1'}: {_what_came(failure)}"
+
+
+def _what_came(failure: Failure) -> str:
+    if failure.got is None or failure.golden is None or failure.kind in ("layout", "unwritten_output"):
+        return f"{failure.kind}: {failure.message}"
+    place = f"{failure.output}{list(failure.index)}"
+    allowed = "" if failure.radius is None else f", {_LIMIT.get(failure.kind, 'allowed')} ±{failure.radius:.2g}"
+    return f"{place} came {failure.got:.6g}, right {failure.golden:.6g}{allowed}"

@@ -1,0 +1,275 @@
+"""Settings: what an examination asks, in one frozen record.
+
+The keywords of `examine`, the options of the command line and of pytest, the entries of a table, a repro line and the
+message to an isolated kernel's process are made into it or from it. It is checked once, when it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from itertools import product
+from typing import Annotated, Any, Literal, get_type_hints
+
+import msgspec
+
+from assay.formats.format import format_named
+from assay.golden.inputs.values import format_or_integer
+from assay.golden.registry import Spec, spec
+from assay.runtime.environment import changes, with_changes
+from assay.runtime.errors import unknown
+from assay.verify.cases.at_shape import checked_shapes
+from assay.verify.cases.layouts import LAYOUTS
+from assay.verify.contract import Contract, contract_from_table
+from assay.verify.errors import SettingError
+
+_LARGEST_SIZE = 1025  # where a range of sizes has no "max"
+OF_THE_RUN = (
+    "device",
+    "timeout",
+    "isolate",
+    "memory",
+    "goldens",
+    "shrinking",
+    "every_aspect",
+    "faithful",
+    "environment",
+)
+"""The settings that say how and where a kernel is run, and not what it is asked."""
+
+EFFORTS = {"quick": 12, "usual": 60, "thorough": 200}
+"""How many cases are fuzzed by each effort; a quick one has fewer fixed cases too."""
+
+_OF_A_CALL = ("contract", "strict", "framework", "device", "timeout", "faithful", "environment")
+
+Text = Annotated[str, msgspec.Meta(description="text")]
+Switch = Annotated[bool, msgspec.Meta(description="true or false")]
+Whole = Annotated[int, msgspec.Meta(ge=0, description="a whole number of at least 0")]
+Number = Annotated[float, msgspec.Meta(gt=0, description="a number more than 0")]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a kernel is examined as an implementation of ``spec``; `assay.verify.examine` says what each setting means.
+
+    Once it is made, ``spec`` is the op's reference, sequences are tuples, or ranges, and one size stands for a list of
+    it. ``faithful`` names the device whose tensor cores the interpreter emulates, ``environment`` what is not standard
+    in the numeric environment that the kernel is called in (`assay.runtime.environment.changes`). Raises `UnknownSpec`,
+    `OptionError`, `UnknownFormat` or `SettingError` on what no examination can have; what this machine lacks is told
+    when the question is asked.
+    """
+
+    spec: str
+    dtype: str | Mapping[str, str] | None = None
+    out_dtype: str | None = None
+    options: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    at: Sequence[Mapping[str, int]] = ()
+    layouts: Sequence[str] = LAYOUTS
+    contract: Contract = field(default_factory=Contract)
+    effort: Literal["quick", "usual", "thorough"] = "usual"
+    examples: Annotated[Whole | None, msgspec.Meta(description="a whole number of at least 0")] = None
+    seed: Annotated[int, msgspec.Meta(description="a whole number")] = 0
+    device: Text = "cpu"
+    framework: Text = "torch"
+    timeout: Number = 30.0
+    isolate: Switch = False
+    memory: Number = 4.0
+    goldens: Annotated[str | None, msgspec.Meta(description="the address of a store")] = None
+    shrinking: Switch = True
+    strict: Switch = False
+    every_aspect: Switch = True
+    faithful: Text = ""
+    environment: Mapping[str, Any] = field(default_factory=changes)
+
+    def __post_init__(self) -> None:
+        """Check every field, and bring it into its one form."""
+        definition = self.definition
+        self._set("spec", definition.reference)
+        self._set("device", str(self.device))
+        fitting(Settings, vars(self))
+        if self.effort not in EFFORTS:
+            raise SettingError(f"effort={self.effort!r}; expected one of {', '.join(EFFORTS)}")
+        if not isinstance(self.contract, Contract):
+            raise SettingError(
+                f"contract: expected a Contract, e.g. Contract(accumulate='float16'), got {self.contract!r}"
+            )
+        for name in ("options", "shapes", "environment"):
+            if not isinstance(getattr(self, name), Mapping):
+                given = getattr(self, name)
+                raise SettingError(f"{name}: expected a mapping, e.g. {{'N': [64, 128]}}, got {given!r}")
+        with_changes(self.environment)  # which checks it
+        self._set("dtype", _dtypes(definition, self.dtype))
+        self._set("out_dtype", self.out_dtype and format_or_integer(self.out_dtype))
+        self._set("options", {name: _values(definition, name, values) for name, values in self.options.items()})
+        self._set("shapes", {symbol: _sizes(symbol, sizes) for symbol, sizes in self.shapes.items()})
+        sets = [dict(zip(self.options, values, strict=True)) for values in product(*self.options.values())]
+        symbols = {symbol for options in sets for symbol in definition.signature(options).symbols}
+        for symbol in self.shapes:
+            if symbol not in symbols:
+                raise SettingError(f"shapes: {unknown('dimension', symbol, symbols)}")
+        self._set("at", checked_shapes(self.at, definition, sets, self.shapes))
+        self._set("layouts", _layouts(self.layouts))
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)  # the record is frozen for everybody else
+
+    @property
+    def definition(self) -> Spec:
+        """The op, by its name."""
+        return spec(self.spec)
+
+    @property
+    def dtype_name(self) -> str:
+        """The dtype as a report shows it; empty where the op fixes it."""
+        return ", ".join(dict.fromkeys(self.dtype.values())) if isinstance(self.dtype, Mapping) else self.dtype or ""
+
+    @property
+    def unpromised(self) -> set[str]:
+        """The aspects that are a mere warning where they are broken."""
+        return set() if self.strict else {"special", "subnormals"} - self.contract.promises
+
+    @property
+    def fuzzed(self) -> int:
+        """How many cases are fuzzed: ``examples``, or else what the effort says."""
+        return EFFORTS[self.effort] if self.examples is None else self.examples
+
+    def anywhere(self) -> Settings:
+        """The question alone: run here, as kernels of tensors, and failures reported as they are met."""
+        own = {name: getattr(self, name) for name in names() if name not in (*OF_THE_RUN, "framework")}
+        return Settings(**own, shrinking=False)
+
+    def as_table(self) -> dict[str, Any]:
+        """Plain data: the op, and what differs from the defaults, as `from_table` takes it."""
+        given = {name: getattr(self, name) for name in names()}
+        defaults = _defaults()
+        return {name: _plain(value) for name, value in given.items() if value != defaults[name]}
+
+    def of_call(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Of `as_table` what one call with these options depends on."""
+        listed = {name: [_plain(options[name])] for name in self.options}
+        kept = {name: value for name, value in self.as_table().items() if name in _OF_A_CALL}
+        return ({"options": listed} if listed else {}) | kept
+
+    @staticmethod
+    def from_table(row: Mapping[str, Any]) -> Settings:
+        """The settings of a table of TOML, or of JSON.
+
+        An array among an option's values is a tuple, ``{min, max, multiple_of}`` a range of sizes, and a contract's
+        name stands for its fields. Raises as `Settings` does, and `ContractError`.
+        """
+        for name in row:
+            if name not in names():
+                raise SettingError(unknown("field", name, names()))
+        made = {"environment": {}, **row}
+        if isinstance(made.get("options"), Mapping):
+            made["options"] = {name: _tuples(values) for name, values in made["options"].items()}
+        if isinstance(made.get("shapes"), Mapping):
+            made["shapes"] = {symbol: _range(symbol, sizes) for symbol, sizes in made["shapes"].items()}
+        if "contract" in made:
+            made["contract"] = contract_from_table(made["contract"])
+        return Settings(**made)
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """The names of all settings."""
+    return tuple(f.name for f in fields(Settings))
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    made = {f.name: f.default for f in fields(Settings)}
+    return made | {"options": {}, "shapes": {}, "contract": Contract(), "environment": {}}
+
+
+def fitting(record: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """``given`` as the fields of the dataclass ``record`` are annotated, those without a description as they are.
+
+    Raises `SettingError` in the words of the description.
+    """
+    made = dict(given)
+    for name, kind in _hints(record).items():
+        if name in given and hasattr(kind, "__metadata__"):
+            try:
+                made[name] = msgspec.convert(given[name], kind)
+            except msgspec.ValidationError:
+                expected = kind.__metadata__[0].description
+                raise SettingError(f"{name}={given[name]!r}; expected {expected}") from None
+    return made
+
+
+@cache
+def _hints(record: type) -> dict[str, Any]:
+    return get_type_hints(record, include_extras=True)
+
+
+def _dtypes(definition: Spec, dtype: Any) -> str | dict[str, str] | None:
+    tensors = definition.tensors
+    if dtype is None:
+        return None
+    if not isinstance(dtype, Mapping):
+        name = format_or_integer(str(dtype).removeprefix("torch."))
+        is_integer = name in ("int32", "int64") or format_named(name).kind == "integer"
+        if is_integer and any(tensor.dtype is None for tensor in tensors):
+            raise SettingError(f"dtype={name!r}; {definition.name} takes floating-point numbers")
+        return name
+    known = {tensor.name for tensor in tensors}
+    for name in dtype:
+        if name not in known:
+            raise SettingError(f"dtype: {definition.name} has no tensor {name!r}; it has {', '.join(sorted(known))}")
+    if not dtype:
+        raise SettingError("dtype={}; expected a name, or a name for each tensor")
+    return {name: format_or_integer(str(value).removeprefix("torch.")) for name, value in dtype.items()}
+
+
+def _values(definition: Spec, name: str, values: Any) -> tuple[Any, ...]:
+    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or not values:
+        raise SettingError(f"options: {name}={values!r}; expected a list of the values to vary over")
+    for value in values:
+        definition.complete({name: value})
+    return tuple(values)
+
+
+def _sizes(symbol: str, sizes: Any) -> Sequence[int]:
+    sizes = (sizes,) if isinstance(sizes, int) else sizes
+    if not isinstance(sizes, Sequence) or not sizes or not all(isinstance(s, int) and s >= 0 for s in sizes):
+        raise SettingError(f"shapes: {symbol}={sizes!r}; expected a list or range of whole numbers")
+    return sizes if isinstance(sizes, range) else tuple(sizes)
+
+
+def _layouts(layouts: Any) -> tuple[str, ...]:
+    if isinstance(layouts, str) or not isinstance(layouts, Sequence):
+        raise SettingError(f"layouts={layouts!r}; expected a list of layouts")
+    for layout in layouts:
+        if layout not in LAYOUTS:
+            raise SettingError(f"layouts: {unknown('layout', layout, LAYOUTS)}")
+    return tuple(layouts)
+
+
+def _range(symbol: str, sizes: Any) -> Any:
+    """Sizes as a table has them."""
+    if not isinstance(sizes, Mapping):
+        return sizes
+    if not set(sizes) <= {"min", "max", "multiple_of"} or not all(type(size) is int for size in sizes.values()):
+        raise SettingError(f"shapes: {symbol}={sizes!r}; expected a list of sizes, or {{ min, max, multiple_of }}")
+    step = max(sizes.get("multiple_of", 1), 1)
+    first = -(-sizes.get("min", step) // step) * step
+    return range(first, sizes.get("max", max(_LARGEST_SIZE, first)) + 1, step)
+
+
+def _tuples(values: Any) -> Any:
+    """An option's values, whose arrays are tuples."""
+    return [tuple(v) if isinstance(v, list) else v for v in values] if isinstance(values, list) else values
+
+
+def _plain(value: Any) -> Any:
+    """A value of a setting as a table has it."""
+    if isinstance(value, Contract):
+        return value.changed()
+    if isinstance(value, range) and value and value.step > 0 and value.start % value.step == 0:
+        return {"min": value[0], "max": value[-1], "multiple_of": value.step}
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, (tuple, list, range)) else value
