@@ -167,6 +167,17 @@ def test_a_subnormal_on_the_way_to_an_ordinary_number_is_a_matter_of_subnormals(
     assert examine(halved, "swiglu", dtype="bfloat16", effort="quick", shrinking=False).outcome == "FAIL"
 
 
+def test_what_no_flush_explains_is_no_warning() -> None:
+    """Ordinary results are halved, but only where the input is subnormal."""
+
+    def halved(x: Tensor) -> Tensor:
+        y = torch.softmax(x, -1)
+        return y / 2 if bool(((x != 0) & (x.abs() < torch.finfo(x.dtype).tiny)).any()) else y
+
+    found = examine(halved, "softmax", dtype="float32", effort="quick", shrinking=False)
+    assert found.outcome == "FAIL", str(found)
+
+
 def test_what_does_not_fail_again_is_a_matter_of_determinism() -> None:
     """A kernel that errs at every fiftieth call is no kernel that can't count rows or bytes."""
     calls = 0

@@ -30,7 +30,7 @@ from assay.verify.judgement.suspicion import second_look
 _PATIENCE = 4.0  # seconds that a case of growing size may take at most, as the one before it tells
 _LONG_CASE, _TELLING = 1.0, 1000  # seconds that a longer case may take, and lengths whose time tells of it
 _HIDDEN = 3  # cases of an aspect that fail by another, after which it can't be seen
-_OF_NUMBERS = {"numbers", "range", "shapes", "layouts"}  # aspects that subnormals inside may break
+_OF_NUMBERS = {"numbers", "range", "subnormals", "shapes", "layouts"}  # aspects that a flushed subnormal may break
 Progress = Callable[[str, int, int], None]
 
 
@@ -108,11 +108,12 @@ class Course:
         """Put a failure down to one of the aspects that its case showed; the others were hidden by it."""
         every = self.question.settings.every_aspect
         aspect = blamed(failure, lambda case: self.bench.try_case(case).failure, self.question.sampler)
-        flushing = replace(self.bench, contract=replace(self.bench.contract, subnormals="flush"))
-        if aspect in _OF_NUMBERS and failure.golden is not None and flushing.try_case(failure.case).failure is None:
-            aspect = "subnormals"
-        if aspect == "subnormals":
-            self.bench = flushing
+        if aspect in _OF_NUMBERS:
+            flushing = replace(self.bench, contract=replace(self.bench.contract, subnormals="flush"))
+            if failure.golden is not None and flushing.try_case(failure.case).failure is None:
+                aspect, self.bench = "subnormals", flushing
+            elif aspect == "subnormals":  # wrong among subnormal inputs, and not by what a flush does
+                aspect = "range"
         self.tally += Tally.of(phase, result, {aspect})
         same = {"determinism"} & shown - {aspect} if failure.golden is not None else set()  # the bits were compared
         self.tally += Tally(aspects=dict.fromkeys(same, Aspect("kept", 1)))
