@@ -50,7 +50,10 @@ def repeat(item: tuple[str, str], heartbeat: Heartbeat) -> Verdict:
     from assay.verify.judgement.result import by_reason
 
     result = run_line(*item, lambda case, seconds: heartbeat("", seconds))
-    if result.failure is not None:
+    failure = result.failure
+    if failure is not None and failure.kind == "not_interpreted":
+        outcome, note, failure = "REFUSED", failure.message, None
+    elif result.failure is not None:
         warns = result.failure.kind == "unlikely" or result.failure.aspect in parse_line(*item)[0].unpromised
         outcome, note = ("WARN" if warns else "FAIL"), ""
     elif result.unresolved:
@@ -63,7 +66,7 @@ def repeat(item: tuple[str, str], heartbeat: Heartbeat) -> Verdict:
         *item,
         outcome=outcome,
         worst=result.worst,
-        failure=result.failure,
+        failure=failure,
         elements=result.judged,
         unjudged=result.unjudged,
         left_out=by_reason(result.left_out),

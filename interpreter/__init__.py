@@ -5,7 +5,7 @@ gives, and a `SanitizerError` at the first access that isn't right. Called by us
 by `assay.verify.execution`; usable alone.
 """
 
-from assay.interpreter.faults import SanitizerError
+from assay.interpreter.faults import NotInterpreted, SanitizerError
 from assay.interpreter.session import (
     KNOWN_VERSIONS,
     UnknownTriton,
@@ -20,6 +20,7 @@ from assay.interpreter.session import (
 
 __all__ = [
     "KNOWN_VERSIONS",
+    "NotInterpreted",
     "SanitizerError",
     "UnknownTriton",
     "Watch",

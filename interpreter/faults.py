@@ -1,8 +1,12 @@
-"""What the sanitizer finds: one error class, with what it takes to find the place."""
+"""Errors of a launch: what the sanitizer finds, with what it takes to find the place, and what isn't interpreted."""
 
 from __future__ import annotations
 
 from assay.runtime.errors import AssayError
+
+
+class NotInterpreted(AssayError, NotImplementedError):
+    """The interpreter can't run a kernel that a compiler takes; the message names what is missing, in one line."""
 
 
 class SanitizerError(AssayError, RuntimeError):

@@ -17,7 +17,7 @@ from triton.language.extra.cuda import libdevice as cuda_libdevice
 
 from assay.interpreter.builder import FaithfulBuilder
 from assay.interpreter.semantic import Semantic
-from assay.interpreter.source import BOTH, EITHER, NEITHER, TO_TENSOR, TRUTH, code_of
+from assay.interpreter.source import BOTH, EITHER, NEITHER, TO_TENSOR, TRUTH, VALUE, code_of
 
 builder = FaithfulBuilder()
 semantic = Semantic(builder)
@@ -57,6 +57,11 @@ def runnable(owner: Any) -> Runnable:
     if owner.fn not in _RUNNABLES:
         _RUNNABLES[owner.fn] = Runnable(owner)
     return _RUNNABLES[owner.fn]
+
+
+def value_of(constant: Any) -> Any:
+    """`constant.value`, which of a kernel's constants is the constant: they are not wrapped here."""
+    return constant if isinstance(constant, _CONSTANTS) else constant.value
 
 
 def truth(value: Any) -> bool:
@@ -129,6 +134,7 @@ def tensor_range(*bounds: Any, step: Any = None, **hints: Any) -> Iterator[Any]:
 
 
 _MISSING = object()
+_CONSTANTS = (bool, int, float, str, tl.dtype, type(None))
 _LOOPS = (tl.range, tl.static_range)
 _RUNNABLES: WeakKeyDictionary[FunctionType, Runnable] = WeakKeyDictionary()
 _BUILTINS = {
@@ -141,6 +147,7 @@ _BUILTINS = {
     BOTH: both,
     EITHER: either,
     NEITHER: neither,
+    VALUE: value_of,
 }
 
 
@@ -152,7 +159,12 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _bound(value: Any) -> Any:
-    """A global as the interpreter needs it: of Triton's, imported by its name, what stands in for it in its module."""
+    """A global as the interpreter needs it: of Triton's, imported by its name, what stands in for it in its module.
+
+    A constant is its value, as a kernel's constants are.
+    """
+    if isinstance(value, tl.constexpr):
+        return value.value
     module = sys.modules.get(getattr(value, "__module__", None) or "")
     if module is libdevice:
         module = cuda_libdevice

@@ -21,6 +21,8 @@ from triton.runtime.jit import JITFunction, _normalize_ty
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from assay.interpreter import kernels
+from assay.interpreter.blame import own_error
+from assay.interpreter.builder import TARGET
 from assay.interpreter.faults import SanitizerError
 from assay.interpreter.handles import handle_of
 from assay.interpreter.patches import Shared, language
@@ -35,7 +37,7 @@ def launch(owner: Any, arguments: Sequence[Any], keywords: dict[str, Any], grid:
     """Run every program of ``grid`` of a `JITFunction` or `InterpretedFunction`, inside `language`.
 
     Keywords that are no parameters (num_warps and the like) are ignored, as the compiler consumes them. Raises
-    `InterpreterError`, naming the program, for what goes wrong inside.
+    `InterpreterError`, naming the program, for what goes wrong inside, and `NotInterpreted` for what is missing here.
     """
     function = owner.fn
     names = inspect.signature(function).parameters
@@ -75,8 +77,9 @@ def launch(owner: Any, arguments: Sequence[Any], keywords: dict[str, Any], grid:
         except (InterpreterError, SanitizerError):
             raise
         except Exception as error:
-            message = f"{type(error).__name__}: {error} (in program {place} of {function.__name__})"
-            raise InterpreterError(message) from error
+            where = f"(in program {place} of {function.__name__})"
+            with language.suspended():
+                raise own_error(owner, bound, error, where, TARGET) from error
         finally:
             builder.grid_dim, builder.grid_idx = outer
     if on_device:

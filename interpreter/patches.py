@@ -16,6 +16,7 @@ from triton.runtime.jit import JITCallable, JITFunction
 from assay.interpreter import kernels
 from assay.interpreter.builder import TARGET
 from assay.interpreter.cached_constructors import cached_constructors
+from assay.interpreter.constants import constant_operators
 from assay.interpreter.reductions import Reduce, Scan
 
 _MISSING = object()
@@ -59,6 +60,17 @@ class Shared:
             if self._depth == 0:
                 self._outermost.__exit__(None, None, None)
 
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Inside it, the changes don't hold; whoever enters meanwhile waits."""
+        with self._lock:
+            self._outermost.__exit__(None, None, None)
+            try:
+                yield
+            finally:
+                self._outermost = replaced(self._find())
+                self._outermost.__enter__()
+
 
 def _find_changes() -> list[Change]:
     """What Triton's own interpreter replaces in this version (by trying), and what it leaves to a compiler."""
@@ -86,7 +98,8 @@ def _find_changes() -> list[Change]:
     if hasattr(tl, "target_info"):
         members.append((tl.target_info, "current_target", lambda: TARGET))
     loops = [(tl, "range", kernels.tensor_range), (tl.core, "range", kernels.tensor_range)]
-    changes = [*ours, *scope.changes, *members, *loops, *cached_constructors(), *kernels.libdevice_functions()]
+    changes = [*ours, *scope.changes, *members, *loops, *cached_constructors()]
+    changes += [*constant_operators(), *kernels.libdevice_functions()]
     return [(owner, name, value) for (owner, name), value in {change[:2]: change[2] for change in changes}.items()]
 
 

@@ -12,9 +12,9 @@ import textwrap
 from types import CodeType
 from typing import Any
 
-TO_TENSOR, TRUTH = "_assay_to_tensor", "_assay_truth"
+TO_TENSOR, TRUTH, VALUE = "_assay_to_tensor", "_assay_truth", "_assay_value"
 BOTH, EITHER, NEITHER = "_assay_and", "_assay_or", "_assay_not"
-"""The names by which the code calls `semantic.to_tensor`, `truth`, `both`, `either` and `neither`."""
+"""The names by which the code calls `semantic.to_tensor`, `truth`, `value_of`, `both`, `either` and `neither`."""
 
 
 def code_of(owner: Any) -> CodeType:
@@ -69,6 +69,12 @@ class _Transformer(ast.NodeTransformer):
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         self.generic_visit(node)
         return ast.copy_location(_call(NEITHER, node.operand), node) if isinstance(node.op, ast.Not) else node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        if node.attr != "value" or not isinstance(node.ctx, ast.Load):
+            return node
+        return ast.copy_location(_call(VALUE, node.value), node)
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)

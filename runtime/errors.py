@@ -63,6 +63,16 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or ["no message"])[0]
 
 
+_LONGEST = 600  # characters of a message in one line
+
+
+def one_line(error: BaseException) -> str:
+    """The whole message of an error in one line; of a very long one, such as of an array, begin and end."""
+    words = " ".join(str(error).split()) or "no message"
+    half = _LONGEST // 2
+    return words if len(words) <= _LONGEST else f"{words[:half]} ... {words[-half:]}"
+
+
 def listed(names: Sequence[str], noun: str = "", *, most: int = 1) -> str:
     """The first of some names, and how many more there are: ``a.weight and 3 more``, or ``... more tensors``."""
     more = f" and {len(names) - most} more {noun}".rstrip() if len(names) > most else ""

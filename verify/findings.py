@@ -19,8 +19,9 @@ OUTCOMES = ("PASS", "WARN", "FAIL", "INCONCLUSIVE", "MISTRUSTED", "VACUOUS", "RE
 KINDS = (
     "contract", "bias", "nonfinite", "exact", "shape", "dtype", "crash", "timeout", "nondeterministic",
     "batch_variant", "out_of_bounds_write", "input_mutated", "unwritten_output", "layout", "unlikely",
+    "not_interpreted",
 )  # fmt: skip
-"""The kinds of failures."""
+"""The kinds of failures; the last is none of the kernel's, and makes an examination end as REFUSED."""
 ASPECTS = (
     "numbers", "range", "subnormals", "special", "shapes", "layouts", "memory", "determinism", "bias", "conduct",
 )  # fmt: skip
@@ -224,9 +225,9 @@ class Findings:
     ``outcome``: PASS; FAIL, where an aspect is broken; WARN, where only `special` or `subnormals` is, and the contract
     doesn't name them, or one is suspect; INCONCLUSIVE, where goldens didn't resolve; MISTRUSTED, where almost only
     zeros were compared, or more than half of an output wasn't judged; VACUOUS, where the check would have let anything
-    through, or nothing was decided; REFUSED, where the contract says nothing about what was asked. ``cases`` were
-    decided; ``worst`` is the largest |kernel - golden| / radius. ``detectable`` is what the check notices at each
-    length examined. ``note`` says why an outcome is neither PASS nor FAIL.
+    through, or nothing was decided; REFUSED, where the contract says nothing about what was asked, or the interpreter
+    can't run the kernel. ``cases`` were decided; ``worst`` is the largest |kernel - golden| / radius. ``detectable`` is
+    what the check notices at each length examined. ``note`` says why an outcome is neither PASS nor FAIL.
 
     ``histogram`` counts the judged elements by ratio, in the bins of `EDGES`. ``aspects`` holds each of `ASPECTS`; what
     is asked of a verdict's ``failure``, its explanations and so on is that of the ``gravest`` broken one.

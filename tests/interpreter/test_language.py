@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
-from assay.interpreter import faithful
+from assay.interpreter import NotInterpreted, faithful
 from tests.interpreter.triton_kernels import run
 
 
@@ -80,7 +80,7 @@ def through_e4b15(x_ptr, y_ptr):
 
 def test_a_format_that_is_not_here_is_refused():
     """A cast to an 8-bit float without a table raises; it is never guessed."""
-    with faithful(), pytest.raises(InterpreterError, match="fp8e4b15 is not interpreted"):
+    with faithful(), pytest.raises(NotInterpreted, match="fp8e4b15 is not interpreted"):
         through_e4b15[(1,)](torch.ones(1), torch.ones(1))
 
 

@@ -64,7 +64,8 @@ def rope_in_bfloat16(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def ulps_off(y: Tensor, ulps: int) -> Tensor:
     """Positive float32 numbers, that many places too large, but for subnormals."""
-    return torch.where(y.isfinite() & (y >= torch.finfo(torch.float32).tiny), (y.view(torch.int32) + ulps).view(torch.float32), y)
+    normal = y.isfinite() & (y >= torch.finfo(torch.float32).tiny)
+    return torch.where(normal, (y.view(torch.int32) + ulps).view(torch.float32), y)
 
 
 def rmsnorm_off(x: Tensor, weight: Tensor, *, ulps: int) -> Tensor:

@@ -49,7 +49,7 @@ class Course:
     """How cases are tried: of what is broken already, what can be passed over is."""
     ended: bool = False
     """Whether no more cases are tried: after the first failure, where that is all that was asked, or a call that never
-    came back."""
+    came back, or what the interpreter can't do."""
 
     def __post_init__(self) -> None:
         self.bench = self.question.bench
@@ -97,6 +97,10 @@ class Course:
         for aspect in self.spoiled if case.protocol != AT else ():
             case = without(aspect, case, question.sampler)
         result = replace(self.bench, goldens=goldens if case == given else None).try_case(case)
+        if result.failure is not None and result.failure.kind == "not_interpreted":
+            self.tally += Tally(not_interpreted=(result.failure.message,))
+            self.ended = True
+            return None
         shown = aspects_of(case)
         if result.failure is None:
             self.tally += Tally.of(phase, result, shown)

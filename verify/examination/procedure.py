@@ -195,6 +195,8 @@ def _outcome(tally: Tally, open_way: str | None, settings: Settings) -> tuple[st
     """The outcome, and why where it is neither PASS nor FAIL."""
     if tally.broken - settings.unpromised:
         return "FAIL", ""
+    if tally.not_interpreted:
+        return "REFUSED", tally.not_interpreted[0]
     if open_way:
         return "VACUOUS", f"under this contract the check lets through {open_way}"
     if tally.cases == 0 or tally.judged == 0:

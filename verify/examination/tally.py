@@ -15,8 +15,8 @@ from assay.verify.judgement.result import Result
 class Tally:
     """How many cases were decided and elements judged, by phase, the largest ratio, and what each aspect showed.
 
-    ``at`` says of each large case what was judged of it. ``judged_of`` counts judged elements by output, ``left_out``
-    the others by output and reason.
+    ``at`` says of each large case what was judged of it, ``not_interpreted`` what the interpreter can't do.
+    ``judged_of`` counts judged elements by output, ``left_out`` the others by output and reason.
 
     A broken or suspect aspect has its first failure, and the map of where that output is wrong.
     """
@@ -33,6 +33,7 @@ class Tally:
     histogram: tuple[int, ...] = ()
     aspects: Mapping[str, Aspect] = field(default_factory=dict)
     at: tuple[str, ...] = ()
+    not_interpreted: tuple[str, ...] = ()
 
     @staticmethod
     def of(phase: str, result: Result, aspects: Iterable[str]) -> Tally:
@@ -88,6 +89,7 @@ class Tally:
             histogram=summed(self.histogram, other.histogram),
             aspects=aspects,
             at=self.at + other.at,
+            not_interpreted=self.not_interpreted + other.not_interpreted,
         )
 
 

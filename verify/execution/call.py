@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from assay.golden.inputs.values import torch_dtype
-from assay.interpreter import Watch, triton_is_loaded
+from assay.interpreter import NotInterpreted, Watch, triton_is_loaded
 from assay.runtime.environment import Environment, environment, in_environment, with_default_dtype
-from assay.runtime.errors import first_line
+from assay.runtime.errors import first_line, one_line
 from assay.runtime.patience import Patience
 from assay.verify.cases.case import Case, Inputs
 from assay.verify.execution.compiled import every_variant_compiled
@@ -144,6 +144,8 @@ class Call:
                 return self._run(case, inputs, arguments, keywords, poison)
             if sanitizer is not None and sanitizer.finding is not None:
                 return Finding(sanitizer.finding.kind, str(sanitizer.finding))
+            if missing := _not_interpreted(error):
+                return Finding("not_interpreted", one_line(missing))
             if self.watch.allocates:
                 self.watch.give_up_allocations()
                 return self._run(case, inputs, arguments, keywords, poison)
@@ -209,6 +211,17 @@ def plain(value: torch.Tensor) -> torch.Tensor:
         raise TypeError(f"expected a torch.Tensor, got a {kind.__name__}, which has operations of its own")
     with torch._C.DisableTorchFunctionSubclass():
         return value.detach().as_subclass(torch.Tensor)
+
+
+def _not_interpreted(error: BaseException | None) -> NotInterpreted | None:
+    """What the interpreter can't do, if that is what an error comes from."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, NotInterpreted):
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _lost_device(error: BaseException) -> bool:
