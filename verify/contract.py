@@ -21,7 +21,7 @@ CHOICES = {
     "rounding": ("nearest", "toward_zero", "stochastic"),
     "overflow": ("inf", "saturate", "nan"),
     "subnormals": ("keep", "flush", None),
-    "nonfinite": ("ieee", "unspecified", None),
+    "nonfinite": ("ieee", "masked", "unspecified", None),
     "masked_rows": ("zero", "nan", "any"),
     "deterministic": (True, False),
     "batch_invariant": (True, False),
@@ -56,8 +56,9 @@ class Contract:
     """Whether subnormals are kept; "flush" allows zero for a subnormal, inside and in the output. None: they are to be
     kept, but where they are not is a warning only."""
     nonfinite: str | None = None
-    """Whether NaN and infinities come out where they should; "unspecified" leaves such elements alone. None: as "ieee",
-    but where they don't is a warning only."""
+    """Whether NaN and infinities come out where they should; with "masked" those of what is masked or never read may
+    come out too (0 NaN; -inf added to a score that overflows), "unspecified" leaves such elements alone. None: as
+    "ieee", but where they don't is a warning only."""
     rescale_every: int = 16
     """How many keys or columns at least come before a running sum of exponentials is rescaled to a new maximum (online
     softmax, log-sum-exp, attention); 1: at each, as where rows rise and a kernel has no blocks."""

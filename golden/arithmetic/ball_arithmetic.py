@@ -218,6 +218,9 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
             return x
         return Ball(torch.where(rows, 0.0, x.mid), torch.where(rows, math.inf, x.radius), self.model)
 
+    def spilled(self, places: Callable[[], Tensor], x: Ball) -> Ball:
+        return self.unspecified(places, x) if self.model.spills else x
+
     def no_number(self, places: Tensor, x: Ball) -> Ball:
         """``x``, where a kernel may give NaN or either infinity in ``places``: NaN with an infinite radius."""
         if self.model.certifies or not bool(places.any()):

@@ -13,6 +13,7 @@ from assay.golden.arithmetic.ball_gradients import BASE_CHANGE, WELL_CONDITIONED
 from assay.golden.arithmetic.ball_products import ProductBalls
 from assay.golden.arithmetic.model import EVALUATION, outward
 from assay.golden.arithmetic.real import Real, weighted_values
+from assay.golden.arithmetic.spills import reached, rows_reached
 
 Tensor = torch.Tensor
 
@@ -263,7 +264,9 @@ class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
             total_error + BASE_CHANGE * u * (lse.abs() + largest.abs()) + model.function_error("log") * log_total.abs()
         )
         lse_error = torch.where(lse == -math.inf, 0.0, lse_error + model.tiny)
-        return self.ball(mid, rad), self.unspecified(sees & torch.isinf(largest), self.ball(lse, lse_error))
+        out_ball, lse_ball = self.ball(mid, rad), self.unspecified(sees & largest.isinf(), self.ball(lse, lse_error))
+        lse_ball = self.spilled(lambda: rows_reached(scores, visible), lse_ball)
+        return self.spilled(lambda: reached(scores, visible, values), out_ball), lse_ball
 
     def merge(self, scores: Ball, visible: Tensor, values: Ball) -> tuple[Ball, Ball]:
         """As `attend`; or each value by exp(score - lse), whose error the weights share and no division takes away.

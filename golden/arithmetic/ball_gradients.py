@@ -12,6 +12,7 @@ from assay.golden.arithmetic.ball_arithmetic import expm1_upper
 from assay.golden.arithmetic.ball_functions import FunctionBalls
 from assay.golden.arithmetic.model import outward
 from assay.golden.arithmetic.real import Real, visible_product
+from assay.golden.arithmetic.spills import gradients_reached
 
 Tensor = torch.Tensor
 
@@ -133,6 +134,9 @@ class GradientBalls(FunctionBalls):
         dq, dk, dv = self._open_gradients(scores, visible, q, k, dout, gradient, (dq, dk, dv))
         if model.empty_row != 0.0:
             dq = Ball(dq.mid, torch.where(visible.any(-1)[:, None], dq.radius, math.inf), model)
+        if model.spills:
+            places = gradients_reached(scores, visible, q, k, v, dout)
+            dq, dk, dv = (self.unspecified(place, x) for place, x in zip(places, (dq, dk, dv), strict=True))
         return dq, dk, dv
 
     def _score_gradient(

@@ -263,6 +263,14 @@ class Arithmetic(ABC, Generic[N, Idx]):
         """``x``, where a contract says nothing of the places in ``rows``: a mask, or a function that makes it."""
         return x
 
+    def spilled(self, places: Callable[[], Idx], x: N) -> N:
+        """``x``, where what is masked or never read may reach the ``places``, if it is NaN or infinite."""
+        return x
+
+    def is_finite(self, x: N) -> Idx:
+        """A mask of the numbers that are neither NaN nor infinite."""
+        return self.above(x, -math.inf) & self.above(-x, -math.inf)
+
     def mean(self, x: N) -> N:
         """The mean along the last axis."""
         return self.sum(x) / x.shape[-1]

@@ -47,8 +47,9 @@ class RoundingModel:
     "toward_zero", "stochastic": to either neighbour); ``rescale_every`` how many terms of a running sum of exponentials
     come before it is rescaled to a new maximum. With ``chance`` roundings that follow one another add up as chance has
     it and not as in the worst case. ``beyond`` is what becomes of a number that may overflow inside: "anything";
-    "nothing", as if there were no overflow; or "infinity" where the exact one overflows. ``certifies`` marks the model
-    of the float64 evaluation itself, whose algorithms are known: freedoms that kernels have are not added.
+    "nothing", as if there were no overflow; or "infinity" where the exact one overflows. ``spills``: anything may come
+    out where NaN or an infinity of what is masked or never read enters a sum with a weight of zero. ``certifies`` marks
+    the model of the float64 evaluation itself, whose algorithms are known: freedoms that kernels have are not added.
     """
 
     compute: Format
@@ -61,6 +62,7 @@ class RoundingModel:
     rescale_every: int = 1
     chance: Chance | None = None
     beyond: str = "anything"
+    spills: bool = False
     certifies: bool = False
 
     @property

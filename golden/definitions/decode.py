@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -20,14 +21,20 @@ def _slots(native: ModuleType, block_table: Idx, seq_lens: Idx, page: int) -> tu
     return native.where(seen, slots, 0), seen
 
 
+def _free(slots: Any, seen: Any, total: int) -> Any:
+    """Which of ``total`` slots no sequence has a position in."""
+    free = torch.ones(total, dtype=torch.bool)
+    free[slots[seen & (slots >= 0) & (slots < total)]] = False
+    return free
+
+
 def _unused(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     """Slots that no sequence has a position in, and the table's entries behind the last page of each sequence."""
     pages, page = k_cache.shape[:2]
     slots, seen = _slots(torch, block_table.to(torch.int64), seq_lens, page)
-    free = torch.ones(pages * page, dtype=torch.bool)
-    free[slots[seen & (slots >= 0) & (slots < pages * page)]] = False
+    free = _free(slots, seen, pages * page)
     first = torch.arange(block_table.shape[1]) * page
     return {
         "k_cache": free.reshape(pages, page, 1, 1).expand(k_cache.shape),
@@ -92,4 +99,12 @@ def attention_decode(
     q = q.reshape(batch, groups, shared, width)
     scores = xp.scores(q, xp.dequantize(k, k_scale), factor)
     out, _ = xp.attend(scores, seen[:, None, None, :], xp.dequantize(v, v_scale), None)
-    return out.reshape(batch, heads, width)
+
+    def unread() -> Idx:
+        """Where a slot of no sequence is NaN or infinite: of a head's keys all its results, of its values their own."""
+        free = _free(slots, seen, pages * page)[:, None, None]
+        keys, values = (~xp.is_finite(x.reshape(pages * page, groups, width)) & free for x in (k_cache, v_cache))
+        places: Idx = (keys.any(-1)[..., None] | values).any(0).repeat_interleave(shared, 0)[None]
+        return places
+
+    return xp.spilled(unread, out.reshape(batch, heads, width))

@@ -60,13 +60,14 @@ def cross_entropy(
 
     The mean is over the tokens that have a label: NaN where none has. Logits of ignored tokens never reach the loss.
     """
+    given = logits
     logits, label, counted, count = _labels(xp, "cross_entropy", logits, target, ignore_index)
     logs = xp.log_softmax(logits)
     loss = -logs[xp.integers(range(logits.shape[0])), label]
     if label_smoothing:
         smooth = xp.any_formula(lambda: -xp.mean(logs), lambda: xp.logsumexp(logits) - xp.mean(logits))
         loss = loss * _rest(xp, label_smoothing) + smooth[:, 0] * label_smoothing
-    loss = xp.where(counted, loss, 0.0)
+    loss = xp.spilled(lambda: ~counted & ~xp.is_finite(given).all(-1), xp.where(counted, loss, 0.0))
     if reduction == "none":
         return loss
     total = xp.sum(loss, axis=0)
@@ -101,8 +102,7 @@ def cross_entropy_backward(
     logits, label, counted, count = _labels(xp, "cross_entropy_backward", logits, target, ignore_index)
 
     def unclear() -> Idx:
-        finite = xp.above(given, -math.inf) & xp.above(-given, -math.inf)
-        return (xp.above(given, sys.float_info.max).any(-1) | (~counted & ~finite.all(-1)))[:, None]
+        return (xp.above(given, sys.float_info.max).any(-1) | (~counted & ~xp.is_finite(given).all(-1)))[:, None]
 
     is_label = label[:, None] == xp.integers(range(logits.shape[1]))[None, :]
     divisor = max(count, 1) if reduction == "mean" else 1

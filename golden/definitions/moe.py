@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from assay.golden.arithmetic.base import Arithmetic, Idx, N
 from assay.golden.definitions.activation import swiglu
 from assay.golden.errors import ShapeError
@@ -71,4 +73,13 @@ def moe(xp: Arithmetic[N, Idx], x: N, w_gate_up: N, w_down: N, weights: N, ids: 
         order.append(pairs)
     back = xp.native.argsort(xp.native.concatenate(order))
     mixed = xp.concatenate(outputs)[back].reshape(tokens, choices, x.shape[-1]) * weights[:, :, None]
-    return xp.sum(mixed, axis=1)[:, 0]
+
+    def unchosen() -> Idx:
+        """Where the weights of an expert are NaN or infinite that a token didn't choose."""
+        others: Any = (ids[..., None] != xp.integers(range(experts))).all(1)
+        first: Any = ~xp.is_finite(w_gate_up).all(-1).all(-1)
+        last: Any = ~xp.is_finite(w_down).all(-1)
+        found: Idx = (others[..., None] & (first[:, None] | last)).any(1)
+        return found
+
+    return xp.spilled(unchosen, xp.sum(mixed, axis=1)[:, 0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from assay.golden.arithmetic.base import Arithmetic, Idx, N
@@ -66,8 +67,17 @@ def attention_varlen(
             continue
         one = [_heads_first(xp, x[part]) for x, part in ((q, rows), (k, keys), (v, keys))]
         out, _ = attend_heads(xp, *one, causal=causal, scale=scale)
-        parts.append(xp.stack([out[0, head] for head in range(heads)], 1))
+        others = partial(_others, xp, k, v, keys, heads // groups)
+        parts.append(xp.spilled(others, xp.stack([out[0, head] for head in range(heads)], 1)))
     return xp.concatenate(parts)
+
+
+def _others(xp: Arithmetic[N, Idx], k: N, v: N, own: slice, shared: int) -> Any:
+    """Where another sequence's key or value is NaN or infinite: [1,H,D]."""
+    keys, values = ((~xp.is_finite(x)) for x in (k, v))
+    bad: Any = keys.any(-1)[..., None] | values
+    bad[own] = False
+    return bad.any(0).repeat_interleave(shared, 0)[None]
 
 
 def _heads_first(xp: Arithmetic[N], x: N) -> N:

@@ -138,20 +138,25 @@ def tolerance(
     *,
     rounded: bool = False,
     inside: tuple[Golden, Golden] | None = None,
+    spilled: Golden | None = None,
 ) -> Tolerance:
     """What ``contract`` allows of an output in format ``out``; ``allowed`` is the definition under its model.
 
     ``rounded``: the definition has rounded already, and its balls hold whole codes. What the contract allows is then
     the codes within ``allowed``, and of the golden's own; nothing lies between them that could be left unresolved.
-    ``inside``: what is allowed where a kernel that may overflow inside doesn't, and where it does.
+    ``inside``: what is allowed where a kernel that may overflow inside doesn't, and where it does. ``spilled``: what is
+    where NaN and infinities of what is masked or never read come out, of infinite radius.
     """
     value, own, radius = golden.value.double(), golden.radius, allowed.radius
+    free = torch.zeros_like(value, dtype=torch.bool)
+    if spilled is not None:
+        free = spilled.radius.isinf() & radius.isfinite() & allowed.value.isfinite()
     if not rounded and _largest(value.abs() + allowed.value.abs() + own + radius) < math.inf:
         everywhere = torch.ones_like(value, dtype=torch.bool)
-        return Tolerance(value, everywhere, radius + own, own, out, contract, torch.zeros_like(everywhere))
+        return Tolerance(value, everywhere, radius + own, own, out, contract, free)
     value = torch.where(allowed.value.isnan(), math.nan, value)  # where a contract asks for NaN: masked rows
     special = ~torch.isfinite(value)
-    no_number, beside = allowed.value.isnan() & radius.isinf(), None
+    no_number, beside = allowed.value.isnan() & radius.isinf() | free, None
     if inside is not None and not rounded:
         unbounded, infinite = inside
         overflows = radius.isinf() & allowed.value.isfinite() & unbounded.radius.isfinite() & unbounded.value.isfinite()
@@ -166,9 +171,8 @@ def tolerance(
     low, high = _codes(allowed, torch.where(said, radius, 0.0), out)
     own_low, own_high = _codes(golden, own, out)
     low, high = torch.minimum(low, own_low), torch.maximum(high, own_high)
-    nowhere = torch.zeros_like(judged)
-    ends = Ends(low, high, low, high, nowhere)
-    return Tolerance(value, judged, (high - low) / 2, torch.zeros_like(own), out, contract, nowhere, ends)
+    ends = Ends(low, high, low, high, torch.zeros_like(judged))
+    return Tolerance(value, judged, (high - low) / 2, torch.zeros_like(own), out, contract, free, ends)
 
 
 def _largest(x: Tensor) -> float:

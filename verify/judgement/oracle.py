@@ -123,7 +123,9 @@ class Oracle:
             else:
                 golden = [_one_number(known) for known in self.known]
             allowed = self._evaluate(case, values, chosen, BallArithmetic(model))
-            inside = []
+            inside, spilled = [], []
+            if self.contract.nonfinite == "masked":
+                spilled = self._evaluate(case, values, chosen, BallArithmetic(replace(model, spills=True)))
             may_overflow = any(bool((part.radius.isinf() & part.value.isfinite()).any()) for part in allowed)
             if may_overflow and _has_one_order(case.definition):
                 ways = [BallArithmetic(replace(model, beyond=beyond)) for beyond in ("nothing", "infinity")]
@@ -131,7 +133,7 @@ class Oracle:
         if self.known is not None and any(map(_lie_apart, golden, allowed)):
             mend = "run assay golden check STORE --sample 1000000, which names it, then assay golden discard"
             raise StoreError(f"a stored golden is not what the definition gives; {mend} ({case})")
-        return tolerances_of(case, self.contract, golden, allowed, inside)
+        return tolerances_of(case, self.contract, golden, allowed, inside, spilled)
 
     @standard_environment()
     def under(self, case: Case, model: RoundingModel) -> list[Golden]:
@@ -204,14 +206,16 @@ def tolerances_of(
     golden: list[Golden],
     allowed: list[Golden],
     inside: Sequence[tuple[Golden, Golden]] = (),
+    spilled: Sequence[Golden] = (),
 ) -> list[Tolerance]:
     """What a contract allows of each result, whose exact value is ``golden`` and which its model takes to ``allowed``.
 
-    ``inside``: what it takes each to where nothing overflows inside, and where what does is infinite from there on.
-    Integers are judged as numbers.
+    ``inside``: what it takes each to where nothing overflows inside, and where what does is infinite from there on;
+    ``spilled``: where NaN and infinities of what is masked or never read come out. Integers are judged as numbers.
     """
     ways: Sequence[tuple[Golden, Golden] | None] = inside or [None] * len(allowed)
-    results = zip(case.signature.returns, case.result_dtypes, golden, allowed, ways, strict=True)
+    spills: Sequence[Golden | None] = spilled or [None] * len(allowed)
+    results = zip(case.signature.returns, case.result_dtypes, golden, allowed, ways, spills, strict=True)
     return [
         tolerance(
             exact,
@@ -220,8 +224,9 @@ def tolerances_of(
             contract,
             rounded=tensor.role == "rounded",
             inside=way,
+            spilled=spill,
         )
-        for tensor, dtype, exact, permitted, way in results
+        for tensor, dtype, exact, permitted, way, spill in results
     ]
 
 
