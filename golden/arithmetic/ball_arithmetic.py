@@ -247,6 +247,18 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         rad = torch.where(size > format.largest, math.inf, x.radius + lost)
         return Ball(x.mid, rad, self.model)
 
+    def stored(self, x: Ball, stage: str, factor: Tensor | float = 1.0) -> Ball:
+        """``x`` times a factor, rounded as ``stage`` and divided by it again, whether or not the format holds x itself.
+
+        Of a factor that is no power of two x may be a number of the format, and its product none.
+        """
+        format = self.model.stages.get(stage)
+        if format is None:
+            return x
+        size = x.magnitude
+        rad = x.radius + format.unit_roundoff * size + self.model.underflow(format) / factor
+        return Ball(x.mid, torch.where(size * factor > format.largest, math.inf, rad), self.model)
+
 
 def expm1_upper(error: Tensor) -> Tensor:
     """exp(error) - 1, bounded above; cheap where the error is small: e^t - 1 <= t + t^2 for t <= 1.79."""

@@ -10,7 +10,7 @@ from assay.golden.arithmetic.ball import Ball
 from assay.golden.arithmetic.ball_arithmetic import expm1_upper
 from assay.golden.arithmetic.ball_codes import CodeBalls
 from assay.golden.arithmetic.ball_gradients import BASE_CHANGE, WELL_CONDITIONED, GradientBalls
-from assay.golden.arithmetic.ball_products import ProductBalls
+from assay.golden.arithmetic.ball_scores import FOLDED_LOG2E, ScoreBalls
 from assay.golden.arithmetic.model import EVALUATION, outward
 from assay.golden.arithmetic.real import Real, weighted_values
 from assay.golden.arithmetic.spills import reached, rows_reached
@@ -19,9 +19,6 @@ Tensor = torch.Tensor
 
 _BLOCK = 2**18  # numbers
 _FEW_ROWS, _LARGEST_BLOCK = 64, 2**21  # numbers
-_FOLDED_LOG2E = 1.45  # log2 e = 1.4427, rounded up
-_SPLIT_SCALE = 6.0  # u: sqrt(scale) to both sides has a root's and a storing's rounding twice, and two products
-_QUERY_ERROR = 7.0  # u: gamma_(D+4) + 4u covers gamma_D + 8u, and so a query that is off by seven
 _SLOPE_OF_SIGMOID = 128.0  # below -88 the sigmoid s, where it vanishes, is a hundredth of the slope s (1 + x (1 - s))
 _VANISHING = 4.0  # least normal numbers: a weight above them, less its own error, is flushed at none of its roundings
 _MERGED_WEIGHT = 8.0  # u: product, two sums, product with a reciprocal, of weights at most twice the exact ones
@@ -30,7 +27,7 @@ _SHORT_ROW = 1e-13  # 2 gamma_(n+6) up to 444 keys, which share it
 _SQUARES = 2.0**-900  # sums of squares below it may have lost what underflowed
 
 
-class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
+class BallArithmetic(CodeBalls, ScoreBalls, GradientBalls):
     """Ball arithmetic with the sharp bounds of standardisation and attention."""
 
     def softmax(self, x: Ball) -> Ball:
@@ -65,7 +62,7 @@ class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
         """x - lse, or (x - max) - log sum, which rounds twice at the result's size."""
         y = x - self.logsumexp(x)
         twice = Ball(y.mid, y.radius + self.u * y.mid.abs(), self.model)
-        folded = x.magnitude * _FOLDED_LOG2E > self.model.largest  # x log2 e may overflow
+        folded = x.magnitude * FOLDED_LOG2E > self.model.largest  # x log2 e may overflow
         return self.unspecified(torch.isinf(self.max(x).mid) | (folded & x.mid.isfinite()), twice)
 
     def gate_mul(self, x: Ball, gate: Ball) -> Ball:
@@ -76,30 +73,6 @@ class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
         if not bool(closed.any()):
             return product
         return Ball(torch.where(closed, 0.0, product.mid), torch.where(closed, 0.0, product.radius), self.model)
-
-    def scores(self, q: Ball, k: Ball, scale: Ball | float) -> Ball:
-        """q k^T scale; the scale may be applied to the scores, to q, or as a square root, rounded, to both."""
-        scaled = q * scale
-        if self.model.certifies:
-            return self._certified_scores(scaled, k)
-        product = self.matmul(scaled, self.swap(k))
-        unscaled = q.magnitude @ k.magnitude.transpose(-1, -2)
-        split = (self.model.gamma(q.shape[-1]) + _SPLIT_SCALE * self.u) * unscaled * q.as_ball(scale).magnitude
-        if k.rad is not None:
-            split = split + q.magnitude @ k.rad.transpose(-1, -2) * q.as_ball(scale).magnitude
-        rad = torch.where(unscaled > self.model.largest, math.inf, torch.maximum(product.radius, split))
-        return self.ball(product.mid, rad)
-
-    def _certified_scores(self, q: Ball, k: Ball) -> Ball:
-        """Scores with one radius a row: |q| |k| <= |q|_1 max |k|, at no cost of another product."""
-        longest = k.largest
-        length = q.magnitude.sum(-1, keepdim=True)
-        relative = self.model.gamma(q.shape[-1] + 4) + 4 * self.u
-        radius = relative * length * longest + self.model.tiny * q.shape[-1] * (1 + longest)
-        sharp = q.rad is None or bool((q.rad <= _QUERY_ERROR * self.u * q.mid.abs() + self.model.tiny).all())
-        if k.rad is not None or not sharp or not bool((radius < WELL_CONDITIONED).all()):  # each score its own radius
-            return self.matmul(q, self.swap(k))
-        return Ball(q.mid @ k.mid.transpose(-1, -2), radius, self.model)
 
     def gather(self, x: Ball, index: Tensor) -> Ball:
         """Entries that were chosen; among NaN and numbers nothing says which those are."""
@@ -160,7 +133,7 @@ class BallArithmetic(CodeBalls, ProductBalls, GradientBalls):
         return self._in_any_order(self.round(a * b, stage) * c, a, b, c)
 
     def gated_product(self, x: Ball, gate: Ball, y: Ball) -> Ball:
-        return self._in_any_order(self.gate_mul(x, gate) * y, x, gate, y)
+        return self._in_any_order(super().gated_product(x, gate, y), x, gate, y)
 
     def add_bias(self, x: Ball, bias: Ball) -> Ball:
         y = x + bias

@@ -111,6 +111,8 @@ class GradientBalls(FunctionBalls):
         Of what infinities touch nothing is said: their sign hangs on the order of operations. Nor of all that a row
         reaches which meets an infinity in q, k or its scores: exp(score - lse) is zero where a quotient is NaN. NaN is
         NaN in any; but a row with one in q or dout, times its weights of zero, may reach keys that are masked for it.
+
+        With the stage "query" dk may be a product of dS and q scale as that was rounded.
         """
         model, keys, factor = self.model, scores.shape[-1], q.as_ball(scale)
         weights, lse = Real().attention_weights(scores.mid, visible, None)
@@ -128,6 +130,7 @@ class GradientBalls(FunctionBalls):
         own, error = error, torch.where(visible, error + rounding, 0.0)
 
         gradient = self._score_gradient(visible, v, dout, factor, (weights, own, error), (kept, lost))
+        q = self.stored(q, "query", factor.magnitude)
         dq = self._visible_product(gradient, visible, k, keys)
         dk = self._visible_product(self.swap(gradient), visible.T, q, terms)
         dv = self._visible_product(self.swap(Ball(weights, error, model)), visible.T, dout, terms)

@@ -240,8 +240,8 @@ class Arithmetic(ABC, Generic[N, Idx]):
         return self.matmul(a * scale_a, b * scale_b)
 
     def gated_product(self, x: N, gate: N, y: N) -> N:
-        """x gate y, in any order, with the limit of `gate_mul`."""
-        return self.gate_mul(x, gate) * y
+        """x gate y, in any order, or with x gate rounded first as "activated"; with the limit of `gate_mul`."""
+        return self.round(self.gate_mul(x, gate), "activated") * y
 
     def quantized_matmul(self, x: N, codes: Idx, zero_points: Idx, scale: N) -> N:
         """x @ ((codes - zero_points) * scale), the weights marked as the stage "weights"."""
@@ -294,8 +294,11 @@ class Arithmetic(ABC, Generic[N, Idx]):
         return self.sigmoid(x) + tail(self.minimum(x, 0.0)) - tail(self.minimum(-x, 0.0))
 
     def silu_gradient(self, a: N, b: N, x: N) -> N:
-        """a b times `silu_slope` of x, whose own factors may be multiplied with a and b in any order."""
-        return self.product(a, b, self.silu_slope(x))
+        """a b times `silu_slope` of x, whose own factors may be multiplied with a and b in any order.
+
+        Or with a b rounded first, as "activated_gradient".
+        """
+        return self.product(a, b, self.silu_slope(x), "activated_gradient")
 
     def product(self, a: N, b: N, c: N, stage: str = "") -> N:
         """a b c, in any order, or with a b rounded first as ``stage``."""
@@ -306,12 +309,13 @@ class Arithmetic(ABC, Generic[N, Idx]):
         return [(0, rows)]
 
     def scores(self, q: N, k: N, scale: N | float) -> N:
-        """q k^T scale over the last two axes."""
-        return self.matmul(q * scale, self.swap(k))
+        """q k^T scale over the last two axes; q scale may be rounded as "query", each product as "scores"."""
+        return self.round(self.matmul(self.round(q * scale, "query"), self.swap(k)), "scores")
 
     def softcap(self, scores: N, cap: float) -> N:
-        """cap * tanh(scores / cap)."""
-        return self.tanh(scores / cap, absolute=True) * cap
+        """cap * tanh(scores / cap), each of the three rounded as "scores" where a kernel may."""
+        capped = self.round(self.tanh(self.round(scores / cap, "scores"), absolute=True), "scores")
+        return self.round(capped * cap, "scores")
 
     def attend_backward(
         self, scores: N, visible: Idx, q: N, k: N, v: N, dout: N, scale: N | float, terms: int

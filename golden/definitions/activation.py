@@ -38,12 +38,13 @@ def silu(xp: Arithmetic[N], x: N) -> N:
     "swiglu",
     "gate[R,N], up[R,N] -> y[R,N]",
     options={"limit": number(None, positive=True, usual=(None, 1.5))},
+    stages={"activated": None},
     rows="R",
     columns="N",
     faults=("saturating_store",),
 )
 def swiglu(xp: Arithmetic[N], gate: N, up: N, *, limit: float | None) -> N:
-    """silu(gate) * up, with gate <= limit and |up| <= limit where a limit is given."""
+    """silu(gate) * up, with gate <= limit and |up| <= limit where a limit is given. Stage "activated": silu(gate)."""
     if limit is not None:
         gate, up = xp.minimum(gate, limit), -xp.minimum(-xp.minimum(up, limit), limit)
     return xp.gated_product(gate, xp.sigmoid(gate), up)

@@ -65,7 +65,7 @@ SIZES = {
         "sinks": flag(tensor=True),
         "return_lse": flag(),
     },
-    stages={"probabilities": "input"},
+    stages={"query": None, "scores": None, "probabilities": "input"},
     rows="B",
     columns="Dv",
     empty=("Sq",),
@@ -78,7 +78,11 @@ SIZES = {
     exempt=("written_into_next_row",),
 )
 def attention(xp: Arithmetic[N], *tensors: N, return_lse: bool, alibi: bool = False, **options: Any) -> N | tuple[N, N]:
-    """softmax(q k^T scale, capped, biased, masked) v, and its log-sum-exp."""
+    """softmax(q k^T scale, capped, biased, masked) v, and its log-sum-exp.
+
+    Stages: "query", q scale as it is multiplied with k; "scores", what each operation on them gives; "probabilities",
+    the weights as they are multiplied with v.
+    """
     out, lse = attend_heads(xp, *tensors, **options)
     return (out, lse) if return_lse else out
 
@@ -115,7 +119,7 @@ def attend_heads(
         key, query = xp.integers(range(keys))[None, :], xp.integers(range(first, last))[:, None]
         aligned = key - query - (keys - queries)  # how far the key lies behind the query, counted from the last ones
         if slopes is not None:
-            scores = scores - slopes * xp.exact(abs(aligned))
+            scores = xp.round(scores - slopes * xp.exact(abs(aligned)), "scores")
         ahead = key - query if causal == "top_left" else aligned
         parts.append(xp.attend(scores, visible_keys(ahead, causal, window), v, sinks))
     out = xp.concatenate([part[0] for part in parts], axis=3).reshape(batch, heads, queries, v.shape[-1])

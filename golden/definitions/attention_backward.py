@@ -17,7 +17,7 @@ _BLOCKS_A_PASS = 16  # a pass over all keys costs a sum into dk and dv: fewer an
     "attention_backward",
     "q[B,H,Sq,D], k[B,Hkv,Sk,D], v[B,Hkv,Sk,Dv], dout[B,H,Sq,Dv] -> dq[B,H,Sq,D], dk[B,Hkv,Sk,D], dv[B,Hkv,Sk,Dv]",
     options={"causal": choice("none", "bottom_right", "top_left"), "scale": number(None, usual=(None, 0.3))},
-    stages={"probabilities": "input", "score_gradient": "input", "output": None},
+    stages={"query": None, "scores": None, "probabilities": "input", "score_gradient": "input", "output": None},
     rows="B",
     empty=("Sq",),
     work="16*B*H*Sq*Sk*(D+Dv)",

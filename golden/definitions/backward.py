@@ -102,9 +102,13 @@ def rmsnorm_backward(xp: Arithmetic[N], x: N, weight: N, dy: N, *, eps: float) -
     "swiglu_backward",
     "gate[R,N], up[R,N], dy[R,N] -> dgate[R,N], dup[R,N]",
     rows="R",
+    stages={"activated": None, "activated_gradient": None},
     separable=("N",),
     gradient_of="swiglu",
 )
 def swiglu_backward(xp: Arithmetic[N], gate: N, up: N, dy: N) -> tuple[N, N]:
-    """dy up silu'(gate) and dy silu(gate)."""
+    """dy up silu'(gate) and dy silu(gate).
+
+    Stages: "activated", silu(gate) as it is multiplied with dy, and "activated_gradient", dy up.
+    """
     return xp.silu_gradient(dy, up, gate), xp.gated_product(gate, xp.sigmoid(gate), dy)

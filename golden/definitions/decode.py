@@ -52,7 +52,7 @@ def _unused(
         "k_scale": number(1.0, usual=(1.0, 0.5)),
         "v_scale": number(1.0, usual=(1.0, 2.5)),
     },
-    stages={"probabilities": "input"},
+    stages={"query": None, "scores": None, "probabilities": "input"},
     rows="B",
     work="16*B*H*max_pages*page*D",
     sizes={

@@ -51,7 +51,7 @@ def moe_route(
 @define(
     "moe",
     "x[T,D], w_gate_up[E,2*F,D], w_down[E,D,F], weights:float32[T,k]=weight, ids:int32[T,k]=index(E) -> y[T,D]",
-    stages={"gate_up": None, "hidden": "input", "expert": None},
+    stages={"gate_up": None, "activated": None, "hidden": "input", "expert": None},
     rows="T",
     work="T*k*D*F+E*D*F",
     picked=("E",),

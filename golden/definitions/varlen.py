@@ -36,7 +36,7 @@ def _tokens_apart(
     "q[Tq,H,D], k[Tk,Hkv,D], v[Tk,Hkv,D], cu_seqlens_q:int32[B+1]=offsets(Tq), cu_seqlens_k:int32[B+1]=offsets(Tk) "
     "-> out[Tq,H,D]",
     options={"causal": choice("none", "bottom_right"), "scale": number(None, usual=(None, 0.3))},
-    stages={"probabilities": "input"},
+    stages={"query": None, "scores": None, "probabilities": "input"},
     empty=("Tq", "Tk"),
     work="8*H*Tq*Tk*D",
     sizes={"B": (1, 2, 3, 5, 8, 9, 17), "Hkv": (1, 2, 3), "D": (8, 16, 32, 40, 64, 80, 128, 256)},

@@ -14,6 +14,7 @@ from assay.verify import Contract, Verdict, examine
 from assay.verify.contract import contract_from_table
 from assay.verify.errors import ContractError
 
+from .zoo import rounded_on_the_way as rounding
 from .zoo.faulty_conduct import gemm_random_order
 from .zoo.faulty_rows import softmax_unshifted
 from .zoo.honest_attention import attention_rows
@@ -141,6 +142,14 @@ FIELDS: dict[str, tuple[str, Kernel, dict[str, Any], dict[str, Any], dict[str, A
     "ulps-exp-64": ("softmax", partial(softmax_off, ulps=64), F32, {"ulps": {"exp": 8}}, {"ulps": {"exp": 64}}),
     "stages-gate_up": ("moe", MOE_ROUNDED, MOE, {}, TWO_STAGES),
     "stages-hidden": ("moe", moe_by_expert_rounded, MOE, {"stages": {}}, {"stages": {"hidden": "bfloat16"}}),
+    "stages-query": (
+        "attention", rounding.attention_rounding_query, {**BF16, "shapes": SMALL},
+        {}, {"stages": {"query": "input", "probabilities": "input"}},
+    ),
+    "stages-scores": (
+        "attention", rounding.attention_rounding_scores, {**BF16, "shapes": SMALL},
+        {}, {"stages": {"scores": "input", "probabilities": "input"}},
+    ),
     "stages-normalized": ("rmsnorm", rms_norm_cast_before_weight, BF16, {}, {"stages": {"normalized": "input"}}),
     "stages-probabilities": (
         "attention", partial(attention_rows, round_probabilities=True), {**BF16, "shapes": SMALL}, {"stages": {}}, {},
