@@ -234,6 +234,7 @@ class Findings:
     ``at`` says of each case at the sizes of production what was judged of it, and what not.
     ``left_out`` counts the elements that weren't judged, by reason. ``unlimited``: no time limit could act, since the
     kernel was called in a thread other than its process's main one.
+    ``unrounded``: JAX was started before, and may leave out roundings on the way that a kernel asks for.
     ``left_changed`` names the settings of torch and NumPy that the kernel left changed (they were put back each time).
     ``target`` is the kernel's importable name, empty where it has none. ``about`` says when, where, on which device and
     by which versions the examination was made, for which test, and the line that the kernel's source begins at.
@@ -260,6 +261,7 @@ class Findings:
     at: tuple[str, ...] = ()
     left_changed: tuple[str, ...] = ()
     unlimited: bool = False
+    unrounded: bool = False
     target: str = ""
     about: dict[str, str] = field(default_factory=dict)
 

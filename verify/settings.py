@@ -7,7 +7,7 @@ message to an isolated kernel's process are made into it or from it. It is check
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from itertools import product
 from typing import Annotated, Any, Literal, get_type_hints
@@ -95,6 +95,8 @@ class Settings:
             raise SettingError(
                 f"contract: expected a Contract, e.g. Contract(accumulate='float16'), got {self.contract!r}"
             )
+        if self.framework == "jax" and self.device == "cpu" and self.contract.subnormals is None:
+            self._set("contract", replace(self.contract, subnormals="flush"))  # as XLA does there
         for name in ("options", "shapes", "environment"):
             if not isinstance(getattr(self, name), Mapping):
                 given = getattr(self, name)

@@ -27,6 +27,7 @@ from assay.verify.examination.tally import Tally
 from assay.verify.execution.isolation import Isolation
 from assay.verify.execution.target import target_of
 from assay.verify.execution.time_limit import can_be_limited
+from assay.verify.execution.xla import drops_roundings
 from assay.verify.findings import Detectable
 from assay.verify.judgement.result import by_reason
 from assay.verify.settings import Settings
@@ -187,8 +188,14 @@ def _verdict(question: Question, target: str, progress: Progress) -> Verdict:
         at=tally.at,
         left_changed=tuple(question.bench.call.left),
         unlimited=not (question.settings.isolate or can_be_limited()),
+        unrounded=_drops_roundings(question.settings),
         about=about(question.bench.call.kernel, question.settings.device),
     )
+
+
+def _drops_roundings(settings: Settings) -> bool:
+    """Whether the kernel's framework may have left out roundings; of an isolated one it is another process's."""
+    return settings.framework == "jax" and settings.device == "cpu" and not settings.isolate and drops_roundings()
 
 
 def _outcome(tally: Tally, open_way: str | None, settings: Settings) -> tuple[str, str]:

@@ -29,6 +29,7 @@ from assay.formats.format import FORMATS
 from assay.runtime.errors import first_line
 from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.errors import SettingError
+from assay.verify.execution.xla import keep_roundings
 
 _BY_BITS = {
     format.torch_dtype: torch.uint8 if format.bits == 8 else torch.int16
@@ -93,6 +94,8 @@ def check_framework(name: str, device: str = "cpu") -> None:
     if framework.devices and kind not in framework.devices:
         expected = " or ".join(map(repr, framework.devices))
         raise SettingError(f"framework={name!r} takes device={expected}, got {device!r}")
+    if name == "jax" and kind == "cpu":
+        keep_roundings()
     framework.check_device(kind)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from assay.formats.format import Format
 from assay.formats.rounding import Mode, next_down, next_up, round_to
-from assay.golden.arithmetic import EVALUATION
+from assay.golden.arithmetic import BallArithmetic
 from assay.golden.evaluation.golden import Golden
 from assay.golden.inputs.values import torch_dtype
 from assay.verify.cases.case import Case, build
@@ -64,7 +64,7 @@ def cases(subject: Subject, distribution: str) -> list[Case]:
 def answers(subject: Subject, case: Case) -> tuple[Tensor, Golden]:
     """The first result (float64) of a call, and its golden."""
     outputs = subject.run(case, build(case, subject.question.bench.device))
-    golden = subject.question.bench.oracle.under(case, EVALUATION)[0]
+    golden = subject.question.bench.oracle.under(case, BallArithmetic())[0]
     if case.signature.returns[0].is_integer or case.signature.returns[0].role == "rounded":
         raise Unseen("the first result is a code, not a number")
     return outputs[0], golden

@@ -10,6 +10,16 @@ d / radius over a whole output, once as it is (a bias downward or upward) and on
 (a bias toward or away from zero). What a contract lets err on one side (elementary functions, folded constants, what
 sums of few values drift by: all but stages that round to nearest) may add up to at most F = sum of free / radius.
 
+Stages round to nearest, but a value decides how: of few values, or of values just beside a number of the format, all
+errors may have one sign. So where a call leans, what an honest kernel gives is computed for each way of rounding the
+stages (`honest_roundings`), and the call leans only if it does beside each of them, to the same side. A kernel that
+rounds a part theta of a stage's values lies theta of the way from one to another, so beyond neither end.
+
+Nor are results always spread evenly: those of few values may all lie just beside a midpoint, over which an error of any
+size takes them. The sum of the steps that the contract's radius w can take results over, store(x + w) - store(x), has
+the mean of w where they are spread. Where it is more, by three standard deviations over all calls, results are crowded,
+and what it is more by counts as free too. This is asked of kernels alone that would be said to lean.
+
 The unit of independence is a call with fresh data: elements of one call share operands and so their roundings. An
 honest kernel exceeds `MARGIN` F on a given side with a probability of at most 1/2; `UNITS` calls that all exceed it
 on one side prove the bias. The first call that doesn't ends the test, so honest kernels cost two or three calls.
@@ -22,14 +32,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from assay.formats.format import format_named
+from assay.formats.format import Format, format_named
 from assay.formats.rounding import round_to
-from assay.golden.arithmetic import RoundingModel
+from assay.golden.arithmetic import BallArithmetic, RoundingModel
 from assay.golden.arithmetic.chance import Chance
 from assay.golden.evaluation.golden import Golden
 from assay.verify.cases.case import Case
 from assay.verify.contract import Contract
 from assay.verify.findings import Failure, Side
+from assay.verify.judgement.honest_roundings import NearestBalls, Way, ways
 from assay.verify.judgement.judge import Tolerance
 from assay.verify.judgement.result import Result
 
@@ -42,6 +53,7 @@ UNITS = 32
 MARGIN = 1.5
 """Beyond F by this factor: then even a mean of F, seen as rare steps of one ulp, exceeds in half the calls at most."""
 
+_CROWDED = 3.0  # standard deviations
 _STRIDE = 104_729  # between the seeds of two units
 
 STATISTICS: Mapping[str, tuple[Side, Side]] = {
@@ -50,25 +62,37 @@ STATISTICS: Mapping[str, tuple[Side, Side]] = {
 }
 
 Name = tuple[str, str]  # of a result, and of a statistic
-Free = Callable[[Case, RoundingModel], list[Golden]]
+Evaluate = Callable[[Case, BallArithmetic], list[Golden]]
 
 
 @dataclass(frozen=True)
 class Score:
-    """One statistic of one result in one call: T, and F that one-sided freedoms explain at most."""
+    """One statistic of one result in one call: T, and F that one-sided freedoms explain at most.
+
+    ``steps`` are the sums of what the store may add downward and upward within the contract's radius, ``spread`` their
+    mean where results are spread evenly, ``variance`` their variance then; all zero where not asked for.
+    """
 
     result: str
     statistic: str
     total: float
     free: float
     elements: int
+    steps: tuple[float, float] = (0.0, 0.0)
+    spread: float = 0.0
+    variance: float = 0.0
 
     @property
     def side(self) -> int:
         """-1 or 1 where T lies beyond what the contract's freedoms explain, else 0."""
-        if not abs(self.total) > MARGIN * self.free:
+        if not self.beyond > 0:
             return 0
         return 1 if self.total > 0 else -1
+
+    @property
+    def beyond(self) -> float:
+        """By how much."""
+        return abs(self.total) - MARGIN * self.free
 
 
 def one_sided(model: RoundingModel, bits: int) -> RoundingModel:
@@ -87,58 +111,124 @@ def unit_cases(case: Case) -> Iterator[Case]:
         yield replace(case, protocol="once", seed=case.seed + unit * _STRIDE)
 
 
-def try_series(case: Case, attempt: Callable[[Case], Result], contract: Contract, free: Free) -> Result:
+def try_series(case: Case, attempt: Callable[[Case], Result], contract: Contract, evaluate: Evaluate) -> Result:
     """Calls with fresh data until no side is left on which all of them erred, or all are done: then it is a failure.
 
-    ``attempt`` tries one case and judges it element by element; a violation there ends the series. ``free`` evaluates
-    the op of a case under a rounding model.
+    ``attempt`` tries one case and judges it element by element; a violation there ends the series. ``evaluate`` gives
+    the results of a case in an arithmetic.
     """
-    format = format_named(next(iter(case.dtypes.values())))
-    model = one_sided(contract.model(case.definition, format), format.precision)
     leaning: dict[Name, int] | None = None
     seen: list[dict[Name, Score]] = []
-    first: Result | None = None
+    calls: list[Result] = []
+    every = tuple(ways(contract.model(case.definition, _input_format(case))))
     for single in unit_cases(case):
         result = attempt(single)
-        first = first or result
+        calls.append(result)
         if result.failure is not None or case.definition.chosen:
             return result
-        found = {(score.result, score.statistic): score for score in scores(single, result, model, contract, free)}
-        sides = {name: score.side for name, score in found.items() if score.side}
-        leaning = sides if leaning is None else {n: side for n, side in leaning.items() if sides.get(n) == side}
-        if not leaning:
-            return first
-        seen.append(found)
-    assert first is not None
+        nearest: dict[Name, Score] = {}
+        for way in (None, *every):
+            beside = scores(result, contract, evaluate, way)
+            if beside is None:
+                continue
+            found = {(score.result, score.statistic): score for score in beside}
+            sides = {name: score.side for name, score in found.items() if score.side}
+            leaning = sides if leaning is None else {n: side for n, side in leaning.items() if sides.get(n) == side}
+            if not leaning:
+                return calls[0]
+            known = {name: found[name] for name in leaning}
+            nearest |= {n: s for n, s in known.items() if n not in nearest or s.beyond < nearest[n].beyond}
+        seen.append(nearest)
     assert leaning is not None
-    return replace(first, failure=_failure(case, seen, leaning))
+    for way in (None, *every):
+        beside_all = [scores(result, contract, evaluate, way, steps=True) for result in calls]
+        leaning = _not_crowded(leaning, [beside for beside in beside_all if beside is not None])
+    if not leaning:
+        return calls[0]
+    return replace(calls[0], failure=_failure(case, seen, leaning))
 
 
-def scores(case: Case, result: Result, model: RoundingModel, contract: Contract, free: Free) -> list[Score]:
-    """The statistics of a judged call; none where nothing was left to err, or every result is the nearest number."""
+def _not_crowded(leaning: Mapping[Name, int], calls: list[list[Score]]) -> dict[Name, int]:
+    """The statistics that lean beyond what steps over crowded midpoints explain as well."""
+    left = {}
+    for name, side in leaning.items():
+        units = [score for found in calls for score in found if (score.result, score.statistic) == name]
+        steps = [score.steps[side > 0] for score in units]
+        spread = sum(score.spread for score in units)
+        is_crowded = sum(steps) > spread + _CROWDED * sum(score.variance for score in units) ** 0.5
+        more = [max(0.0, step - score.spread) * is_crowded for step, score in zip(steps, units, strict=True)]
+        if all(score.beyond > extra for score, extra in zip(units, more, strict=True)):
+            left[name] = side
+    return left
+
+
+def scores(
+    result: Result, contract: Contract, evaluate: Evaluate, way: Way | None = None, *, steps: bool = False
+) -> list[Score] | None:
+    """The statistics of a judged call beside a kernel that rounds stages in this ``way``, or none of them.
+
+    Empty where nothing was left to err, or every result is the nearest number; None where the definition rounds
+    nothing in this way. ``steps``: what the store may add too.
+    """
+    case = result.case
     places = [place for place, tensor in enumerate(case.signature.returns) if not tensor.is_integer]
+    if all(
+        bool((_given(result, place) == _stored(limits.golden, limits, contract)).all())
+        for place, limits in zip(places, result.tolerances, strict=True)
+    ):
+        return []
+    full = contract.model(case.definition, _input_format(case))
+    likely, worst = one_sided(full, _input_format(case).precision), replace(full, stages={})
+    if way is None:
+        free = evaluate(case, BallArithmetic(likely))
+        wide = evaluate(case, BallArithmetic(worst)) if steps else free
+    else:
+        around = NearestBalls(worst, way)
+        wide = evaluate(case, around)
+        if not around.rounds:
+            return None
+        free = evaluate(case, NearestBalls(likely, way, around.found))
     found: list[Score] = []
-    freedoms: list[Golden] | None = None
     for place, limits in zip(places, result.tolerances, strict=True):
-        tensor, y = case.signature.returns[place], result.outputs[place].detach().cpu().double()
-        errors = y - _stored(limits, contract)
-        if tensor.role == "rounded" or bool((errors == 0).all()):
+        tensor, y = case.signature.returns[place], _given(result, place)
+        exact = limits.golden if way is None else free[place].value
+        right = _stored(exact, limits, contract)
+        if tensor.role == "rounded" or bool((y == right).all()):
             continue
-        freedoms = freedoms or free(case, model)
-        allowed, radius = freedoms[place].radius, limits.inner + 0.5 * _gap(limits)
-        kept = _ordinary(limits) & y.isfinite() & allowed.isfinite() & limits.inner.isfinite()
-        shares = torch.where(kept, errors / radius, 0.0)
-        explained, count = float(torch.where(kept, allowed / radius, 0.0).sum()), int(kept.sum())
-        found.append(Score(tensor.name, "mean", float(shares.sum()), explained, count))
-        found.append(Score(tensor.name, "magnitude", float((shares * limits.golden.sign()).sum()), explained, count))
+        allowed, gap = free[place].radius, _gap(limits)
+        radius = limits.inner + 0.5 * gap
+        kept = _ordinary(limits) & y.isfinite() & exact.isfinite() & allowed.isfinite() & limits.inner.isfinite()
+        reach = torch.where(kept, wide[place].radius.nan_to_num(0.0, 0.0, 0.0), 0.0) * steps
+
+        def total(x: torch.Tensor, kept: torch.Tensor = kept, radius: torch.Tensor = radius) -> float:
+            return float(torch.where(kept, x / radius, 0.0).sum())
+
+        down = right - _stored(exact - reach, limits, contract)
+        up = _stored(exact + reach, limits, contract) - right
+        variance = total(torch.minimum(reach, gap / 4) * gap / radius)
+        for statistic, sign in (("mean", torch.ones_like(exact)), ("magnitude", exact.sign())):
+            ends = [total(torch.where(sign > 0, one, torch.where(sign < 0, other, 0.0)))
+                    for one, other in ((down, up), (up, down))]  # fmt: skip
+            share = total((y - right) * sign)
+            count = int(kept.sum())
+            more = ((ends[0], ends[1]), total(reach), variance) if steps else ()
+            found.append(Score(tensor.name, statistic, share, total(allowed), count, *more))
     return found
 
 
-def _stored(limits: Tolerance, contract: Contract) -> torch.Tensor:
+def _input_format(case: Case) -> Format:
+    return format_named(next(iter(case.dtypes.values())))
+
+
+def _given(result: Result, place: int) -> torch.Tensor:
+    return result.outputs[place].detach().cpu().double()
+
+
+def _stored(exact: torch.Tensor, limits: Tolerance, contract: Contract) -> torch.Tensor:
     """What an exact computation would have stored."""
     if contract.rounding == "stochastic":
-        return limits.golden  # its mean is the exact result
-    finite = torch.where(limits.golden.isfinite(), limits.golden, 0.0)
+        return exact  # its mean is the exact result
+    finite = torch.where(exact.isfinite(), exact, 0.0)
     return round_to(finite, limits.out, "nearest" if contract.rounding == "nearest" else "toward_zero")
 
 

@@ -136,10 +136,10 @@ class Oracle:
         return tolerances_of(case, self.contract, golden, allowed, inside, spilled)
 
     @standard_environment()
-    def under(self, case: Case, model: RoundingModel) -> list[Golden]:
-        """The results of a case, with its own data, under another model; choices are those of the definition."""
+    def under(self, case: Case, arithmetic: BallArithmetic) -> list[Golden]:
+        """The results of a case, with its own data, in other balls; choices are those of the definition."""
         with one_thread():
-            return self._evaluate(case, all_contents(case), None, BallArithmetic(model))
+            return self._evaluate(case, all_contents(case), None, arithmetic)
 
     def model(self, case: Case) -> RoundingModel:
         """The contract's model of a case, whose roundings may be left to chance."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from assay.verify.execution.xla import MEND
 from assay.verify.findings import ASPECTS, Aspect, Detectable, ErrorMap, Failure, Findings
 
 _LIMIT = {"unlikely": "rounding takes it"}
@@ -17,6 +18,8 @@ def text_report(found: Findings) -> str:
     lines += [f"  not judged  {count} elements {reason}" for reason, count in found.left_out.items()]
     if found.unlimited:
         lines.append("  no limit    on time: it acts in a process's main thread only, or with isolate=True")
+    if found.unrounded:
+        lines.append(f"  unrounded   roundings to bfloat16 on the way may vanish: {MEND}")
     if found.detectable:
         lines += detectable(found.detectable)
     if found.note:
