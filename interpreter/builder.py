@@ -24,6 +24,7 @@ from assay.interpreter import functions, products
 from assay.interpreter.cached_constructors import np_dtype
 from assay.interpreter.devices import Device
 from assay.interpreter.handles import TensorHandle, handle_of, numbers
+from assay.interpreter.inline_asm import run_inline
 from assay.interpreter.sanitizer import MEMORY, Launch, Sanitizer
 from assay.interpreter.small_floats import NARROW, encode
 
@@ -143,6 +144,11 @@ class FaithfulBuilder(plain.InterpreterBuilder):  # type: ignore[misc]
         values = [numbers(argument) for argument in arguments]
         widened = [v.astype(np.float64) if v.dtype.kind == "f" else v for v in values]
         return handle_of(np.asarray(op(*widened)), ret_type)
+
+    def create_inline_asm(
+        self, text: str, constraints: str, values: list[Any], types: list[Any], is_pure: bool, pack: int
+    ) -> Any:
+        return run_inline(text, constraints, values, types, pack)
 
     # loads of padded blocks
 
