@@ -12,7 +12,7 @@ import pkgutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -68,7 +68,8 @@ class Fault:
     """A known fault of an op's kernels: ``definition`` is that of the op, altered as little as has the fault.
 
     ``description`` says what is wrong in the words of who writes kernels, ``origin`` where it was seen, ``needs`` the
-    input that reveals it where not any does; ``family`` is one of docs/fault-models.md.
+    input that reveals it where not any does; ``family`` is one of docs/fault-models.md. ``emulated``: the fault is not
+    one of the formula, and shows in what a float32 evaluation gives (overflow, cancellation).
     """
 
     name: str
@@ -77,6 +78,7 @@ class Fault:
     family: str = "formula"
     origin: str = "common slip"
     needs: str = "any ordinary input"
+    emulated: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,11 +101,11 @@ class Spec:
     are the symbols that kernels have programs for: rows, batches, pages; the first dimension where left out. ``dealt``
     is the symbol whose places ranks share out.
 
-    Sizes. ``sizes`` and ``multiples`` say which sizes a symbol may take (``{"g": (32, 64, 128)}``) and which symbol or
-    number it must be a multiple of (``{"K": "g"}``, ``{"K": "4"}``). ``least`` names options that a symbol must not
-    fall below (``{"E": "top_k"}``). ``empty`` are the symbols that fuzzing may set to zero, ``usual`` sizes that a
-    campaign over the whole op keeps to. ``work`` is an expression for the cost of a call (the product of all sizes
-    where left out).
+    Sizes. ``sizes`` and ``multiples`` say which sizes a symbol may take (``{"g": (32, 64, 128)}``) and which symbol,
+    number or option it must be a multiple of (``{"K": "g"}``, ``{"K": "4"}``, ``{"C": "groups"}``).
+    ``least`` names options that a symbol must not fall below (``{"E": "top_k"}``). ``empty`` are the symbols that
+    fuzzing may set to zero, ``usual`` sizes that a campaign over the whole op keeps to. ``work`` is an expression for
+    the cost of a call (the product of all sizes where left out).
 
     Inputs. ``inputs`` are distributions of a tensor by their names, the plainest first, in place of those of its role
     (see `assay.golden.signature.Inputs`). ``unused(*tensors)`` gives masks, by tensor's name, of the elements that no
@@ -166,6 +168,10 @@ class Spec:
         """The signature under ``options`` (defaults where left out)."""
         text = self.signature_text
         found = parse(text if isinstance(text, str) else text(self.complete(options or {})))
+        steps = {symbol: name for symbol, name in self.multiples.items() if name in self.options}
+        if steps:
+            complete = self.complete(options or {})
+            found = replace(found, steps={symbol: complete[name] for symbol, name in steps.items()})
         return found.with_inputs(self.inputs) if self.inputs else found
 
     @property

@@ -71,10 +71,11 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Signature:
-    """The tensors that an op takes and returns."""
+    """The tensors that an op takes and returns; ``steps``: what options make symbols multiples of."""
 
     tensors: tuple[TensorSpec, ...]
     returns: tuple[TensorSpec, ...]
+    steps: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -83,9 +84,10 @@ class Signature:
         return tuple(dict.fromkeys(found))
 
     def divisor(self, symbol: str) -> int:
-        """What a symbol must be a multiple of, for the dimensions that are quotients of it to be whole."""
+        """What a symbol must be a multiple of: for dimensions that are quotients of it to be whole, and `steps`."""
         parts = [text.partition("/") for tensor in (*self.tensors, *self.returns) for text in tensor.dims]
-        return math.lcm(*(int(below) for above, _, below in parts if above == symbol and below.isdigit()))
+        quotients = (int(below) for above, _, below in parts if above == symbol and below.isdigit())
+        return math.lcm(self.steps.get(symbol, 1), *quotients)
 
     def with_inputs(self, inputs: Mapping[str, Inputs]) -> Signature:
         """The signature whose tensors have distributions of their own."""

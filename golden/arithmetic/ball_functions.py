@@ -77,7 +77,7 @@ class FunctionBalls(ElementaryBalls):
             unsure = (x.mid - _LEAST[name]).abs() <= x.radius
         else:
             return mid, spread
-        unsure &= x.radius > 0
+        unsure &= (x.radius > 0) & x.mid.isfinite()  # of infinity the function is known, however it came about
         return torch.where(unsure, 0.0, mid), torch.where(unsure, math.inf, spread)
 
     def _argument_error(self, x: Ball) -> Tensor:

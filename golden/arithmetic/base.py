@@ -103,7 +103,6 @@ class Arithmetic(ABC, Generic[N, Idx]):
     def constant(self, formula: Formula) -> N:
         """``formula(sqrt, pi)``, an exact number rather than its float64 neighbour."""
 
-    # Elementwise.
     @abstractmethod
     def function(self, name: str, x: N) -> N:
         """The elementary function of that name, as torch has it: NaN outside its domain, limits at the infinities.
@@ -147,10 +146,17 @@ class Arithmetic(ABC, Generic[N, Idx]):
     def above(self, x: N, bound: float) -> Idx:
         """A mask of the numbers, exact ones, above ``bound``."""
 
-    # Reductions and products.
     @abstractmethod
     def sum(self, x: N, axis: int = -1, *, rescaled: bool = False) -> N:
         """The sum; ``rescaled`` allows an online kernel's rescaling of the running sum at each new maximum."""
+
+    def cumsum(self, x: N) -> N:
+        """The running sums along the last axis, each one's terms added in any order; here in a logarithm of steps."""
+        reach = 1
+        while reach < x.shape[-1]:
+            x = self.concatenate([x[..., :reach], x[..., reach:] + x[..., :-reach]], -1)
+            reach *= 2
+        return x
 
     @abstractmethod
     def max(self, x: N) -> N:
@@ -160,7 +166,6 @@ class Arithmetic(ABC, Generic[N, Idx]):
     def matmul(self, a: N, b: N, plus: N | None = None) -> N:
         """a @ b + plus, each entry one accumulation; ``plus`` may be the accumulator's initial value."""
 
-    # Shape.
     def rearranged(self, change: Callable[[Sequence[Any]], Any], parts: Sequence[N]) -> N:
         """What ``change`` makes of native arrays: of those that the ``parts`` are, or of each kind that they hold."""
         return change(parts)
@@ -190,7 +195,6 @@ class Arithmetic(ABC, Generic[N, Idx]):
         """x[r, index[r, j]]: for each row of a matrix its own places."""
         return x[self.integers(range(len(index)))[:, None], index]
 
-    # Quantisation.
     def quantization_scale(self, span: N, largest: float) -> N:
         """span / largest, what one step between codes stands for; a kernel may give any scale to a span of zero."""
         return span / largest

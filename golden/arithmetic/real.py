@@ -40,6 +40,9 @@ class Real(Arithmetic[Tensor, Tensor]):
     def sum(self, x: Tensor, axis: int = -1, *, rescaled: bool = False) -> Tensor:
         return x.sum(axis, keepdim=True)
 
+    def cumsum(self, x: Tensor) -> Tensor:
+        return x.cumsum(-1)
+
     def max(self, x: Tensor) -> Tensor:
         if x.shape[-1] == 0:
             return x.new_full((*x.shape[:-1], 1), -math.inf)

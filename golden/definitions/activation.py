@@ -10,12 +10,17 @@ from assay.golden.registry import Fault, define
 @define("gelu", "x[R,N] -> y[R,N]", options={"approximate": choice("none", "tanh")}, rows="R", columns="N")
 def gelu(xp: Arithmetic[N], x: N, *, approximate: str) -> N:
     """x times the normal distribution function, or its tanh approximation (Hendrycks & Gimpel, 2016)."""
+    return xp.gate_mul(x * 0.5, gate_of_gelu(xp, x, approximate))
+
+
+def gate_of_gelu(xp: Arithmetic[N], x: N, approximate: str) -> N:
+    """1 + erf(x / sqrt 2), or with tanh in place of erf."""
     if approximate == "tanh":
         cubed = x * x * x
         gate = xp.tanh((x + cubed * 0.044715) * xp.constant(lambda sqrt, pi: sqrt(2 / pi)), absolute=True)
     else:
         gate = xp.erf(x * xp.constant(lambda sqrt, pi: 1 / sqrt(2)), absolute=True)
-    return xp.gate_mul(x * 0.5, gate + 1.0)
+    return gate + 1.0
 
 
 @define(

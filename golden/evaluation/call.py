@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from assay.golden.arithmetic import Arithmetic, Exact
+from assay.golden.errors import DefinitionError
 from assay.golden.evaluation.golden import Golden, golden_of
 from assay.golden.registry import Spec
 from assay.golden.signature import Signature, TensorSpec
@@ -19,6 +20,9 @@ Index = Mapping[str, Tensor | slice]
 
 _BLOCK = 2**17  # numbers of a block of rows: its intermediates stay in a processor's cache
 _EXACT_BLOCK = 2**15  # the same where a number is several, and intermediates are many
+
+
+_KEPT = "xp.sum, xp.mean and xp.max keep their axis, with size one: drop it by [..., 0], and [:, None] isn't needed"
 
 
 @dataclass(frozen=True)
@@ -82,9 +86,26 @@ class Call:
         plain |= {name: None for name in plain if self.spec.options[name].tensor}
         for name, value in (chosen or {}).items():
             handed[name] = xp.exact(value.to(torch.float64)) if value.is_floating_point() else xp.integers(value)
-        with xp.precision():
-            results = self.spec.definition(xp, *numbers.values(), **handed, **plain)
-        return results if isinstance(results, tuple) else (results,)
+        try:
+            with xp.precision():
+                results = self.spec.definition(xp, *numbers.values(), **handed, **plain)
+        except IndexError as error:
+            raise DefinitionError(f"{self.spec.name}: IndexError: {error}; {_KEPT}") from error
+        results = results if isinstance(results, tuple) else (results,)
+        self._check(results)
+        return results
+
+    def _check(self, results: tuple[Any, ...]) -> None:
+        """Raise `DefinitionError` unless there is a result for each of the signature, of as many dimensions."""
+        expected = self.signature.returns
+        if len(results) != len(expected):
+            raise DefinitionError(
+                f"{self.spec.name}: its definition gives {len(results)} results; expected {len(expected)}"
+            )
+        for tensor, result in zip(expected, results, strict=True):
+            if len(result.shape) != len(tensor.dims):
+                shape = list(map(int, result.shape))
+                raise DefinitionError(f"{self.spec.name}: {tensor} came with the shape {shape}; {_KEPT}")
 
     def under(self, arithmetic: Arithmetic) -> tuple[Golden, ...]:
         """The results in an arithmetic, as goldens."""

@@ -4,7 +4,6 @@ Shapes, numbers and options come from what the op says of itself, so that a new 
 """
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ Rng = np.random.Generator
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "eps": (1e-5, 1e-6, 2.0**-20, 1.0),
     "group": (128, 1, 3),
+    "groups": (1, 2, 3),
     "ignore_index": (-100, 1),
     "k_scale": (1.0, 0.25, 0.3, -3.0),
     "label_smoothing": (0.0, 0.1, 1.0),
@@ -157,14 +157,13 @@ def _sizes(
     draw: st.DrawFn, signature: Signature, multiples: Mapping[str, str], empty: tuple[str, ...], at_least: int
 ) -> dict[str, int]:
     """A size for every symbol: what is divided by a number is a multiple of it; one symbol may be zero."""
-    dims = {text for tensor in signature.tensors for text in tensor.dims}
     sizes: dict[str, int] = {}
     nothing = draw(st.sampled_from(("", "", "", *empty)))
     for symbol in sorted(signature.symbols, key=lambda name: name in multiples):
-        unit = math.lcm(*(int(match[1]) for text in dims if (match := re.fullmatch(rf"{symbol}/(\d+)", text))))
+        unit = signature.divisor(symbol)
         if symbol in multiples:
             partner = multiples[symbol]
-            unit = math.lcm(unit, int(partner) if partner.isdigit() else sizes[partner])
+            unit = math.lcm(unit, int(partner) if partner.isdigit() else sizes.get(partner, 1))
             size = unit * draw(st.sampled_from((1, 2)))
         else:
             size = -(-draw(st.sampled_from(_SIZES.get(symbol, (1, 2, 3)))) // unit) * unit

@@ -31,6 +31,8 @@ def normal(*shape: int, scale: float = 1.0) -> Any:
 class Pair:
     """A backward definition and its forward one: the variables that are moved, what is fixed, and the cotangent.
 
+    ``labels`` are integers that both take behind the variables, ``fixed`` numbers that neither moves.
+
     ``arguments`` are the places of variables that the backward definition takes, before the cotangent (if it takes
     one); ``of_result`` says that it takes the forward result in their place.
     """
@@ -39,6 +41,7 @@ class Pair:
     variables: tuple[Any, ...]
     cotangent: Any = None
     labels: Any = None
+    fixed: tuple[Any, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     arguments: tuple[int, ...] = (0,)
     of_result: bool = False
@@ -51,6 +54,7 @@ class Pair:
         """The forward definition's result."""
         definition = spec(self.forward)
         rest = [] if self.labels is None else [self.labels]
+        rest += [xp.exact(tensor) for tensor in self.fixed]
         options = definition.complete(self.options)
         return definition.definition(xp, *variables, *rest, **options | ({"sinks": None} if "sinks" in options else {}))
 
@@ -64,7 +68,9 @@ class Pair:
         known = spec(self.backward)
         variables = [xp.exact(variable) for variable in self.variables]
         taken = [self.value(xp, variables)] if self.of_result else [variables[place] for place in self.arguments]
-        rest = [self.labels] if self.cotangent is None else [xp.exact(self.cotangent)]
+        rest = [] if self.labels is None else [self.labels]
+        rest += [xp.exact(tensor) for tensor in self.fixed]
+        rest += [] if self.cotangent is None else [xp.exact(self.cotangent)]
         options = known.complete({name: self.options[name] for name in self.options if name in known.options})
         found = (definition or known.definition)(xp, *taken, *rest, **options)
         return found if isinstance(found, tuple) else (found,)
@@ -79,6 +85,12 @@ def attention(causal: str, scale: float | None, queries: int, keys: int, shared:
 def entropy(reduction: str, smoothing: float, labels: list[int], ignored: int = -100) -> Pair:
     options = {"reduction": reduction, "label_smoothing": smoothing, "ignore_index": ignored}
     return Pair("cross_entropy", (normal(len(labels), 4, scale=2.0),), labels=np.array(labels), options=options)
+
+
+def turned(*, interleaved: bool) -> Pair:
+    angles = (normal(3, 2), normal(3, 2))
+    options = {"interleaved": interleaved}
+    return Pair("rope", (normal(1, 3, 2, 4),), normal(1, 3, 2, 4), fixed=angles, options=options, arguments=())
 
 
 def plain(forward: str) -> Pair:
@@ -119,6 +131,9 @@ PAIRS: dict[str, Pair] = {op.name: plain(op.name) for op in map(spec, specs()) i
     "cross_entropy, smoothed": entropy("mean", 0.25, [1, 1, 3], ignored=3),
     "cross_entropy, sum": entropy("sum", 0.1, [0, 3, 5], ignored=5),
     "cross_entropy, each": entropy("none", 1.0, [2, -1], ignored=-1),
+    "embedding": Pair("embedding", (normal(4, 2),), normal(3, 2), labels=np.array([2, 0, 2])),
+    "rope": turned(interleaved=False),
+    "rope of neighbours": turned(interleaved=True),
     "attention": attention("none", None, 2, 3),
     "attention, last keys": attention("bottom_right", 0.75, 2, 3, shared=1),
     "attention, first keys": attention("top_left", -0.5, 3, 2, shared=1),

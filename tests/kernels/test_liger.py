@@ -8,6 +8,8 @@ import torch
 
 pytest.importorskip("liger_kernel")
 
+from liger_kernel.ops.group_norm import group_norm_forward
+
 from assay.golden import evaluate
 from assay.interpreter import faithful
 from assay.kernels.libraries import liger
@@ -97,6 +99,25 @@ def test_the_rotation_writes_into_the_callers_tensor() -> None:
     assert bool((x == 1).all())
     liger.rope_in_place(x, cos, sin)
     assert not bool((x == 1).all())
+
+
+def test_group_norm_loses_its_digits() -> None:
+    """The variance is E[x^2] - E[x]^2, so that rows far from zero are wrong; two passes are right."""
+
+    def kernel(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, groups: int, eps: float) -> Any:
+        return group_norm_forward(x, x.shape[1], groups, weight, bias, eps)[0]
+
+    def two_passes(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, groups: int, eps: float) -> Any:
+        return torch.native_group_norm(x, weight, bias, x.shape[0], x.shape[1], x.shape[2], groups, eps)[0]
+
+    sizes = {"B": [1], "C": [4], "L": [4, 64]}
+    settings: dict[str, Any] = {"dtype": "float32", "shapes": sizes, "layouts": ["contiguous"], "examples": 5}
+    settings |= {"options": {"groups": [2], "eps": [1e-5]}, "every_aspect": False, "effort": "quick"}
+    verdict = examine(kernel, "group_norm", **settings)
+    assert verdict.failure is not None
+    assert verdict.failure.kind == "contract"
+    assert "E[x^2] - E[x]^2" in str(verdict)
+    assert examine(two_passes, "group_norm", **settings).passed
 
 
 def test_products_of_float32_are_tf32() -> None:

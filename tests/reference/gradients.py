@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .rows import rope
+
 Outputs = tuple[Tensor, ...]
 
 
@@ -56,3 +58,13 @@ def cross_entropy_backward(logits: Tensor, target: Tensor, **options: Any) -> Ou
     (found,) = gradients(lambda x: torch.nn.functional.cross_entropy(x, target, **options), [logits])
     ignored = target == options.get("ignore_index", -100)
     return (found.masked_fill(ignored[:, None], 0.0),)
+
+
+def embedding_backward(table: Tensor, ids: Tensor, dy: Tensor) -> Outputs:
+    """By autograd."""
+    return gradients(lambda table: torch.nn.functional.embedding(ids, table), [table], dy)
+
+
+def rope_backward(cos: Tensor, sin: Tensor, dy: Tensor, interleaved: bool = False) -> Outputs:
+    """By autograd."""
+    return gradients(lambda x: rope(x, cos, sin, interleaved=interleaved)[0], [torch.zeros_like(dy)], dy)

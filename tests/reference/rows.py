@@ -121,3 +121,74 @@ def quantize_int4(x: Tensor, group: int = 128, symmetric: bool = False) -> Outpu
             for place, number in enumerate(part.tolist()):
                 codes[r, g * group + place] = min(15, max(0, round(number / scale) + zero))
     return codes, scales, zeros
+
+
+def add_layernorm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Outputs:
+    """The sum, normalised and as it is."""
+    total = x.double() + residual.double()
+    return (*layernorm(total, weight, bias, eps), total)
+
+
+def group_norm(x: Tensor, weight: Tensor, bias: Tensor, groups: int = 2, eps: float = 1e-5) -> Outputs:
+    """Group by group."""
+    y = x.double()
+    share = x.shape[1] // groups
+    for g in range(groups):
+        part = y[:, g * share : (g + 1) * share]
+        if part.numel():
+            centred = part - part.mean((1, 2), keepdim=True)
+            part = centred / (centred.square().mean((1, 2), keepdim=True) + eps).sqrt()
+        y[:, g * share : (g + 1) * share] = part
+    return (y * weight.double()[:, None] + bias.double()[:, None],)
+
+
+def l2norm(x: Tensor, eps: float = 1e-6, clamp: str = "sum") -> Outputs:
+    """Each row over its length."""
+    square = x.double().square().sum(1, keepdim=True)
+    return (x.double() / ((square + eps).sqrt() if clamp == "sum" else square.sqrt().clamp(min=eps)),)
+
+
+def gated_rmsnorm(
+    x: Tensor, weight: Tensor, gate: Tensor, eps: float = 1e-6, activation: str = "silu", gate_first: bool = False
+) -> Outputs:
+    """With the gate behind the norm, or before it."""
+    opened = torch.sigmoid(gate.double()) * (gate.double() if activation == "silu" else 1.0)
+    opened = opened.masked_fill(gate.isneginf(), 0.0)
+    if gate_first:
+        return rmsnorm(x.double() * opened, weight, eps)
+    return (rmsnorm(x, weight, eps)[0] * opened,)
+
+
+def dynamic_tanh(x: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor) -> Outputs:
+    """tanh with a slope and an affine map."""
+    return (torch.tanh(x.double() * alpha.double()) * weight.double() + bias.double(),)
+
+
+def geglu(gate: Tensor, up: Tensor, approximate: str = "none") -> Outputs:
+    """gelu(gate) * up."""
+    return (gelu(gate, approximate)[0] * up.double(),)
+
+
+def gelu_and_mul(x: Tensor, approximate: str = "tanh") -> Outputs:
+    """geglu of two halves."""
+    return geglu(*x.tensor_split(2, 1), approximate)
+
+
+def logsigmoid(x: Tensor) -> Outputs:
+    """As torch has it."""
+    return (torch.nn.functional.logsigmoid(x.double()),)
+
+
+def cumsum(x: Tensor, reverse: bool = False, exclusive: bool = False) -> Outputs:
+    """Column by column."""
+    y, total = torch.zeros(x.shape, dtype=torch.float64), torch.zeros(x.shape[0], dtype=torch.float64)
+    for column in reversed(range(x.shape[1])) if reverse else range(x.shape[1]):
+        after = total + x[:, column].double()
+        y[:, column] = total if exclusive else after
+        total = after
+    return (y,)
+
+
+def embedding(table: Tensor, ids: Tensor) -> Outputs:
+    """As torch has it."""
+    return (torch.nn.functional.embedding(ids, table.double()),)

@@ -146,7 +146,10 @@ def _simpler_options(case: Case, sampler: Sampler) -> Iterator[Case]:
     signature = case.definition.signature_text
     for name, values in sampler.options.items():
         if case.options[name] != values[0] and isinstance(signature, str):
-            yield replace(case, options={**case.options, name: values[0]})
+            simpler = replace(case, options={**case.options, name: values[0]})
+            steps = {symbol: case.definition.step(simpler.signature, symbol, case.sizes) for symbol in case.sizes}
+            if not any(size % steps[symbol] for symbol, size in case.sizes.items()):
+                yield simpler
 
 
 def _simpler_values(case: Case) -> Iterator[Case]:

@@ -112,5 +112,12 @@ def of_file(fault: Fault, op: Spec) -> FaultModel:
     if fault.family not in FAMILIES:
         raise SettingError(f"{op.name}: fault {fault.name!r}: {unknown('family', fault.family, FAMILIES)}")
     return FaultModel(
-        fault.name, fault.family, fault.description, (op.name,), fault.origin, fault.needs, definition=fault.definition
+        fault.name,
+        fault.family,
+        fault.description,
+        (op.name,),
+        fault.origin,
+        fault.needs,
+        definition=fault.definition,
+        emulated=fault.emulated,
     )

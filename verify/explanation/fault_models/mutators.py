@@ -180,6 +180,13 @@ def narrow_accumulator(format: str, block: int = 16) -> type:
                 total = (total + part.sum(axis, keepdim=True)).to(dtype).to(x.dtype)
             return total
 
+        def cumsum(self: Any, x: Tensor) -> Tensor:
+            carry, parts = x.new_zeros((*x.shape[:-1], 1)), [x[..., :0]]
+            for part in torch.split(x, block, -1):
+                parts.append(carry + part.cumsum(-1))
+                carry = parts[-1][..., -1:].to(dtype).to(x.dtype)
+            return torch.cat(parts, -1)
+
         def matmul(self: Any, a: Tensor, b: Tensor, plus: Tensor | None = None) -> Tensor:
             total = a[..., :0] @ b[..., :0, :]
             for first in range(0, a.shape[-1], block):

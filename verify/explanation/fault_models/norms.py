@@ -20,7 +20,7 @@ from assay.verify.explanation.fault_models.mutators import (
 
 Tensor = torch.Tensor
 
-_LAYER, _RMS, _ADD = ("layernorm",), ("rmsnorm",), ("add_rmsnorm",)
+_LAYER, _RMS, _ADD = ("layernorm", "add_layernorm", "group_norm"), ("rmsnorm",), ("add_rmsnorm",)
 _LAYER_BACK, _RMS_BACK = ("layernorm_backward",), ("rmsnorm_backward",)
 _MEANS = (*_LAYER, *_LAYER_BACK)
 _ROOTS = (*_RMS, *_ADD, *_RMS_BACK)
