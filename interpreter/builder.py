@@ -25,6 +25,7 @@ from assay.interpreter.cached_constructors import np_dtype
 from assay.interpreter.devices import Device
 from assay.interpreter.handles import TensorHandle, handle_of, numbers
 from assay.interpreter.inline_asm import run_inline
+from assay.interpreter.libdevice import libdevice
 from assay.interpreter.sanitizer import MEMORY, Launch, Sanitizer
 from assay.interpreter.small_floats import NARROW, encode
 
@@ -140,10 +141,8 @@ class FaithfulBuilder(plain.InterpreterBuilder):  # type: ignore[misc]
     def create_extern_elementwise(
         self, lib_name: str, lib_path: str, symbol: str, arguments: list[Any], ret_type: Any, is_pure: bool
     ) -> Any:
-        op = functions.libdevice(symbol)
-        values = [numbers(argument) for argument in arguments]
-        widened = [v.astype(np.float64) if v.dtype.kind == "f" else v for v in values]
-        return handle_of(np.asarray(op(*widened)), ret_type)
+        values = np.broadcast_arrays(*map(numbers, arguments))
+        return handle_of(np.asarray(libdevice(symbol)(*values)), ret_type)
 
     def create_inline_asm(
         self, text: str, constraints: str, values: list[Any], types: list[Any], is_pure: bool, pack: int

@@ -7,7 +7,6 @@ loses is its own doing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -85,69 +84,3 @@ def e8m0(patterns: Array) -> Array:
     """Powers of two from 2^-127 up by their biased exponents; 255 is NaN."""
     exponents = patterns.view(np.uint8).astype(np.int32) - 127
     return np.where(exponents == 128, np.nan, np.ldexp(np.float32(1), exponents)).astype(np.float32)
-
-
-def libdevice(symbol: str) -> Callable[..., Array]:
-    """The function behind a symbol of NVIDIA's libdevice, such as ``__nv_tanhf``, on float64 arrays.
-
-    Raises NotImplementedError, naming it, for one that is not here.
-    """
-    name = symbol.removeprefix("__nv_").removeprefix("fast_")
-    function = _LIBDEVICE.get(name) or _LIBDEVICE.get(name.removesuffix("f"))
-    if function is None:
-        raise NotImplementedError(f"libdevice's {symbol} is not interpreted")
-    return function
-
-
-def _torch(name: str) -> Callable[..., Array]:
-    function = getattr(torch.special, name)
-    return lambda x: function(torch.from_numpy(np.ascontiguousarray(x))).numpy().reshape(x.shape)
-
-
-_NUMPYS = """
-abs cbrt ceil copysign cos cosh exp exp2 expm1 floor fmod hypot isinf isnan log log10 log1p log2 fmax fmin
-rint signbit sin sinh sqrt tan tanh trunc
-"""
-_LIBDEVICE: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in _NUMPYS.split()} | {
-    "fabs": np.abs,
-    "acos": np.arccos,
-    "acosh": np.arccosh,
-    "asin": np.arcsin,
-    "asinh": np.arcsinh,
-    "atan": np.arctan,
-    "atan2": np.arctan2,
-    "atanh": np.arctanh,
-    "div_rn": np.divide,
-    "fdiv_rn": np.divide,
-    "fdivide": np.divide,
-    "erf": erf,
-    "erfc": _torch("erfc"),
-    "erfinv": _torch("erfinv"),
-    "exp10": lambda x: np.power(10.0, x),
-    "finite": np.isfinite,
-    "isfinited": np.isfinite,
-    "float2int_rn": lambda x: to_integer(np.rint(x), np.int32),
-    "float2int_rz": lambda x: to_integer(x, np.int32),
-    "isinfd": np.isinf,
-    "isnand": np.isnan,
-    "lgamma": _torch("gammaln"),
-    "llrint": lambda x: to_integer(np.rint(x), np.int64),
-    "max": np.maximum,
-    "min": np.minimum,
-    "nearbyint": np.rint,
-    "add_rn": np.add,
-    "sub_rn": np.subtract,
-    "mul_rn": np.multiply,
-    "fma_rn": lambda x, y, z: fma(*(v.astype(np.float32) for v in (x, y, z))),
-    "ldexp": lambda x, n: np.ldexp(x, n.astype(np.int64)),
-    "remainder": lambda x, y: x - y * np.rint(x / y),
-    "pow": np.power,
-    "powi": np.power,
-    "rcp_rn": np.reciprocal,
-    "frcp_rn": np.reciprocal,
-    "round": lambda x: np.copysign(np.floor(np.abs(x) + 0.5), x),
-    "rsqrt": rsqrt,
-    "signbitd": np.signbit,
-    "sqrt_rn": np.sqrt,
-    "fsqrt_rn": np.sqrt,
-}

@@ -17,7 +17,7 @@ from assay.interpreter.ptx_floats import (
 from assay.interpreter.ptx_integers import patterns, signed, values
 from assay.interpreter.ptx_machine import Machine
 from assay.interpreter.ptx_text import Instruction, width_of
-from assay.interpreter.rounded import FORMATS, rounded
+from assay.interpreter.rounded import FORMATS, from_integer, rounded
 from assay.interpreter.small_floats import Array
 
 _INTEGER = re.compile(r"[us](8|16|32|64)")
@@ -86,18 +86,10 @@ def _from_integer(machine: Machine, instruction: Instruction, target: str, sourc
         _write_integer(machine, instruction, patterns(number, width_of(target)), target)
         return
     bits = machine.read(instruction.operands[1], width, instruction)
-    number = integer_to_odd(signed(bits, width) if source[0] == "s" else bits)
-    write_packed(machine, instruction.operands[0], [rounded(number, lanes_of(target)[0], mode_of(instruction))], target)
-
-
-def integer_to_odd(numbers: Array) -> Array:
-    """int64 or uint64 as float64, rounded to odd: of more than 53 bits eleven are lost but for a sticky one."""
-    negative = numbers < 0
-    magnitude = np.where(negative, (~numbers.astype(np.uint64)) + np.uint64(1), numbers.astype(np.uint64))
-    low = magnitude & np.uint64(0x7FF)
-    cut = (magnitude - low) | np.where(low != 0, np.uint64(0x800), np.uint64(0))
-    exact = np.where(magnitude < np.uint64(2**53), magnitude, cut).astype(np.float64)
-    return np.where(negative, -exact, exact)
+    number = signed(bits, width) if source[0] == "s" else bits
+    write_packed(
+        machine, instruction.operands[0], [from_integer(number, lanes_of(target)[0], mode_of(instruction))], target
+    )
 
 
 def _write_integer(machine: Machine, instruction: Instruction, numbers: Array, target: str) -> None:

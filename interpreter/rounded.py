@@ -77,6 +77,24 @@ def operation(name: str, operands: tuple[Array, ...], format: str, mode: str = "
     return _zero_sum(name, operands, result) if mode == "rm" else result
 
 
+def from_integer(numbers: Array, format: str, mode: str = "rn") -> Array:
+    """Integers of up to 64 bits rounded once to a format: in float64."""
+    if format != "f64":
+        return rounded(_integer_to_odd(numbers), format, mode)
+    nearest = numbers.astype(np.float64)
+    return _moved(nearest, _integer_sides(numbers.astype(object), nearest), mode) if mode != "rn" else nearest
+
+
+def _integer_to_odd(numbers: Array) -> Array:
+    """int64 or uint64 as float64, rounded to odd: of more than 53 bits eleven are lost but for a sticky one."""
+    negative = numbers < 0
+    magnitude = np.where(negative, (~numbers.astype(np.uint64)) + np.uint64(1), numbers.astype(np.uint64))
+    low = magnitude & np.uint64(0x7FF)
+    cut = (magnitude - low) | np.where(low != 0, np.uint64(0x800), np.uint64(0))
+    exact = np.where(magnitude < np.uint64(2**53), magnitude, cut).astype(np.float64)
+    return np.where(negative, -exact, exact)
+
+
 def _fma(x: Array, y: Array, z: Array, format: str, mode: str) -> Array:
     if format != "f64":
         narrow = [np.asarray(value).astype(np.float32) for value in (x, y, z)]
@@ -131,6 +149,7 @@ def _side(name: str, nearest: float, *operands: float) -> int:
     return (difference > 0) - (difference < 0)
 
 
+_integer_sides = np.vectorize(lambda exact, near: (exact > int(near)) - (exact < int(near)), otypes=[np.int8])
 _sides = np.vectorize(_side, otypes=[np.int8])
 _NEAREST: dict[str, Callable[..., Any]] = {
     "add": np.add,
