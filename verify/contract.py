@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 from assay import configs
 from assay.formats.accumulator import Accumulator, accumulator_named
 from assay.formats.errors import UnknownFormat
 from assay.formats.format import FORMATS, Format, format_named
+from assay.formats.rounding import Mode
 from assay.golden.arithmetic import RoundingModel
 from assay.golden.registry import Spec
 from assay.runtime.errors import names_checked, unknown
@@ -18,7 +19,7 @@ from assay.verify.errors import ContractError
 DEFAULT_ULPS: Mapping[str, float] = {"exp": 2, "log": 2, "rsqrt": 2, "div": 2}
 
 CHOICES = {
-    "rounding": ("nearest", "toward_zero", "stochastic"),
+    "rounding": ("nearest", "nearest_away", "toward_zero", "stochastic"),
     "overflow": ("inf", "saturate", "nan"),
     "subnormals": ("keep", "flush", None),
     "nonfinite": ("ieee", "masked", "unspecified", None),
@@ -49,7 +50,7 @@ class Contract:
     ulps: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_ULPS))
     """Errors of elementary functions in ulps of ``compute``; 4 for those that it doesn't name."""
     rounding: str = "nearest"
-    """How the output is rounded."""
+    """How the output is rounded; "nearest_away": to nearest, ties away from zero."""
     overflow: str = "inf"
     """What becomes of a value beyond the output format."""
     subnormals: str | None = None
@@ -109,6 +110,11 @@ class Contract:
             rounding=self.rounding,
             rescale_every=self.rescale_every,
         )
+
+    @property
+    def code_rounding(self) -> Mode:
+        """How the code of an exact quotient is rounded; stochastically to either neighbour: then to the nearest."""
+        return cast(Mode, "nearest" if self.rounding == "stochastic" else self.rounding)
 
     @property
     def promises(self) -> set[str]:

@@ -15,7 +15,7 @@ from assay.formats.format import format_named
 from assay.golden.arithmetic.ball import Ball, is_power_of_two
 from assay.golden.arithmetic.ball_arithmetic import ElementaryBalls
 from assay.golden.arithmetic.model import ENDS_OF_ROUNDING
-from assay.golden.arithmetic.real import codes_of
+from assay.golden.arithmetic.real import codes_of, power_of_two
 
 Tensor = torch.Tensor
 
@@ -40,6 +40,25 @@ class CodeBalls(ElementaryBalls):
         vanishing = span.mid <= span.radius
         rad = torch.where(vanishing, 0.0 if self.model.certifies else _STORED.largest, rad)
         return self.unspecified(~span.mid.isfinite(), Ball(scale.mid, rad, self.model))
+
+    def at_least(self, x: Ball, bound: float) -> Ball:
+        """Where x is clearly larger, it is as it was; a kernel holds the constant rounded to its compute format."""
+        if self.model.certifies:
+            return super().at_least(x, bound)
+        off = 2 * self.u * abs(bound) + self.model.tiny
+        clear = x.mid - x.radius > bound + off
+        return Ball(x.mid.clamp(min=bound), torch.where(clear, x.radius, x.radius + off), self.model)
+
+    def power_of_two(self, x: Ball, *, above: bool) -> Ball:
+        """Any power that x may lead to, by its bits, or by its logarithm, off by its ulps and rounded to an integer."""
+        rad = x.radius
+        if not self.model.certifies:
+            size = torch.where((x.mid > 0) & x.mid.isfinite(), x.mid, 1.0)
+            rad = rad + self.model.function_error("log2") * torch.log2(size).abs() * size
+        low, high = (power_of_two(end, above=above) for end in ((x.mid - rad).clamp(min=0), x.mid + rad))
+        known = (x.mid > rad) & x.mid.isfinite() & rad.isfinite()
+        mid, made = torch.where(known, (low + high) / 2, x.mid), torch.where(known, (high - low) / 2, x.radius)
+        return Ball(mid, made, self.model)
 
     def quantize(
         self, x: Ball, scale: Ball, format: str, zero: Ball | Tensor | None = None, stored: Ball | None = None

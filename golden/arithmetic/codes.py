@@ -21,6 +21,14 @@ def nearest_code(value: Fraction, format: Format) -> Fraction:
     return min(max(rounded, Fraction(format.lowest)), Fraction(format.largest))
 
 
+def power_of_two(value: Fraction, above: bool) -> float:
+    """The power of two at or above a positive number, or at or below it, of e8m0's range; zero of others."""
+    if value <= 0:
+        return 0.0
+    exponent = _exponent(value)
+    return max(2.0**-127, float(Fraction(2) ** (exponent + (above and Fraction(2) ** exponent < value))))
+
+
 def _exponent(value: Fraction) -> int:
     """The exponent of the power of two at or below a positive number."""
     guess = value.numerator.bit_length() - value.denominator.bit_length()

@@ -66,6 +66,10 @@ class Exact(Arithmetic[DoubleDouble, Tensor]):
     def above(self, x: DoubleDouble, bound: float) -> Tensor:
         return (x.high > bound) | ((x.high == bound) & (x.rest > 0))
 
+    def power_of_two(self, x: DoubleDouble, *, above: bool) -> DoubleDouble:
+        """Exact fractions of Arb's balls."""
+        return through_arb("power_of_two", x, above=above)
+
     def quantize(
         self,
         x: DoubleDouble,

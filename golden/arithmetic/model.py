@@ -31,6 +31,7 @@ _LARGEST_EXPONENT = 700.0  # exp of it is a float64
 UNLISTED_ULPS = 4.0  # of a function that a model does not list
 ENDS_OF_ROUNDING: Mapping[str, tuple[Mode, Mode]] = {
     "nearest": ("nearest", "nearest"),
+    "nearest_away": ("nearest_away", "nearest_away"),
     "toward_zero": ("toward_zero", "toward_zero"),
     "stochastic": ("down", "up"),
 }
@@ -44,12 +45,13 @@ class RoundingModel:
     ``ulps`` are the errors of elementary functions in ulps of ``compute`` (`UNLISTED_ULPS` where left out); ``stages``
     the formats to which marked intermediates may be rounded; ``flush`` allows zero for a subnormal; ``empty_row`` is
     the value of an attention row that sees nothing (None: any); ``rounding`` how codes are rounded ("nearest",
-    "toward_zero", "stochastic": to either neighbour); ``rescale_every`` how many terms of a running sum of exponentials
-    come before it is rescaled to a new maximum. With ``chance`` roundings that follow one another add up as chance has
-    it and not as in the worst case. ``beyond`` is what becomes of a number that may overflow inside: "anything";
-    "nothing", as if there were no overflow; or "infinity" where the exact one overflows. ``spills``: anything may come
-    out where NaN or an infinity of what is masked or never read enters a sum with a weight of zero. ``certifies`` marks
-    the model of the float64 evaluation itself, whose algorithms are known: freedoms that kernels have are not added.
+    "nearest_away", "toward_zero", "stochastic": to either neighbour); ``rescale_every`` how many terms of a running sum
+    of exponentials come before it is rescaled to a new maximum. With ``chance`` roundings that follow one another add
+    up as chance has it and not as in the worst case. ``beyond`` is what becomes of a number that may overflow inside:
+    "anything"; "nothing", as if there were no overflow; or "infinity" where the exact one overflows. ``spills``:
+    anything may come out where NaN or an infinity of what is masked or never read enters a sum with a weight of zero.
+    ``certifies`` marks the model of the float64 evaluation itself, whose algorithms are known: freedoms that kernels
+    have are not added.
     """
 
     compute: Format

@@ -16,7 +16,7 @@ import numpy as np
 
 from assay.formats.format import format_named
 from assay.golden.arithmetic.base import Arithmetic, Formula
-from assay.golden.arithmetic.codes import Ends, hull_of_codes
+from assay.golden.arithmetic.codes import Ends, hull_of_codes, power_of_two
 from assay.golden.arithmetic.working_precision import bits_of, working_precision
 
 ObjectArray = np.ndarray[Any, np.dtype[Any]]  # of numbers
@@ -108,6 +108,13 @@ class ObjectArithmetic(Arithmetic[ObjectArray, IntegerArray]):  # type: ignore[t
 
     def topk_index(self, x: ObjectArray, k: int) -> IntegerArray:
         return np.argsort(-x.astype(np.float64), axis=-1, stable=True)[..., :k]
+
+    def power_of_two(self, x: ObjectArray, *, above: bool) -> ObjectArray:
+        def power(value: Scalar) -> Scalar:
+            ends = self.ends(value)
+            return self.number(math.nan) if ends is None else self.hull(*(power_of_two(end, above) for end in ends))
+
+        return _each(power, x)
 
     def quantize(
         self,

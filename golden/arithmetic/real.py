@@ -11,6 +11,7 @@ from assay.formats.rounding import Mode, round_to
 from assay.golden.arithmetic.base import Arithmetic, Formula
 
 Tensor = torch.Tensor
+LEAST_E8M0 = 2.0**-127
 
 
 class Real(Arithmetic[Tensor, Tensor]):
@@ -50,6 +51,9 @@ class Real(Arithmetic[Tensor, Tensor]):
 
     def matmul(self, a: Tensor, b: Tensor, plus: Tensor | None = None) -> Tensor:
         return a @ b if plus is None else a @ b + plus
+
+    def power_of_two(self, x: Tensor, *, above: bool) -> Tensor:
+        return power_of_two(x, above=above)
 
     def quantize(
         self, x: Tensor, scale: Tensor, format: str, zero: Tensor | None = None, stored: Tensor | None = None
@@ -112,6 +116,14 @@ def torch_function(name: str, x: Tensor) -> Tensor:
     if name == "softplus":
         return x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))
     return getattr(torch, name)(x)
+
+
+def power_of_two(x: Tensor, *, above: bool) -> Tensor:
+    """As `Arithmetic.power_of_two`; NaN and infinities as they are."""
+    significand, exponent = torch.frexp(x)
+    exact = significand == 0.5
+    found = torch.ldexp(torch.ones_like(x), torch.where(exact | ~torch.tensor(above), exponent - 1, exponent))
+    return torch.where((x > 0) & x.isfinite(), found.clamp(min=LEAST_E8M0), x)
 
 
 def codes_of(quotient: Tensor, format: str, zero: Tensor | None = None, mode: Mode = "nearest") -> Tensor:

@@ -12,11 +12,18 @@ from typing import Any
 import numpy as np
 
 from assay.golden.arithmetic.base import Arithmetic, N
-from assay.golden.options import Option, choice, flag
+from assay.golden.options import Option, flag, number
 from assay.golden.registry import define
 
 _GROUP = 128
-_SCALES = {"row": "[R,1]", "tensor": "[]", "group128": f"[R,ceil(N/{_GROUP})]"}
+_KINDS = ("float32", "e8m0", "mx")
+_MX = 2.0**8  # of the exponent of e4m3's largest number
+
+
+def _granularity(*usual: str) -> Option:
+    """What shares a scale; a campaign varies over the ``usual`` ones."""
+    values = (*usual, "group")
+    return Option(usual[0], lambda value: value in values, "one of " + ", ".join(map(repr, values)), usual)
 
 
 def row_groups(xp: Arithmetic[N], x: N, size: int) -> N:
@@ -38,17 +45,49 @@ def ungrouped(codes: N, columns: int) -> N:
     return codes.reshape(rows, groups * width)[:, :columns]
 
 
-def _symmetric(xp: Arithmetic[N], x: N, granularity: str, largest: int, format: str, stored: N | None) -> tuple[N, N]:
+_OPTIONS = {
+    "group": Option(_GROUP, lambda value: type(value) is int and value > 0, "a positive whole number"),
+    "floor": number(None, positive=True),
+    "scales": Option("float32", lambda value: value in _KINDS, "one of " + ", ".join(map(repr, _KINDS))),
+    "reciprocal": Option(False, lambda value: isinstance(value, bool), "True or False"),
+}
+
+
+def _symmetric(
+    xp: Arithmetic[N],
+    x: N,
+    largest: int,
+    format: str,
+    stored: N | None,
+    *,
+    granularity: str,
+    group: int,
+    floor: float | None,
+    scales: str,
+    reciprocal: bool,
+) -> tuple[N, N]:
     """Codes and scales of x[R,N], whose largest magnitude becomes the largest code."""
     rows, columns = x.shape
-    if granularity == "group128":
-        groups = row_groups(xp, x, _GROUP)
+    grouped = granularity in ("group", "group128")
+    if grouped:
+        groups = row_groups(xp, x, group if granularity == "group" else _GROUP)
     else:
         groups = x.reshape(1, 1, rows * columns) if granularity == "tensor" else x.reshape(rows, 1, columns)
-    scale = xp.quantization_scale(row_maximum(xp, xp.abs(groups)), largest)
-    given = None if stored is None else stored.reshape(*scale.shape)
-    codes = xp.quantize(groups, scale, format, stored=given)
-    codes = ungrouped(codes, columns) if granularity == "group128" else codes.reshape(rows, columns)
+    span = row_maximum(xp, xp.abs(groups))
+    if floor is not None:
+        span = xp.at_least(span, floor)
+    scale, own = xp.quantization_scale(span, _MX if scales == "mx" else largest), None
+    if stored is not None:
+        own = stored.reshape(*scale.shape)
+        own = 1 / own if reciprocal else own
+    if scales == "float32":
+        codes = xp.quantize(groups, scale, format, stored=own)
+    else:
+        scale = xp.power_of_two(scale, above=scales == "e8m0")
+        step = scale if own is None or reciprocal else own  # of two powers that may be right, the kernel's own
+        codes = xp.quantize(groups, step, format, stored=step)
+    codes = ungrouped(codes, columns) if grouped else codes.reshape(rows, columns)
+    scale = 1 / scale if reciprocal else scale
     return codes, scale.reshape(() if granularity == "tensor" else scale.shape[:2])
 
 
@@ -56,32 +95,43 @@ def _rows(options: Mapping[str, Any]) -> str | None:
     return None if options["granularity"] == "tensor" else "R"
 
 
+def _scales(options: Mapping[str, Any]) -> str:
+    group = options["group"] if options["granularity"] == "group" else _GROUP
+    return {"row": "[R,1]", "tensor": "[]"}.get(options["granularity"], f"[R,ceil(N/{group})]")
+
+
 @define(
     "quantize_fp8",
-    lambda options: (
-        f"x[R,N]=real(448) -> codes:float8_e4m3fn[R,N]=rounded, scale:float32{_SCALES[options['granularity']]}"
-    ),
-    options={"granularity": choice("row", "tensor", "group128")},
+    lambda options: f"x[R,N]=real(448) -> codes:float8_e4m3fn[R,N]=rounded, scale:float32{_scales(options)}",
+    options={"granularity": _granularity("row", "tensor", "group128"), **_OPTIONS},
     rows=_rows,
     empty=("R",),
     chosen=("scale",),
 )
-def quantize_fp8(xp: Arithmetic[N], x: N, *, granularity: str, scale: N | None = None) -> tuple[N, N]:
-    """Codes of e4m3 and scales amax / 448, per row, of the whole, or per 128 neighbours in a row."""
-    return _symmetric(xp, x, granularity, 448, "float8_e4m3fn", scale)
+def quantize_fp8(xp: Arithmetic[N], x: N, *, scale: N | None = None, **options: Any) -> tuple[N, N]:
+    """Codes of e4m3 and scales amax / 448, per row, of the whole, or per 128 or ``group`` neighbours in a row.
+
+    amax is no less than ``floor``. ``scales``: "float32"; "e8m0", the power of two at or above amax / 448; "mx", that
+    at or below amax, over 256 (OCP MX 1.0, section 6.3), whose largest quotients saturate; either is 2^-127 or more.
+    ``reciprocal``: 1 / scale is returned, what x is multiplied with.
+    """
+    return _symmetric(xp, x, 448, "float8_e4m3fn", scale, **options)
 
 
 @define(
     "quantize_int8",
-    lambda options: f"x[R,N]=real(127) -> codes:int8[R,N]=rounded, scale:float32{_SCALES[options['granularity']]}",
-    options={"granularity": choice("row", "tensor")},
+    lambda options: f"x[R,N]=real(127) -> codes:int8[R,N]=rounded, scale:float32{_scales(options)}",
+    options={"granularity": _granularity("row", "tensor"), **{k: v for k, v in _OPTIONS.items() if k != "scales"}},
     rows=_rows,
     empty=("R",),
     chosen=("scale",),
 )
-def quantize_int8(xp: Arithmetic[N], x: N, *, granularity: str, scale: N | None = None) -> tuple[N, N]:
-    """Codes of int8 and scales amax / 127, per row or of the whole."""
-    return _symmetric(xp, x, granularity, 127, "int8", scale)
+def quantize_int8(xp: Arithmetic[N], x: N, *, scale: N | None = None, **options: Any) -> tuple[N, N]:
+    """Codes of int8 and scales amax / 127, per row, of the whole, or per ``group`` neighbours in a row.
+
+    ``floor`` and ``reciprocal`` as of `quantize_fp8`.
+    """
+    return _symmetric(xp, x, 127, "int8", scale, scales="float32", **options)
 
 
 def _int4_signature(options: Mapping[str, Any]) -> str:

@@ -142,6 +142,12 @@ FIELDS: dict[str, tuple[str, Kernel, dict[str, Any], dict[str, Any], dict[str, A
     "ulps-exp-64": ("softmax", partial(softmax_off, ulps=64), F32, {"ulps": {"exp": 8}}, {"ulps": {"exp": 64}}),
     "stages-gate_up": ("moe", MOE_ROUNDED, MOE, {}, TWO_STAGES),
     "stages-hidden": ("moe", moe_by_expert_rounded, MOE, {"stages": {}}, {"stages": {"hidden": "bfloat16"}}),
+    "stages-activated": ("swiglu", rounding.swiglu_rounding, BF16, {}, {"stages": {"activated": "input"}}),
+    "stages-activated_gradient": (
+        "swiglu_backward", rounding.swiglu_backward_rounding, BF16, {"stages": {"activated": "input"}},
+        {"stages": {"activated": "input", "activated_gradient": "input"}},
+    ),
+    "stages-products": ("rope", rounding.rope_rounding, BF16, {}, {"stages": {"products": "input"}}),
     "stages-query": (
         "attention", rounding.attention_rounding_query, {**BF16, "shapes": SMALL},
         {}, {"stages": {"query": "input", "probabilities": "input"}},

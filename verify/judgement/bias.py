@@ -229,7 +229,7 @@ def _stored(exact: torch.Tensor, limits: Tolerance, contract: Contract) -> torch
     if contract.rounding == "stochastic":
         return exact  # its mean is the exact result
     finite = torch.where(exact.isfinite(), exact, 0.0)
-    return round_to(finite, limits.out, "nearest" if contract.rounding == "nearest" else "toward_zero")
+    return round_to(finite, limits.out, contract.code_rounding)
 
 
 def _gap(limits: Tolerance) -> torch.Tensor:

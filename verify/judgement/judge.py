@@ -69,7 +69,7 @@ class Tolerance:
     @property
     def share(self) -> float:
         """What the store may add to the radius, as a part of a gap between two numbers of the format."""
-        return 0.5 if self.codes is not None or self.contract.rounding == "nearest" else 1.0
+        return 0.5 if self.codes is not None or self.contract.rounding in _NEAREST else 1.0
 
     @cached_property
     def ends(self) -> Ends:
@@ -94,12 +94,13 @@ class Tolerance:
         """
         if self.codes is not None:
             return False
-        beyond = {"nearest": 0.5, "stochastic": 1.0}.get(self.contract.rounding, 0.0)
+        beyond = {"nearest": 0.5, "nearest_away": 0.5, "stochastic": 1.0}.get(self.contract.rounding, 0.0)
         clear = distance < (self.inner - 2 * self.own + beyond * gap) * (1 - _COMPARED)
         clear &= self.golden.abs() + self.inner < self.out.largest
         return bool(clear.all()) or bool((clear | ~self.judged).all())
 
 
+_NEAREST = ("nearest", "nearest_away")
 _COMPARED = 2.0**-40  # more than the float64 roundings of a distance and of what it is compared with
 
 

@@ -14,6 +14,7 @@ import torch
 from assay.formats.format import Format, format_named
 from assay.golden.arithmetic import Arb, BallArithmetic, RoundingModel
 from assay.golden.arithmetic.chance import Chance
+from assay.golden.arithmetic.model import EVALUATION
 from assay.golden.errors import StoreError
 from assay.golden.evaluation.binding import run
 from assay.golden.evaluation.golden import Golden, golden_of
@@ -119,7 +120,8 @@ class Oracle:
         model = self.model(case)
         with one_thread():
             if proven or self.known is None:
-                golden = self._evaluate(case, values, chosen, Arb(_ARB_DIGITS) if proven else BallArithmetic())
+                own = BallArithmetic(replace(EVALUATION, rounding=self.contract.code_rounding))
+                golden = self._evaluate(case, values, chosen, Arb(_ARB_DIGITS) if proven else own)
             else:
                 golden = [_one_number(known) for known in self.known]
             allowed = self._evaluate(case, values, chosen, BallArithmetic(model))
