@@ -171,9 +171,10 @@ REAL: dict[str, Callable[[Draws], Array]] = {
     "lowest": lambda d: -(0.5 + 0.5 * d.uniform()) * d.format.largest,
     "subnormal": _subnormal,
     "zeros": lambda d: np.zeros(d.shape),
+    "ones": lambda d: np.ones(d.shape),
 }
 
-GENERAL = tuple(name for name in REAL if name not in {"zeros"})
+GENERAL = tuple(name for name in REAL if name not in {"zeros", "ones"})
 EXACT = ("integers", "powers", "one_hot", "ties", "seesaw")
 RELATIVE = ("patterns", "near_overflow", "lowest", "subnormal")  # made to the measure of the format
 RANGE = (

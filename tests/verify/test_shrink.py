@@ -1,6 +1,7 @@
 """Shrinking: a failure becomes a small one of the same kind, which its repro line shows again in a fresh process."""
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,10 +13,12 @@ import pytest
 
 from assay.golden.registry import spec
 from assay.verify import examine
-from assay.verify.cases.case import Case
+from assay.verify.cases.case import Case, all_contents, edits_in_words
 from assay.verify.cases.sampler import Sampler, seeded
+from assay.verify.examination.few_elements import without_place
 from assay.verify.examination.shrink import shrink
-from assay.verify.execution.runner import Failure
+from assay.verify.findings import Failure, Findings, broken_by
+from assay.verify.report.text import text_report
 
 from .zoo import FAULTY
 
@@ -150,14 +153,83 @@ def test_what_matters_is_kept(changes: dict[str, Any], failing: Failing) -> None
 
 
 def test_elements_are_set_to_zero_but_for_those_that_matter() -> None:
-    """Of a small tensor only the elements that the failure needs keep their values."""
-    needed = {("x", (0, 1), 0.0), ("x", (0, 3), 0.0)}
+    """Of a tensor only the elements that the failure needs are told, one by one; the rest is zero."""
 
     def failing(case: Case) -> bool:
-        return case.sizes["N"] >= 4 and not needed & set(case.edits) and case.values["x"] != "zeros"
+        row = all_contents(case)["x"][0]
+        return len(row) >= 4 and bool(row[1] != 0) and bool(row[3] != 0) and len(row.unique()) > 1
 
-    case, _ = shrunk("softmax", failing, sizes={"R": 6, "N": 30})
-    assert set(case.edits) == {("x", (0, 0), 0.0), ("x", (0, 2), 0.0)}
+    case, tried = shrunk("softmax", failing, sizes={"R": 6, "N": 30})
+    assert case.sizes == {"R": 1, "N": 4}
+    assert case.values == {"x": "zeros"}
+    assert set(case.edits) == {("x", (0, 1), 1.0), ("x", (0, 3), 1.0)}
+    assert len(tried) < 60
+
+
+def test_what_needs_every_element_is_ones() -> None:
+    """Ones are a distribution, where zeros don't fail."""
+    case, _ = shrunk("softmax", lambda case: bool((all_contents(case)["x"] != 0).all()), sizes={"R": 2, "N": 40})
+    assert (case.values, case.edits) == ({"x": "ones"}, ())
+
+
+def test_what_can_not_be_told_in_few_elements_stays_as_it_was_drawn() -> None:
+    """Twenty different numbers that all matter are no twenty edits."""
+
+    def failing(case: Case) -> bool:
+        return case.sizes["N"] >= 20 and len(all_contents(case)["x"][0].unique()) >= 20
+
+    case, _ = shrunk("softmax", failing, sizes={"R": 2, "N": 40}, values={"x": "normal"})
+    assert case.edits == ()
+    assert case.values == {"x": "normal"}
+
+
+def test_a_number_keeps_the_bits_that_matter() -> None:
+    """What must be larger than two, and no power of two, is three halves of one."""
+
+    def failing(case: Case) -> bool:
+        largest = float(all_contents(case)["x"].max())
+        return largest > 2 and math.frexp(largest)[0] != 0.5
+
+    case, _ = shrunk("softmax", failing, sizes={"R": 3, "N": 9}, values={"x": "loud"}, seed=4)
+    ((_, index, value),) = case.edits
+    assert index == (0, 0)
+    assert math.frexp(value)[0] == 0.75
+
+
+def test_no_row_is_left_that_plays_no_part() -> None:
+    """Two rows that matter, with others between them, end as two rows."""
+
+    def failing(case: Case) -> bool:
+        return int((all_contents(case)["x"] != 0).any(-1).sum()) >= 2
+
+    def apart(case: Case) -> bool:
+        x = all_contents(case)["x"]
+        return failing(case) and bool((x[0] != 0).any()) and (case.edits == () or bool((x[-1] != 0).any()))
+
+    case, _ = shrunk("softmax", apart, sizes={"R": 9, "N": 5})
+    assert case.sizes == {"R": 2, "N": 1}
+    spread = replace(case, sizes={"R": 6, "N": 2}, edits=(("x", (1, 0), 1.0), ("x", (4, 0), 2.0)))
+    assert without_place(spread, "R", 4) is None
+    closer = without_place(spread, "R", 2)
+    assert closer is not None
+    assert closer.sizes == {"R": 5, "N": 2}
+    assert closer.edits == (("x", (1, 0), 1.0), ("x", (3, 0), 2.0))
+
+
+def test_a_case_is_told_in_a_line_that_fits() -> None:
+    """Neighbours that are equal are one place, many are counted, and options at their defaults are left out."""
+    row = tuple(("q", (0, 0, 0, place), 0.5) for place in range(90))
+    case = Sampler(spec("attention"), "bfloat16").case(seeded(0))
+    case = replace(case, edits=(*row, ("q", (0, 0, 1, 0), math.nan)))
+    assert edits_in_words(case.edits) == ["q[0, 0, 0, 0:90] = 0.5", "q[0, 0, 1, 0] = nan"]
+    scattered = tuple(("q", (0, 0, 0, place), 0.5) for place in range(0, 90, 2))
+    assert edits_in_words(scattered)[-1] == "41 more elements"
+    assert "softcap" not in str(case)
+    failure = Failure("contract", case, "as planted", "out", (0, 0, 0, 0))
+    report = text_report(Findings("FAIL", "k", "attention", "bfloat16", "", aspects=broken_by(failure)))
+    lines = report[report.index("  case ") :].partition("  repeat")[0].splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "".join(lines).count("q[0, 0, 0, 0:90] = 0.5") == 1
 
 
 def test_another_kind_of_failure_is_not_followed() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -99,7 +99,8 @@ class Case(Recipe):
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
-        options = "".join(f", {name}={value}" for name, value in self.options.items())
+        usual = self.definition.complete({})
+        options = "".join(f", {name}={value}" for name, value in self.options.items() if value != usual[name])
         kinds = ", ".join(
             f"{name} {self.dtypes[name]} {self.values.get(name, '')}"
             + ("" if self.layouts.get(name, "contiguous") == "contiguous" else f" ({self.layouts[name]})")
@@ -110,9 +111,31 @@ class Case(Recipe):
             for name, first in self.origin.items()
             if first
         )
-        edits = cut + "".join(f"; {name}{list(index)} = {value:g}" for name, index, value in self.edits)
+        edits = cut + "".join(f"; {words}" for words in edits_in_words(self.edits))
         unused = "" if self.unused == "plain" else f"; {self.unused} wherever nothing is read"
         return f"{self.spec}: {sizes}{options}; {kinds}{edits}{unused}; seed {self.seed}"
+
+
+def edits_in_words(edits: Sequence[Edit], most: int = 4) -> list[str]:
+    """The elements that were set, neighbours along the last axis that are equal as one; at most so many."""
+    found: list[tuple[str, tuple[int, ...], int, float]] = []  # tensor, first place, how many, value
+    for name, index, value in sorted(edits, key=lambda edit: edit[:2]):
+        if found and index:
+            last, first, count, before = found[-1]
+            follows = (last, first[:-1], first[-1] + count) == (name, index[:-1], index[-1])
+            if follows and repr(before) == repr(value):
+                found[-1] = (last, first, count + 1, before)
+                continue
+        found.append((name, index, 1, value))
+    words = [f"{name}[{_place(index, count)}] = {value:g}" for name, index, count, value in found[:most]]
+    return [*words, f"{len(found) - most} more elements"] if len(found) > most else words
+
+
+def _place(index: tuple[int, ...], count: int) -> str:
+    if not index:
+        return ""
+    end = f"{index[-1]}:{index[-1] + count}" if count > 1 else f"{index[-1]}"
+    return ", ".join([*map(str, index[:-1]), end])
 
 
 _DEFAULTS = {f.name: f.default for f in fields(Case)}

@@ -81,7 +81,7 @@ class Sampler:
         follow = choose((True, True, False))
         values, layouts = {}, {}
         for tensor in signature.tensors:
-            names = tuple(name for name in names_of(tensor) if name not in ("zeros", "least"))
+            names = tuple(name for name in names_of(tensor) if name not in ("zeros", "ones", "least"))
             values[tensor.name] = theme if follow and tensor.role == "real" and theme in names else choose(names)
             layouts[tensor.name] = choose(self.layouts) if choose((True, False)) else self.layouts[0]
         return Case(

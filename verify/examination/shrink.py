@@ -9,17 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, product
-from math import prod
 
 from assay.golden.inputs.distributions import names_of
 from assay.verify.cases.case import Case, Edit
 from assay.verify.cases.sampler import Sampler
+from assay.verify.examination.few_elements import with_few_elements, without_place
 from assay.verify.findings import Failure
 
 _NUMBERS = {"contract", "exact", "nonfinite"}  # kinds of wrong numbers, which shrinking may turn into each other
 _SIMPLE = ("integers", "ties", "powers", "one_hot", "normal")
-_ZERO_LIMIT = 64  # tensors with more elements than this are not shrunk element by element
+_FEW_PLACES = 16  # of which each is taken out by itself
 
 
 def shrink(
@@ -33,6 +32,8 @@ def shrink(
     """The smallest failure of the same kind that greedy steps reach within so many trials and seconds."""
     search = _Search(failure, attempt, sampler, trials, time.monotonic() + seconds)
     while search.smaller_sizes() | search.simpler():
+        pass
+    while search.fewer_elements() and search.smaller_sizes() | search.fewer_places():
         pass
     return search.failure
 
@@ -113,6 +114,30 @@ class _Search:
         """One simplification that isn't one of size, the greatest that still fails."""
         return any(self.fails(candidate) for candidate in _simpler(self.failure, self.sampler))
 
+    def fewer_elements(self) -> bool:
+        """Tensors of zeros or ones but for few elements."""
+        before = self.failure.case
+        found = with_few_elements(before, self.fails)
+        if found != self.failure.case and not self.fails(found):  # the search may have ended on the way
+            return False
+        return self.failure.case != before
+
+    def fewer_places(self) -> bool:
+        """Each place along a symbol taken out in which no element counts."""
+        progress = False
+        for symbol in self.failure.case.sizes:
+            for place in reversed(range(self.failure.case.sizes[symbol]) if self._may_lose_one(symbol) else ()):
+                if self.failure.case.sizes[symbol] - 1 not in self._allowed(symbol):
+                    break
+                fewer = without_place(self.failure.case, symbol, place)
+                progress |= fewer is not None and self.fails(fewer)
+        return progress
+
+    def _may_lose_one(self, symbol: str) -> bool:
+        """Whether sizes of other symbols don't hang on this one's, and it has few places."""
+        multiples = self.sampler.definition.multiples
+        return self.failure.case.sizes[symbol] <= _FEW_PLACES and symbol not in (*multiples, *multiples.values())
+
 
 def _edits_within(case: Case, symbol: str, first: int, size: int) -> tuple[Edit, ...]:
     """The edits of a case of which ``size`` places along a symbol are left, from the ``first`` on."""
@@ -139,7 +164,6 @@ def _simpler(failure: Failure, sampler: Sampler) -> Iterator[Case]:
         if layout != "contiguous":
             yield replace(case, layouts={**case.layouts, name: "contiguous"})
     yield from _simpler_values(case)
-    yield from islice(_fewer_elements(failure), 120)
 
 
 def _simpler_options(case: Case, sampler: Sampler) -> Iterator[Case]:
@@ -157,24 +181,9 @@ def _simpler_values(case: Case) -> Iterator[Case]:
         names = names_of(tensor)
         simple = names[:1] if tensor.role != "real" else tuple(name for name in _SIMPLE if name in names)
         now = case.values.get(tensor.name, names[0])
-        if now == "zeros":  # nothing is simpler
+        if now in ("zeros", "ones"):  # nothing is simpler
             continue
         for name in simple:
             if name == now:
                 break
             yield replace(case, values={**case.values, tensor.name: name})
-
-
-def _fewer_elements(failure: Failure) -> Iterator[Case]:
-    """Single elements set to zero, in tensors of numbers that are small by now."""
-    case = failure.case
-    edited = {(name, index) for name, index, _ in case.edits}
-    for tensor in case.signature.tensors:
-        shape = case.shape(tensor)
-        if tensor.role != "real" or prod(shape) > _ZERO_LIMIT or case.values.get(tensor.name) == "zeros":
-            continue
-        if "zeros" in names_of(tensor):
-            yield replace(case, values={**case.values, tensor.name: "zeros"})
-        for at in product(*map(range, shape)):
-            if (tensor.name, at) not in edited:
-                yield replace(case, edits=(*case.edits, (tensor.name, at, 0.0)))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Sequence
 
+from assay.verify.cases.case import edits_in_words
 from assay.verify.execution.xla import MEND
 from assay.verify.findings import ASPECTS, Aspect, Detectable, ErrorMap, Failure, Findings
 
+_WIDTH = 100  # of a case's lines
 _LIMIT = {"unlikely": "rounding takes it"}
 
 
@@ -64,7 +68,7 @@ def _finding(aspect: Aspect) -> list[str]:
     lines = [f"  failure     {failure.kind}: {failure.message}"]
     if aspect.map is not None:
         lines.append(f"  where       {where(aspect.map)}")
-    lines.append(f"  case        {failure.case}")
+    lines += textwrap.wrap(str(failure.case), _WIDTH, initial_indent="  case        ", subsequent_indent=" " * 14)
     lines += _numbers(failure)
     lines += [f"  likely      {explanation.description}" for explanation in aspect.explanations[:3]]
     lines += [f"  not asked   {words}" for words in aspect.not_asked]
@@ -107,7 +111,7 @@ def failure_in_words(failure: Failure) -> str:
     setting = [f"{symbol}={size}" for symbol, size in case.sizes.items() if size != 1]
     defaults = case.definition.complete({})
     setting += [f"{name}={value}" for name, value in case.options.items() if value != defaults[name]]
-    setting += [f"{name}{list(index)}={value:g}" for name, index, value in case.edits if value != 0]
+    setting += edits_in_words([edit for edit in case.edits if edit[2] != 0 or math.copysign(1, edit[2]) < 0], most=2)
     return f"{', '.join(setting) or 'all sizes 1'}: {_what_came(failure)}"
 
 
