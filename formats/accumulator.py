@@ -23,7 +23,8 @@ class Accumulator:
 
     A block accumulator aligns ``block`` products and the running sum to the largest exponent among them, truncates
     each to ``fraction`` bits, adds, and keeps ``output`` bits of the result. With ``promotion``, the running sum is
-    moved into ``format`` every so many terms.
+    moved into ``format`` every so many terms. ``inputs`` are the formats that the unit takes (any where left out);
+    ``operands`` is the one that it cuts those of more bits to, toward zero.
     """
 
     format: Format
@@ -32,6 +33,17 @@ class Accumulator:
     output: int = 0
     promotion: int = 0
     inputs: tuple[str, ...] = ()
+    operands: str = ""
+
+    @property
+    def cut(self) -> float:
+        """Relative error of an operand that is cut, or rounded, to ``operands``: 2^(1-p) for p bits; zero for none."""
+        return 2 * format_named(self.operands).unit_roundoff if self.operands else 0.0
+
+    def takes(self, name: str) -> bool:
+        """Whether the contract of a kernel with tensors of this format may name the unit."""
+        cuts = self.operands != "" and name == "float32"
+        return not self.inputs or name in self.inputs or cuts
 
     def gamma(self, terms: int) -> float:
         """Bound on the error of a sum of ``terms`` products, in any order, relative to the sum of magnitudes.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
 from assay import configs
@@ -42,7 +42,8 @@ class Contract:
     """
 
     accumulate: str = "float32"
-    """The accumulator: a format, or a model of ``configs/accumulators.toml``."""
+    """The accumulator: a format, or a model of ``configs/accumulators.toml``; "tf32-dot", and a device's "hopper-tf32",
+    cut operands of products of float32 tensors to TF32."""
     compute: str = "float32"
     """The format of elementwise intermediates."""
     stages: Mapping[str, str | None] | None = None
@@ -100,9 +101,12 @@ class Contract:
             for stage, name in wanted.items()
             if name is not None
         }
+        accumulate = _accumulator(self.accumulate)
+        if input_format.precision <= format_named(accumulate.operands or "float64").precision:
+            accumulate = replace(accumulate, operands="")  # kernels multiply tensors of 16 bits in their own format
         return RoundingModel(
             compute=format_named(self.compute),
-            accumulate=_accumulator(self.accumulate),
+            accumulate=accumulate,
             ulps={**DEFAULT_ULPS, **self.ulps},
             stages=stages,
             flush=self.subnormals == "flush",

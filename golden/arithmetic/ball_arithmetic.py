@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from assay.formats.format import format_named
 from assay.formats.rounding import round_to
 from assay.golden.arithmetic.ball import Ball, lowest_bit
 from assay.golden.arithmetic.base import Arithmetic, Formula
@@ -188,6 +189,7 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         partial sum is exact in any order, and nothing is lost. ``terms``: how many of the products may be nonzero.
         """
         terms = (a.shape[-1] if terms is None else terms) + (plus is not None)
+        a, b = self.operand(a), self.operand(b)
         mid = a.mid @ b.mid
         if plus is not None:
             mid = mid + plus.mid
@@ -218,6 +220,21 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         ):
             rad = rad if spread is None else rad + spread * rounding
         return self.ball(mid, torch.where(magnitude > self.model.largest, math.inf, rad))
+
+    def operand(self, x: Ball) -> Ball:
+        """``x`` as a unit reads it that cuts operands toward zero, or as code that rounds them before: no farther off.
+
+        Numbers of its format are read as they are.
+        """
+        name = self.model.accumulate.operands
+        if not name:
+            return x
+        if x.rad is not None:
+            tiny = format_named(name).smallest_subnormal
+            return Ball(x.mid, x.rad + self.model.accumulate.cut * x.magnitude + tiny, self.model)
+        finite = torch.where(x.mid.isfinite(), x.mid, 0.0)
+        lost = (finite - round_to(finite, name, "toward_zero")).abs()
+        return Ball(x.mid, lost, self.model) if bool(lost.any()) else x
 
     def _may_be_exact(self, a: Tensor, b: Tensor, magnitude: Tensor) -> bool:
         """Whether a few terms of each sum leave it possible that some sum is exact: their unit is no smaller."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -173,6 +174,7 @@ class BallArithmetic(CodeBalls, ScoreBalls, GradientBalls):
         have in common cancels. The products and the rescaled accumulator cost (gamma_n + T u) sum_j P |v_j|, the sum of
         weights (gamma_n + T u) |O|. Rounding the weights (the stage "probabilities") costs
         sum_j w_j |v_j| with w_j = min(u_P P_j, 1 - P_j), or sum_j w_j |v_j - O| where their sum uses the rounded ones.
+        A unit that cuts operands adds its share of sum_j P_j |v_j|, for weights that are not rounded first.
         """
         real, model, u = Real(), self.model, self.u
         keys = scores.shape[-1]
@@ -192,6 +194,7 @@ class BallArithmetic(CodeBalls, ScoreBalls, GradientBalls):
             common = common + self._weight_error(sinks, largest, lse, torch.exp(sinks.mid - lse), keys)
         least = (1 - outward(common)).clamp(min=0)
 
+        values = self.operand(values)
         finite = torch.where(torch.isfinite(values.mid), values.mid, 0.0)
         size = finite.abs() + values.radius
         out = weights @ finite
@@ -207,6 +210,8 @@ class BallArithmetic(CodeBalls, ScoreBalls, GradientBalls):
             rounding = torch.minimum(stage.unit_roundoff * likely, 1 - weights + weighted_error) / least
             both = _spread_about(out, rounding, rounding.sum(-1, keepdim=True), size, finite)
             centred = centred + torch.maximum(rounding @ size, both)  # the sum of weights rounded as well, or not
+        if model.accumulate.cut:  # to below one, where it is near that
+            centred = centred + model.accumulate.cut * rows
         rad = (
             centred
             + lost * rows
@@ -247,6 +252,9 @@ class BallArithmetic(CodeBalls, ScoreBalls, GradientBalls):
         Or as one value, and the difference to the other times a logistic function of the scores' difference: with
         both visible, an error relative to the values themselves, and in the log-sum-exp to the scores.
         """
+        if self.model.accumulate.operands:  # no unit forms sums of two
+            uncut = replace(self.model, accumulate=replace(self.model.accumulate, operands=""))
+            return BallArithmetic(uncut).merge(scores, visible, values)
         out, lse = self.attend(scores, visible, values, None)
         if self.model.certifies:
             return out, lse

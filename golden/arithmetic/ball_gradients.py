@@ -122,11 +122,13 @@ class GradientBalls(FunctionBalls):
             if certified is not None:
                 return certified
         error = torch.where(visible, self._normalised_error(scores, visible, weights, lse), 0.0)
+        q, k, v, dout = (self.operand(x) for x in (q, k, v, dout))
         stage = model.stages.get("probabilities")
         stored, vanishing = (0.0, 0.0) if stage is None else (stage.unit_roundoff, model.underflow(stage))
         output = model.stages.get("output")
         kept, lost = (0.0, 0.0) if output is None else (output.unit_roundoff, model.underflow(output))
         rounding = torch.minimum(stored * (weights + error), (1 - weights + error).clamp(min=0)) + vanishing
+        rounding = rounding + model.accumulate.cut * (weights + error)
         own, error = error, torch.where(visible, error + rounding, 0.0)
 
         gradient = self._score_gradient(visible, v, dout, factor, (weights, own, error), (kept, lost))
@@ -279,6 +281,7 @@ class GradientBalls(FunctionBalls):
         """
         mid, size = slope * factor.mid, slope.abs() + error
         rad = error * factor.magnitude + slope.abs() * factor.radius + 3 * self.u * mid.abs() + self.model.tiny
+        rad = rad + self.model.accumulate.cut * (mid.abs() + rad)
         stage = self.model.stages.get("score_gradient")
         if stage is not None:
             rad = rad + stage.unit_roundoff * (mid.abs() + rad)

@@ -27,9 +27,17 @@ class ScoreBalls(ProductBalls):
         scaled = q * scale
         if self.model.certifies:
             return self._certified_scores(scaled, k)
-        product = self.matmul(self.stored(scaled, "query", FOLDED_LOG2E), self.swap(k))
+        query = self.stored(scaled, "query", FOLDED_LOG2E)
+        cut = self.model.accumulate.cut
+        if cut:  # log2 e, or a root, among the factors leaves nothing that the unit reads as it is
+            query = Ball(query.mid, query.radius + cut * query.magnitude, self.model)
+        product = self.matmul(query, self.swap(k))
         unscaled = q.magnitude @ k.magnitude.transpose(-1, -2)
-        split = (self.model.gamma(q.shape[-1]) + _SPLIT_SCALE * self.u) * unscaled * q.as_ball(scale).magnitude
+        split = (
+            (self.model.gamma(q.shape[-1]) + _SPLIT_SCALE * self.u + 2 * cut + cut * cut)
+            * unscaled
+            * q.as_ball(scale).magnitude
+        )
         if k.rad is not None:
             split = split + q.magnitude @ k.rad.transpose(-1, -2) * q.as_ball(scale).magnitude
         rad = torch.where(unscaled > self.model.largest, math.inf, torch.maximum(product.radius, split))

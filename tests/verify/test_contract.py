@@ -136,6 +136,10 @@ FIELDS: dict[str, tuple[str, Kernel, dict[str, Any], dict[str, Any], dict[str, A
     "accumulate-float16": ("gemm", IN16, short("float16", 32), {}, {"accumulate": "float16"}),
     "accumulate-bfloat16": ("gemm", INBF, short("bfloat16", 8), {}, {"accumulate": "bfloat16"}),
     "accumulate-narrower": ("gemm", INBF, short("bfloat16", 8), {"accumulate": "float16"}, {"accumulate": "bfloat16"}),
+    "accumulate-tf32-dot": ("gemm", rounding.gemm_tf32, F32, {}, {"accumulate": "tf32-dot"}),
+    "accumulate-hopper-tf32": (
+        "attention", rounding.attention_tf32, {**F32, "shapes": SMALL}, {}, {"accumulate": "hopper-tf32"},
+    ),
     "compute": ("rope", rope_in_bfloat16, BF16, {}, {"compute": "bfloat16"}),
     "ulps-rsqrt": ("rmsnorm", partial(rmsnorm_off, ulps=8), F32, {}, {"ulps": {"rsqrt": 8}}),
     "ulps-exp": ("softmax", partial(softmax_off, ulps=32), F32, {}, {"ulps": {"exp": 32}}),
@@ -221,8 +225,9 @@ def silu_flushing_normals(x: Tensor) -> Tensor:
         ("silu", silu_flushing_normals, F32, {"subnormals": "flush"}, "contract exact"),
         ("attention", attention_half, MASKED, {"masked_rows": "any"}, "contract exact"),
         ("gemm", INBF, short("bfloat16", 8), {"accumulate": "tf32"}, "contract exact"),
+        ("gemm", partial(rounding.gemm_tf32, bits=14), F32, {"accumulate": "tf32-dot"}, "contract exact"),
     ],
-    ids=["nonfinite", "stochastic", "deterministic", "saturate", "flush", "masked_rows", "accumulate"],
+    ids=["nonfinite", "stochastic", "deterministic", "saturate", "flush", "masked_rows", "accumulate", "tf32"],
 )
 def test_a_weaker_contract_still_rejects(
     op: str, kernel: Kernel, settings: dict[str, Any], contract: dict[str, Any], kinds: str

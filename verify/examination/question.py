@@ -86,10 +86,9 @@ def ask(
 
 def _refusal(contract: Contract, case: Case) -> str:
     """Why the contract says nothing about this case, if so."""
-    takes = accumulator_named(contract.accumulate).inputs
+    unit = accumulator_named(contract.accumulate)
     first = next(iter(case.dtypes.values()))
-    if takes and first not in takes:
-        return (
-            f"the accumulator {contract.accumulate!r} takes {', '.join(takes)}; the contract says nothing about {first}"
-        )
+    if not unit.takes(first):
+        known = ", ".join(unit.inputs)
+        return f"the accumulator {contract.accumulate!r} takes {known}; the contract says nothing about {first}"
     return ""

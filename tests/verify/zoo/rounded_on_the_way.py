@@ -32,6 +32,26 @@ def rope_rounding(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([keep(first * c) - keep(second * s), keep(second * c) + keep(first * s)], -1).to(x.dtype)
 
 
+def cut(x: Tensor, bits: int = 13) -> Tensor:
+    """Without the low bits of float32, as Hopper reads an operand in TF32."""
+    return (load(x).view(torch.int32) & -(1 << bits)).view(torch.float32)
+
+
+def gemm_tf32(a: Tensor, b: Tensor, bits: int = 13) -> Tensor:
+    """Operands are cut, and products are summed in float32."""
+    return cut(a.contiguous(), bits) @ cut(b.contiguous(), bits)
+
+
+def attention_tf32(q: Tensor, k: Tensor, v: Tensor, *, bits: int = 13) -> Tensor:
+    """Both products of attention on a unit that cuts its operands, the scale and log2 e applied to q before."""
+    heads = kv_head_of(q.shape[1], k.shape[1])
+    keys, values = cut(load(k)[:, heads].contiguous(), bits), cut(load(v)[:, heads].contiguous(), bits)
+    found = cut(load(q) * (LOG2_E / math.sqrt(q.shape[3])), bits) @ keys.transpose(-1, -2)
+    weights = torch.exp2(found - shift_of(found.amax(-1, keepdim=True)))
+    out = weighted_sum(cut(weights, bits), values, visible_keys(q.shape[2], k.shape[2], "none", None))
+    return torch.where(torch.tensor(k.shape[2] > 0), out / weights.sum(-1, keepdim=True), 0.0)
+
+
 def _attention(q: Tensor, k: Tensor, v: Tensor, *, query: bool, scores: bool) -> Tensor:
     heads, keep = kv_head_of(q.shape[1], k.shape[1]), round_via(q.dtype)
     keys, values, scale = load(k)[:, heads], load(v)[:, heads], 1 / math.sqrt(q.shape[3])
