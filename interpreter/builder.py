@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partialmethod
+from functools import partial, partialmethod
 from typing import Any
 
 import numpy as np
@@ -21,16 +21,25 @@ from triton.backends.nvidia.compiler import CUDAOptions, min_dot_size
 from triton.runtime import interpreter as plain
 
 from assay.interpreter import functions, products
+from assay.interpreter.atomics import as_bits, read_modify_write
 from assay.interpreter.cached_constructors import np_dtype
 from assay.interpreter.devices import Device
 from assay.interpreter.handles import TensorHandle, handle_of, numbers
 from assay.interpreter.inline_asm import run_inline
 from assay.interpreter.libdevice import libdevice
-from assay.interpreter.sanitizer import MEMORY, Launch, Sanitizer
+from assay.interpreter.sanitizer import Launch, Sanitizer
 from assay.interpreter.small_floats import NARROW, encode
 
 _COMPARISONS = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal)
 _EXACT = (np.negative, np.abs, np.floor, np.ceil)
+_REDUCTIONS = {
+    "ADD": np.add,
+    "MIN": np.fmin,
+    "MAX": np.fmax,
+    "AND": np.bitwise_and,
+    "OR": np.bitwise_or,
+    "XOR": np.bitwise_xor,
+}
 TARGET = GPUTarget("cuda", 90, 32)
 """The device whose numbers these are."""
 
@@ -149,6 +158,11 @@ class FaithfulBuilder(plain.InterpreterBuilder):  # type: ignore[misc]
     ) -> Any:
         return run_inline(text, constraints, values, types, pack)
 
+    def create_histogram(self, data: Any, bins: int, mask: Any) -> Any:
+        counted = data.data[mask.data] if mask is not None else data.data.reshape(-1)
+        inside = counted[(counted >= 0) & (counted < bins)]
+        return TensorHandle(np.bincount(inside.astype(np.int64), minlength=bins).astype(np.int32), tl.int32)
+
     # loads of padded blocks
 
     def create_descriptor_load(self, desc: Any, indices: Any, *policies: Any) -> Any:
@@ -186,26 +200,21 @@ class FaithfulBuilder(plain.InterpreterBuilder):  # type: ignore[misc]
     # atomics
 
     def create_atomic_rmw(self, rmw: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
-        """As Triton's; an addition to 16-bit floats, whose patterns that adds, is made one element after another."""
+        """As Triton's, which adds the patterns of 16-bit floats and exchanges no floats."""
+        if rmw == ir.ATOMIC_OP.XCHG and val.data.dtype.kind == "f":
+            before = super().create_atomic_rmw(rmw, ptr, as_bits(val), mask, sem, scope)
+            return TensorHandle(before.data.view(val.data.dtype), val.dtype.scalar)
         if rmw != ir.ATOMIC_OP.FADD or val.dtype.scalar.name not in ("bf16", "fp16"):
             return super().create_atomic_rmw(rmw, ptr, val, mask, sem, scope)
-        pointers, memory = ptr.data, plain._interpreter
-        if isinstance(memory, Launch):
-            semantic = self.ir_sem_to_interpreter_sem[sem]
-            pointers = memory.enter_atomic(pointers, mask.data, val.data.itemsize, semantic)
-            memory = MEMORY
-        before = np.zeros_like(val.data)
-        one = np.ones(1, bool)
-        for index in np.ndindex(val.data.shape):
-            if mask.data[index]:
-                place = np.atleast_1d(pointers[index])
-                old = memory.load(place, one, before[index].reshape(1), before.dtype)
-                added = self.binary_op(
-                    TensorHandle(old, val.dtype), TensorHandle(np.atleast_1d(val.data[index]), val.dtype), np.add
-                )
-                memory.store(place, added.data, one)
-                before[index] = old[0]
-        return TensorHandle(before, val.dtype.scalar)
+        add = partial(self.binary_op, op=np.add)
+        return read_modify_write(add, ptr, val, mask, self.ir_sem_to_interpreter_sem[sem])
+
+    def create_descriptor_reduce(self, kind: Any, desc: Any, value: Any, indices: Any) -> None:
+        """Into memory, element by element; what lies outside of the tensor is left out."""
+        pointers, mask = desc.materialize_pointers(indices)
+        combine = partial(self.binary_op, op=_REDUCTIONS[kind.name])
+        relaxed = self.ir_sem_to_interpreter_sem[ir.MEM_SEMANTIC.RELAXED]
+        read_modify_write(combine, pointers, value, mask, relaxed)
 
     def _atomically(self, *given: Any, name: str) -> Any:
         """Triton's operation ``name``, its last arguments semantics and scope, of atomic loads and stores."""

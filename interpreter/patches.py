@@ -17,6 +17,7 @@ from assay.interpreter import kernels
 from assay.interpreter.builder import TARGET
 from assay.interpreter.cached_constructors import cached_constructors
 from assay.interpreter.constants import constant_operators
+from assay.interpreter.mapped import map_elementwise
 from assay.interpreter.reductions import Reduce, Scan
 
 _MISSING = object()
@@ -97,7 +98,9 @@ def _find_changes() -> list[Change]:
     members.append((tl.tensor, "__index__", lambda self: int(self.handle.data.item())))
     if hasattr(tl, "target_info"):
         members.append((tl.target_info, "current_target", lambda: TARGET))
-    loops = [(tl, "range", kernels.tensor_range), (tl.core, "range", kernels.tensor_range)]
+    loops: list[Change] = [(tl, "range", kernels.tensor_range), (tl.core, "range", kernels.tensor_range)]
+    if hasattr(tl, "map_elementwise"):
+        loops += [(tl, "map_elementwise", map_elementwise), (tl.core, "map_elementwise", map_elementwise)]
     changes = [*ours, *scope.changes, *members, *loops, *cached_constructors()]
     changes += [*constant_operators(), *kernels.libdevice_functions()]
     return [(owner, name, value) for (owner, name), value in {change[:2]: change[2] for change in changes}.items()]

@@ -49,6 +49,10 @@ class Semantic(plain.TritonSemantic):  # type: ignore[misc]
             return super().broadcast_impl_value(lhs, rhs)  # whose error says more
         return _broadcast(lhs, ours, shape), _broadcast(rhs, theirs, shape)
 
+    def _has_native_tma(self) -> bool:
+        """The target has: compute capability 9.0."""
+        return True
+
     def dot_scaled(
         self, lhs: Any, lhs_scale: Any, lhs_format: str, rhs: Any, rhs_scale: Any, rhs_format: str, *rest: Any
     ) -> Any:
