@@ -126,7 +126,7 @@ def shapes(texts: Sequence[str]) -> dict[str, Sequence[int]]:
 
 def contract_fields(texts: Sequence[str]) -> dict[str, Any]:
     """``field=value``, ``stages.name=format``, ``ulps.name=2``, or a contract's name."""
-    from assay.verify.contract import contract_named
+    from assay.verify.named_contracts import contract_named
 
     fields: dict[str, Any] = {}
     for text in texts:

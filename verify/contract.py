@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
-from assay import configs
 from assay.formats.accumulator import Accumulator, accumulator_named
 from assay.formats.errors import UnknownFormat
 from assay.formats.format import FORMATS, Format, format_named
@@ -15,6 +14,7 @@ from assay.golden.arithmetic import RoundingModel
 from assay.golden.registry import Spec
 from assay.runtime.errors import names_checked, unknown
 from assay.verify.errors import ContractError
+from assay.verify.named_contracts import FOR_READERS, contract_named, fields_of_base
 
 DEFAULT_ULPS: Mapping[str, float] = {"exp": 2, "log": 2, "rsqrt": 2, "div": 2}
 
@@ -30,13 +30,15 @@ CHOICES = {
 _FUNCTIONS = frozenset(
     "exp exp2 expm1 log log2 log1p tanh erf sigmoid softplus sqrt rsqrt reciprocal div sin cos".split()  # noqa: SIM905
 )
-_FOR_READERS = ("source", "reason", "title")
 _EMPTY_ROWS = {"zero": 0.0, "nan": float("nan"), "any": None}
 
 
 @dataclass(frozen=True)
 class Contract:
     """What a kernel promises; the default is IEEE round-to-nearest in float32 inside, and one rounding at the end.
+
+    With a ``base``, such as "transformers", fields that stand at their defaults are those of the contract by that name,
+    and ``stages`` and ``ulps`` are added to its own: ``Contract(base="transformers", ulps={"exp": 4})``.
 
     Raises `ContractError` on a name or a value that no contract can have.
     """
@@ -70,6 +72,8 @@ class Contract:
     """The same call twice gives the same bits."""
     batch_invariant: bool = False
     """A row alone gives the bits that it gives among others."""
+    base: str = ""
+    """The named contract that it begins with (docs/interface.md)."""
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
@@ -79,6 +83,8 @@ class Contract:
         if type(self.rescale_every) is not int or self.rescale_every < 1:
             expected = "expected a whole number of at least 1"
             raise ContractError(f"contract: rescale_every={self.rescale_every!r}; {expected}")
+        if self.base:
+            fields_of_base(self.base, "")
         _accumulator(self.accumulate)
         _format("compute", self.compute)
         for function, error in self.ulps.items():
@@ -90,8 +96,21 @@ class Contract:
             if format is not None and format != "input":
                 _format(f"stages[{stage!r}]", format)
 
+    def of(self, definition: Spec) -> Contract:
+        """The contract for an op, the fields of its base filled in; the same again for one that has them already."""
+        if not self.base:
+            return self
+        given, own = fields_of_base(self.base, definition.name), self.changed()
+        stages = {stage: f for stage, f in given.pop("stages", {}).items() if stage in definition.stages}
+        if stages or "stages" in own:
+            own["stages"] = {**definition.stages, **stages, **(self.stages or {})}
+        ulps = {**DEFAULT_ULPS, **given.pop("ulps", {}), **own.get("ulps", {})}
+        return Contract(**{**given, **own, "ulps": ulps})
+
     def model(self, definition: Spec, input_format: Format) -> RoundingModel:
         """The rounding model of the contract for an op whose first tensor is in ``input_format``."""
+        if self.base and self.of(definition) != self:
+            return self.of(definition).model(definition, input_format)
         wanted = definition.stages if self.stages is None else self.stages
         for stage in wanted:
             if stage not in definition.stages:
@@ -134,7 +153,9 @@ class Contract:
         }
 
     def __str__(self) -> str:
-        changed = ", ".join(f"{name}={value!r}" for name, value in self.changed().items())
+        fields = self.changed()
+        base = fields.pop("base", "")
+        changed = ", ".join(([base] if base else []) + [f"{name}={value!r}" for name, value in fields.items()])
         return changed or "float32 inside, one rounding to nearest at the end"
 
 
@@ -158,29 +179,13 @@ def _format(role: str, name: str) -> Format:
 def contract_from_table(row: str | Mapping[str, Any]) -> Contract:
     """The contract of a name, or of a table of its fields; ``source`` and ``reason`` are for readers.
 
-    Raises `ContractError`.
+    A name of `assay.verify.named_contracts`. Raises `ContractError`.
     """
     if isinstance(row, str):
         row = contract_named(row)
     if not isinstance(row, Mapping):
         raise ContractError(f"contract={row!r}; expected the name of a contract, or a table of its fields")
     try:
-        return Contract(**{name: value for name, value in row.items() if name not in _FOR_READERS})
+        return Contract(**{name: value for name, value in row.items() if name not in FOR_READERS})
     except (AttributeError, TypeError):
         raise ContractError(f"contract={row!r}; expected fields of assay.verify.Contract") from None
-
-
-def contract_named(name: str) -> dict[str, Any]:
-    """The fields of a contract: "triton.softmax" is ``[softmax]`` of ``configs/contracts/triton.toml``.
-
-    Raises `ContractError`.
-    """
-    known = {
-        f"{file.removeprefix('contracts/')}.{title}": row
-        for file in configs.names()
-        if file.startswith("contracts/")
-        for title, row in configs.table(file).items()
-    }
-    if name not in known:
-        raise ContractError(f"contract: {unknown('name', name, known)}")
-    return {key: value for key, value in known[name].items() if key not in _FOR_READERS}

@@ -91,10 +91,15 @@ class Settings:
         fitting(Settings, vars(self))
         if self.effort not in EFFORTS:
             raise SettingError(f"effort={self.effort!r}; expected one of {', '.join(EFFORTS)}")
+        given: Any = self.contract
+        if isinstance(given, str):
+            self._set("contract", contract_from_table(given))
         if not isinstance(self.contract, Contract):
             raise SettingError(
-                f"contract: expected a Contract, e.g. Contract(accumulate='float16'), got {self.contract!r}"
+                f"contract: expected a Contract, e.g. Contract(accumulate='float16'), or a name, e.g. 'transformers', "
+                f"got {self.contract!r}"
             )
+        self._set("contract", self.contract.of(definition))
         if self.framework == "jax" and self.device == "cpu" and self.contract.subnormals is None:
             self._set("contract", replace(self.contract, subnormals="flush"))  # as XLA does there
         for name in ("options", "shapes", "environment"):

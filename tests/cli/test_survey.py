@@ -16,8 +16,9 @@ from assay.runtime.errors import AssayError
 from assay.verify import examine
 from assay.verify.campaign.survey import Job, Row
 from assay.verify.campaign.table import Entry, entries, entry_from_table
-from assay.verify.contract import Contract, contract_named
+from assay.verify.contract import Contract
 from assay.verify.errors import TableError
+from assay.verify.named_contracts import contract_named
 from assay.verify.settings import Settings
 from tests.cli.kernels_of_a_user import entry
 

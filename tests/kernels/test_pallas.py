@@ -13,9 +13,10 @@ from assay.golden.registry import spec
 from assay.verify.campaign.survey import examine_job, plan
 from assay.verify.campaign.table import Entry, entries
 from assay.verify.cases.case import Case
-from assay.verify.contract import contract_from_table, contract_named
+from assay.verify.contract import contract_from_table
 from assay.verify.execution.call import Call
 from assay.verify.execution.runner import Bench
+from assay.verify.named_contracts import contract_named
 
 pytest.importorskip("jax")
 

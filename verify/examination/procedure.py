@@ -15,7 +15,7 @@ from assay.runtime.process import GIB
 from assay.runtime.warned import warned_once
 from assay.verify.cases.case import Case
 from assay.verify.cases.layouts import LAYOUTS
-from assay.verify.contract import Contract
+from assay.verify.contract import Contract, contract_from_table
 from assay.verify.errors import SettingError, VerificationError
 from assay.verify.examination.about import about
 from assay.verify.examination.course import Course, Progress
@@ -50,7 +50,7 @@ def examine(
     options: Mapping[str, Sequence[Any]] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     at: Mapping[str, int] | Sequence[Mapping[str, int]] = Settings.at,
-    contract: Contract | None = None,
+    contract: Contract | str | None = None,
     effort: Literal["quick", "usual", "thorough"] = Settings.effort,
     examples: int | None = Settings.examples,
     seed: int = Settings.seed,
@@ -71,7 +71,8 @@ def examine(
 
     The kernel is called with the spec's tensors positionally and with the listed ``options`` only, each over its list
     of values. ``dtype`` names the dtype of all its floating tensors, or of each by name; it may be left out where the
-    spec fixes them all. ``shapes`` restricts symbolic dimensions, ``layouts`` the memory layouts. ``at``
+    spec fixes them all. ``contract`` is what it promises, or the name of a contract such as "transformers".
+    ``shapes`` restricts symbolic dimensions, ``layouts`` the memory layouts. ``at``
     are sizes of production, or a list of such: the kernel is run there too, its whole output watched and samples of it
     judged (docs/at-shape.md); a symbol that is left out has its largest size of ``shapes``. ``effort`` says how
     much is tried: "quick" the fixed cases that find the most faults a second and 12 fuzzed ones, "usual" all fixed
@@ -99,7 +100,7 @@ def examine(
         shapes={} if shapes is None else shapes,
         at=[at] if isinstance(at, Mapping) else at,
         layouts=layouts,
-        contract=Contract() if contract is None else contract,
+        contract=contract_from_table(contract) if isinstance(contract, str) else contract or Contract(),
         effort=effort,
         examples=examples,
         seed=seed,
