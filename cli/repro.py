@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.cli.progress import ProgressBar
+from assay.cli.settings import Pretend
 from assay.runtime.pool import Heartbeat, Pool, Raised
 from assay.runtime.process import Lost
 from assay.verify.errors import ReproError
@@ -22,8 +23,13 @@ def repro(
     sanitized: Annotated[
         bool, typer.Option("--sanitize", help="Also under NVIDIA's compute-sanitizer, where the kernel ran on CUDA.")
     ] = False,
+    pretend: Pretend = "",
 ) -> int:
     """Run one case of a report again: exits with 1 if it still fails, with 0 if it passes now."""
+    if pretend:
+        from assay.verify.examination.repro import pretending
+
+        line = pretending(line, pretend)
     with Pool(1, preload="assay.verify.examination.repro", quiet=False) as pool, ProgressBar("tried", 1, 1.0):
         ((_, answer),) = pool.run(repeat, [(line, target)])
     if isinstance(answer, Raised):

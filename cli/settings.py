@@ -64,6 +64,10 @@ Strict = Annotated[
 Faithful = Annotated[
     str, typer.Option(metavar="DEVICE", help="h200, b200, ...: its tensor cores in Triton's dots, on a CPU.")
 ]
+Pretend = Annotated[
+    str,
+    typer.Option(metavar="DEVICE", help='cuda (an h200), a100, ...: "cuda" answers as this device, and is the CPU.'),
+]
 
 
 def adapted(

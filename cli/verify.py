@@ -45,6 +45,7 @@ def verify(
     seed: settings.Seed = 0,
     device: settings.Device = "cpu",
     faithful: settings.Faithful = "",
+    pretend: settings.Pretend = "",
     timeout: settings.Timeout = 30.0,
     isolate: settings.Isolate = False,
     memory: settings.Memory = 4.0,
@@ -76,8 +77,8 @@ def verify(
         from assay.verify.campaign.survey import plan, run
         from assay.verify.execution.frameworks import check_device
 
-        check_device(device)
-        check_emulated(faithful)
+        check_device("cpu" if pretend else device)
+        check_emulated(faithful, pretend)
         chosen = [entry for target in targets for entry in entries_of(target, spec)] if targets else _bundled(spec)
         said = {"out_dtype": out_dtype, "layouts": layout, "framework": framework, "isolate": isolate, "memory": memory}
         said |= {"strict": strict} if strict else {}
@@ -97,6 +98,7 @@ def verify(
             device=device,
             timeout=timeout,
             faithful=faithful,
+            pretend=pretend,
         )
         names = [name_of(job) for job in jobs] if out is not None else []  # of the sources as they are now
         rows = known(out, jobs) if out is not None else {}

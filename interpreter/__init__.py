@@ -6,11 +6,13 @@ by `assay.verify.execution`; usable alone.
 """
 
 from assay.interpreter.faults import NotInterpreted, SanitizerError
+from assay.interpreter.pretence import pretend_cuda, pretended, put_on_device, suspended
 from assay.interpreter.session import (
     KNOWN_VERSIONS,
     UnknownTriton,
     Watch,
     check_emulated,
+    device_to_pretend,
     emulated_device,
     emulating,
     faithful,
@@ -25,9 +27,14 @@ __all__ = [
     "UnknownTriton",
     "Watch",
     "check_emulated",
+    "device_to_pretend",
     "emulated_device",
     "emulating",
     "faithful",
+    "pretend_cuda",
+    "pretended",
+    "put_on_device",
     "sanitized",
+    "suspended",
     "triton_is_loaded",
 ]

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING
 
+from assay.interpreter.cuda_devices import USUAL, cuda_device_named
+from assay.interpreter.pretence import pretend_cuda
 from assay.runtime.errors import SettingError
 
 if TYPE_CHECKING:
@@ -26,20 +28,18 @@ class UnknownTriton(UserWarning):
 
 
 @contextlib.contextmanager
-def faithful(device: str | None = None, *, sanitize: bool = False) -> Iterator[None]:
+def faithful(device: str | None = None, *, sanitize: bool = False, pretend: str = "") -> Iterator[None]:
     """Inside it, every Triton kernel that is launched runs in the interpreter, with the right numbers.
 
     No environment variable is needed, and no GPU; an autotuned kernel runs in one of its configurations, chosen by its
     key. With ``device``, one of ``configs/tensor_cores.toml`` such as "h200", dots lose what that device's tensor cores
-    lose; without, they are summed in float32. ``sanitize`` is `sanitized`. May be nested; what an inner one leaves out
-    stays as it is outside. Warns of `UnknownTriton` in a version other than `KNOWN_VERSIONS`. Raises `SettingError` for
-    an unknown device and ImportError where Triton is not installed.
+    lose; without, they are summed in float32. ``sanitize`` is `sanitized`. ``pretend="cuda"`` is `pretend_cuda`: "cuda"
+    answers, as ``device`` or "h200", and is the CPU; the name of a device makes that one answer. May be nested; what an
+    inner one leaves out stays as it is outside. Warns of `UnknownTriton` in a version other than `KNOWN_VERSIONS`.
+    Raises `SettingError` for an unknown device and ImportError where Triton is not installed.
     """
-    if sanitize:
-        with sanitized(device=device):
-            yield
-        return
-    with _interpreting(device, None):
+    world = pretend_cuda(device_to_pretend(pretend, device)) if pretend else contextlib.nullcontext()
+    with world, sanitized(device=device) if sanitize else _interpreting(device, None):
         yield
 
 
@@ -109,17 +109,27 @@ def _interpreting(device: str | None, sanitizer: Sanitizer | None) -> Iterator[N
 
 
 @contextlib.contextmanager
-def emulating(device: str) -> Iterator[None]:
-    """`faithful(device)`; nothing where ``device`` is empty. Raises as `check_emulated` does."""
-    check_emulated(device)
-    with faithful(device) if device else contextlib.nullcontext():
+def emulating(device: str, pretend: str = "") -> Iterator[None]:
+    """`faithful(device)` and `pretend_cuda`, each where it is named. Raises as `check_emulated` does."""
+    check_emulated(device, pretend)
+    with (
+        pretend_cuda(device_to_pretend(pretend, device)) if pretend else contextlib.nullcontext(),
+        faithful(device) if device else contextlib.nullcontext(),
+    ):
         yield
 
 
-def check_emulated(device: str) -> None:
-    """Raise `SettingError` where the interpreter can't emulate ``device``, or can't run at all."""
+def device_to_pretend(pretend: str, device: str | None = None) -> str:
+    """The device that ``pretend`` means, in lower case: "cuda" is the emulated ``device``, or "h200"."""
+    return (device or USUAL if pretend == "cuda" else pretend).lower()
+
+
+def check_emulated(device: str, pretend: str = "") -> None:
+    """Raise `SettingError` where the interpreter can't emulate ``device`` or pretend a device, or can't run at all."""
     from assay.interpreter.devices import device_named
 
+    if pretend:
+        cuda_device_named(device_to_pretend(pretend, device))
     if device:
         device_named(device)
         if importlib.util.find_spec("triton") is None:

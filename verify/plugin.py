@@ -6,6 +6,7 @@ hypothesis until a test asks for the fixture.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from assay.verify.mutation.power_report import PowerReport
     from assay.verify.verdict import Verdict
 
+_PRETENCE = pytest.StashKey[Any]()
 _ROWS = pytest.StashKey[list[dict[str, Any]]]()
 _PROPERTIES = ("outcome", "kernel", "spec", "dtype", "cases", "worst", "repro")
 _POWER_EXAMPLES = 10
@@ -45,6 +47,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("strict", "", "NaN, infinities, signed zeros and subnormals are part of every contract: what differs fails")
     add("faithful", "", "run the Triton kernels of all tests in the faithful interpreter")
     add("faithful-device", "DEVICE", "so, and let their dots lose what this device's tensor cores lose, e.g. h200")
+    pretend = 'so, and let "cuda" (an h200), or the device that is named, answer, and be the CPU: in imports as well'
+    add("pretend", "DEVICE", pretend)
     stored = "try the cases of this store of goldens too, and compare with what is stored (assay golden build)"
     add("golden", "STORE", stored)
     add("audit", "", "list what the comparisons of this run would have let through")
@@ -55,6 +59,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("report", "DIR", "write an HTML and a JSON report of each verdict, and an index of them", type=Path)
     table = "append a table of all verdicts in Markdown (default: the file that GITHUB_STEP_SUMMARY names)"
     add("summary", "FILE", table, type=Path, default=os.environ.get("GITHUB_STEP_SUMMARY") or None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """From here on "cuda" answers, if that was asked for: conftest files and tests may need it as they are loaded."""
+    name = getattr(early_config.known_args_namespace, "assay_pretend", None)
+    if name:
+        _begin_to_pretend(early_config, name)
+
+
+def _begin_to_pretend(config: pytest.Config, name: str) -> None:
+    """Until the end of the run. Raises `UsageError` for an unknown device."""
+    from assay.interpreter import device_to_pretend, pretend_cuda
+    from assay.verify.errors import SettingError
+
+    if _PRETENCE in config.stash:
+        return
+    pretence = contextlib.ExitStack()
+    try:
+        pretence.enter_context(pretend_cuda(device_to_pretend(name, config.known_args_namespace.assay_faithful_device)))
+    except SettingError as error:
+        raise pytest.UsageError(f"--assay-pretend: {error}") from None
+    config.stash[_PRETENCE] = pretence
+    config.add_cleanup(pretence.close)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -68,7 +96,9 @@ def pytest_configure(config: pytest.Config) -> None:
         from assay.verify.mutation.session import Audit
 
         config.pluginmanager.register(Audit(config, folder, functions), "assay-audit")
-    if config.getoption("assay_faithful") or config.getoption("assay_faithful_device"):
+    if config.getoption("assay_pretend"):
+        _begin_to_pretend(config, config.getoption("assay_pretend"))
+    if any(config.getoption(f"assay_{name}") for name in ("faithful", "faithful_device", "pretend")):
         if importlib.util.find_spec("triton") is None:
             raise pytest.UsageError("--assay-faithful needs Triton, which is not installed: pip install triton")
         config.pluginmanager.register(_Faithful(config.getoption("assay_faithful_device")), "assay-faithful")

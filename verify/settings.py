@@ -17,6 +17,7 @@ import msgspec
 from assay.formats.format import format_named
 from assay.golden.inputs.values import format_or_integer
 from assay.golden.registry import Spec, spec
+from assay.interpreter import check_emulated
 from assay.runtime.environment import changes, with_changes
 from assay.runtime.errors import unknown
 from assay.verify.cases.at_shape import checked_shapes
@@ -34,6 +35,7 @@ OF_THE_RUN = (
     "shrinking",
     "every_aspect",
     "faithful",
+    "pretend",
     "environment",
 )
 """The settings that say how and where a kernel is run, and not what it is asked."""
@@ -41,7 +43,7 @@ OF_THE_RUN = (
 EFFORTS = {"quick": 12, "usual": 60, "thorough": 200}
 """How many cases are fuzzed by each effort; a quick one has fewer fixed cases too."""
 
-_OF_A_CALL = ("contract", "strict", "framework", "device", "timeout", "faithful", "environment")
+_OF_A_CALL = ("contract", "strict", "framework", "device", "timeout", "faithful", "pretend", "environment")
 
 Text = Annotated[str, msgspec.Meta(description="text")]
 Switch = Annotated[bool, msgspec.Meta(description="true or false")]
@@ -54,10 +56,11 @@ class Settings:
     """How a kernel is examined as an implementation of ``spec``; `assay.verify.examine` says what each setting means.
 
     Once it is made, ``spec`` is the op's reference, sequences are tuples, or ranges, and one size stands for a list of
-    it. ``faithful`` names the device whose tensor cores the interpreter emulates, ``environment`` what is not standard
-    in the numeric environment that the kernel is called in (`assay.runtime.environment.changes`). Raises `UnknownSpec`,
-    `OptionError`, `UnknownFormat` or `SettingError` on what no examination can have; what this machine lacks is told
-    when the question is asked.
+    it. ``faithful`` names the device whose tensor cores the interpreter emulates, ``pretend`` the one as which "cuda"
+    answers in a call of the kernel (`assay.interpreter.pretend_cuda`; ``device`` is then the CPU), ``environment`` what
+    is not standard in the numeric environment that the kernel is called in (`assay.runtime.environment.changes`).
+    Raises `UnknownSpec`, `OptionError`, `UnknownFormat` or `SettingError` on what no examination can have; what this
+    machine lacks is told when the question is asked.
     """
 
     spec: str
@@ -81,6 +84,7 @@ class Settings:
     strict: Switch = False
     every_aspect: Switch = True
     faithful: Text = ""
+    pretend: Text = ""
     environment: Mapping[str, Any] = field(default_factory=changes)
 
     def __post_init__(self) -> None:
@@ -89,6 +93,9 @@ class Settings:
         self._set("spec", definition.reference)
         self._set("device", str(self.device))
         fitting(Settings, vars(self))
+        if self.pretend:
+            check_emulated(self.faithful, self.pretend)
+            self._set("device", "cpu" if self.device.partition(":")[0] == "cuda" else self.device)
         if self.effort not in EFFORTS:
             raise SettingError(f"effort={self.effort!r}; expected one of {', '.join(EFFORTS)}")
         given: Any = self.contract

@@ -114,7 +114,7 @@ def examine_job(job: Job, heartbeat: Heartbeat) -> Verdict:
             done, known = done + 1, line
         heartbeat(f"{done} {line}", seconds)
 
-    with emulating(job.settings.faithful):
+    with emulating(job.settings.faithful, job.settings.pretend):
         kernel = load_target(job.entry.target)
         verdict = examination(kernel, job.settings, watch=watch, target=job.entry.target)
     return replace(verdict, kernel=job.entry.name)

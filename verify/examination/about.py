@@ -15,12 +15,15 @@ from assay.verify.execution.target import source_of
 _PACKAGES = {"assay": "kernel-assay", "torch": "torch", "triton": "triton"}
 
 
-def about(kernel: Callable[..., Any], device: str) -> dict[str, str]:
-    """Facts of an examination that is made now, by their names; the kernel's source where it is Python's."""
+def about(kernel: Callable[..., Any], device: str, pretend: str = "") -> dict[str, str]:
+    """Facts of an examination that is made now, by their names; the kernel's source where it is Python's.
+
+    ``pretend`` is the device that the kernel was told of.
+    """
     source = source_of(kernel)
     return {
         **({"source": source} if source else {}),
-        "device": _device(device),
+        "device": _device(device) + (f", pretending to be {pretend}" if pretend else ""),
         "versions": ", ".join(_versions()),
         "date": datetime.now().astimezone().isoformat(" ", timespec="minutes"),
     }

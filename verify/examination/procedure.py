@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Literal
 
-from assay.interpreter import emulated_device, emulating
+from assay.interpreter import emulated_device, emulating, pretended, suspended
 from assay.runtime.environment import generators_kept, standard_environment
 from assay.runtime.errors import names_checked
 from assay.runtime.process import GIB
@@ -114,6 +114,7 @@ def examine(
         strict=strict,
         every_aspect=every_aspect,
         faithful=emulated_device(),
+        pretend=pretended(),
     )
     return examination(kernel, settings, progress, watch)
 
@@ -142,6 +143,7 @@ def examination(
 
     with ExitStack() as stack:
         stack.enter_context(warned_once())
+        stack.enter_context(suspended())  # each call of the kernel pretends anew
         if settings.faithful != emulated_device():
             stack.enter_context(emulating(settings.faithful))
         question = ask(kernel, settings, before)
@@ -190,7 +192,7 @@ def _verdict(question: Question, target: str, progress: Progress) -> Verdict:
         left_changed=tuple(question.bench.call.left),
         unlimited=not (question.settings.isolate or can_be_limited()),
         unrounded=_drops_roundings(question.settings),
-        about=about(question.bench.call.kernel, question.settings.device),
+        about=about(question.bench.call.kernel, question.settings.device, question.bench.call.pretend),
     )
 
 

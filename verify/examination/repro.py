@@ -9,7 +9,7 @@ from typing import Any
 
 from assay.golden.errors import UnknownSpec
 from assay.golden.registry import spec
-from assay.interpreter import emulating
+from assay.interpreter import device_to_pretend, emulating, suspended
 from assay.runtime.environment import generators_kept
 from assay.runtime.errors import AssayError, unknown
 from assay.runtime.own_modules import importable
@@ -69,6 +69,12 @@ def parse_line(line: str, target: str = "") -> tuple[Settings, str, Case, str]:
         raise ReproError(f"repro line: expected what a report prints after 'assay repro', got {text[:60]!r}") from None
 
 
+def pretending(line: str, pretend: str) -> str:
+    """The line with another device to pretend. Raises `ReproError`."""
+    settings, target, case, aspect = parse_line(line)
+    return repro_line(replace(settings, pretend=pretend), target, case, aspect)
+
+
 def run_line(line: str, target: str = "", before: Callable[[Case, float], None] | None = None) -> Result:
     """Run the case of a repro line, and judge it by chance too.
 
@@ -80,8 +86,10 @@ def run_line(line: str, target: str = "", before: Callable[[Case, float], None] 
         raise ReproError(f"repro line: {_NAMELESS}")
     check_framework(settings.framework, settings.device)
     check_device(settings.device)
-    with generators_kept(), emulating(settings.faithful):
-        bench = Bench.of(load_target(target), settings, before)
+    with generators_kept(), suspended(), emulating(settings.faithful):
+        with emulating("", device_to_pretend(settings.pretend, settings.faithful)):
+            kernel = load_target(target)
+        bench = Bench.of(kernel, settings, before)
         result = bench.try_case(case)
         if result.failure is None and takes_chance(case):
             result = replace(result, failure=second_look(bench.oracle, case, result).failure)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from assay.golden.inputs.values import torch_dtype
-from assay.interpreter import NotInterpreted, Watch, triton_is_loaded
+from assay.interpreter import NotInterpreted, Watch, pretend_cuda, put_on_device, triton_is_loaded
 from assay.runtime.environment import Environment, environment, in_environment, with_default_dtype
 from assay.runtime.errors import first_line, one_line
 from assay.runtime.patience import Patience
@@ -70,7 +70,7 @@ class Call:
     `assay.runtime.patience` counts them), or not at all; 0 where no call is under way. ``environment`` is the numeric
     environment that the kernel is called in; what it leaves changed is put back, and said in ``left``. Only torch's
     default dtype, which a kernel may set in its first call for all that follow, is in its next call as it has left it
-    (``default_dtype``).
+    (``default_dtype``). ``pretend`` is the device as which "cuda" answers meanwhile, and where inputs count as lying.
     """
 
     kernel: Callable[..., Any]
@@ -81,6 +81,7 @@ class Call:
     environment: Environment = field(default_factory=environment, compare=False, repr=False)
     left: dict[str, None] = field(default_factory=dict, compare=False, repr=False)  # in order, each once
     default_dtype: list[torch.dtype] = field(default_factory=list, compare=False, repr=False)  # none, or the one
+    pretend: str = ""
     pace: Pace = field(default_factory=Pace, compare=False, repr=False)
     watch: Watch = field(default_factory=Watch, compare=False, repr=False)
 
@@ -122,6 +123,7 @@ class Call:
         self.tell(case, limit + GRACE)
         try:
             with (  # the interpreter outside of what a time-out interrupts
+                pretend_cuda(self.pretend) if self.pretend else contextlib.nullcontext(),
                 self.watch.interpreting(given) if interpreted else contextlib.nullcontext() as sanitizer,
                 time_limit(limit, lambda: self.tell(case, limit + GRACE)) as patience,
                 poison or contextlib.nullcontext(),
@@ -130,6 +132,7 @@ class Call:
                 self._default_dtype_kept(),
                 every_variant_compiled(self.kernel),
             ):
+                put_on_device(given if self.pretend else ())
                 result = framework_named(self.framework).wait(self.kernel(*arguments, **keywords))
                 if any(tensor.is_cuda for tensor in inputs.positional):
                     torch.cuda.synchronize()

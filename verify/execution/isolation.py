@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from assay.interpreter import emulating
 from assay.runtime.dispatch import warm_up
 from assay.runtime.environment import on_one_thread
 from assay.runtime.patience import BUSY
@@ -118,7 +119,7 @@ class Isolation:
                 "expected a function of a module, got one without an importable name"
             )
         memory = self.memory if self._has_limit else 0
-        how = {name: getattr(call, name) for name in ("listed", "framework", "timeout", "environment")}
+        how = {name: getattr(call, name) for name in ("listed", "framework", "timeout", "environment", "pretend")}
         worker = Process.start(_serve_new, memory, target, how, bench.contract, str(bench.device))
         worker.memory = self.memory - memory
         return worker
@@ -135,7 +136,13 @@ def _serve_new(
     parent: Parent, memory: int, target: str, how: Mapping[str, Any], contract: Contract, device: str
 ) -> None:
     """The life of a worker that is a new process; ``how`` are fields of `Call`."""
-    _serve(parent, lambda: Bench(Call(load_target(target), before=_teller(parent), **how), contract, device), memory)
+
+    def bench() -> Bench:
+        with emulating("", how["pretend"]):
+            kernel = load_target(target)
+        return Bench(Call(kernel, before=_teller(parent), **how), contract, device)
+
+    _serve(parent, bench, memory)
 
 
 def _teller(parent: Parent) -> Callable[[Case, float], None]:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from assay.golden.evaluation.golden import Golden
+from assay.interpreter import device_to_pretend
 from assay.runtime.environment import seed_generators, standard_environment, with_changes
 from assay.runtime.patience import BUSY
 from assay.verify.cases.at_shape import PROTOCOL as AT
@@ -70,6 +71,8 @@ class Bench:
         """The kernel under these settings; ``before`` is that of `Call`."""
         environment = with_changes(settings.environment)
         call = Call(kernel, settings.options, settings.framework, settings.timeout, before, environment)
+        if settings.pretend:
+            call = replace(call, pretend=device_to_pretend(settings.pretend, settings.faithful))
         return Bench(call, settings.contract, settings.device)
 
     def passing_over(self, known: frozenset[str]) -> Bench:
@@ -182,7 +185,7 @@ class Bench:
         self.call.tell(case, BUSY * (self.call.timeout + START))  # this process only waits
         found = call_outside(target_of(self.call.kernel), inputs.positional, keywords, self.call.timeout)
         self.call.tell(case)
-        if isinstance(found, NoResult) and not found.lacks_gpu:
+        if isinstance(found, NoResult) and not (found.lacks_gpu or self.call.pretend):
             return self._found(case, Finding("crash", f"in a process of its own: {found.message}"))
         outputs = self.call(case, inputs) if isinstance(found, NoResult) else self.call.form(case, inputs, found)
         return self._found(case, outputs) if isinstance(outputs, Finding) else outputs

@@ -1,0 +1,145 @@
+"""`pretend_cuda`: "cuda" answers, and is the CPU."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import importlib.util
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from assay.interpreter.cuda_devices import USUAL, CudaDevice, cuda_device_named
+
+
+class _World:
+    """Whether "cuda" is pretended now, by whom, and as which device: the last one named."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.devices: list[CudaDevice] = []
+        self.applied = contextlib.ExitStack()
+        self._changes: list[Any] | None = None
+
+    def device(self) -> CudaDevice:
+        """The device that answers."""
+        return self.devices[-1] if self.devices else cuda_device_named(USUAL)
+
+    def begin(self) -> None:
+        """Replace what must be."""
+        from assay.interpreter.pretended_parts import eager
+        from assay.interpreter.replacing import replaced
+
+        if self._changes is None:
+            self._changes = self._found()
+        self.applied.enter_context(eager())
+        self.applied.enter_context(replaced(self._changes))
+        self.applied.enter_context(_system_tool(self.device().name))
+
+    def end(self) -> None:
+        """Put all back."""
+        self.applied.close()
+
+    def _found(self) -> list[Any]:
+        importlib.import_module("torch._dynamo")  # keeps tables of torch's functions as they are when it is loaded
+        from assay.interpreter import pretended_cuda, pretended_parts, pretended_tensors
+
+        found = [*pretended_tensors.changes(), *pretended_cuda.changes(self.device), *pretended_parts.changes()]
+        if importlib.util.find_spec("triton") is not None:
+            from assay.interpreter import pretended_driver
+
+            found += pretended_driver.changes(self.device)
+        return found
+
+
+@contextlib.contextmanager
+def _system_tool(name: str) -> Iterator[None]:
+    """Inside it, a command ``nvidia-smi`` is found, by which some libraries look for a GPU; a real one goes first."""
+    if os.name != "posix" or shutil.which("nvidia-smi"):
+        yield
+        return
+    before = os.environ.get("PATH")
+    os.environ["PATH"] = os.pathsep.join(filter(None, (before, str(_tool(name).parent))))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PATH"]
+        else:
+            os.environ["PATH"] = before
+
+
+@cache
+def _tool(name: str) -> Path:
+    """A script that lists the one device."""
+    folder = tempfile.mkdtemp(prefix="assay-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = Path(folder, "nvidia-smi")
+    path.write_text(f"#!/bin/sh\necho 'GPU 0: {name} (pretended)'\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+_world = _World()
+
+
+@contextlib.contextmanager
+def pretend_cuda(device: str = "cuda") -> Iterator[None]:
+    """Inside it, torch and Triton answer as where there is a GPU, and its tensors are the CPU's.
+
+    ``device`` names it: a row of ``configs/cuda_devices.toml``, in any case; "cuda" is "h200". Tensors that are asked
+    for on "cuda" say that they lie there, and so does what torch computes. To another place tensors are copied, as to
+    a GPU. `torch.cuda` and `torch.accelerator` tell the device's properties, streams and events do nothing and keep
+    time, memory figures count the tensors asked for by name, CUDA graphs are refused. Autocast, generators, pinned
+    memory and `triton.runtime.driver.active` go along; what `torch.compile` made runs uncompiled; what an operator is
+    registered to do on CUDA it does on the CPU too, for good. Holds in all threads; may be nested, and everything is as
+    it was afterwards. Kernels of Triton run only where there is `faithful` as well. Raises `SettingError` for an
+    unknown device.
+    """
+    chosen = cuda_device_named(USUAL if device == "cuda" else device)
+    with _world.lock:
+        _world.devices.append(chosen)
+        if len(_world.devices) == 1:
+            _world.begin()
+    try:
+        yield
+    finally:
+        with _world.lock:
+            _world.devices.remove(chosen)
+            if not _world.devices:
+                _world.end()
+
+
+@contextlib.contextmanager
+def suspended() -> Iterator[None]:
+    """Inside it, the world is as it is outside of all `pretend_cuda`."""
+    with _world.lock:
+        devices, _world.devices = _world.devices, []
+        if devices:
+            _world.end()
+    try:
+        yield
+    finally:
+        with _world.lock:
+            _world.devices = devices
+            if devices:
+                _world.begin()
+
+
+def pretended() -> str:
+    """The device that is pretended here and now, as `pretend_cuda` takes it; empty where none is."""
+    return _world.devices[-1].key if _world.devices else ""
+
+
+def put_on_device(tensors: Iterable[Any]) -> None:
+    """Let tensors of the CPU count as lying on the device."""
+    from assay.interpreter.places import put
+
+    for tensor in tensors:
+        put(tensor, "device")

@@ -1,0 +1,152 @@
+"""Every way of launching a Triton kernel that libraries use, in the interpreter."""
+
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.runtime.autotuner import Autotuner, Heuristics
+
+from assay.interpreter import faithful
+
+
+@triton.jit
+def scale_kernel(x, y, n, factor, BLOCK: tl.constexpr, ADD: tl.constexpr = 0):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n) * factor + ADD, mask=i < n)
+
+
+X = torch.arange(20.0)
+
+
+def grid_of(meta: dict[str, Any]) -> tuple[int]:
+    """Programs for `X`."""
+    return (triton.cdiv(X.numel(), meta["BLOCK"]),)
+
+
+def test_a_result_is_launched_again() -> None:
+    """What a launch returns takes a grid and all arguments, or those that are no constants, as libraries' caches do."""
+    with faithful():
+        y = torch.zeros_like(X)
+        kernel = scale_kernel[grid_of](X, y, 20, 2.0, BLOCK=16, ADD=1)
+        assert torch.equal(y, 2 * X + 1)
+        kernel[(2, 1, 1)](X, y, 20, 3.0)
+        assert torch.equal(y, 3 * X + 1)
+        kernel[(2, 1, 1)](X, y, 20, 3.0, 16, 5)
+        assert torch.equal(y, 3 * X + 5)
+        kernel.run(2, 1, 1, 0, kernel.function, kernel.packed_metadata, None, None, None, X, y, 20, 4.0, 16, 0)
+        assert torch.equal(y, 4 * X)
+        with pytest.raises(TypeError, match="scale_kernel: expected 6 arguments, or 4 without constants, got 2"):
+            kernel[(2, 1, 1)](X, y)
+
+
+def test_a_warmed_up_kernel_tells_what_the_compiler_knows() -> None:
+    """As in Triton's tutorial on softmax: warm up, ask for registers, launch with a grid of one's own."""
+    with faithful(pretend="cuda"):
+        x = torch.arange(20.0, device="cuda")
+        y = torch.zeros_like(x)
+        kernel = scale_kernel.warmup(x, y, 20, 2.0, BLOCK=16, num_warps=2, grid=(1,))
+        assert not y.any()
+        kernel._init_handles()
+        assert 0 < kernel.n_regs < 256
+        assert (kernel.n_spills, kernel.metadata.num_warps, kernel.metadata.target.arch) == (0, 2, 90)
+        assert kernel.metadata.shared >= 0
+        assert "scale_kernel" in kernel.asm["ptx"]
+        kernel[(2, 1, 1)](x, y, 20, 2.0, 16, 0)
+        assert torch.equal(y, 2 * x)
+    assert not scale_kernel.device_caches
+
+
+class Entry(triton.KernelInterface):  # type: ignore[misc]
+    """A cache of launches around a kernel, as FlagGems' `LibEntry` is one."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn, self.kept = fn, {}
+
+    def run(self, *args: Any, grid: Any, **kwargs: Any) -> Any:
+        if "kernel" not in self.kept:
+            self.kept["kernel"] = self.fn.run(*args, grid=grid, **kwargs)
+        else:
+            self.kept["kernel"][grid(kwargs)](*args)
+        return self.kept["kernel"]
+
+
+class Tuner(Autotuner):  # type: ignore[misc]
+    """A tuner with a way of its own of running, as FlagGems' `LibTuner` is one."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        timings = {config: self._bench(*args, config=config, **kwargs) for config in self.prune_configs(kwargs)}
+        self.best_config = min(timings, key=timings.__getitem__)
+        return self.fn.run(*args, **kwargs, **self.best_config.all_kwargs())
+
+
+class Guess(Heuristics):  # type: ignore[misc]
+    """Heuristics with a way of their own of running."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        return super().run(*args, **kwargs)
+
+
+CONFIGS = [triton.Config({"BLOCK": size}) for size in (8, 16, 32)]
+
+
+def tuner(kind: Any) -> Any:
+    """The kernel with a tuner of that class."""
+    return kind(scale_kernel, scale_kernel.arg_names, CONFIGS, ["n"], None, None)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "constants"),
+    [
+        (scale_kernel, {"BLOCK": 16}),
+        (Entry(scale_kernel), {"BLOCK": 16}),
+        (tuner(Autotuner), {}),
+        (tuner(Tuner), {}),
+        (Entry(tuner(Tuner)), {}),
+        (Guess(scale_kernel, scale_kernel.arg_names, {"BLOCK": lambda args: 16}), {}),
+    ],
+    ids=["plain", "cache", "tuner", "own tuner", "cache of an own tuner", "heuristics"],
+)
+@pytest.mark.parametrize("pretend", ["", "cuda"])
+def test_a_launcher_of_ones_own_works(launcher: Any, constants: dict[str, int], pretend: str) -> None:
+    """Caches, subclasses of the autotuner and of heuristics launch, the first time and again."""
+    with faithful(pretend=pretend):
+        for factor in (2.0, 2.0, 3.0):
+            y = torch.zeros_like(X)
+            meta = constants or {"BLOCK": 8}
+            launcher[lambda _, meta=meta: grid_of(meta)](X, y, 20, factor, **constants)
+            assert torch.equal(y, factor * X)
+
+
+def test_a_tuner_of_ones_own_tries_each_configuration() -> None:
+    """Over many keys each of a subclass's configurations is the quickest once."""
+    own, seen = tuner(Tuner), set()
+    with faithful():
+        for n in range(1, 21):
+            own[(1,)](X, torch.zeros_like(X), n, 2.0)
+            seen.add(own.best_config.kwargs["BLOCK"])
+    assert seen == {8, 16, 32}
+
+
+@torch.library.triton_op("assay_launchers::scaled", mutates_args={})
+def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
+    """``factor * x`` by an operator that torch knows to be Triton's."""
+    y = torch.zeros_like(x)
+    torch.library.wrap_triton(scale_kernel)[(2,)](x, y, x.numel(), factor, BLOCK=16)
+    return y
+
+
+def launched(x: torch.Tensor, factor: float) -> torch.Tensor:
+    """``factor * x`` by a launch."""
+    y = torch.zeros_like(x)
+    scale_kernel[(2,)](x, y, x.numel(), factor, BLOCK=16)
+    return y
+
+
+@pytest.mark.parametrize("function", [scaled, torch.compile(scaled), torch.compile(launched, fullgraph=True)])
+def test_operators_and_compiled_callers(function: Any) -> None:
+    """`triton_op`, `wrap_triton`, and functions that `torch.compile` made of callers run in the pretended world."""
+    with faithful(pretend="cuda"):
+        assert torch.equal(function(X.cuda(), 3.0), 3 * X)
