@@ -250,7 +250,8 @@ class BallArithmetic(CodeBalls, ScoreBalls, GradientBalls):
         """As `attend`; or each value by exp(score - lse), whose error the weights share and no division takes away.
 
         Or as one value, and the difference to the other times a logistic function of the scores' difference: with
-        both visible, an error relative to the values themselves, and in the log-sum-exp to the scores.
+        both visible, an error relative to the values themselves, and in the log-sum-exp to the scores. Of more than two
+        pair by pair: the k-th merge adds such errors, and its scores bring those of the k - 1 before it.
         """
         if self.model.accumulate.operands:  # no unit forms sums of two
             uncut = replace(self.model, accumulate=replace(self.model.accumulate, operands=""))
@@ -263,14 +264,16 @@ class BallArithmetic(CodeBalls, ScoreBalls, GradientBalls):
         score = torch.where(visible & scores.mid.isfinite(), scores.mid, 0.0)
         apart = 2 * self.u * (score.abs() + level.abs() + (score - level).abs())
         shared = expm1_upper(apart + lse.radius + self.model.function_error("exp"))
-        size = torch.where(values.mid.isfinite(), values.magnitude, 0.0)
+        size = torch.where(values.mid.isfinite() & visible.any(-2)[..., None], values.magnitude, 0.0)
         rad = torch.where(visible, weights * shared, 0.0) @ size
         few = torch.where(visible, weights * (self.model.function_error("div") + _MERGED_WEIGHT * self.u), 0.0) @ size
         few = few + 4 * self.model.function_underflow("exp") * (1 + size.sum(-2, keepdim=True))
         rad = rad + torch.where(out.radius.isfinite(), torch.minimum(out.radius, few), math.inf)
-        both = visible.all(-1, keepdim=True) * (self.model.function_error("sigmoid") + _MERGED_DIFFERENCE * self.u)
-        rad = rad + both * size.sum(-2, keepdim=True)
-        lse_rad = lse.radius + both * score.abs().sum(-1, keepdim=True)
+        pairs = visible.double().sum(-1, keepdim=True).sub(1).clamp(min=0)
+        own = self.model.function_error("sigmoid") + _MERGED_DIFFERENCE * self.u
+        both = pairs * (pairs + 1) / 2 * own
+        rad = rad * pairs.clamp(min=1) + both * size.sum(-2, keepdim=True)
+        lse_rad = lse.radius * pairs.clamp(min=1) + both * score.abs().sum(-1, keepdim=True)
         return self.ball(out.mid, rad), Ball(lse.mid, lse_rad, self.model)
 
     def _certified_attention(

@@ -7,6 +7,8 @@ one. They are compositions of listed specs, and not listed themselves.
 
 from __future__ import annotations
 
+from typing import Any
+
 from assay.golden.arithmetic.base import Arithmetic, Idx, N
 from assay.golden.definitions.backward import softmax_backward
 from assay.golden.definitions.loss import OPTIONS, cross_entropy_backward, labelled, loss_size
@@ -44,7 +46,7 @@ def cross_entropy_gradient(
     *,
     reduction: str,
     ignore_index: int,
-    label_smoothing: float,
+    **options: Any,
 ) -> N:
     """cross_entropy_backward times dloss, of each token where nothing is reduced.
 
@@ -57,9 +59,7 @@ def cross_entropy_gradient(
     count = max(int(counted.sum()), 1) if reduction == "mean" else 1
 
     def gradient(kind: str) -> N:
-        return cross_entropy_backward(
-            xp, logits, target, reduction=kind, ignore_index=ignore_index, label_smoothing=label_smoothing
-        )
+        return cross_entropy_backward(xp, logits, target, reduction=kind, ignore_index=ignore_index, **options)
 
     def divided() -> N:
         return upstream / count if count > 1 else upstream

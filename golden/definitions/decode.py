@@ -13,7 +13,7 @@ from assay.golden.options import number
 from assay.golden.registry import Reduction, define
 
 
-def _slots(native: ModuleType, block_table: Idx, seq_lens: Idx, page: int) -> tuple[Idx, Idx]:
+def slots_of(native: ModuleType, block_table: Idx, seq_lens: Idx, page: int) -> tuple[Idx, Idx]:
     """Where each position of each sequence lies among all slots of the cache, and whether it is one at all, [B,L]."""
     position = native.arange(block_table.shape[1] * page)
     seen = position[None, :] < seq_lens[:, None]
@@ -33,7 +33,7 @@ def _unused(
 ) -> dict[str, torch.Tensor]:
     """Slots that no sequence has a position in, and the table's entries behind the last page of each sequence."""
     pages, page = k_cache.shape[:2]
-    slots, seen = _slots(torch, block_table.to(torch.int64), seq_lens, page)
+    slots, seen = slots_of(torch, block_table.to(torch.int64), seq_lens, page)
     free = _free(slots, seen, pages * page)
     first = torch.arange(block_table.shape[1]) * page
     return {
@@ -87,7 +87,7 @@ def attention_decode(
     """
     (batch, heads, width), (pages, page, groups, _) = q.shape, k_cache.shape
     shared = heads_per_group("attention_decode", heads, groups)
-    slots, seen = _slots(xp.native, block_table, seq_lens, page)
+    slots, seen = slots_of(xp.native, block_table, seq_lens, page)
     if pages * page == 0:  # then all sequences are empty
         slots, seen = slots[:, :0], seen[:, :0]
     group = xp.integers(range(groups))[None, :, None]

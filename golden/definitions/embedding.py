@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from assay.golden.arithmetic.base import Arithmetic, Idx, N
 from assay.golden.registry import Fault, define
 
@@ -33,11 +31,6 @@ def embedding(xp: Arithmetic[N, Idx], table: N, ids: Idx) -> N:
     return table[ids]
 
 
-def _unused(table: torch.Tensor, ids: torch.Tensor, dy: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The table's own numbers, of which only the shape counts."""
-    return {"table": torch.ones(table.shape, dtype=torch.bool)}
-
-
 def _last_only(xp: Any, table: Any, ids: Any, dy: Any) -> Any:
     """Of the tokens with one number the last one alone."""
     last = {int(token): place for place, token in enumerate(ids)}
@@ -57,7 +50,6 @@ def _mean(xp: Any, table: Any, ids: Any, dy: Any) -> Any:
     separable=("D",),
     empty=("T",),
     gradient_of="embedding",
-    unused=_unused,
     faults=(
         "saturating_store",
         Fault("embedding_gradient_overwritten", "of several tokens with one number only the last one counts",

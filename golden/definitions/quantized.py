@@ -57,7 +57,7 @@ def gemm_int8(xp: Arithmetic[N], a: N, b: N, scale_a: N, scale_b: N) -> N:
     return xp.scaled_matmul(a, b, scale_a, scale_b)
 
 
-_INT4 = {
+INT4 = {
     "plain": "qweight:uint8[K/2,N]=bits, scales[K/g,N]=scale, zeros:uint8[K/g,N]=code(16)",
     "awq": "qweight:int32[K,N/8]=bits, scales[K/g,N]=scale, zeros:int32[K/g,N/8]=bits",
     "gptq": "qweight:int32[K/8,N]=bits, scales[K/g,N]=scale, zeros:int32[K/g,N/8]=bits",
@@ -66,7 +66,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble i of a word holds column AWQ_ORDE
 
 
 def _int4_signature(options: Mapping[str, Any]) -> str:
-    return f"x[M,K], {_INT4[options['packing']]} -> y[M,N]"
+    return f"x[M,K], {INT4[options['packing']]} -> y[M,N]"
 
 
 @define(

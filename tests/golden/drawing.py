@@ -193,8 +193,8 @@ def _values(
             )
         if tensor.role == "pair":
             return torch.from_numpy(_pairs(rng, shape, tensor.most(sizes) + 1)).to(target)
-        below = {"code": 16, "bits": 256 if target == torch.uint8 else 2**32}.get(tensor.role)
-        below = tensor.most(sizes) + 1 if tensor.role in ("index", "length") else below
+        below = {"bits": 256 if target == torch.uint8 else 2**32}.get(tensor.role)
+        below = tensor.most(sizes) + 1 if tensor.role in ("index", "length", "code") else below
         drawn = rng.integers(0, below, shape) if below else rng.integers(-128, 128, shape)
         return torch.from_numpy(drawn if target != torch.int32 else drawn.astype(np.uint32).view(np.int32)).to(target)
     if tensor.role == "real" and tensor.bound and draw(st.booleans()):

@@ -82,8 +82,8 @@ def attention(causal: str, scale: float | None, queries: int, keys: int, shared:
     return Pair("attention", (q, k, v), normal(1, 2 * shared, queries, 2), options=options, arguments=(0, 1, 2))
 
 
-def entropy(reduction: str, smoothing: float, labels: list[int], ignored: int = -100) -> Pair:
-    options = {"reduction": reduction, "label_smoothing": smoothing, "ignore_index": ignored}
+def entropy(reduction: str, smoothing: float, labels: list[int], ignored: int = -100, **others: float) -> Pair:
+    options = {"reduction": reduction, "label_smoothing": smoothing, "ignore_index": ignored, **others}
     return Pair("cross_entropy", (normal(len(labels), 4, scale=2.0),), labels=np.array(labels), options=options)
 
 
@@ -131,6 +131,7 @@ PAIRS: dict[str, Pair] = {op.name: plain(op.name) for op in map(spec, specs()) i
     "cross_entropy, smoothed": entropy("mean", 0.25, [1, 1, 3], ignored=3),
     "cross_entropy, sum": entropy("sum", 0.1, [0, 3, 5], ignored=5),
     "cross_entropy, each": entropy("none", 1.0, [2, -1], ignored=-1),
+    "cross_entropy, capped": entropy("mean", 0.25, [1, 2, 3], softcap=1.5, z_loss=0.125),
     "embedding": Pair("embedding", (normal(4, 2),), normal(3, 2), labels=np.array([2, 0, 2])),
     "rope": turned(interleaved=False),
     "rope of neighbours": turned(interleaved=True),

@@ -102,3 +102,54 @@ def merge_states(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> Outp
                 lse[t, h] = largest + math.log(total)
                 out[t, h] = sum((math.exp(level - largest) / total * o for level, o in states), out[t, h])
     return out, lse
+
+
+def mla_decode(
+    q: Tensor,
+    q_rope: Tensor,
+    cache: Tensor,
+    rope_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scale: float | None = None,
+) -> Outputs:
+    """As decoding with one key of both parts and one value for all heads."""
+    width = q.shape[2]
+    keys = torch.cat([cache.double(), rope_cache.double()], -1)[:, :, None]
+    values = torch.cat([cache.double(), 0 * rope_cache.double()], -1)[:, :, None]
+    queries = torch.cat([q.double(), q_rope.double()], -1)
+    return (attention_decode(queries, keys, values, block_table, seq_lens, scale)[0][..., :width],)
+
+
+def merge_cascade(o: Tensor, lse: Tensor) -> Outputs:
+    """Pair by pair."""
+    merged = o[:, 0].double(), lse[:, 0].double()
+    merged = torch.where((merged[1] == -math.inf)[..., None], 0.0, merged[0]), merged[1]
+    for state in range(1, o.shape[1]):
+        first, second = merge_states(*merged, o[:, state], lse[:, state])
+        merged = first, second
+    return merged
+
+
+def block_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_mask: Tensor,
+    block: int = 16,
+    causal: str = "none",
+    scale: float | None = None,
+) -> Outputs:
+    """Query by query, over the keys of the blocks that it sees."""
+    shared = q.shape[1] // k.shape[1]
+    out = torch.zeros(*q.shape[:3], v.shape[3], dtype=torch.float64)
+    places = torch.arange(k.shape[2])
+    for b, h, i in [(b, h, i) for b in range(q.shape[0]) for h in range(q.shape[1]) for i in range(q.shape[2])]:
+        seen = block_mask[h, i // block][places // block] == 1
+        if causal != "none":
+            seen &= places <= i + k.shape[2] - q.shape[2]
+        if bool(seen.any()):
+            keys, values = k[b, h // shared, seen].double(), v[b, h // shared, seen].double()
+            factor = max(q.shape[3], 1) ** -0.5 if scale is None else scale
+            out[b, h, i] = torch.softmax(keys @ q[b, h, i].double() * factor, 0) @ values
+    return (out,)

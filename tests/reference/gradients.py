@@ -48,14 +48,31 @@ def swiglu_backward(gate: Tensor, up: Tensor, dy: Tensor) -> Outputs:
     return dgate, torch.where(g == -math.inf, dy.double() * 0, dup)
 
 
-def cross_entropy(logits: Tensor, target: Tensor, **options: Any) -> Outputs:
-    """As torch has it."""
-    return (torch.nn.functional.cross_entropy(logits.double(), target, **options),)
+def cross_entropy(
+    logits: Tensor, target: Tensor, softcap: float | None = None, z_loss: float = 0.0, **options: Any
+) -> Outputs:
+    """As torch has it, of capped logits, and the squares of their log-sum-exps."""
+    x = logits.double()
+    if softcap is not None:
+        x = softcap * torch.tanh(x / softcap)
+    loss = torch.nn.functional.cross_entropy(x, target, **options)
+    if z_loss:
+        counted = target != options.get("ignore_index", -100)
+        squares = torch.where(counted, z_loss * torch.logsumexp(x, 1).square(), 0.0)
+        reduction = options.get("reduction", "mean")
+        total = squares if reduction == "none" else squares.sum()
+        loss = loss + (total / counted.sum() if reduction == "mean" else total)
+    return (loss,)
+
+
+def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Outputs:
+    """The loss of the product."""
+    return cross_entropy(x.double() @ weight.double().T, target, **options)
 
 
 def cross_entropy_backward(logits: Tensor, target: Tensor, **options: Any) -> Outputs:
     """By autograd, ignored rows zero."""
-    (found,) = gradients(lambda x: torch.nn.functional.cross_entropy(x, target, **options), [logits])
+    (found,) = gradients(lambda x: cross_entropy(x, target, **options)[0], [logits])
     ignored = target == options.get("ignore_index", -100)
     return (found.masked_fill(ignored[:, None], 0.0),)
 

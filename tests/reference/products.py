@@ -120,3 +120,30 @@ def moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tens
             hidden = torch.nn.functional.silu(gate) * up
             y[t] += float(weights[t, place]) * (w_down[expert].double() @ hidden)
     return (y,)
+
+
+def dequantize_fp8(codes: Tensor, scale: Tensor) -> Outputs:
+    """Block by block."""
+    w = codes.double()
+    for m in range(0, codes.shape[0], 128):
+        for n in range(0, codes.shape[1], 128):
+            w[m : m + 128, n : n + 128] *= float(scale[m // 128, n // 128])
+    return (w,)
+
+
+def dequantize_int4(*weights: Tensor, packing: str = "plain") -> Outputs:
+    """As a product takes them."""
+    return (dequantized(*weights, packing),)
+
+
+def dequantize_mxfp4(codes: Tensor, scale: Tensor) -> Outputs:
+    """As a product takes them."""
+    return (numbers(codes) * scale.double().repeat_interleave(32, dim=1),)
+
+
+def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor, activation: str = "none") -> Outputs:
+    """As torch has it, of a padded sequence."""
+    width = weight.shape[1]
+    padded = torch.nn.functional.pad(x.double(), (width - 1, 0))
+    y = torch.nn.functional.conv1d(padded, weight.double()[:, None], bias.double(), groups=x.shape[1])
+    return (torch.nn.functional.silu(y) if activation == "silu" else y,)

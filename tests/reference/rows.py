@@ -192,3 +192,25 @@ def cumsum(x: Tensor, reverse: bool = False, exclusive: bool = False) -> Outputs
 def embedding(table: Tensor, ids: Tensor) -> Outputs:
     """As torch has it."""
     return (torch.nn.functional.embedding(ids, table.double()),)
+
+
+def _reduced(loss: Tensor, reduction: str) -> Outputs:
+    total = loss.sum() if reduction != "none" else loss
+    return (total / max(len(loss), 1) if reduction == "batchmean" else total,)
+
+
+def kl_div(logits: Tensor, target_logits: Tensor, temperature: float = 1.0, reduction: str = "batchmean") -> Outputs:
+    """As torch has it."""
+    q, p = (torch.log_softmax(x.double() / temperature, 1) for x in (logits, target_logits))
+    return _reduced(torch.nn.functional.kl_div(q, p, reduction="none", log_target=True).sum(1), reduction)
+
+
+def jsd(logits: Tensor, target_logits: Tensor, beta: float = 0.5, reduction: str = "batchmean") -> Outputs:
+    """Entropy of the mixture less that of the parts."""
+
+    def entropy(share: Tensor) -> Tensor:
+        return -torch.special.xlogy(share, share).sum(1)
+
+    q, p = (torch.softmax(x.double(), 1) for x in (logits, target_logits))
+    parts = beta * entropy(p) + (1 - beta) * entropy(q)
+    return _reduced(entropy(beta * p + (1 - beta) * q) - parts, reduction)

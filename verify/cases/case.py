@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from assay.formats.format import format_named
+from assay.formats.format import FORMATS, Format, format_named
 from assay.golden.inputs.recipe import Recipe, tuples
 from assay.golden.inputs.values import draw
 from assay.golden.signature import Signature, TensorSpec
@@ -63,6 +63,11 @@ class Case(Recipe):
                 raise SettingError(f"out_dtype: no input has 16 bits or more; state the dtype of {tensor.name}")
             found.append(dtype)
         return tuple(found)
+
+    @property
+    def input_format(self) -> Format:
+        """The format of the first tensor, which contracts call "input"; words that hold several codes are none."""
+        return format_named(next(dtype for dtype in self.dtypes.values() if dtype in FORMATS))
 
     def shape(self, tensor: TensorSpec) -> tuple[int, ...]:
         """The shape of one of the signature's tensors."""

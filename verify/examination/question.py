@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.formats.accumulator import accumulator_named
-from assay.formats.format import format_named
 from assay.golden.registry import Spec
 from assay.verify.cases.case import Case
 from assay.verify.cases.sampler import Sampler
@@ -71,7 +70,7 @@ def ask(
         settings.out_dtype,
     )
     first = sampler.case(lambda values: values[0], style="small")
-    contract.model(definition, format_named(next(iter(first.dtypes.values()))))
+    contract.model(definition, first.input_format)
     results = zip((tensor.name for tensor in first.signature.returns), first.result_dtypes, strict=True)
     check_dtypes(settings.framework, {**first.dtypes, **dict(results)})
     return Question(

@@ -32,7 +32,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from assay.formats.format import Format, format_named
 from assay.formats.rounding import round_to
 from assay.golden.arithmetic import BallArithmetic, RoundingModel
 from assay.golden.arithmetic.chance import Chance
@@ -120,7 +119,7 @@ def try_series(case: Case, attempt: Callable[[Case], Result], contract: Contract
     leaning: dict[Name, int] | None = None
     seen: list[dict[Name, Score]] = []
     calls: list[Result] = []
-    every = tuple(ways(contract.model(case.definition, _input_format(case))))
+    every = tuple(ways(contract.model(case.definition, case.input_format)))
     for single in unit_cases(case):
         result = attempt(single)
         calls.append(result)
@@ -177,8 +176,8 @@ def scores(
         for place, limits in zip(places, result.tolerances, strict=True)
     ):
         return []
-    full = contract.model(case.definition, _input_format(case))
-    likely, worst = one_sided(full, _input_format(case).precision), replace(full, stages={})
+    full = contract.model(case.definition, case.input_format)
+    likely, worst = one_sided(full, case.input_format.precision), replace(full, stages={})
     if way is None:
         free = evaluate(case, BallArithmetic(likely))
         wide = evaluate(case, BallArithmetic(worst)) if steps else free
@@ -214,10 +213,6 @@ def scores(
             more = ((ends[0], ends[1]), total(reach), variance) if steps else ()
             found.append(Score(tensor.name, statistic, share, total(allowed), count, *more))
     return found
-
-
-def _input_format(case: Case) -> Format:
-    return format_named(next(iter(case.dtypes.values())))
 
 
 def _given(result: Result, place: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from assay.formats.format import Format, format_named
+from assay.formats.format import format_named
 from assay.golden.arithmetic import Arb, BallArithmetic, RoundingModel
 from assay.golden.arithmetic.chance import Chance
 from assay.golden.arithmetic.model import EVALUATION
@@ -145,7 +145,7 @@ class Oracle:
 
     def model(self, case: Case) -> RoundingModel:
         """The contract's model of a case, whose roundings may be left to chance."""
-        format = self.input_format(case)
+        format = case.input_format
         model = self.contract.model(case.definition, format)
         if not self.by_chance:
             return model
@@ -153,10 +153,6 @@ class Oracle:
         long = symbols_in(reduction.over) if reduction is not None else ()
         others = [size for symbol, size in case.sizes.items() if symbol not in long]
         return replace(model, chance=Chance.of(SUMS * prod(others), RATE, format.precision))
-
-    def input_format(self, case: Case) -> Format:
-        """The format of the first tensor, which contracts call "input"."""
-        return format_named(next(iter(case.dtypes.values())))
 
     def _evaluate(self, case: Case, values: Values, chosen: Values | None, xp: Any) -> list[Golden]:
         return [_one_number(golden_of(part)) for part in _run(case, values, xp, chosen)]
@@ -166,7 +162,7 @@ class Oracle:
         definition = case.definition
         if definition.admissible is None:
             return None
-        xp = BallArithmetic(self.contract.model(definition, self.input_format(case)))
+        xp = BallArithmetic(self.contract.model(definition, case.input_format))
         tensors = [xp.exact(value) for value in values.values()]
         ids = chosen[definition.chosen[0]].to(torch.int64)
         right: torch.Tensor = definition.admissible(xp, *tensors, ids, **case.options)

@@ -105,9 +105,7 @@ def _enclosed(
     fault: FaultModel, observation: Observation, chosen: Mapping[str, Tensor] | None
 ) -> tuple[list[Golden], list[Golden]]:
     """The altered mathematics in balls, and these under the contract's model."""
-    model = observation.contract.model(
-        observation.case.definition, Oracle(observation.contract).input_format(observation.case)
-    )
+    model = observation.contract.model(observation.case.definition, observation.case.input_format)
     results = evaluate(fault, observation.case, observation.values, BallArithmetic, model, chosen=chosen)
     allowed = [Golden(golden.value.double(), golden.radius) for golden in map(golden_of, results)]
     return [Golden(golden.value, torch.zeros_like(golden.radius)) for golden in allowed], allowed

@@ -1,0 +1,58 @@
+"""The default contract's radius holds honest float32 divergences, capped losses, convolutions and merged states."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.golden import honest_losses
+from tests.golden.allowance import Call, Kernels, report, rows, used_along_rows
+
+SOME = ("normal", "steep", "large mean", "lognormal", "peaked")
+
+
+def distilled(kind: str, n: int) -> Iterator[Call]:
+    for temperature in (1.0, 3.0):
+        yield (rows(kind, 3, n), rows("wide", 3, n, seed=1)), {"temperature": temperature, "reduction": "none"}
+    yield (rows("normal", 3, n), rows(kind, 3, n, seed=1)), {"temperature": 1.0, "reduction": "none"}
+
+
+def mixed(kind: str, n: int) -> Iterator[Call]:
+    for beta in (0.5, 0.125):
+        yield (rows(kind, 3, n), rows("normal", 3, n, seed=1)), {"beta": beta, "reduction": "none"}
+
+
+def capped(kind: str, n: int) -> Iterator[Call]:
+    options = {"reduction": "none", "softcap": 30.0, "z_loss": 1e-3, "label_smoothing": 0.0, "ignore_index": -100}
+    yield (rows(kind, 3, n), torch.arange(3) % n), options
+
+
+def convolved(kind: str, n: int) -> Iterator[Call]:
+    for activation in ("none", "silu"):
+        x = rows(kind, 6, n).reshape(2, 3, n)
+        yield (x, rows("normal", 3, 4), rows(kind, 1, 3, seed=1)[0]), {"activation": activation}
+
+
+def partial(kind: str, n: int) -> Iterator[Call]:
+    for states in (1, 2, 5):
+        lse = rows("wide", 3 * states, 2, seed=1)
+        lse[::4] = -math.inf
+        yield (rows(kind, 6 * states, n).reshape(3, states, 2, n), lse.reshape(3, states, 2)), {}
+
+
+OPS: dict[str, tuple[str, Kernels, Callable[[str, int], Iterator[Call]]]] = {
+    "kl_div": ("kl_div", honest_losses.kl_divs, distilled),
+    "jsd": ("jsd", honest_losses.jsds, mixed),
+    "cross_entropy, capped": ("cross_entropy", honest_losses.capped_entropies, capped),
+    "causal_conv1d": ("causal_conv1d", honest_losses.convolutions, convolved),
+    "merge_cascade": ("merge_cascade", honest_losses.cascades, partial),
+}
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_honest_kernels_keep_the_contract(name: str, record_property: Any) -> None:
+    """Any order of summation, any formula in use, functions as bad as allowed: within the radius."""
+    op, kernels, calls = OPS[name]
+    report(name, used_along_rows(op, kernels, calls, SOME), record_property)
