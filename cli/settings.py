@@ -115,16 +115,22 @@ def _option_value(definition: Spec, name: str, text: str) -> Any:
     return value
 
 
-def shapes(texts: Sequence[str]) -> dict[str, Sequence[int]]:
-    """``D=64,128``: sizes; ``Sq=1:300`` or ``N=0:4096:16``: as Python's ``range(1, 300)``, ``range(0, 4096, 16)``."""
-    found: dict[str, Sequence[int]] = {}
+def shapes(texts: Sequence[str]) -> dict[str, Sequence[int] | str]:
+    """``D=64,128``: sizes; ``Sq=1:300`` or ``N=0:4096:16``: as Python's ``range(1, 300)``, ``range(0, 4096, 16)``.
+
+    ``Sk=Sq``: as large as another.
+    """
+    found: dict[str, Sequence[int] | str] = {}
     for text in texts:
-        symbol, sizes = _split("--shape", text, "D=64,128 or D=1:300")
+        symbol, sizes = _split("--shape", text, "D=64,128, D=1:300 or Sk=Sq")
+        if sizes.isidentifier():
+            found[symbol] = sizes
+            continue
         try:
             numbers = [int(part) for part in sizes.split(":" if ":" in sizes else ",")]
             found[symbol] = range(*numbers) if ":" in sizes else numbers
         except (TypeError, ValueError):
-            raise SettingError(f"--shape {text!r}; expected D=64,128 or D=1:300") from None
+            raise SettingError(f"--shape {text!r}; expected D=64,128, D=1:300 or Sk=Sq") from None
     return found
 
 

@@ -67,7 +67,7 @@ class Settings:
     dtype: str | Mapping[str, str] | None = None
     out_dtype: str | None = None
     options: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    shapes: Mapping[str, Sequence[int] | str] = field(default_factory=dict)
     at: Sequence[Mapping[str, int]] = ()
     layouts: Sequence[str] = LAYOUTS
     contract: Contract = field(default_factory=Contract)
@@ -120,14 +120,28 @@ class Settings:
         self._set("shapes", {symbol: _sizes(symbol, sizes) for symbol, sizes in self.shapes.items()})
         sets = [dict(zip(self.options, values, strict=True)) for values in product(*self.options.values())]
         symbols = {symbol for options in sets for symbol in definition.signature(options).symbols}
-        for symbol in self.shapes:
+        for symbol in (*self.shapes, *self.ties.values()):
             if symbol not in symbols:
                 raise SettingError(f"shapes: {unknown('dimension', symbol, symbols)}")
-        self._set("at", checked_shapes(self.at, definition, sets, self.shapes))
+        for symbol, other in self.ties.items():
+            if other in self.ties:
+                expected = "expected a symbol that has sizes of its own"
+                raise SettingError(f"shapes: {symbol}={other!r}, which is as large as {self.ties[other]!r}; {expected}")
+        self._set("at", checked_shapes(self.at, definition, sets, self.sizes, self.ties))
         self._set("layouts", _layouts(self.layouts))
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)  # the record is frozen for everybody else
+
+    @property
+    def ties(self) -> dict[str, str]:
+        """The symbols that ``shapes`` says to be as large as another, and which that is."""
+        return {symbol: sizes for symbol, sizes in self.shapes.items() if isinstance(sizes, str)}
+
+    @property
+    def sizes(self) -> dict[str, Sequence[int]]:
+        """The sizes that ``shapes`` restricts symbols to."""
+        return {symbol: sizes for symbol, sizes in self.shapes.items() if not isinstance(sizes, str)}
 
     @property
     def definition(self) -> Spec:
@@ -246,10 +260,12 @@ def _values(definition: Spec, name: str, values: Any) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def _sizes(symbol: str, sizes: Any) -> Sequence[int]:
+def _sizes(symbol: str, sizes: Any) -> Sequence[int] | str:
+    if isinstance(sizes, str):
+        return sizes
     sizes = (sizes,) if isinstance(sizes, int) else sizes
     if not isinstance(sizes, Sequence) or not sizes or not all(isinstance(s, int) and s >= 0 for s in sizes):
-        raise SettingError(f"shapes: {symbol}={sizes!r}; expected a list or range of whole numbers")
+        raise SettingError(f"shapes: {symbol}={sizes!r}; expected a list or range of whole numbers, or a symbol")
     return sizes if isinstance(sizes, range) else tuple(sizes)
 
 

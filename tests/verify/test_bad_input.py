@@ -55,7 +55,7 @@ def test_a_question_that_cannot_be_asked_is_one_clear_line(question: dict[str, A
         ({"accumulate": "float31"}, "did you mean 'float32'"),
         ({"accumulate": "hoper-fp8"}, "did you mean 'hopper-fp8'"),
         ({"compute": "float12"}, "unknown format 'float12'"),
-        ({"rounding": "up"}, "'nearest', 'toward_zero', 'stochastic'"),
+        ({"rounding": "up"}, "'nearest', 'nearest_away', 'toward_zero', 'stochastic'"),
         ({"overflow": "wrap"}, "'inf', 'saturate', 'nan'"),
         ({"subnormals": True}, "'keep', 'flush'"),
         ({"ulps": {"exp": -1}}, "at least 0"),

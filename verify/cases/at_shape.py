@@ -22,11 +22,16 @@ _SMALLER = (9, 33, 130, 520)  # sizes at which what failed may fail too
 
 
 def checked_shapes(
-    given: Any, definition: Spec, option_sets: Iterable[Mapping[str, Any]], shapes: Mapping[str, Sequence[int]]
+    given: Any,
+    definition: Spec,
+    option_sets: Iterable[Mapping[str, Any]],
+    shapes: Mapping[str, Sequence[int]],
+    ties: Mapping[str, str],
 ) -> tuple[dict[str, int], ...]:
     """The ``at`` of settings: a mapping of sizes or several, each with a size for every symbol of any option set.
 
-    A symbol that is left out has the largest of its sizes in ``shapes``. Raises `SettingError`.
+    A symbol that is left out has the largest of its sizes in ``shapes``, or that of what it is tied to. Raises
+    `SettingError`.
     """
     several = [given] if isinstance(given, Mapping) else given
     if not isinstance(several, Sequence) or not all(isinstance(sizes, Mapping) for sizes in several):
@@ -40,6 +45,7 @@ def checked_shapes(
             if symbol not in symbols:
                 raise SettingError(f"at: {unknown('dimension', symbol, symbols)}")
         whole = {symbol: size for symbol in symbols if (size := sizes.get(symbol, known.get(symbol))) is not None}
+        whole |= {symbol: whole[other] for symbol, other in ties.items() if symbol not in whole and other in whole}
         missing = [symbol for symbol in symbols if symbol not in whole]
         if missing:
             raise SettingError(

@@ -6,6 +6,7 @@ Hypothesis for the fuzz phase.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,7 +44,10 @@ def seeded(seed: int) -> Chooser:
 
 @dataclass(frozen=True)
 class Sampler:
-    """Cases of one examination: a spec, the dtypes, the listed options and the restrictions on shapes."""
+    """Cases of one examination: a spec, the dtypes, the listed options and the restrictions on shapes.
+
+    ``ties`` name for a symbol another one, whose size it has.
+    """
 
     definition: Spec
     dtype: str | Mapping[str, str]
@@ -54,6 +58,7 @@ class Sampler:
     out_dtype: str | None = None
     most_elements: int = MOST_ELEMENTS
     most_work: int = MOST_WORK
+    ties: Mapping[str, str] = field(default_factory=dict)
 
     def for_interpreter(self) -> Sampler:
         """Cases of sizes that an interpreter copes with."""
@@ -100,28 +105,53 @@ class Sampler:
 
     def free_symbols(self, case: Case) -> list[str]:
         """The symbols of a case that may take any size."""
-        bound = {*self.shapes, *self.definition.sizes, *self.definition.multiples, *self.definition.multiples.values()}
+        bound = {
+            *self.shapes,
+            *self.ties,
+            *self.definition.sizes,
+            *self.definition.multiples,
+            *self.definition.multiples.values(),
+        }
         return [s for s in case.sizes if s not in bound and self.definition.step(case.signature, s, case.sizes) == 1]
 
     def fits(self, sizes: Mapping[str, int]) -> bool:
         """Whether a call of these sizes is no more than an examination takes."""
-        return not self._too_much(self.definition.signature(self.option_sets()[0]), sizes)
+        return not self._too_much(self.definition.signature(self.option_sets()[0]), self.tied_sizes(sizes))
+
+    def tied_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The sizes, those of tied symbols as large as what they are tied to."""
+        return {symbol: sizes.get(self.ties.get(symbol, symbol), size) for symbol, size in sizes.items()}
+
+    def with_size(self, sizes: Mapping[str, int], symbol: str, size: int) -> dict[str, int]:
+        """The sizes with another one of a symbol, of what it is tied to, and of what that is tied to it."""
+        return self.tied_sizes({**sizes, symbol: size, self.ties.get(symbol, symbol): size})
+
+    def tied(self, case: Case) -> Case:
+        """The case with tied sizes; edits of elements that it then lacks are left out."""
+        sizes = self.tied_sizes(case.sizes)
+        if sizes == case.sizes:
+            return case
+        shapes = {tensor.name: tensor.shape(sizes) for tensor in case.signature.tensors}
+        inside = [edit for edit in case.edits if all(i < n for i, n in zip(edit[1], shapes[edit[0]], strict=True))]
+        return replace(case, sizes=sizes, edits=tuple(inside))
 
     def sizes(self, choose: Chooser, signature: Signature, style: str) -> dict[str, int]:
         """A size for each symbol, within the limits on elements and work."""
-        symbols = signature.symbols
+        symbols = [symbol for symbol in signature.symbols if symbol not in self.ties]
         long = {choose(symbols), choose(symbols)} if style == "any" and symbols and choose(range(4)) == 0 else set()
         if style == "any" and symbols and not long:
             long = {choose(symbols)}
         sizes: dict[str, int] = {}
         for symbol in sorted(symbols, key=lambda name: name in self.definition.multiples):
             sizes[symbol] = self._size(choose, signature, symbol, style, symbol in long, sizes)
+        sizes |= {symbol: sizes[self.ties[symbol]] for symbol in signature.symbols if symbol in self.ties}
+        sizes = {symbol: sizes[symbol] for symbol in signature.symbols}
         for symbol in sorted(symbols, key=lambda name: (name in long, -sizes[name])):
             while self._too_much(signature, sizes) and sizes[symbol] > 1:
                 smaller = self._smaller(signature, symbol, sizes)
                 if smaller == sizes[symbol]:
                     break
-                sizes[symbol] = smaller
+                sizes = self.tied_sizes({**sizes, symbol: smaller})
         return sizes
 
     def _at_least(self, symbol: str, size: int, least: int) -> int:
@@ -138,7 +168,7 @@ class Sampler:
     ) -> int:
         pool: Sequence[int] = {"small": SMALL, "tile": TILE}.get(style, ())
         if symbol in self.shapes:
-            pool = self._given(choose, symbol, style)
+            pool = self._dividing(symbol, self._given(choose, symbol, style))
         elif symbol in self.definition.sizes:
             pool = self._divisors(symbol)
         elif symbol in self.definition.groups:
@@ -150,16 +180,22 @@ class Sampler:
             if symbol in self.definition.empty and choose(range(16)) == 0:
                 pool = (0,)
         size = int(choose(list(pool)))
-        step = self.definition.step(signature, symbol, sizes)
+        step = self._step(signature, symbol, sizes)
         if symbol in self.shapes and size % step:
             partner = self.definition.multiples.get(symbol, "")
-            others = self.definition.sizes.get(partner, ()) if partner not in self.shapes else ()
+            others = self.shapes.get(partner) or self.definition.sizes.get(partner, ())
             fitting = [given for given in self.shapes[symbol] if given % step == 0]
-            if not fitting or not any(size % other == 0 for other in others):
+            if not fitting or not any(size % max(other, 1) == 0 for other in others):
+                of = f" ({partner})" if others else ""
                 steps = " or ".join(map(str, others)) or step
-                raise SettingError(f"shapes: {symbol}={size}; {self.definition.name} needs a multiple of {steps}")
+                raise SettingError(f"shapes: {symbol}={size}; {self.definition.name} needs a multiple of {steps}{of}")
             size = int(choose(fitting))
         return -(-size // step) * step
+
+    def _step(self, signature: Signature, symbol: str, sizes: Mapping[str, int]) -> int:
+        """What a symbol, and all that are tied to it, must be a multiple of."""
+        alike = [symbol, *(tied for tied, other in self.ties.items() if other == symbol and tied in signature.symbols)]
+        return math.lcm(*(self.definition.step(signature, name, sizes) for name in alike))
 
     def _divisors(self, symbol: str) -> Sequence[int]:
         """The sizes of the op for a symbol that divide one of the caller's, where another must be a multiple of it."""
@@ -168,6 +204,23 @@ class Sampler:
             if partner == symbol and name in self.shapes:
                 found = [size for size in found if any(given % size == 0 for given in self.shapes[name])] or found
         return found
+
+    def _dividing(self, symbol: str, pool: Sequence[int]) -> Sequence[int]:
+        """Of the caller's sizes those of which one for another symbol is a multiple, where it must be."""
+        for name, partner in self.definition.multiples.items():
+            if partner != symbol or name not in self.shapes:
+                continue
+            given = self.shapes[name]
+            fitting = [size for size in pool if any(other % max(size, 1) == 0 for other in given)]
+            fitting = fitting or [s for s in self.shapes[symbol] if any(other % max(s, 1) == 0 for other in given)]
+            if not fitting:
+                some, others = ", ".join(map(str, given[:4])), ", ".join(map(str, self.shapes[symbol][:4]))
+                raise SettingError(
+                    f"shapes: {name}={some}, {symbol}={others}; {self.definition.name} needs {name} to be a multiple "
+                    f"of {symbol}"
+                )
+            pool = fitting
+        return pool
 
     def _given(self, choose: Chooser, symbol: str, style: str) -> Sequence[int]:
         """The caller's sizes; of a long range mostly its boundary sizes."""
@@ -180,7 +233,7 @@ class Sampler:
 
     def _smaller(self, signature: Signature, symbol: str, sizes: Mapping[str, int]) -> int:
         """About half of a size, if that may be."""
-        step = self.definition.step(signature, symbol, sizes)
+        step = self._step(signature, symbol, sizes)
         half = max(step, sizes[symbol] // 2 // step * step)
         if symbol in self.shapes:
             fitting = [size for size in self.shapes[symbol] if size < sizes[symbol] and size % step == 0]

@@ -70,4 +70,5 @@ def _fits(recipe: Recipe, sampler: Sampler) -> bool:
             for tensor in definition.signature(recipe.options).tensors
         )
         and all(recipe.sizes.get(symbol) in sizes for symbol, sizes in sampler.shapes.items())
+        and sampler.tied_sizes(recipe.sizes) == recipe.sizes
     )

@@ -91,11 +91,12 @@ class Course:
         None where nothing is left that it could show.
         """
         question, closed = self.question, self.closed
+        case = question.sampler.tied(case)
         if self.ended or aspects_of(case) <= closed:
             return None
         given = case
         for aspect in self.spoiled if case.protocol != AT else ():
-            case = without(aspect, case, question.sampler)
+            case = question.sampler.tied(without(aspect, case, question.sampler))
         result = replace(self.bench, goldens=goldens if case == given else None).try_case(case)
         if result.failure is not None and result.failure.kind == "not_interpreted":
             self.tally += Tally(not_interpreted=(result.failure.message,))
@@ -111,7 +112,7 @@ class Course:
     def _add_failure(self, phase: str, result: Result, failure: Failure, shown: set[str]) -> None:
         """Put a failure down to one of the aspects that its case showed; the others were hidden by it."""
         every = self.question.settings.every_aspect
-        aspect = blamed(failure, lambda case: self.bench.try_case(case).failure, self.question.sampler)
+        aspect = blamed(failure, self._failure_of, self.question.sampler)
         if aspect in _OF_NUMBERS:
             flushing = replace(self.bench, contract=replace(self.bench.contract, subnormals="flush"))
             if failure.golden is not None and flushing.try_case(failure.case).failure is None:
@@ -125,6 +126,9 @@ class Course:
         self.ended = not every or failure.kind == "timeout" or failure.device_lost
         self.bench = self.bench.passing_over(frozenset(self.tally.broken & {"memory", "conduct"}))
 
+    def _failure_of(self, case: Case) -> Failure | None:
+        return self.bench.try_case(self.question.sampler.tied(case)).failure
+
     def seconds(self, phase: str, case: Case) -> float:
         """How long it takes to try a case."""
         started = time.perf_counter()
@@ -133,6 +137,7 @@ class Course:
 
     def look_twice(self, phase: str, case: Case) -> tuple[Result, Result] | None:
         """Try a case, and what it gave by what rounding is likely to do; None where it failed or showed no more."""
+        case = self.question.sampler.tied(case)
         result = self.attempt(phase, case)
         if result is None or result.failure is not None or result.case != case:
             return None
@@ -144,7 +149,7 @@ class Course:
 
     def suspicion(self, case: Case) -> Failure | None:
         """What makes a case suspect, or fail."""
-        return suspicion(self.bench, case)
+        return suspicion(self.bench, self.question.sampler.tied(case))
 
 
 def fixed_cases(question: Question) -> Iterator[Fixed]:

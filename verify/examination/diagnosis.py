@@ -68,7 +68,7 @@ def _explained(name: str, aspect: Aspect, question: Question, broken: int) -> As
     def attempt(case: Case) -> Failure | None:
         """A case that has nothing of this aspect may fail by another."""
         is_of_it = broken == 1 or name == "numbers" or name in aspects_of(case)
-        return bench.try_case(case).failure if is_of_it else None
+        return bench.try_case(question.sampler.tied(case)).failure if is_of_it else None
 
     large = first if first.case.protocol == AT else None
     if large is not None:

@@ -75,7 +75,7 @@ def _sizes(sampler: Sampler, base: Case, over: str, target: int) -> dict[str, in
             fitting = bisect_right(allowed, target, key=lambda size: dimension(over, {**sizes, symbol: size}))
             if not fitting:
                 return None
-            sizes[symbol] = allowed[fitting - 1]
+            sizes = sampler.with_size(sizes, symbol, allowed[fitting - 1])
         if dimension(over, sizes) <= target and sampler.fits(sizes):
             return sizes
     return None

@@ -48,7 +48,7 @@ def examine(
     dtype: str | Mapping[str, str] | None = None,
     out_dtype: str | None = None,
     options: Mapping[str, Sequence[Any]] | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Mapping[str, Sequence[int] | str] | None = None,
     at: Mapping[str, int] | Sequence[Mapping[str, int]] = Settings.at,
     contract: Contract | str | None = None,
     effort: Literal["quick", "usual", "thorough"] = Settings.effort,
@@ -72,11 +72,12 @@ def examine(
     The kernel is called with the spec's tensors positionally and with the listed ``options`` only, each over its list
     of values. ``dtype`` names the dtype of all its floating tensors, or of each by name; it may be left out where the
     spec fixes them all. ``contract`` is what it promises, or the name of a contract such as "transformers".
-    ``shapes`` restricts symbolic dimensions, ``layouts`` the memory layouts. ``at``
-    are sizes of production, or a list of such: the kernel is run there too, its whole output watched and samples of it
-    judged (docs/at-shape.md); a symbol that is left out has its largest size of ``shapes``. ``effort`` says how
-    much is tried: "quick" the fixed cases that find the most faults a second and 12 fuzzed ones, "usual" all fixed
-    cases and 60 fuzzed ones, "thorough" 200; ``examples`` is another number of fuzzed cases. ``timeout`` is in seconds
+    ``shapes`` restricts symbolic dimensions, to sizes or to those of another (``{"Sk": "Sq"}``), ``layouts`` the memory
+    layouts. ``at`` are sizes of production, or a list of such: the kernel is run there too, its whole output watched
+    and samples of it judged (docs/at-shape.md); a symbol that is left out has its largest size of ``shapes``.
+    ``effort`` says how much is tried: "quick" the fixed cases that find the most faults a second and 12 fuzzed ones,
+    "usual" all fixed cases and 60 fuzzed ones, "thorough" 200; ``examples`` is another number of fuzzed cases.
+    ``timeout`` is in seconds
     of processor time per call, more where earlier calls tell that a case takes more; compiling isn't counted, and has
     its own limit (`execution.time_limit`). With ``isolate`` the kernel runs in a process of its own
     (`execution.isolation`), which may hold ``memory`` GiB beyond

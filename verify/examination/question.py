@@ -64,10 +64,11 @@ def ask(
         definition,
         settings.dtype or "float8_e4m3fn",  # of the dtypes that an op fixes only fp8's may vary
         settings.options,
-        settings.shapes,
+        settings.sizes,
         layouts_of(settings.framework, settings.layouts),
         settings.seed,
         settings.out_dtype,
+        ties=settings.ties,
     )
     first = sampler.case(lambda values: values[0], style="small")
     contract.model(definition, first.input_format)

@@ -58,7 +58,7 @@ class _Search:
         if self.trials == 0 or time.monotonic() > self.deadline:
             return False
         self.trials -= 1
-        found = self.attempt(case)
+        found = self.attempt(self.sampler.tied(case))
         if found is None or not is_alike(found, self.failure):
             return False
         self.failure = found
@@ -85,6 +85,8 @@ class _Search:
     def _allowed(self, symbol: str) -> Sequence[int]:
         """The sizes below the present one that a symbol may take, ascending."""
         case, definition = self.failure.case, self.sampler.definition
+        if symbol in self.sampler.ties:  # it goes with another
+            return ()
         size, step = case.sizes[symbol], definition.step(case.signature, symbol, case.sizes)
         given = self.sampler.shapes.get(symbol) or definition.sizes.get(symbol)
         least = int(case.options[definition.least[symbol]]) if symbol in definition.least else 1
