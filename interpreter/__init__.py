@@ -5,6 +5,7 @@ gives, and a `SanitizerError` at the first access that isn't right. Called by us
 by `assay.verify.execution`; usable alone.
 """
 
+from assay.interpreter.emission import NVIDIA, Emission
 from assay.interpreter.faults import NotInterpreted, SanitizerError
 from assay.interpreter.pretence import pretend_cuda, pretended, put_on_device, suspended
 from assay.interpreter.session import (
@@ -22,6 +23,8 @@ from assay.interpreter.session import (
 
 __all__ = [
     "KNOWN_VERSIONS",
+    "NVIDIA",
+    "Emission",
     "NotInterpreted",
     "SanitizerError",
     "UnknownTriton",

@@ -21,17 +21,16 @@ from triton.backends.nvidia.compiler import CUDAOptions, min_dot_size
 from triton.runtime import interpreter as plain
 
 from assay.interpreter import functions, products
+from assay.interpreter.arithmetic import Arithmetic
 from assay.interpreter.atomics import as_bits, read_modify_write
 from assay.interpreter.cached_constructors import np_dtype
 from assay.interpreter.devices import Device
+from assay.interpreter.emission import Emission
 from assay.interpreter.handles import TensorHandle, handle_of, numbers
 from assay.interpreter.inline_asm import run_inline
-from assay.interpreter.libdevice import libdevice
 from assay.interpreter.sanitizer import Launch, Sanitizer
 from assay.interpreter.small_floats import NARROW, encode
 
-_COMPARISONS = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal)
-_EXACT = (np.negative, np.abs, np.floor, np.ceil)
 _REDUCTIONS = {
     "ADD": np.add,
     "MIN": np.fmin,
@@ -44,7 +43,7 @@ TARGET = GPUTarget("cuda", 90, 32)
 """The device whose numbers these are."""
 
 
-class FaithfulBuilder(plain.InterpreterBuilder):  # type: ignore[misc]
+class FaithfulBuilder(Arithmetic):
     """`InterpreterBuilder` with the numerics of the GPU's instructions."""
 
     def __init__(self) -> None:
@@ -61,9 +60,13 @@ class FaithfulBuilder(plain.InterpreterBuilder):  # type: ignore[misc]
         self.sanitizer: Sanitizer | None = None
 
     @contextlib.contextmanager
-    def settings(self, device: Device | None, sanitizer: Sanitizer | None) -> Iterator[None]:
-        """Inside it, dots are formed as by the tensor cores of ``device``, and accesses checked; None: as before."""
-        before = self.device, self.options, self.sanitizer
+    def settings(
+        self, device: Device | None, sanitizer: Sanitizer | None, emission: Emission | None = None
+    ) -> Iterator[None]:
+        """Inside it, dots are formed as by the tensor cores of ``device``, accesses checked, and arithmetic is what the
+        compiler makes of it; None: as before."""
+        before = self.device, self.options, self.sanitizer, self.emission
+        self.emission = emission or self.emission
         if device is not None:
             self.device = device
             self.options = replace(self.options, max_num_imprecise_acc_default=device.imprecise)
@@ -71,7 +74,7 @@ class FaithfulBuilder(plain.InterpreterBuilder):  # type: ignore[misc]
         try:
             yield
         finally:
-            self.device, self.options, self.sanitizer = before
+            self.device, self.options, self.sanitizer, self.emission = before
 
     # conversions
 
@@ -110,48 +113,6 @@ class FaithfulBuilder(plain.InterpreterBuilder):  # type: ignore[misc]
 
     def get_bf16(self, value: float) -> Any:
         return handle_of(np.array([value], np.float32), tl.bfloat16)
-
-    # elementwise
-
-    def binary_op(self, lhs: Any, rhs: Any, op: Callable[..., Any]) -> Any:
-        dtype = lhs.dtype.scalar
-        if op in _COMPARISONS:
-            return TensorHandle(op(numbers(lhs), numbers(rhs)), tl.int1)
-        if dtype.name in NARROW:  # in float64, so that the one rounding is the last
-            values = op(numbers(lhs).astype(np.float64), numbers(rhs).astype(np.float64))
-            return handle_of(values, dtype)
-        if lhs.data.dtype == np.bool_ and rhs.data.dtype == np.bool_:
-            return TensorHandle((op(lhs.data.astype(np.int8), rhs.data.astype(np.int8)) & 1).astype(np.bool_), dtype)
-        values = op(lhs.data, rhs.data)
-        wanted = np_dtype(dtype)
-        return TensorHandle(values if values.dtype == wanted else values.astype(wanted), dtype)
-
-    create_minnumf = partialmethod(binary_op, op=np.fmin)
-    create_maxnumf = partialmethod(binary_op, op=np.fmax)
-
-    def create_clampf(self, arg: Any, low: Any, high: Any, propagate_nans: Any) -> Any:
-        propagate = propagate_nans == ir.PROPAGATE_NAN.ALL
-        larger, smaller = (np.maximum, np.minimum) if propagate else (np.fmax, np.fmin)
-        return self.binary_op(self.binary_op(arg, low, larger), high, smaller)
-
-    def create_fma(self, x: Any, y: Any, z: Any) -> Any:
-        return handle_of(functions.fma(numbers(x), numbers(y), numbers(z)), z.dtype)
-
-    def unary_op(self, arg: Any, op: Callable[..., Any]) -> Any:
-        dtype = arg.dtype.scalar
-        if op in _EXACT and dtype.name not in NARROW:
-            return TensorHandle(op(arg.data), dtype)
-        return handle_of(op(numbers(arg).astype(np.float64)), dtype)
-
-    create_fneg = partialmethod(unary_op, op=np.negative)
-    create_erf = partialmethod(unary_op, op=functions.erf)
-    create_rsqrt = partialmethod(unary_op, op=functions.rsqrt)
-
-    def create_extern_elementwise(
-        self, lib_name: str, lib_path: str, symbol: str, arguments: list[Any], ret_type: Any, is_pure: bool
-    ) -> Any:
-        values = np.broadcast_arrays(*map(numbers, arguments))
-        return handle_of(np.asarray(libdevice(symbol)(*values)), ret_type)
 
     def create_inline_asm(
         self, text: str, constraints: str, values: list[Any], types: list[Any], is_pure: bool, pack: int

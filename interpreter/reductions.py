@@ -13,6 +13,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter as plain
 
+from assay.interpreter.emission import factors_of
 from assay.interpreter.small_floats import NARROW, Array
 
 
@@ -26,7 +27,10 @@ class Reduce(plain.ReduceOps):  # type: ignore[misc]
         if self.axis is None:
             arrays = [array.reshape(-1) for array in arrays]
         dtypes = [part.handle.dtype.scalar for part in input]
+        fused = self._fused(input, axis) if self.combine_fn is tl.standard._sum_combine else None
         ufunc = self._ufunc(dtypes)
+        if fused is not None:
+            arrays = [fused]
         if ufunc is not None:
             results: Sequence[Array] = [ufunc.reduce(arrays[0], axis=axis)]
         else:
@@ -35,6 +39,22 @@ class Reduce(plain.ReduceOps):  # type: ignore[misc]
             shape = [1] * rank if self.axis is None else None
             results = [r.reshape(shape) if shape else np.expand_dims(r, axis) for r in results]
         return [self.to_tensor(result, dtype) for result, dtype in zip(results, dtypes, strict=True)]
+
+    def _fused(self, input: tuple[Any, ...], axis: int) -> Array | None:
+        """Of products that are summed, the sums of neighbours, each rounded once (`Emission.contraction`)."""
+        handle = input[0].handle
+        factors = factors_of(handle)
+        if factors is None:
+            return None
+        parts = [part.data.reshape(-1) if self.axis is None else np.moveaxis(part.data, axis, 0)
+                 for part in (handle, *factors)]  # fmt: skip
+        whole, left, right = parts
+        even = len(whole) // 2 * 2
+        if not even:
+            return None
+        pairs = (plain.TensorHandle(part, handle.dtype) for part in (left[0:even:2], right[0:even:2], whole[1:even:2]))
+        summed = plain.interpreter_builder.create_fma(*pairs).data
+        return np.moveaxis(np.concatenate([summed, whole[even:]]), 0, axis)
 
     def _ufunc(self, dtypes: Sequence[Any]) -> Any:
         if len(dtypes) > 1 or dtypes[0].name in (*NARROW, "fp16"):

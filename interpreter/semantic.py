@@ -9,6 +9,7 @@ import triton.language as tl
 from triton.runtime import interpreter as plain
 
 from assay.interpreter.cached_constructors import np_dtype
+from assay.interpreter.emission import moved
 
 _FLOATS = ("fp32", "fp64")
 _INTEGERS = ("int32", "int64")
@@ -80,5 +81,9 @@ def _shape(tensor: Any) -> tuple[int, ...]:
 def _broadcast(tensor: Any, shape: tuple[int, ...], target: tuple[int, ...]) -> Any:
     if shape == target:
         return tensor
-    data = np.broadcast_to(tensor.handle.data, target)
-    return tl.tensor(plain.TensorHandle(data, tensor.dtype), tl.block_type(tensor.dtype, list(target)))
+
+    def spread(handle: Any) -> Any:
+        return plain.TensorHandle(np.broadcast_to(handle.data, target), handle.dtype)
+
+    handle = moved(spread(tensor.handle), tensor.handle, spread)
+    return tl.tensor(handle, tl.block_type(tensor.dtype, list(target)))

@@ -11,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from assay.interpreter.cuda_devices import USUAL, cuda_device_named
+from assay.interpreter.emission import Emission
 from assay.interpreter.pretence import pretend_cuda
 from assay.runtime.errors import SettingError
 
@@ -28,24 +29,33 @@ class UnknownTriton(UserWarning):
 
 
 @contextlib.contextmanager
-def faithful(device: str | None = None, *, sanitize: bool = False, pretend: str = "") -> Iterator[None]:
+def faithful(
+    device: str | None = None, *, sanitize: bool = False, pretend: str = "", emission: Emission | None = None
+) -> Iterator[None]:
     """Inside it, every Triton kernel that is launched runs in the interpreter, with the right numbers.
 
     No environment variable is needed, and no GPU; an autotuned kernel runs in one of its configurations, chosen by its
     key. With ``device``, one of ``configs/tensor_cores.toml`` such as "h200", dots lose what that device's tensor cores
     lose; without, they are summed in float32. ``sanitize`` is `sanitized`. ``pretend="cuda"`` is `pretend_cuda`: "cuda"
-    answers, as ``device`` or "h200", and is the CPU; the name of a device makes that one answer. May be nested; what an
-    inner one leaves out stays as it is outside. Warns of `UnknownTriton` in a version other than `KNOWN_VERSIONS`.
-    Raises `SettingError` for an unknown device and ImportError where Triton is not installed.
+    answers, as ``device`` or "h200", and is the CPU; the name of a device makes that one answer. With ``emission``,
+    such as `NVIDIA`, products and sums are contracted, subnormals flushed and functions approximate, as a compiler has
+    them. May be nested; what an inner one leaves out stays as it is outside. Warns of `UnknownTriton` in a version
+    other than `KNOWN_VERSIONS`. Raises `SettingError` for an unknown device and ImportError where Triton is not
+    installed.
     """
     world = pretend_cuda(device_to_pretend(pretend, device)) if pretend else contextlib.nullcontext()
-    with world, sanitized(device=device) if sanitize else _interpreting(device, None):
+    inner = sanitized(device=device, emission=emission) if sanitize else _interpreting(device, None, emission)
+    with world, inner:
         yield
 
 
 @contextlib.contextmanager
 def sanitized(
-    tensors: Iterable[torch.Tensor] = (), *, device: str | None = None, allocations: bool = True
+    tensors: Iterable[torch.Tensor] = (),
+    *,
+    device: str | None = None,
+    allocations: bool = True,
+    emission: Emission | None = None,
 ) -> Iterator[Sanitizer]:
     """`faithful`, with every access of a kernel to memory checked; a finding is raised as `SanitizerError`.
 
@@ -58,7 +68,7 @@ def sanitized(
     from assay.interpreter.sanitizer import Sanitizer
 
     sanitizer = Sanitizer(tensors)
-    with _interpreting(device, sanitizer), sanitizer.allocations if allocations else contextlib.nullcontext():
+    with _interpreting(device, sanitizer, emission), sanitizer.allocations if allocations else contextlib.nullcontext():
         yield sanitizer
 
 
@@ -74,9 +84,9 @@ class Watch:
         self._can_allocate = True
 
     @contextlib.contextmanager
-    def interpreting(self, tensors: Iterable[torch.Tensor]) -> Iterator[Sanitizer]:
+    def interpreting(self, tensors: Iterable[torch.Tensor], emission: Emission | None = None) -> Iterator[Sanitizer]:
         """One call, in the interpreter; ``tensors`` are what is given to the kernel."""
-        with sanitized(tensors, allocations=False) as sanitizer:
+        with sanitized(tensors, allocations=False, emission=emission) as sanitizer:
             try:
                 yield sanitizer
             finally:
@@ -97,13 +107,13 @@ class Watch:
 
 
 @contextlib.contextmanager
-def _interpreting(device: str | None, sanitizer: Sanitizer | None) -> Iterator[None]:
+def _interpreting(device: str | None, sanitizer: Sanitizer | None, emission: Emission | None = None) -> Iterator[None]:
     from assay.interpreter.devices import device_named
     from assay.interpreter.kernels import builder
     from assay.interpreter.launch import launches
 
     emulated = None if device is None else device_named(device)
-    with launches, builder.settings(emulated, sanitizer):
+    with launches, builder.settings(emulated, sanitizer, emission):
         _vouch()
         yield
 

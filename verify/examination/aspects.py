@@ -33,6 +33,7 @@ _OF_PROTOCOLS = {
     "after_other": "determinism",
     "repeat": "determinism",
     "alone": "determinism",
+    "emitted": "numbers",
 }
 _WHOLE = {"numbers", "shapes", "memory"}  # what a large case shows
 _SUBNORMAL = {"subnormal", "least"}

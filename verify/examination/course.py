@@ -167,6 +167,13 @@ def _fixed(course: Course, name: str) -> None:
         course.progress(name, done, len(cases))
 
 
+def _emitted(course: Course, name: str) -> None:
+    """Calls of an interpreted kernel as a compiler has it."""
+    if course.bench.call.watch.launches:
+        for case in phases.emitted_cases(course.question.sampler):
+            course.attempt(name, case)
+
+
 def _outside(course: Course, name: str) -> None:
     """A call in a process where nothing tells of an examination."""
     if course.question.is_callable_outside:
@@ -260,6 +267,7 @@ FIXED: Mapping[str, Callable[[Question], Iterable[Case]]] = {
 PHASES: tuple[tuple[str, Callable[[Course, str], None]], ...] = (
     ("stored", _stored),
     ("fixed", _fixed),
+    ("emitted", _emitted),
     ("outside", _outside),
     ("lengths", _lengths),
     ("fuzz", _fuzz),

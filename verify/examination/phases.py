@@ -13,6 +13,7 @@
 | bias       | series of calls with fresh data, whose errors may not all lean to one side                          |
 | lengths    | sums of growing length (`lengths`), each also judged by what rounding is likely to do               |
 | beyond     | more rows than 16 bits count, or classes, where smaller cases were quick enough                     |
+| emitted    | of an interpreted kernel: contracted sums and approximate functions, as NVIDIA's backend has them   |
 | outside    | of an isolated kernel: one call in a process where nothing tells of an examination                  |
 """
 
@@ -240,6 +241,12 @@ def invariant_cases(sampler: Sampler, contract: Contract) -> Iterator[Case]:
             for base in _bases(sampler, layout, ("small", "tile"), most=2):
                 names = [tensor.name for tensor in base.signature.tensors]
                 yield with_values(base, "normal", layouts=dict.fromkeys(names, layout), protocol="once", memory="plain")
+
+
+def emitted_cases(sampler: Sampler) -> Iterator[Case]:
+    """Ordinary cases to be tried as NVIDIA's backend emits the kernel."""
+    for base in _bases(sampler, "emitted", ("small", "tile"), most=2):
+        yield with_values(base, "normal", layouts={}, protocol="emitted", memory="plain", unused="plain")
 
 
 def outside_cases(sampler: Sampler) -> Iterator[Case]:

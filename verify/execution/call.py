@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from assay.golden.inputs.values import torch_dtype
-from assay.interpreter import NotInterpreted, Watch, pretend_cuda, put_on_device, triton_is_loaded
+from assay.interpreter import NVIDIA, NotInterpreted, Watch, pretend_cuda, put_on_device, triton_is_loaded
 from assay.runtime.environment import Environment, environment, in_environment, with_default_dtype
 from assay.runtime.errors import first_line, one_line
 from assay.runtime.patience import Patience
@@ -22,6 +22,8 @@ from assay.verify.execution.memory import PoisonedMemory, litter
 from assay.verify.execution.time_limit import KernelTimeout, Pace, time_limit
 from assay.verify.findings import Kind
 
+EMITTED = "emitted"
+"""The protocol of calls in which Triton kernels compute as NVIDIA's backend emits them (`assay.interpreter.NVIDIA`)."""
 GRACE = 10.0
 """Seconds beyond its own limit that a call which can't be interrupted has, before its process is ended."""
 _COMPILERS = (
@@ -118,13 +120,14 @@ class Call:
         wanted = self.environment
         for dtype in self.default_dtype:
             wanted = with_default_dtype(wanted, dtype)
+        emission = NVIDIA if case.protocol == EMITTED else None
         limit = self.pace.limit(case, self.timeout)
         patience: Patience | None = None
         self.tell(case, limit + GRACE)
         try:
             with (  # the interpreter outside of what a time-out interrupts
                 pretend_cuda(self.pretend) if self.pretend else contextlib.nullcontext(),
-                self.watch.interpreting(given) if interpreted else contextlib.nullcontext() as sanitizer,
+                self.watch.interpreting(given, emission) if interpreted else contextlib.nullcontext() as sanitizer,
                 time_limit(limit, lambda: self.tell(case, limit + GRACE)) as patience,
                 poison or contextlib.nullcontext(),
                 self.watch.allocating(sanitizer),

@@ -2,10 +2,10 @@
 
 Protocols: "once"; "repeat", the same call twice must give the same bits; "after_other" and "after_refill", a call with
 other data of the same shape comes first, in other memory or in the same; "after_many", many such calls, as when it is
-timed; "outside", the call is made where nothing tells of an examination; "alone", each row by itself must give the
-bits that it gives among the others; "bias", calls with fresh data, whose errors may not all lean to one side; "at", a
-large case, called in its poisoned memory, which shows what is never written, and then in plain memory: of these results
-samples are judged.
+timed; "emitted", Triton kernels compute as NVIDIA's backend has them; "outside", the call is made where nothing tells
+of an examination; "alone", each row by itself must give the bits that it gives among the others; "bias", calls with
+fresh data, whose errors may not all lean to one side; "at", a large case, called in its poisoned memory, which shows
+what is never written, and then in plain memory: of these results samples are judged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from assay.runtime.patience import BUSY
 from assay.verify.cases.at_shape import PROTOCOL as AT
 from assay.verify.cases.case import Case, Inputs, all_contents, build
 from assay.verify.contract import Contract
-from assay.verify.execution.call import Call, Finding, options_for
+from assay.verify.execution.call import EMITTED, Call, Finding, options_for
 from assay.verify.execution.clean_process import START, NoResult, call_outside
 from assay.verify.execution.monkeypatch_guard import Namespaces
 from assay.verify.execution.target import target_of
@@ -97,7 +97,7 @@ class Bench:
             return Result(case, seen, sampled=f"{asked(case)}: {seen.message}" if case.protocol == AT else "")
         if case.protocol == AT:
             return judge_samples(self.oracle, case, values, seen)
-        return self.oracle.judge(case, values, seen)
+        return _told(self.oracle.judge(case, values, seen))
 
     @standard_environment()
     def outputs(self, case: Case) -> tuple[torch.Tensor, ...] | None:
@@ -251,6 +251,14 @@ class Bench:
             device_lost=finding.device_lost,
             aspect=finding.aspect,
         )
+
+
+def _told(result: Result) -> Result:
+    """The result, whose failure says how its call was made where that is not the plain way."""
+    if result.failure is None or result.case.protocol != EMITTED:
+        return result
+    how = "with a b + c rounded once and functions approximate, as NVIDIA's backend has them"
+    return replace(result, failure=replace(result.failure, message=f"{how}: {result.failure.message}"))
 
 
 def suspicion(bench: Bench, case: Case) -> Failure | None:

@@ -103,6 +103,7 @@ _PROTOCOLS = {
     "after_many": "many equal calls with other data in the same memory come first",
     "alone": "each row is also given alone",
     "bias": "a series of calls with fresh data",
+    "emitted": "a * b + c is rounded once, subnormals are flushed, functions are approximate: as NVIDIA has it",
     "outside": "the call is made in a process of its own, where nothing tells of an examination",
 }
 
