@@ -20,7 +20,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, _normalize_ty
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from assay.interpreter import kernels
+from assay.interpreter import compiled_callers, kernels
 from assay.interpreter.blame import own_error
 from assay.interpreter.builder import TARGET
 from assay.interpreter.faults import SanitizerError
@@ -162,10 +162,11 @@ def _bench(self: Any, *args: Any, config: Any, **meta: Any) -> list[float]:
 
 launches = Shared(
     lambda: [
-        (JITFunction, "run", _run),
-        (InterpretedFunction, "run", _run),
-        (Autotuner, "run", _run_tuned),
+        (JITFunction, "run", compiled_callers.untraced(_run)),
+        (InterpretedFunction, "run", compiled_callers.untraced(_run)),
+        (Autotuner, "run", compiled_callers.untraced(_run_tuned)),
         (Autotuner, "_bench", _bench),
+        *compiled_callers.changes(),
     ]
 )
 """Inside it, whatever is launched is interpreted."""

@@ -45,6 +45,7 @@ def changes() -> list[Change]:
             found.append((owner, name, _factory(present)))
     found += [(torch, name, _like(getattr(torch, name))) for name in _LIKE]
     found.append((torch, "normal", _if_given(torch.normal)))
+    found += [(torch, name, _product(getattr(torch, name))) for name in ("mm", "bmm", "addmm", "baddbmm")]
     found.append((torch, "from_numpy", _placed(torch.from_numpy, "host")))
     tensor: Any = torch.Tensor
     found += [(tensor, name, _like(getattr(tensor, name))) for name in _NEW]
@@ -141,6 +142,22 @@ def _if_given(original: Callable[..., Any]) -> Callable[..., Any]:
         return put(original(*args, **{**kwargs, "device": real(device)}), place_for(device))
 
     return function
+
+
+def _product(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A product with ``out_dtype``, which torch has on CUDA alone: products of the operands, exact in that dtype."""
+
+    @functools.wraps(original)
+    def product(
+        *args: Any, out_dtype: torch.dtype | None = None, out: torch.Tensor | None = None, **kwargs: Any
+    ) -> Any:
+        if out_dtype is None:
+            return original(*args, **kwargs) if out is None else original(*args, out=out, **kwargs)
+        wide = [value.to(out_dtype) if isinstance(value, torch.Tensor) else value for value in args]
+        result = original(*wide, **kwargs)
+        return result if out is None else out.copy_(result)
+
+    return product
 
 
 def _placed(original: Callable[..., Any], place: Any) -> Callable[..., Any]:

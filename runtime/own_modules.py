@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+import traceback
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +23,16 @@ def import_own(name: str, what: str, error: type[AssayError]) -> ModuleType:
         missing = cause.name if isinstance(cause, ModuleNotFoundError) and cause.name else name
         is_own = missing.partition(".")[0] == name.partition(".")[0]
         hint = "modules of the current folder and of PYTHONPATH count" if is_own else f"it needs {missing}"
+        if asks_for_cuda(cause):
+            hint = "it asks for CUDA, which isn't here; --pretend cuda, or import it inside pretend_cuda()"
         raise error(f"{what}: {name} can't be imported ({type(cause).__name__}: {cause}); {hint}") from None
+
+
+def asks_for_cuda(error: BaseException) -> bool:
+    """Whether an error is that there is no GPU: by its words, or those of the line that it arose in."""
+    frames = traceback.extract_tb(error.__traceback__)
+    words = f"{error} {frames[-1].line if frames else ''}".lower()
+    return any(part in words for part in ("cuda", "0 active drivers", "nvidia driver"))
 
 
 def is_module(name: str) -> bool:

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from triton.runtime.autotuner import Autotuner, Heuristics
 
-from assay.interpreter import faithful
+from assay.interpreter import compiled_callers, faithful
 
 
 @triton.jit
@@ -145,8 +145,39 @@ def launched(x: torch.Tensor, factor: float) -> torch.Tensor:
     return y
 
 
-@pytest.mark.parametrize("function", [scaled, torch.compile(scaled), torch.compile(launched, fullgraph=True)])
-def test_operators_and_compiled_callers(function: Any) -> None:
-    """`triton_op`, `wrap_triton`, and functions that `torch.compile` made of callers run in the pretended world."""
-    with faithful(pretend="cuda"):
-        assert torch.equal(function(X.cuda(), 3.0), 3 * X)
+def tuned(x: torch.Tensor, factor: float) -> torch.Tensor:
+    """``factor * x`` by an autotuned launch."""
+    y = torch.zeros_like(x)
+    TUNED[(3,)](x, y, x.numel(), factor)
+    return y
+
+
+TUNED = tuner(Autotuner)
+COMPILED = [
+    scaled,
+    torch.compile(scaled),
+    torch.compile(launched),
+    torch.compile(launched, fullgraph=True, dynamic=True),
+    torch.compile(tuned),
+]
+
+
+@pytest.mark.parametrize("pretend", ["", "cuda"])
+@pytest.mark.parametrize("function", COMPILED, ids=["op", "compiled op", "compiled", "whole", "tuned"])
+def test_operators_and_compiled_callers(function: Any, pretend: str) -> None:
+    """`triton_op`, `wrap_triton`, and functions that `torch.compile` made of callers run."""
+    with faithful(pretend=pretend):
+        for size in (20, 17):
+            assert torch.equal(function(X[:size], 3.0), 3 * X[:size])
+
+
+def test_a_graph_without_a_launch_is_compiled() -> None:
+    """What holds a launch runs operator by operator; the compiler gets all else."""
+
+    def graph_of(function: Any) -> torch.fx.GraphModule:
+        return torch.fx.symbolic_trace(function, concrete_args={"factor": 2.0})
+
+    compile_or_not = compiled_callers._uncompiled(lambda self, graph, inputs: "compiled")
+    assert compile_or_not(None, graph_of(lambda x, factor: x.sin() * factor), []) == "compiled"
+    op = torch.ops.assay_launchers.scaled.default
+    assert compile_or_not(None, graph_of(lambda x, factor: op(x, factor)), []) != "compiled"

@@ -244,6 +244,18 @@ def test_autocast_generators_and_pinned_memory() -> None:
 
 
 @pytest.mark.usefixtures("world")
+def test_products_of_cuda_alone() -> None:
+    """Products whose dtype is wider than their operands' are those of the wider dtype, with ``out`` too."""
+    a = torch.randn(3, 40, device="cuda").bfloat16()
+    b = torch.randn(40, 5, device="cuda").bfloat16()
+    into = torch.zeros(3, 5, device="cuda")
+    assert torch.equal(torch.mm(a, b, out_dtype=torch.float32), a.float() @ b.float())
+    torch.addmm(into, a, b, out_dtype=torch.float32, out=into)
+    assert torch.equal(into, torch.mm(a.float(), b.float()))
+    assert torch.mm(a, b).dtype == torch.bfloat16
+
+
+@pytest.mark.usefixtures("world")
 def test_an_operator_of_cuda_runs() -> None:
     """What is registered for CUDA alone runs on the tensors there are."""
 

@@ -11,8 +11,9 @@ import torch
 from assay.cli.main import main
 from assay.interpreter import faithful, pretend_cuda, pretended
 from assay.verify import examine
-from assay.verify.errors import SettingError
+from assay.verify.errors import SettingError, TargetError
 from assay.verify.examination.repro import pretending, run_line
+from assay.verify.execution.target import load_target
 from assay.verify.settings import Settings
 
 GPU_KERNELS = '''
@@ -106,8 +107,40 @@ def test_the_command_line_pretends(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--pretend", "a100"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["about"]["device"].endswith("pretending to be a100")
+    with pytest.raises(TargetError, match="it asks for CUDA, which isn't here; --pretend cuda, or import it inside"):
+        load_target("gpu_kernels:softmax")
     assert main([*command, "--pretend", "rocm"]) == 2
     assert "unknown device to pretend 'rocm' (known: a10, " in capsys.readouterr().err
+
+
+def asserts_it(x: torch.Tensor) -> torch.Tensor:
+    """Wants a tensor of a GPU."""
+    assert x.is_cuda
+    return torch.softmax(x, -1)
+
+
+def allocates_there(x: torch.Tensor) -> torch.Tensor:
+    """Wants memory of a GPU."""
+    return torch.softmax(x.to(torch.device("cuda")), -1)
+
+
+@pytest.mark.parametrize("kernel", [asserts_it, allocates_there])
+def test_a_missing_gpu_is_no_fault_of_the_kernel(kernel: Any) -> None:
+    """Without the pretended world a kernel that asks for CUDA is refused, and told the way there; within it passes."""
+    verdict = examine(kernel, "softmax", **QUICK)
+    assert (verdict.outcome, verdict.passed) == ("REFUSED", False)
+    assert verdict.note.startswith("the kernel asks for CUDA, which isn't here; examine it by --pretend cuda, or ")
+    with pretend_cuda():
+        assert examine(kernel, "softmax", **QUICK).outcome == "PASS"
+
+
+def test_another_crash_is_still_one() -> None:
+    """What has nothing to do with a GPU stays a failure."""
+
+    def crashes(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no")
+
+    assert examine(crashes, "softmax", shrinking=False, **QUICK).outcome == "FAIL"
 
 
 def test_the_setting_is_checked_once() -> None:

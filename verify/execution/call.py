@@ -14,6 +14,7 @@ from assay.golden.inputs.values import torch_dtype
 from assay.interpreter import NVIDIA, NotInterpreted, Watch, pretend_cuda, put_on_device, triton_is_loaded
 from assay.runtime.environment import Environment, environment, in_environment, with_default_dtype
 from assay.runtime.errors import first_line, one_line
+from assay.runtime.own_modules import asks_for_cuda
 from assay.runtime.patience import Patience
 from assay.verify.cases.case import Case, Inputs
 from assay.verify.execution.compiled import every_variant_compiled
@@ -30,6 +31,9 @@ _COMPILERS = (
     "torch._dynamo", "torch._inductor", "torch._functorch", "torch._subclasses", "torch.fx",
     "triton.compiler", "numba.", "jax.", "assay.verify.execution.memory",
 )  # fmt: skip
+_NO_CUDA = (
+    "the kernel asks for CUDA, which isn't here; examine it by --pretend cuda, or inside faithful(pretend='cuda')"
+)
 _OF_A_DISPATCHER = ("__torch_dispatch__", "dispatch mode", "DispatchMode", "FakeTensor", "Dispatcher")
 
 
@@ -156,6 +160,8 @@ class Call:
                 self.watch.give_up_allocations()
                 return self._run(case, inputs, arguments, keywords, poison)
             message = f"{type(error).__name__}: {first_line(error)}{_place(error)}"
+            if on_cpu and not self.pretend and asks_for_cuda(error):
+                return Finding("not_interpreted", f"{_NO_CUDA} ({message})")
             return Finding("crash", message, device_lost=_lost_device(error), refused=_is_refusal(error))
         finally:
             self.left.update(dict.fromkeys(left))
