@@ -166,7 +166,10 @@ def entries_of(target: str, op: str) -> list[Entry]:
     if ":" in target:
         listed = [entry for entry in table if entry.target == target and op in ("", entry.settings.spec)]
         if not op and not listed:
-            raise SettingError(f"verify: {target} needs --spec; the specs are {', '.join(specs())}")
+            near = ", ".join(difflib.get_close_matches(target.rpartition(":")[2], specs(), n=4, cutoff=0.0))
+            raise SettingError(
+                f"verify: {target} needs --spec, the op that it computes; of {len(specs())} ops e.g. {near}"
+            )
         return listed or [Entry(target, target, Settings(spec(op, target).reference))]
     found = [entry for entry in table if entry.name == target] or [
         entry for entry in table if target.lower() in entry.name.lower()

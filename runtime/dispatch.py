@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+import sys
 from typing import Any
 
 import torch
@@ -22,24 +22,17 @@ ALLOCATIONS = (
 )
 
 
-@cache
-def warm_up() -> None:
-    """Have torch import what its first dispatch mode needs, some seconds' worth, outside of a kernel's time limit."""
-
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return func(*args, **(kwargs or {}))
-
-    with Mode():
-        torch.empty(0)
-
-
 class AllocationMode(TorchDispatchMode):
     """Inside it, `called` is told of each of torch's own operators, those inside of libraries' operators too."""
 
     def __init__(self) -> None:
         super().__init__()
-        warm_up()
+        if "torch._dynamo" in sys.modules:
+            AllocationMode.__torch_dispatch__ = _not_compiled  # type: ignore[method-assign]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # a mode is kept from being compiled by importing the compiler: seconds, where nobody else did
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         keys, kwargs = _operator_keys(func, args), kwargs or {}
@@ -51,6 +44,9 @@ class AllocationMode(TorchDispatchMode):
     def called(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
         """What the call gives instead of ``result``."""
         return result
+
+
+_not_compiled = torch._disable_dynamo(AllocationMode.__torch_dispatch__)
 
 
 def _operator_keys(func: Any, args: Any) -> Any:

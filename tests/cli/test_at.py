@@ -10,7 +10,7 @@ import pytest
 from assay.cli.main import main
 
 LATE = "tests.verify.large_kernels:last_rows_scaled"
-SOFTMAX = ("--spec", "softmax", "--dtype", "float32", "--examples", "0", "--shape", "N=130")
+SOFTMAX = ("--spec", "softmax", "--dtype", "float32", "--effort", "quick", "--examples", "0", "--shape", "N=130")
 
 
 def test_a_kernel_that_fails_at_its_size_exits_with_one(capsys: pytest.CaptureFixture[str]) -> None:

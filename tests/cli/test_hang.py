@@ -30,7 +30,24 @@ def own_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_verify_goes_on(own_table: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The next kernel is examined; the verdict says how long was waited, and its line hangs again."""
     begun = time.monotonic()
-    assert main(("verify", own_table.name, "--jobs", "2", "--timeout", f"{TIMEOUT}", "--examples", "0", "--json")) == 1
+    assert (
+        main(
+            (
+                "verify",
+                own_table.name,
+                "--jobs",
+                "2",
+                "--timeout",
+                f"{TIMEOUT}",
+                "--effort",
+                "quick",
+                "--examples",
+                "0",
+                "--json",
+            )
+        )
+        == 1
+    )
     assert time.monotonic() - begun < TIMEOUT + calls.GRACE + START
     hanging, honest = json.loads(capfd.readouterr().out)
     assert honest["outcome"] == "PASS"

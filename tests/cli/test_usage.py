@@ -19,7 +19,18 @@ from assay.verify.campaign import table as survey_table
 
 HERE = Path(__file__).parent
 USER = "kernels_of_a_user"
-SOFTMAX = ("verify", f"{USER}:honest", "--spec", "softmax", "--dtype", "float32", "--examples", "0")
+SOFTMAX = (
+    "verify",
+    f"{USER}:honest",
+    "--spec",
+    "softmax",
+    "--dtype",
+    "float32",
+    "--effort",
+    "quick",
+    "--examples",
+    "0",
+)
 CASE = '{"spec":"softmax","sizes":{"R":1,"N":2},"dtypes":{"x":"float32"}}'
 LINE = f'{{"target":"","case":{CASE}}}'
 
@@ -51,7 +62,7 @@ def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         (("repro",), "Missing argument"),
         (("verify", "--spec", "softmax"), "--spec softmax: of what? e.g. assay verify my.kernels:softmax"),
         (("verify", "flex_atention"), "expected package.module:function, or a kernel of `assay survey`"),
-        (("verify", f"{USER}:honest"), "needs --spec; the specs are add_rmsnorm"),
+        (("verify", f"{USER}:honest"), "needs --spec, the op that it computes; of "),
         (("verify", f"{USER}:honest", "--spec", "sofmax"), "unknown spec 'sofmax'; did you mean 'softmax'?"),
         (("verify", "logsumexp", "--spec", "logsumexp"), "leave --spec out"),
         ((*SOFTMAX, "--option", "eps=1"), "softmax: unknown option 'eps'"),
@@ -143,7 +154,19 @@ def test_completions_complete() -> None:
 def test_verify_reports_each_target(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Exit status 1 where one fails; the reports are printed and written; kernels' own words go to standard error."""
     targets = (f"{USER}:honest", f"{USER}:faulty")
-    arguments = ["--spec", "softmax", "--dtype", "bfloat16", "--examples", "1", "--shape", "N=4,8", "--out"]
+    arguments = [
+        "--spec",
+        "softmax",
+        "--dtype",
+        "bfloat16",
+        "--effort",
+        "quick",
+        "--examples",
+        "1",
+        "--shape",
+        "N=4,8",
+        "--out",
+    ]
     assert main(("verify", *targets, *arguments, str(tmp_path))) == 1
     out, err = capfd.readouterr()
     assert out.startswith(f"PASS  {targets[0]} as softmax in bfloat16")
@@ -201,7 +224,7 @@ def test_verify_without_a_target_is_of_the_bundled_kernels(capfd: pytest.Capture
 @pytest.mark.parametrize("spec_given", [(), ("--spec", "softmax")])
 def test_a_function_of_the_table_brings_its_settings(capfd: pytest.CaptureFixture[str], spec_given: Any) -> None:
     """Spec, dtypes and contract need not be repeated; what is given counts instead."""
-    target = (f"{USER}:faulty", *spec_given, "--examples", "0", "--shape", "N=4,8", "--json")
+    target = (f"{USER}:faulty", *spec_given, "--effort", "quick", "--examples", "0", "--shape", "N=4,8", "--json")
     assert main(("verify", *target)) == 1
     (verdict,) = json.loads(capfd.readouterr().out)
     assert (verdict["kernel"], verdict["dtype"]) == ("somebody else's", "bfloat16")

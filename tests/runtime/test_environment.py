@@ -97,9 +97,9 @@ def test_an_examination_under_flush_to_zero_judges_by_the_right_goldens() -> Non
     """A kernel that flushes because its caller's processor does breaks a contract that keeps subnormals."""
     torch.set_num_threads(1)  # the flag is a thread's own
     put((True, *environment()[1:]))
-    flushing = examine(torch.rsqrt, "rsqrt", dtype="float32", examples=20, shrinking=False, strict=True)
+    flushing = examine(torch.rsqrt, "rsqrt", dtype="float32", effort="quick", examples=20, shrinking=False, strict=True)
     put((False, *environment()[1:]))
-    keeping = examine(torch.rsqrt, "rsqrt", dtype="float32", examples=20, shrinking=False, strict=True)
+    keeping = examine(torch.rsqrt, "rsqrt", dtype="float32", effort="quick", examples=20, shrinking=False, strict=True)
     assert (flushing.outcome, keeping.outcome) == ("FAIL", "PASS")
 
 
@@ -107,7 +107,7 @@ def test_a_repro_line_says_and_restores_the_environment() -> None:
     """What fails under flush-to-zero alone fails again from its line, and passes where the line doesn't say it."""
     torch.set_num_threads(1)
     put((True, *environment()[1:]))
-    found = examine(torch.rsqrt, "rsqrt", dtype="float32", examples=20)
+    found = examine(torch.rsqrt, "rsqrt", dtype="float32", effort="quick", examples=20)
     put((False, *environment()[1:]))
     assert '"environment":{"flush-to-zero (torch.set_flush_denormal)":true},' in found.repro
     assert run_line(found.repro, "torch:rsqrt").failure is not None
@@ -153,7 +153,7 @@ def test_what_a_kernel_leaves_changed_is_told_in_words(change: Callable[[], Any]
         return y
 
     before = environment()
-    verdict = examine(kernel, "softmax", dtype="bfloat16", examples=5, isolate=isolate)
+    verdict = examine(kernel, "softmax", dtype="bfloat16", effort="quick", examples=5, isolate=isolate)
     assert environment() == before
     assert verdict.passed, str(verdict)
     assert len(verdict.left_changed) == 1
@@ -171,7 +171,7 @@ def test_a_stochastic_kernel_is_judged_by_the_seed_alone() -> None:
     found = []
     for ambient in (1, 2, 3):
         seed_generators(ambient)
-        found.append(examine(_noisy, "softmax", dtype="bfloat16", examples=10, shrinking=False))
+        found.append(examine(_noisy, "softmax", dtype="bfloat16", effort="quick", examples=10, shrinking=False))
     assert len({(verdict.outcome, verdict.cases, verdict.repro) for verdict in found}) == 1
     assert found[0].outcome == "FAIL"
 
@@ -184,6 +184,6 @@ def test_an_examination_draws_nothing_from_the_callers_generators() -> None:
         if examined:
             with generators_kept():
                 _noisy(torch.zeros(1, 2))
-            examine(_noisy, "softmax", dtype="bfloat16", examples=1, shrinking=False)
+            examine(_noisy, "softmax", dtype="bfloat16", effort="quick", examples=1, shrinking=False)
         drawn.append((torch.rand(()).item(), np.random.rand(), random.random()))
     assert drawn[0] == drawn[1]

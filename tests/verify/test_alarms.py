@@ -17,7 +17,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_an_infinite_weight_may_meet_what_is_zero_in_exact_arithmetic_alone(dtype: str) -> None:
     """A float32 mean may be off by a rounding: then the centred value isn't zero, and its product isn't NaN."""
-    verdict = examine(layer_norm, "layernorm", dtype=dtype, strict=True, examples=0)
+    verdict = examine(layer_norm, "layernorm", dtype=dtype, strict=True, effort="quick", examples=0)
     assert verdict.outcome == "PASS", str(verdict)
 
 
@@ -29,7 +29,7 @@ def test_a_number_at_an_infinite_weight_fails() -> None:
         y = centred * torch.rsqrt((centred * centred).mean(-1, keepdim=True) + 1e-5)
         return torch.where(y.abs() < 1e-6, bias.float(), y * weight.float() + bias.float()).to(x.dtype)
 
-    failure = examine(masked, "layernorm", dtype="bfloat16", examples=0, shrinking=False).failure
+    failure = examine(masked, "layernorm", dtype="bfloat16", effort="quick", examples=0, shrinking=False).failure
     assert failure is not None
     assert failure.kind == "nonfinite"
     assert failure.golden != failure.golden
@@ -55,7 +55,13 @@ def test_groups_are_chosen_that_divide_the_sizes_asked_for() -> None:
     def wrong_at_192(x: Tensor, *rest: Tensor) -> Tensor:
         return gemm_int4(x, *rest) * (1.02 if x.shape[1] == 192 else 1)
 
-    asked: dict[str, Any] = {"dtype": "bfloat16", "shapes": {"K": [64, 128, 192]}, "examples": 10, "shrinking": False}
+    asked: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "shapes": {"K": [64, 128, 192]},
+        "effort": "quick",
+        "examples": 10,
+        "shrinking": False,
+    }
     verdict = examine(watched, "gemm_int4", **asked)
     assert verdict.passed, str(verdict)
     assert {size for size, _ in seen} == {64, 128, 192}
@@ -77,7 +83,7 @@ def test_a_default_dtype_that_is_set_once_stays_for_the_kernel_and_is_told(isola
         calls += 1
         return torch.empty(x.shape).copy_(torch.softmax(x.float(), -1))
 
-    verdict = examine(softmax, "softmax", dtype="bfloat16", examples=0, isolate=isolate)
+    verdict = examine(softmax, "softmax", dtype="bfloat16", effort="quick", examples=0, isolate=isolate)
     assert verdict.passed, str(verdict)
     assert verdict.left_changed == ("torch's default dtype at torch.bfloat16 (it was torch.float32)",)
     assert torch.get_default_dtype() == torch.float32
@@ -89,6 +95,6 @@ def test_a_default_dtype_that_is_never_set_is_not_the_results() -> None:
     def softmax(x: Tensor) -> Tensor:
         return torch.empty(x.shape).copy_(torch.softmax(x.float(), -1))
 
-    failure = examine(softmax, "softmax", dtype="bfloat16", examples=0).failure
+    failure = examine(softmax, "softmax", dtype="bfloat16", effort="quick", examples=0).failure
     assert failure is not None
     assert failure.kind == "dtype"

@@ -12,7 +12,7 @@ from assay.verify import Contract, examine
 from assay.verify.findings import ASPECTS
 from assay.verify.verdict import Verdict
 
-SETTINGS = {"dtype": "bfloat16", "examples": 10}
+SETTINGS = {"dtype": "bfloat16", "effort": "quick", "examples": 10}
 
 
 def honest(x: Tensor) -> Tensor:

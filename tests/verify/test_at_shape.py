@@ -25,7 +25,7 @@ from assay.verify.settings import Settings
 from . import large_kernels
 from .large_kernels import EXPERTS, FAULTY, HEADS, HONEST, ROWS, always_off, attention, softmax, tail_unwritten
 
-_EXAMINE = {"dtype": "float32", "examples": 0}
+_EXAMINE = {"dtype": "float32", "effort": "quick", "examples": 0}
 
 
 def asked(kernel: Any, op: str, at: dict[str, int], **settings: Any) -> tuple[Question, Case]:

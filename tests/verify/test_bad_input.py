@@ -119,7 +119,7 @@ CONDUCT = [
 )
 def test_misconduct_is_a_finding(kernel: Any, kind: str, words: str) -> None:
     """A kernel that raises, hangs, leaves or returns the wrong thing fails with the kind and the reason."""
-    verdict = examine(kernel, "softmax", dtype="float32", timeout=0.3, examples=5)
+    verdict = examine(kernel, "softmax", dtype="float32", timeout=0.3, effort="quick", examples=5)
     assert verdict.outcome == "FAIL"
     assert verdict.failure is not None
     assert verdict.failure.kind == kind
@@ -129,15 +129,17 @@ def test_misconduct_is_a_finding(kernel: Any, kind: str, words: str) -> None:
 def test_check_raises_the_report() -> None:
     """`check` raises an AssertionError whose message is the report, and returns the verdict of a pass."""
     with pytest.raises(AssertionError) as caught:
-        check(crash, "softmax", dtype="float32", examples=3)
+        check(crash, "softmax", dtype="float32", effort="quick", examples=3)
     assert isinstance(caught.value, VerificationError)
     assert "FAIL  crash as softmax" in str(caught.value)
-    assert check(softmax, "softmax", dtype="float32", examples=3).passed
+    assert check(softmax, "softmax", dtype="float32", effort="quick", examples=3).passed
 
 
 def test_no_case_is_never_a_pass() -> None:
     """Where everything is left unjudged the outcome is VACUOUS."""
-    verdict = examine(softmax, "softmax", dtype="bfloat16", contract=Contract(accumulate="float8_e5m2"), examples=3)
+    verdict = examine(
+        softmax, "softmax", dtype="bfloat16", contract=Contract(accumulate="float8_e5m2"), effort="quick", examples=3
+    )
     assert verdict.outcome == "VACUOUS"
 
 
@@ -149,6 +151,7 @@ def test_almost_only_zeros_is_mistrusted() -> None:
         dtype="float32",
         options={"causal": ["bottom_right"]},
         shapes={"B": [1], "Sq": [64], "Sk": [1], "D": [8], "Dv": [8], "Hkv": [1], "H": [1]},
+        effort="quick",
         examples=0,
     )
     assert verdict.outcome in ("MISTRUSTED", "FAIL")
@@ -181,7 +184,7 @@ def test_a_target_that_cannot_be_loaded_is_one_clear_line(target: str) -> None:
 
 def test_a_case_survives_its_line() -> None:
     """Writing a case as a line and reading it back gives the same case."""
-    verdict = examine(crash, "softmax", dtype="float32", examples=3)
+    verdict = examine(crash, "softmax", dtype="float32", effort="quick", examples=3)
     assert verdict.failure is not None
     assert Case.from_dict(verdict.failure.case.as_dict()) == verdict.failure.case
 

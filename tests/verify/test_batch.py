@@ -98,7 +98,7 @@ def test_a_row_that_depends_on_its_batch_is_found(
     op: str, kernel: Callable[..., Any], settings: dict[str, Any]
 ) -> None:
     """Reduction orders picked by the number of rows or the row's place, and scales of the whole batch, are variant."""
-    verdict = examine(kernel, op, contract=PROMISED, examples=0, **settings)
+    verdict = examine(kernel, op, contract=PROMISED, effort="quick", examples=0, **settings)
     assert verdict.failure is not None, str(verdict)
     assert verdict.failure.kind == "batch_variant", str(verdict)
     assert "alone gives other bits" in verdict.failure.message
@@ -107,7 +107,7 @@ def test_a_row_that_depends_on_its_batch_is_found(
 @pytest.mark.parametrize(("op", "kernel", "settings"), VARIANT.values(), ids=VARIANT)
 def test_without_the_promise_it_is_no_fault(op: str, kernel: Callable[..., Any], settings: dict[str, Any]) -> None:
     """The same kernels keep the default contract: every order is as good as another."""
-    verdict = examine(kernel, op, examples=0, **settings)
+    verdict = examine(kernel, op, effort="quick", examples=0, **settings)
     assert verdict.outcome == "PASS", str(verdict)
 
 
@@ -125,7 +125,7 @@ INVARIANT: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
 @pytest.mark.parametrize(("op", "kernel", "settings"), INVARIANT.values(), ids=INVARIANT)
 def test_an_invariant_kernel_keeps_its_promise(op: str, kernel: Callable[..., Any], settings: dict[str, Any]) -> None:
     """An order that the row alone decides gives the same bits in any batch."""
-    verdict = examine(kernel, op, contract=PROMISED, examples=5, **settings)
+    verdict = examine(kernel, op, contract=PROMISED, effort="quick", examples=5, **settings)
     assert verdict.outcome == "PASS", str(verdict)
 
 
@@ -141,7 +141,7 @@ def test_the_batch_of_attention_and_of_experts_is_a_batch_too() -> None:
         return torch.nextafter(out, torch.zeros_like(out)) if len(x) > 1 else out
 
     small = {"B": [1, 3], "Hkv": [1], "H": [2], "Sq": [5], "Sk": [7], "D": [8], "Dv": [8]}
-    settings: dict[str, Any] = {"dtype": "float32", "contract": PROMISED, "examples": 0}
+    settings: dict[str, Any] = {"dtype": "float32", "contract": PROMISED, "effort": "quick", "examples": 0}
     for verdict in (
         examine(attention_by_batch, "attention", shapes=small, **settings),
         examine(experts_by_batch, "moe", shapes={"T": [1, 7], "E": [2], "D": [4], "F": [4]}, **settings),

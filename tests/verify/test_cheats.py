@@ -65,7 +65,7 @@ def patches_judge(x: Tensor) -> Tensor:
 )
 def test_answers_that_are_not_computed_are_caught(kernel: Callable[[Tensor], Tensor]) -> None:
     """Stale memory, answers kept by shape, work left out when timed, goldens looked for in memory."""
-    verdict = examine(kernel, "softmax", dtype="float32", examples=20)
+    verdict = examine(kernel, "softmax", dtype="float32", effort="quick", examples=20)
     assert verdict.failure is not None, str(verdict)
     assert verdict.failure.kind in (*WRONG, "nondeterministic", "shape")
 
@@ -83,7 +83,7 @@ def test_a_kernel_that_knows_the_harness_is_caught_outside(name: str, monkeypatc
     """Isolated, it is also called where nothing tells: no caller, no module, no guarded memory."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     kernel = getattr(importlib.import_module("cheating_kernels"), name)
-    verdict = examine(kernel, "softmax", dtype="float32", examples=0, isolate=True)
+    verdict = examine(kernel, "softmax", dtype="float32", effort="quick", examples=0, isolate=True)
     assert verdict.failure is not None, str(verdict)
     assert verdict.failure.case.protocol == "outside"
 
@@ -92,7 +92,7 @@ def test_an_honest_kernel_passes_outside(monkeypatch: pytest.MonkeyPatch) -> Non
     """It gives the same there."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     kernel = importlib.import_module("cheating_kernels").softmax
-    verdict = examine(kernel, "softmax", dtype="float32", examples=0, isolate=True)
+    verdict = examine(kernel, "softmax", dtype="float32", effort="quick", examples=0, isolate=True)
     assert verdict.passed, str(verdict)
     assert verdict.phases["outside"] == 1
 
@@ -100,7 +100,7 @@ def test_an_honest_kernel_passes_outside(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_patched_torch_is_a_finding_and_mended() -> None:
     """What was replaced is named, and put back before anything is judged."""
     isfinite = torch.isfinite
-    verdict = examine(patches_judge, "softmax", dtype="float32", examples=0)
+    verdict = examine(patches_judge, "softmax", dtype="float32", effort="quick", examples=0)
     assert verdict.failure is not None
     assert verdict.failure.kind == "input_mutated"
     assert "torch.isfinite" in verdict.failure.message
@@ -110,7 +110,7 @@ def test_patched_torch_is_a_finding_and_mended() -> None:
 def test_torch_may_replace_its_own() -> None:
     """Loading torch's compiler inside a call, which wraps some functions of torch, is no tampering."""
     compiled = torch.compile(softmax, backend="eager")
-    verdict = examine(compiled, "softmax", dtype="float32", examples=0, layouts=["contiguous"])
+    verdict = examine(compiled, "softmax", dtype="float32", effort="quick", examples=0, layouts=["contiguous"])
     assert verdict.passed, str(verdict)
 
 
@@ -125,7 +125,9 @@ class Liar(Tensor):
 
 def test_a_tensor_with_a_will_of_its_own_is_judged_by_its_numbers() -> None:
     """A subclass that answers every question with other numbers than it holds."""
-    verdict = examine(lambda x: (softmax(x) * 1.5).as_subclass(Liar), "softmax", dtype="float32", examples=0)
+    verdict = examine(
+        lambda x: (softmax(x) * 1.5).as_subclass(Liar), "softmax", dtype="float32", effort="quick", examples=0
+    )
     assert verdict.outcome == "FAIL", str(verdict)
 
 
@@ -145,7 +147,7 @@ def swaps(x: Tensor) -> Tensor:
 def test_deleted_and_exchanged_functions_are_found_too(kernel: Callable[[Tensor], Tensor], name: str) -> None:
     """Whatever stands there afterwards, the function is put back."""
     before = getattr(torch, name)
-    verdict = examine(kernel, "softmax", dtype="float32", examples=0)
+    verdict = examine(kernel, "softmax", dtype="float32", effort="quick", examples=0)
     assert verdict.failure is not None
     assert f"torch.{name}" in verdict.failure.message
     assert getattr(torch, name) is before

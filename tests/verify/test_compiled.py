@@ -10,7 +10,12 @@ from torch import Tensor
 from assay.verify import examine
 from assay.verify.execution.compiled import compiled
 
-SETTINGS: dict[str, Any] = {"dtype": "bfloat16", "shapes": {"R": [1, 5], "N": [1, 7, 33]}, "examples": 0}
+SETTINGS: dict[str, Any] = {
+    "dtype": "bfloat16",
+    "shapes": {"R": [1, 5], "N": [1, 7, 33]},
+    "effort": "quick",
+    "examples": 0,
+}
 
 
 @pytest.fixture(autouse=True)

@@ -190,7 +190,9 @@ ROWS = [pytest.param(*row, id=name) for name, row in FIELDS.items()]
 
 def verdict_of(op: str, kernel: Kernel, settings: dict[str, Any], contract: dict[str, Any]) -> Verdict:
     """The verdict after a few examples."""
-    return examine(kernel, op, contract=Contract(**contract), examples=4, every_aspect=False, **settings)
+    return examine(
+        kernel, op, contract=Contract(**contract), examples=4, every_aspect=False, **{"effort": "quick", **settings}
+    )
 
 
 @pytest.mark.parametrize(("op", "kernel", "settings", "broken", "kept"), ROWS)
@@ -277,7 +279,7 @@ VECTOR = {"M": [1], "N": range(1, 27), "K": range(1, 27)}  # small enough for Ar
 )
 def test_float64_kernels_are_judged_in_float64(op: str, kernel: Kernel, shapes: dict[str, Any], outcome: str) -> None:
     """Under a float64 contract torch's own kernels pass, and the same through float32 fail by far."""
-    verdict = examine(kernel, op, dtype="float64", contract=DOUBLE, shapes=shapes, examples=4)
+    verdict = examine(kernel, op, dtype="float64", contract=DOUBLE, shapes=shapes, effort="quick", examples=4)
     assert verdict.outcome == outcome, str(verdict)
     assert outcome == "PASS" or verdict.worst > 1e3
 

@@ -17,7 +17,7 @@ from assay.verify.execution.call import Call
 from assay.verify.execution.runner import Bench
 from tests.verify import rank_functions as functions
 
-FEW: dict[str, Any] = {"examples": 0, "layouts": ["contiguous"], "shrinking": False}
+FEW: dict[str, Any] = {"effort": "quick", "examples": 0, "layouts": ["contiguous"], "shrinking": False}
 SHARDS: dict[str, Any] = {"shapes": {"R": [5], "N": [3]}, **FEW}
 LINEAR: dict[str, Any] = {"shapes": {"M": [5], "N": [3], "K": [1, 33]}, **FEW}
 SIZES = {"all_reduce": {"R": 9, "N": 64}, "linear": {"M": 5, "N": 64, "K": 33}}

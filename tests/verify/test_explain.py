@@ -33,16 +33,16 @@ SAMPLE = (
 )
 
 
-def examined(op: str, fault: FaultModel, examples: int) -> Verdict:
+def examined(op: str, fault: FaultModel, **more: Any) -> Verdict:
     """The verdict on the fault model's kernel."""
     settings = settings_for(op, fault)
     assert settings is not None
-    return examine(kernel_of(fault, op), op, examples=examples, **settings)
+    return examine(kernel_of(fault, op), op, **settings, **more)
 
 
 def first_explanation(op: str, fault: FaultModel) -> str:
     """What an examination of the fault model's kernel names first; empty where it passes or names nothing."""
-    verdict = examined(op, fault, examples=5)
+    verdict = examined(op, fault, effort="quick")
     return verdict.explanations[0].name if verdict.explanations else ""
 
 
@@ -57,13 +57,13 @@ def test_the_true_fault_is_named_first(op: str, name: str) -> None:
     assert first_explanation(op, named(op, name)) == name
 
 
-def wrongly_explained(op: str, *, side_effects: bool = True) -> tuple[dict[str, str], int]:
+def wrongly_explained(op: str) -> tuple[dict[str, str], int]:
     """Of the faults of a spec that an examination fails: what else is named first for which, and how many they are.
 
     A fault model named in another's place is as good where the two can't be told apart.
     """
     wrong, failed = {}, 0
-    for fault in (fault for other, fault in pairs(side_effects=side_effects) if other == op):
+    for fault in (fault for other, fault in pairs() if other == op):
         verdict = examined(op, fault, examples=200)
         if verdict.failure is None:  # which inputs catch it is another test's
             continue
@@ -75,16 +75,9 @@ def wrongly_explained(op: str, *, side_effects: bool = True) -> tuple[dict[str, 
     return wrong, failed
 
 
-def test_the_true_fault_is_named_first_in_nine_of_ten() -> None:
-    """All fault models of a small spec, but those of side effects."""
-    wrong, failed = wrongly_explained("sqrt", side_effects=False)
-    assert failed >= 10
-    assert len(wrong) <= 0.1 * failed, wrong
-
-
 @pytest.mark.evidence
 @pytest.mark.parametrize("op", specs())
-def test_the_true_fault_is_named_first_in_nine_of_ten_everywhere(op: str) -> None:
+def test_the_true_fault_is_named_first_in_nine_of_ten(op: str) -> None:
     """All fault models of each spec."""
     wrong, failed = wrongly_explained(op)
     assert failed >= 10
@@ -93,7 +86,7 @@ def test_the_true_fault_is_named_first_in_nine_of_ten_everywhere(op: str) -> Non
 
 def failing(kernel: Any, op: str, **settings: Any) -> Verdict:
     """The verdict on a kernel that must fail."""
-    verdict = examine(kernel, op, examples=10, **settings)
+    verdict = examine(kernel, op, effort="quick", examples=10, **settings)
     assert verdict.outcome == "FAIL", str(verdict)
     return verdict
 
@@ -155,7 +148,9 @@ def noisy(y: Tensor) -> Tensor:
 @pytest.mark.parametrize("wrong", [lambda y: y * 1.01, one_off, noisy])
 def test_small_errors_are_not_taken_for_narrow_sums(wrong: Any, dtype: str) -> None:
     """Sums in bfloat16 allow them all, but spread them otherwise over the output: none is named."""
-    verdict = examine(lambda x: wrong(torch.softmax(x.float(), -1)).to(x.dtype), "softmax", dtype=dtype, examples=10)
+    verdict = examine(
+        lambda x: wrong(torch.softmax(x.float(), -1)).to(x.dtype), "softmax", dtype=dtype, effort="quick", examples=10
+    )
     assert [explanation.name for explanation in verdict.explanations] == []
     assert dtype == "bfloat16" or verdict.outcome == "FAIL"
 
@@ -180,11 +175,11 @@ def quantised(returned: int, used: int) -> Any:
 @pytest.mark.parametrize(
     ("returned", "used", "name"),
     [
-        (1, 1, "zero_point_too_large"),
-        (-1, -1, "zero_point_too_small"),
+        pytest.param(1, 1, "zero_point_too_large", marks=pytest.mark.evidence),
+        pytest.param(-1, -1, "zero_point_too_small", marks=pytest.mark.evidence),
         (-1, 0, "zero_point_stored_less_one"),
-        (0, 1, "zero_point_larger_in_codes"),
-        (0, -1, "zero_point_smaller_in_codes"),
+        pytest.param(0, 1, "zero_point_larger_in_codes", marks=pytest.mark.evidence),
+        pytest.param(0, -1, "zero_point_smaller_in_codes", marks=pytest.mark.evidence),
     ],
 )
 def test_zero_points_off_by_one_are_named(returned: int, used: int, name: str) -> None:
@@ -219,7 +214,9 @@ def test_a_fault_that_is_none_of_the_known_is_not_explained(wrong: Any) -> None:
 
 def test_an_honest_kernel_gets_no_explanation() -> None:
     """Nothing is explained where nothing failed, nor where a failure is no matter of known faults."""
-    honest = examine(lambda x: torch.softmax(x.float(), -1).to(x.dtype), "softmax", dtype="bfloat16", examples=5)
+    honest = examine(
+        lambda x: torch.softmax(x.float(), -1).to(x.dtype), "softmax", dtype="bfloat16", effort="quick", examples=5
+    )
     assert honest.passed
     assert honest.explanations == ()
     assert failing(lambda x: x[:, :1], "softmax", dtype="bfloat16").explanations == ()
@@ -272,7 +269,7 @@ def test_a_broken_fault_model_hides_no_other(monkeypatch: pytest.MonkeyPatch) ->
     for module in ("explain", "behaviour"):
         monkeypatch.setattr(f"assay.verify.explanation.{module}.fault_models_of", lambda op: more)
     for name in ("maximum_in_input_dtype", "answer_kept_by_address"):
-        verdict = examined("softmax", named("softmax", name), examples=5)
+        verdict = examined("softmax", named("softmax", name), effort="quick")
         assert verdict.explanations[0].name == name
         assert any("raised KeyError" in words for words in verdict.not_asked)
         assert all(words in str(verdict) for words in verdict.not_asked)

@@ -28,6 +28,7 @@ FLUSH = Contract(subnormals="flush")  # XLA's CPU backend flushes them
 SETTINGS: dict[str, Any] = {
     "framework": "jax",
     "shapes": {"R": [5], "N": [7]},
+    "effort": "quick",
     "examples": 0,
     "shrinking": False,
     "contract": FLUSH,
@@ -102,7 +103,7 @@ def test_jax_shares_the_memory_of_dense_inputs(dtype: str, layout: str) -> None:
 def test_layouts_that_arrays_cannot_have_are_not_drawn() -> None:
     """A jax array has no gaps: no verdict says that it saw a strided one; where only those are asked for, an error."""
     lines: list[str] = []
-    settings = {**SETTINGS, "examples": 10}
+    settings = {**SETTINGS, "effort": "quick", "examples": 10}
     examine(softmax, "softmax", dtype="float32", watch=lambda line, seconds: lines.append(line), **settings)
     assert any("transposed" in line for line in lines)
     assert not any("strided" in line or "expanded" in line for line in lines)

@@ -136,7 +136,12 @@ def softmax(x: Tensor) -> Tensor:
 def test_a_vacuous_contract_is_reported_through_examine(ulps: float, words: str) -> None:
     """A contract loose enough for anything gives VACUOUS and says what would have gone through, never PASS."""
     verdict = examine(
-        softmax, "softmax", dtype="bfloat16", contract=Contract(ulps={"exp": ulps}, rescale_every=1), examples=0
+        softmax,
+        "softmax",
+        dtype="bfloat16",
+        contract=Contract(ulps={"exp": ulps}, rescale_every=1),
+        effort="quick",
+        examples=0,
     )
     assert (verdict.outcome, verdict.failure, verdict.passed) == ("VACUOUS", None, False)
     assert words in verdict.note
@@ -144,13 +149,13 @@ def test_a_vacuous_contract_is_reported_through_examine(ulps: float, words: str)
 
 def test_an_ordinary_contract_is_not_vacuous() -> None:
     """The same kernel under the default contract passes."""
-    assert examine(softmax, "softmax", dtype="bfloat16", examples=0).outcome == "PASS"
+    assert examine(softmax, "softmax", dtype="bfloat16", effort="quick", examples=0).outcome == "PASS"
 
 
 def test_a_fault_beyond_even_a_vacuous_contract_still_fails() -> None:
     """A violation is proved whatever the gate says."""
     loose = Contract(ulps={"exp": 2.0**16})
-    verdict = examine(lambda x: x * math.nan, "softmax", dtype="bfloat16", contract=loose, examples=0)
+    verdict = examine(lambda x: x * math.nan, "softmax", dtype="bfloat16", contract=loose, effort="quick", examples=0)
     assert verdict.outcome == "FAIL"
 
 
@@ -187,9 +192,9 @@ def test_the_smallest_gain_is_that_of_all_elements() -> None:
 
 def test_what_is_detectable_is_in_the_verdict() -> None:
     """About as much as the contract's radius: 2^-20 for float32, and 2^-8 where exp alone may lose that."""
-    tight = examine(softmax, "softmax", dtype="float32", examples=0).detectable[0]
+    tight = examine(softmax, "softmax", dtype="float32", effort="quick", examples=0).detectable[0]
     contract = Contract(ulps={"exp": 2.0**15})
-    loose = examine(softmax, "softmax", dtype="float32", contract=contract, examples=0).detectable[0]
+    loose = examine(softmax, "softmax", dtype="float32", contract=contract, effort="quick", examples=0).detectable[0]
     assert tight.length == loose.length == 8
     assert 2.0**-22 < tight.suspect <= tight.broken < 2.0**-18
     assert 2.0**-9 < loose.suspect <= loose.broken < 2.0**-5
@@ -217,7 +222,7 @@ def test_a_golden_without_numbers_is_passed_over() -> None:
 
 def test_a_size_where_results_cancel_is_no_loophole() -> None:
     """A gradient that vanishes where a row has one or two columns doesn't make its check vacuous."""
-    verdict = examine(layernorm_backward_torch, "layernorm_backward", dtype="float32", examples=5)
+    verdict = examine(layernorm_backward_torch, "layernorm_backward", dtype="float32", effort="quick", examples=5)
     assert verdict.outcome != "VACUOUS", str(verdict)
 
 

@@ -76,7 +76,7 @@ def test_a_lost_process_is_a_finding(
     kernel: Callable[[Tensor], Tensor], kind: str, words: str, sizes: dict[str, int]
 ) -> None:
     """The examination goes on: the case is shrunk to the least that still takes the process down."""
-    verdict = examine(kernel, "softmax", dtype="float32", examples=5, isolate=True, memory=0.25)
+    verdict = examine(kernel, "softmax", dtype="float32", effort="quick", examples=5, isolate=True, memory=0.25)
     assert verdict.failure is not None, str(verdict)
     assert (verdict.failure.kind, verdict.outcome) == (kind, "FAIL")
     assert words in verdict.failure.message
@@ -129,10 +129,10 @@ def test_an_honest_kernel_passes_and_is_not_called_here() -> None:
         seen.append(os.getpid())
         return softmax(x)
 
-    verdict = examine(kernel, "softmax", dtype="bfloat16", examples=5, isolate=True)
+    verdict = examine(kernel, "softmax", dtype="bfloat16", effort="quick", examples=5, isolate=True)
     assert verdict.passed, str(verdict)
     assert not seen
-    assert verdict.cases == examine(softmax, "softmax", dtype="bfloat16", examples=5).cases
+    assert verdict.cases == examine(softmax, "softmax", dtype="bfloat16", effort="quick", examples=5).cases
 
 
 def test_a_fork_of_a_process_with_threads_answers() -> None:
@@ -141,7 +141,9 @@ def test_a_fork_of_a_process_with_threads_answers() -> None:
     torch.set_num_threads(2)
     try:
         torch.ones(1 << 20).exp()  # starts the pool
-        verdict = examine(softmax, "softmax", dtype="float32", shapes={"R": 70, "N": 4096}, examples=3, isolate=True)
+        verdict = examine(
+            softmax, "softmax", dtype="float32", shapes={"R": 70, "N": 4096}, effort="quick", examples=3, isolate=True
+        )
     finally:
         torch.set_num_threads(threads)
     assert verdict.passed, str(verdict)

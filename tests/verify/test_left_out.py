@@ -63,7 +63,9 @@ def reads_what_it_never_wrote(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("isolate", [False, True])
 def test_a_crash_that_only_poisoned_memory_provokes_is_one_of_memory(isolate: bool) -> None:
     """And the message says so."""
-    verdict = examine(reads_what_it_never_wrote, "softmax", dtype="bfloat16", examples=0, isolate=isolate)
+    verdict = examine(
+        reads_what_it_never_wrote, "softmax", dtype="bfloat16", effort="quick", examples=0, isolate=isolate
+    )
     assert verdict.outcome == "FAIL"
     failure = verdict.aspects["memory"].failure
     assert failure is not None
@@ -81,7 +83,7 @@ def test_a_dispatchers_own_refusal_of_poisoned_memory_is_none() -> None:
             raise NotImplementedError("this compiler takes no tensors under a __torch_dispatch__ mode")
         return softmax(x)
 
-    verdict = examine(refuses, "softmax", dtype="bfloat16", examples=0)
+    verdict = examine(refuses, "softmax", dtype="bfloat16", effort="quick", examples=0)
     assert verdict.passed, str(verdict)
 
 
@@ -93,7 +95,7 @@ def test_a_crash_in_ordinary_memory_too_is_not_one_of_memory() -> None:
             raise RuntimeError("too many rows")
         return softmax(x)
 
-    verdict = examine(crashes, "softmax", dtype="bfloat16", examples=0, shrinking=False)
+    verdict = examine(crashes, "softmax", dtype="bfloat16", effort="quick", examples=0, shrinking=False)
     assert verdict.outcome == "FAIL"
     assert verdict.aspects["memory"].failure is None
 
@@ -104,7 +106,7 @@ def test_a_verdict_says_where_no_time_limit_could_act(isolate: bool, unlimited: 
     found: list[Verdict] = []
 
     def asked() -> None:
-        found.append(examine(softmax, "softmax", dtype="bfloat16", examples=0, isolate=isolate))
+        found.append(examine(softmax, "softmax", dtype="bfloat16", effort="quick", examples=0, isolate=isolate))
 
     thread = threading.Thread(target=asked)
     thread.start()
@@ -125,7 +127,7 @@ def test_an_output_that_is_mostly_unjudged_is_mistrusted() -> None:
 
 def test_a_contract_that_judges_little_is_mistrusted() -> None:
     """A kernel may not pass by what a contract leaves open."""
-    asked: dict[str, Any] = {"dtype": "bfloat16", "examples": 0, "shapes": {"N": [4096]}}
+    asked: dict[str, Any] = {"dtype": "bfloat16", "effort": "quick", "examples": 0, "shapes": {"N": [4096]}}
     assert examine(softmax, "softmax", **asked).passed
     verdict = examine(softmax, "softmax", contract=Contract(accumulate="bfloat16", compute="bfloat16"), **asked)
     assert verdict.outcome in ("MISTRUSTED", "VACUOUS"), str(verdict)
@@ -146,7 +148,7 @@ def route_by_id(logits: Tensor, *, top_k: int) -> tuple[Tensor, Tensor]:
 
 def test_the_order_of_experts_is_judged() -> None:
     """moe_route gives the largest first."""
-    asked: dict[str, Any] = {"dtype": "bfloat16", "options": {"top_k": [2, 4]}, "examples": 20}
+    asked: dict[str, Any] = {"dtype": "bfloat16", "options": {"top_k": [2, 4]}, "effort": "quick", "examples": 20}
     verdict = examine(route, "moe_route", **asked)
     assert verdict.passed, str(verdict)
     failure = examine(route_by_id, "moe_route", shrinking=False, **asked).failure

@@ -45,7 +45,7 @@ def softmax_strides_ignored(x: Array) -> Array:
     return softmax(behind.reshape(x.shape).copy())
 
 
-SETTINGS: dict[str, Any] = {"framework": "numpy", "examples": 20}
+SETTINGS: dict[str, Any] = {"framework": "numpy", "effort": "quick", "examples": 20}
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 

@@ -51,10 +51,10 @@ TESTS = """
 import own_gate_op
 
 def test_honest(assay):
-    assay.check(own_gate_op.honest, "own_gate", dtype="float32", shapes={"R": [3], "N": range(1, 10)}, examples=1)
+    assay.check(own_gate_op.honest, "own_gate", dtype="float32", shapes={"R": [3], "N": range(1, 10)}, effort="quick")
 
 def test_doubled(assay):
-    assay.check(own_gate_op.doubled, "own_gate", dtype="float32", shapes={"R": [3], "N": range(1, 10)}, examples=1)
+    assay.check(own_gate_op.doubled, "own_gate", dtype="float32", shapes={"R": [3], "N": range(1, 10)}, effort="quick")
 """
 TABLE = """
 [[kernel]]
@@ -111,7 +111,7 @@ def test_it_is_evaluated_to_any_digits(own: ModuleType) -> None:
 
 def test_a_failure_is_explained_and_repeats_in_a_fresh_process(own: ModuleType) -> None:
     """By the fault of the op's own file; the repro line knows where the op is defined."""
-    verdict = examine(own.doubled, "own_gate", dtype="float32", examples=5)
+    verdict = examine(own.doubled, "own_gate", dtype="float32", effort="quick", examples=5)
     assert (verdict.outcome, verdict.spec) == ("FAIL", "own_gate")
     assert [found.name for found in verdict.explanations][:1] == ["twice"], verdict.not_asked
     found = assay(own, *shlex.split(verdict.repro)[1:])
@@ -122,7 +122,7 @@ IN_A_TEST = (
     FILE
     + """
 def test_doubled(assay):
-    assay.check(doubled, "own_gate", dtype="float32", shapes={"R": [3], "N": range(1, 10)}, examples=0)
+    assay.check(doubled, "own_gate", dtype="float32", shapes={"R": [3], "N": range(1, 10)}, effort="quick", examples=0)
 """
 )
 IN_A_SCRIPT = (
@@ -130,7 +130,7 @@ IN_A_SCRIPT = (
     + """
 if __name__ == "__main__":
     from assay.verify import examine
-    print(examine(doubled, "own_gate", dtype="float32", shapes={"R": [3], "N": range(1, 10)}, examples=0))
+    print(examine(doubled, "own_gate", dtype="float32", shapes={"R": [3], "N": range(1, 10)}, effort="quick"))
 """
 )
 
@@ -167,7 +167,13 @@ def test_an_op_of_a_test_or_a_script_repeats(
 
 def test_its_gradient_is_examined_with_it(own: ModuleType) -> None:
     """`gradient_of` in the same file is all that `examine_backward` needs; a gradient that is cut off fails."""
-    small = {"dtype": "float32", "options": {"bias": [1.0]}, "shapes": {"R": [3], "N": range(1, 10)}, "examples": 3}
+    small = {
+        "dtype": "float32",
+        "options": {"bias": [1.0]},
+        "shapes": {"R": [3], "N": range(1, 10)},
+        "effort": "quick",
+        "examples": 3,
+    }
     verdict = examine_backward(own.honest, "own_gate", **small)
     assert verdict.passed, str(verdict)
     wrong = examine_backward(lambda x, gate, bias: own.honest(x, gate.detach(), bias=bias), "own_gate", **small)
@@ -182,7 +188,7 @@ def test_the_command_line_knows_it(own: ModuleType, question: tuple[str, ...]) -
     kernels = "import torch\n" + FILE[FILE.index("def honest") :]
     (folder_of(own) / "elsewhere.py").write_text(kernels, encoding="ascii")
     (folder_of(own) / "mine.toml").write_text(TABLE, encoding="ascii")
-    found = assay(own, "verify", *question, *SMALL, "--examples", "1")
+    found = assay(own, "verify", *question, *SMALL, "--effort", "quick", "--examples", "1")
     assert (found.returncode, found.stdout[:4]) == (0, "PASS"), found.stderr
 
 
@@ -202,7 +208,9 @@ def test_its_faults_are_what_power_tries(own: ModuleType) -> None:
 
 def test_the_plugin_knows_it(own: ModuleType, pytester: pytest.Pytester) -> None:
     """Its verdicts are listed under the op's own name."""
-    examine(own.doubled, "own_gate", dtype="float32", examples=0)  # imports what a run in this process would forget
+    examine(
+        own.doubled, "own_gate", dtype="float32", effort="quick", examples=0
+    )  # imports what a run in this process would forget
     pytester.makepyfile(test_kernels=TESTS)
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, failed=1)

@@ -16,7 +16,7 @@ def test_a_kernel_that_keeps_its_contract_passes_and_is_listed(run: Any) -> None
     result = run(
         """
         def test_softmax(assay):
-            verdict = assay.check(softmax, "softmax", dtype="bfloat16", examples=2)
+            verdict = assay.check(softmax, "softmax", dtype="bfloat16", effort="quick", examples=2)
             assert verdict.passed
         """
     )
@@ -37,7 +37,7 @@ def test_a_faulty_kernel_fails_the_test_with_its_report_alone(run: Any, style: s
     result = run(
         """
         def test_doubled(assay):
-            assay.check(doubled, "softmax", dtype="bfloat16", examples=2)
+            assay.check(doubled, "softmax", dtype="bfloat16", effort="quick", examples=2)
         """,
         f"--tb={style}",
     )
@@ -60,8 +60,8 @@ def test_examine_lists_a_failure_and_leaves_the_test_to_decide(run: Any) -> None
     result = run(
         """
         def test_doubled(assay):
-            assert assay.examine(doubled, "softmax", dtype="float32", examples=0).outcome == "FAIL"
-            assert assay.examine(softmax, "softmax", dtype="float32", examples=0).outcome == "PASS"
+            assert assay.examine(doubled, "softmax", dtype="float32", effort="quick", examples=0).outcome == "FAIL"
+            assert assay.examine(softmax, "softmax", dtype="float32", effort="quick", examples=0).outcome == "PASS"
         """
     )
     result.assert_outcomes(passed=1)
@@ -218,7 +218,7 @@ def test_the_whole_run_may_have_the_tensor_cores_of_a_device(run: Any) -> None:
 
 STORED = """
 def test_softmax(assay):
-    assay.check(softmax, "softmax", dtype="float32", examples=0, goldens="nothing")
+    assay.check(softmax, "softmax", dtype="float32", effort="quick", examples=0, goldens="nothing")
 """
 
 
@@ -232,7 +232,7 @@ def test_stored_goldens_are_tried_too(run: Any, tmp_path: Any) -> None:
     tests = """
         def test_softmax(assay):
             kernel = lambda x: softmax(x) * (2 if x.shape[-1] == 977 else 1)
-            assay.check(kernel, "softmax", dtype="float32", examples=0, shapes={"N": range(1, 2000)})
+            assay.check(kernel, "softmax", dtype="float32", effort="quick", examples=0, shapes={"N": range(1, 2000)})
     """
     run(tests).assert_outcomes(passed=1)
     result = run(tests, "--assay-golden", store.url)

@@ -15,11 +15,11 @@ pytest_plugins = ["pytester"]
 REPORTED = """
 @pytest.mark.parametrize("name", ["plain", "a/b c", "%s"])
 def test_softmax(assay, name):
-    assay.check(softmax, "softmax", dtype="float32", examples=0)
+    assay.check(softmax, "softmax", dtype="float32", effort="quick", examples=0)
 
 def test_twice(assay):
-    assay.check(softmax, "softmax", dtype="float32", examples=0)
-    assay.check(doubled, "softmax", dtype="float32", examples=0)
+    assay.check(softmax, "softmax", dtype="float32", effort="quick", examples=0)
+    assay.check(doubled, "softmax", dtype="float32", effort="quick", examples=0)
 """
 
 
@@ -39,7 +39,7 @@ def test_reports_are_written_for_passes_and_failures(run: Any, pytester: pytest.
 
 def test_a_long_name_is_no_error(run: Any) -> None:
     """The report of a test whose name is longer than a file's may be is written under a shorter one."""
-    test = f'def test_{"x" * 300}(assay): assay.check(softmax, "softmax", dtype="float32", examples=0)'
+    test = f'def test_{"x" * 300}(assay): assay.check(softmax, "softmax", dtype="float32", effort="quick", examples=0)'
     run(test, "--assay-report=reports").assert_outcomes(passed=1)
 
 
@@ -53,10 +53,10 @@ def test_workers_send_their_verdicts_home(run: Any, pytester: pytest.Pytester) -
     """Under xdist the summary lists the verdicts of all workers once, and the reports are all there."""
     tests = """
 def test_softmax(assay):
-    assay.check(softmax, "softmax", dtype="float32", examples=0)
+    assay.check(softmax, "softmax", dtype="float32", effort="quick", examples=0)
 
 def test_doubled(assay):
-    assay.check(doubled, "softmax", dtype="bfloat16", examples=0)
+    assay.check(doubled, "softmax", dtype="bfloat16", effort="quick", examples=0)
 """
     result = run(tests, "-n2", "--assay-report=reports", apart=True)
     result.assert_outcomes(passed=1, failed=1)
@@ -116,7 +116,7 @@ def test_a_kernels_warning_is_told_once(run: Any) -> None:
             return softmax(x)
 
         def test_softmax(assay):
-            assay.check(warning_softmax, "softmax", dtype="float32", examples=0)
+            assay.check(warning_softmax, "softmax", dtype="float32", effort="quick", examples=0)
     """
     result = run(tests)
     result.assert_outcomes(passed=1, warnings=1)

@@ -25,7 +25,7 @@ SMALL = {"R": [1, 2, 3, 17], "N": [1, 5, 17, 33]}
 def report() -> PowerReport:
     """The power of a small examination of silu, and of a plain check."""
     families = ["formula", "store", "special values", "state"]
-    settings = {"dtype": "bfloat16", "shapes": SMALL, "examples": 0, "families": families}
+    settings = {"dtype": "bfloat16", "shapes": SMALL, "effort": "quick", "examples": 0, "families": families}
     return power("silu", against="allclose(1e-2,1e-2)", **settings)
 
 
@@ -63,7 +63,9 @@ def test_survivors_say_what_they_would_need() -> None:
     """A campaign of contiguous inputs does not see that strides are ignored, and names the input that would."""
     families = ["layout", "unwritten"]
     shapes = {"R": [4], "N": [8]}
-    found = power("silu", dtype="bfloat16", shapes=shapes, layouts=["contiguous"], examples=0, families=families)
+    found = power(
+        "silu", dtype="bfloat16", shapes=shapes, layouts=["contiguous"], effort="quick", examples=0, families=families
+    )
     survivors = {trial.name: trial for trial in found.survivors}
     assert "strides_ignored" in survivors
     assert "last_columns_unwritten" in survivors
@@ -75,14 +77,14 @@ def test_what_a_contract_allows_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> 
     """Under a contract of sums in float16 a sum in float16 is not among the fault models."""
     found = tuple(fault for fault in fault_models_of("softmax") if fault.name == "accumulated_in_float16")
     monkeypatch.setattr("assay.verify.mutation.power.fault_models_of", lambda op: found)
-    settings = {"dtype": "bfloat16", "shapes": {"R": [2], "N": [4]}, "examples": 0}
+    settings = {"dtype": "bfloat16", "shapes": {"R": [2], "N": [4]}, "effort": "quick", "examples": 0}
     contracts = (Contract(), Contract(accumulate="float16"))
     strict, loose = (power("softmax", contract=c, families=["accumulator"], **settings) for c in contracts)
     assert "accumulated_in_float16" in {trial.name for trial in strict.trials}
     assert "accumulated_in_float16" not in {trial.name for trial in loose.trials}
 
 
-TINY = {"shapes": {"R": [2], "N": [3]}, "examples": 0}
+TINY = {"shapes": {"R": [2], "N": [3]}, "effort": "quick", "examples": 0}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ TINY = {"shapes": {"R": [2], "N": [3]}, "examples": 0}
 def test_what_tells_nothing_is_refused(op: str, settings: dict[str, Any], message: str) -> None:
     """A check that the right kernel fails (float64, another store, no tolerance), and words that can't be read."""
     with pytest.raises(SettingError, match=message):
-        power(op, shapes={"R": [4], "N": [40]}, examples=0, **settings)
+        power(op, shapes={"R": [4], "N": [40]}, effort="quick", examples=0, **settings)
 
 
 def test_a_crash_catches_only_a_fault_model_that_declares_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +130,7 @@ def told_by_plugin(kernel: Any, *, power: bool, **settings: Any) -> str:
 
 def test_the_plugin_measures_passing_examinations_only() -> None:
     """Under --assay-power a verdict that passes comes with its power; one that fails, and a run without it, do not."""
-    small = {"dtype": "bfloat16", "shapes": {"R": [2], "N": [3]}, "examples": 0}
+    small = {"dtype": "bfloat16", "shapes": {"R": [2], "N": [3]}, "effort": "quick", "examples": 0}
     honest, faulty = (lambda x: torch.exp(x.double()).to(x.dtype)), (lambda x: torch.exp2(x))
     assert re.fullmatch(r"\d+ of \d+", told_by_plugin(honest, power=True, **small))
     assert told_by_plugin(faulty, power=True, **small) == told_by_plugin(honest, power=False, **small) == ""

@@ -42,7 +42,7 @@ def wrong_from_column_5(x: torch.Tensor) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def failed() -> Verdict:
     """The verdict of a faulty kernel."""
-    return examine(wrong_from_column_5, "softmax", dtype="float32", examples=5)
+    return examine(wrong_from_column_5, "softmax", dtype="float32", effort="quick", examples=5)
 
 
 @given(st.lists(st.one_of(st.sampled_from([*EDGES, 1 + 2.0**-40, math.inf]), st.floats(0, 20)), max_size=60))
@@ -59,7 +59,7 @@ def test_each_ratio_is_in_the_bin_that_holds_it(ratios: list[float]) -> None:
 
 def test_an_examination_counts_every_judged_element(failed: Verdict) -> None:
     """A histogram adds up to the elements judged; beyond 1 there is something just where the contract is broken."""
-    passed = examine(softmax, "softmax", dtype="bfloat16", examples=3)
+    passed = examine(softmax, "softmax", dtype="bfloat16", effort="quick", examples=3)
     one = STEPS
     for verdict in (passed, failed):
         assert sum(verdict.histogram) == verdict.elements > 0
@@ -195,7 +195,7 @@ def test_of_a_large_output_the_neighbours_of_the_worst_are_shown() -> None:
         y[:, 100:101] *= 2
         return y
 
-    verdict = examine(far, "softmax", dtype="float32", examples=0, shapes={"N": [300], "R": [2]})
+    verdict = examine(far, "softmax", dtype="float32", effort="quick", examples=0, shapes={"N": [300], "R": [2]})
     assert verdict.sample is not None
     assert verdict.sample.inputs == ()
     output = verdict.sample.output
@@ -211,7 +211,7 @@ def test_what_is_no_matter_of_numbers_has_no_map() -> None:
     def crashes(x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no")
 
-    verdict = examine(crashes, "softmax", dtype="float32", examples=0)
+    verdict = examine(crashes, "softmax", dtype="float32", effort="quick", examples=0)
     assert verdict.map is None
     assert verdict.sample is not None
     assert verdict.sample.output is None
@@ -226,7 +226,7 @@ def test_wrong_choices_have_a_map() -> None:
         weights, ids = torch.softmax(logits.float(), -1).topk(2)
         return weights / weights.sum(-1, keepdim=True), (ids * 0).int()
 
-    verdict = examine(last, "moe_route", dtype="float32", shapes={"E": [4]}, examples=0)
+    verdict = examine(last, "moe_route", dtype="float32", shapes={"E": [4]}, effort="quick", examples=0)
     assert verdict.outcome == "FAIL"
     assert verdict.map is not None
     assert verdict.map.output == "ids"

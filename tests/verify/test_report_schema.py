@@ -59,7 +59,9 @@ def verdict(request: pytest.FixtureRequest) -> Verdict:
     """A verdict of each kind."""
     kind = request.param
     whole = kind in ("contract", "nonfinite")
-    found = examine(KERNELS[kind], "softmax", dtype="float32", shapes=SMALL, examples=0, shrinking=whole)
+    found = examine(
+        KERNELS[kind], "softmax", dtype="float32", shapes=SMALL, effort="quick", examples=0, shrinking=whole
+    )
     assert kind in (found.outcome, found.failure and found.failure.kind), str(found)
     return found
 
@@ -67,7 +69,7 @@ def verdict(request: pytest.FixtureRequest) -> Verdict:
 @pytest.fixture(scope="module")
 def failed() -> str:
     """The JSON of a failure with all that a failure may have."""
-    return examine(KERNELS["contract"], "softmax", dtype="float32", shapes=SMALL, examples=0).to_json()
+    return examine(KERNELS["contract"], "softmax", dtype="float32", shapes=SMALL, effort="quick", examples=0).to_json()
 
 
 def test_the_schema_is_one() -> None:
@@ -88,7 +90,9 @@ def test_verdicts_of_every_kind_fit(verdict: Verdict) -> None:
 def test_outcomes_without_a_failure_fit(outcome: str) -> None:
     """So do the outcomes that are neither PASS nor FAIL."""
     if outcome == "VACUOUS":
-        found = examine(softmax, "softmax", dtype="float32", contract=Contract(ulps={"exp": 1e12}), examples=0)
+        found = examine(
+            softmax, "softmax", dtype="float32", contract=Contract(ulps={"exp": 1e12}), effort="quick", examples=0
+        )
         assert found.outcome == outcome
     else:
         found = Verdict(outcome, "k", "softmax", "float32", "float32 inside", note="why")

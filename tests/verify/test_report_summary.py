@@ -26,10 +26,10 @@ TESTS = """
         return torch.softmax(x, -1) * 2
 
     def test_softmax(assay):
-        assay.check(softmax, "softmax", dtype="float32", shapes={"R": [2]}, examples=0)
+        assay.check(softmax, "softmax", dtype="float32", shapes={"R": [2]}, effort="quick", examples=0)
 
     def test_doubled(assay):
-        assay.check(doubled, "softmax", dtype="bfloat16", shapes={"R": [2]}, examples=0)
+        assay.check(doubled, "softmax", dtype="bfloat16", shapes={"R": [2]}, effort="quick", examples=0)
 """
 FAILED = Line(
     "my.kernel",
@@ -49,7 +49,11 @@ SMALL = {"R": [2], "N": [5]}
 @pytest.fixture(scope="module", autouse=True)
 def everything_imported() -> None:
     """What a run of pytest inside of this process imports is forgotten after it; torch can't be imported twice."""
-    line_of(examine(lambda x: torch.softmax(x, -1) * 2, "softmax", dtype="float32", shapes=SMALL, examples=1))
+    line_of(
+        examine(
+            lambda x: torch.softmax(x, -1) * 2, "softmax", dtype="float32", shapes=SMALL, effort="quick", examples=1
+        )
+    )
 
 
 def test_the_table_begins_with_what_failed() -> None:
@@ -79,7 +83,11 @@ def test_nothing_in_a_line_is_markup(words: str, repro: str) -> None:
 
 def test_a_verdict_gives_its_line(tmp_path: Path) -> None:
     """The first violation in words, where it was first met, and the repro line; files are appended to."""
-    found = line_of(examine(lambda x: torch.softmax(x, -1) * 2, "softmax", dtype="float32", shapes=SMALL, examples=0))
+    found = line_of(
+        examine(
+            lambda x: torch.softmax(x, -1) * 2, "softmax", dtype="float32", shapes=SMALL, effort="quick", examples=0
+        )
+    )
     assert found.outcome == "FAIL"
     assert "came" in found.words
     assert found.where.startswith("first met in y[")
@@ -119,7 +127,18 @@ def test_a_summary_that_cannot_be_written_is_one_line(pytester: Any) -> None:
 
 def test_the_command_line_appends_one_too(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """`assay verify --summary FILE`; a folder that isn't there is a usage error, before anything is examined."""
-    command = ["verify", "torch.nn.functional:softmax", "--spec", "softmax", "--dtype", "float32", "--examples", "0"]
+    command = [
+        "verify",
+        "torch.nn.functional:softmax",
+        "--spec",
+        "softmax",
+        "--dtype",
+        "float32",
+        "--effort",
+        "quick",
+        "--examples",
+        "0",
+    ]
     assert main([*command, "--summary", str(tmp_path / "s.md")]) in (0, 1)
     assert "softmax" in (tmp_path / "s.md").read_text()
     assert main([*command, "--summary", str(tmp_path / "none" / "s.md")]) == 2

@@ -33,6 +33,7 @@ def test_a_failure_of_an_emulated_device_fails_again_elsewhere() -> None:
             "gemm_fp8",
             dtype="float8_e4m3fn",
             shapes={"M": [64], "N": [40], "K": [128]},
+            effort="quick",
             examples=0,
             shrinking=False,
         )

@@ -30,8 +30,8 @@ def test_rescalings_count_once_a_block(block: int, every: int, outcome: str) -> 
     shapes = {"R": range(1, 20), "N": range(1, 200 * block)}
     contract = Contract(rescale_every=every)
     verdict = examine(
-        kernel, "softmax", dtype="float32", contract=contract, shapes=shapes, examples=4, shrinking=False,
-        every_aspect=False,
+        kernel, "softmax", dtype="float32", contract=contract, shapes=shapes, effort="quick", examples=4,
+        shrinking=False, every_aspect=False,
     )  # fmt: skip
     assert verdict.outcome == outcome, str(verdict)
 

@@ -57,7 +57,9 @@ print(json.dumps([failure and failure.kind for failure in failures]))
 @pytest.mark.parametrize("names", NAMED, ids=["first", "second"])
 def test_a_fault_shrinks_and_repeats_in_a_fresh_process(names: tuple[str, ...]) -> None:
     """No dimension is left above 16, and the repro line alone brings the same kind of failure elsewhere."""
-    verdicts = [examine(ZOO[name].kernel, ZOO[name].spec, examples=100, **ZOO[name].examine) for name in names]
+    verdicts = [
+        examine(ZOO[name].kernel, ZOO[name].spec, effort="quick", examples=100, **ZOO[name].examine) for name in names
+    ]
     failures = [verdict.failure for verdict in verdicts]
     assert all(failures)
     sizes = {name: dict(failure.case.sizes) for name, failure in zip(names, failures, strict=True) if failure}
@@ -76,7 +78,7 @@ def test_a_fault_shrinks_and_repeats_in_a_fresh_process(names: tuple[str, ...]) 
 def test_a_fault_of_the_second_tile_shrinks_in_the_other_dimension() -> None:
     """A softmax that is wrong from 65 columns on needs one row to show it."""
     entry = ZOO["softmax_no_rescale-float32"]
-    verdict = examine(entry.kernel, entry.spec, examples=20, **entry.examine)
+    verdict = examine(entry.kernel, entry.spec, effort="quick", examples=20, **entry.examine)
     assert verdict.failure is not None
     assert verdict.failure.case.sizes["R"] <= 16
 

@@ -31,12 +31,17 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
 def test_the_records_of_the_op_and_dtype_are_tried(store: Store) -> None:
     """An honest kernel passes, those records that answer the question being among its cases."""
-    verdict = examine(softmax, "softmax", dtype="float32", examples=0, goldens=store.url)
+    verdict = examine(softmax, "softmax", dtype="float32", effort="quick", examples=0, goldens=store.url)
     assert verdict.passed
     assert verdict.phases["stored"] == 2
-    assert examine(softmax, "softmax", dtype="float16", examples=0, goldens=store.url).phases["stored"] == 0
     assert (
-        examine(softmax, "softmax", dtype="float32", shapes={"N": [64]}, examples=0, goldens=store.url).phases["stored"]
+        examine(softmax, "softmax", dtype="float16", effort="quick", examples=0, goldens=store.url).phases["stored"]
+        == 0
+    )
+    assert (
+        examine(
+            softmax, "softmax", dtype="float32", shapes={"N": [64]}, effort="quick", examples=0, goldens=store.url
+        ).phases["stored"]
         == 0
     )
 
@@ -44,8 +49,8 @@ def test_the_records_of_the_op_and_dtype_are_tried(store: Store) -> None:
 def test_a_fault_that_only_a_stored_case_shows_is_found(store: Store) -> None:
     """A kernel that is wrong at 977 columns only, which nothing else draws, fails."""
     kernel = lambda x: softmax(x) * (1.001 if x.shape[-1] == 977 else 1.0)  # noqa: E731
-    assert examine(kernel, "softmax", dtype="float32", examples=0).passed
-    verdict = examine(kernel, "softmax", dtype="float32", examples=0, goldens=store.url)
+    assert examine(kernel, "softmax", dtype="float32", effort="quick", examples=0).passed
+    verdict = examine(kernel, "softmax", dtype="float32", effort="quick", examples=0, goldens=store.url)
     assert verdict.outcome == "FAIL"
     assert verdict.failure is not None
     assert verdict.failure.case.sizes["N"] == 977
@@ -58,12 +63,14 @@ def test_a_golden_that_is_not_the_definitions_is_refused(store: Store, tmp_path:
     golden = record.goldens[0]
     poisoned.put(replace(record, goldens=(replace(golden, value=golden.value * 1.001),)))
     with pytest.raises(StoreError, match=r"a stored golden is not what the definition gives; run assay golden check"):
-        examine(softmax, "softmax", dtype="float32", examples=0, goldens=poisoned.url)
+        examine(softmax, "softmax", dtype="float32", effort="quick", examples=0, goldens=poisoned.url)
 
 
 def examined(address: str) -> int:
     """How many stored cases an honest kernel passes."""
-    verdict = examine(lambda x, weight: rmsnorm(x, weight), "rmsnorm", dtype="float32", examples=0, goldens=address)
+    verdict = examine(
+        lambda x, weight: rmsnorm(x, weight), "rmsnorm", dtype="float32", effort="quick", examples=0, goldens=address
+    )
     assert verdict.passed
     return verdict.phases["stored"]
 

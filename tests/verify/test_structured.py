@@ -146,11 +146,11 @@ def kept_as_they_are(x: Tensor, **options: Any) -> tuple[Tensor, ...]:
 
 def test_codes_have_the_dtype_of_the_table() -> None:
     """float32 codes fail by their dtype; another one cannot be asked for."""
-    verdict = examine(kept_as_they_are, "quantize_fp8", dtype="bfloat16", examples=5)
+    verdict = examine(kept_as_they_are, "quantize_fp8", dtype="bfloat16", effort="quick", examples=5)
     assert verdict.failure is not None
     assert verdict.failure.kind == "dtype"
     with pytest.raises(SettingError, match="the codes of quantize_fp8 are float8_e4m3fn"):
-        examine(quantize, "quantize_fp8", dtype="bfloat16", out_dtype="float8_e5m2", examples=5)
+        examine(quantize, "quantize_fp8", dtype="bfloat16", out_dtype="float8_e5m2", effort="quick", examples=5)
 
 
 def test_a_contract_may_leave_the_rounding_to_chance() -> None:
@@ -163,7 +163,12 @@ def test_a_contract_may_leave_the_rounding_to_chance() -> None:
         code = torch.ceil(quotient) if up else torch.trunc(quotient)
         return code.nan_to_num().clamp(-127, 127).to(torch.int8), amax / 127
 
-    settings: dict[str, Any] = {"dtype": "bfloat16", "examples": 0, "shapes": {"R": [1, 3], "N": [5, 33]}}
+    settings: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "effort": "quick",
+        "examples": 0,
+        "shapes": {"R": [1, 3], "N": [5, 33]},
+    }
     for up in (False, True):
 
         def kernel(x: Tensor, up: bool = up) -> tuple[Tensor, Tensor]:
@@ -195,7 +200,9 @@ def test_honest_quantisers_pass_in_numpy() -> None:
         (gemm_mxfp8, "gemm_mxfp8", None),
     ):
         sizes = {symbol: [32, 64] if symbol == "K" else [3, 33] for symbol in spec(op).signature().symbols}
-        verdict = examine(to_torch(kernel), op, dtype=dtype, framework="numpy", shapes=sizes, examples=3)
+        verdict = examine(
+            to_torch(kernel), op, dtype=dtype, framework="numpy", shapes=sizes, effort="quick", examples=3
+        )
         assert verdict.passed, str(verdict)
 
 

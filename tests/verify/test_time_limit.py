@@ -20,7 +20,7 @@ from assay.verify.execution import time_limit as limits
 from assay.verify.execution.time_limit import KernelTimeout, Pace, time_limit
 
 CASE = Case("softmax", {"R": 8, "N": 4}, {"x": "float32"}, {"scale": 1.0})
-SHORT: dict[str, Any] = {"dtype": "float32", "examples": 0, "timeout": 0.3}
+SHORT: dict[str, Any] = {"dtype": "float32", "effort": "quick", "examples": 0, "timeout": 0.3}
 
 
 class Watch:

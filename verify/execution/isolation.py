@@ -23,7 +23,6 @@ from typing import Any
 import torch
 
 from assay.interpreter import emulating
-from assay.runtime.dispatch import warm_up
 from assay.runtime.environment import on_one_thread
 from assay.runtime.patience import BUSY
 from assay.runtime.process import GIB, Lost, Parent, Process, limit_memory
@@ -110,7 +109,6 @@ class Isolation:
     def _started(self) -> Process:
         bench, call = self.bench, self.bench.call
         if self._has_limit and call.framework != "jax" and hasattr(os, "fork"):
-            warm_up()  # once, and not of the worker's memory
             return Process.fork(lambda parent: _serve_copy(parent, bench, self.memory))
         target = target_of(call.kernel)
         if not target:
