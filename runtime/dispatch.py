@@ -46,7 +46,7 @@ class AllocationMode(TorchDispatchMode):
         return result
 
 
-_not_compiled = torch._disable_dynamo(AllocationMode.__torch_dispatch__)
+_not_compiled = torch._disable_dynamo(AllocationMode.__torch_dispatch__)  # type: ignore[attr-defined]
 
 
 def _operator_keys(func: Any, args: Any) -> Any:
