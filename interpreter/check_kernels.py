@@ -4,6 +4,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+THREE = tl.constexpr(3.0)
+
 
 @triton.jit
 def cast(x_ptr, y_ptr, N: tl.constexpr):
@@ -86,3 +88,28 @@ def product(x_ptr, y_ptr, N: tl.constexpr):
 def counter(y_ptr, n):
     for i in range(n):
         tl.store(y_ptr + i, i.to(tl.float32))
+
+
+@triton.jit
+def running_sum(x_ptr, y_ptr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(y_ptr + i, tl.cumsum(tl.load(x_ptr + i), 0))
+
+
+@triton.jit
+def accumulate(x_ptr, y_ptr, N: tl.constexpr):
+    tl.atomic_add(y_ptr + tl.arange(0, N) * 0, tl.load(x_ptr + tl.arange(0, N)))
+
+
+@triton.jit
+def assembled(x_ptr, y_ptr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    x = tl.load(x_ptr + i)
+    y = tl.inline_asm_elementwise("fma.rn.f32 $0, $1, $1, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    tl.store(y_ptr + i, y)
+
+
+@triton.jit
+def from_constant(x_ptr, y_ptr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(y_ptr + i, THREE * tl.load(x_ptr + i))

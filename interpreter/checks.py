@@ -113,6 +113,12 @@ def _counter_check() -> str:
     return _difference(y, torch.arange(4))
 
 
+def _atomic_check() -> str:
+    y = torch.ones(1, dtype=torch.bfloat16)
+    kernels.accumulate[(1,)](torch.tensor([1.5, 2, 4, 8], dtype=torch.bfloat16), y, N=4)
+    return _difference(y, torch.tensor([16.5]))
+
+
 _f32, _f16, _bf16 = torch.float32, torch.float16, torch.bfloat16
 _e4m3, _e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
 _inf, _nan = math.inf, math.nan
@@ -162,6 +168,16 @@ CHECKS = (
     Check("the variable of a loop is a tensor", _counter_check),
     Check("exp is within two ulps", _exp_check),
     Check("functions of libdevice", _tanh_check),
+    Check(
+        "bfloat16 numbers are summed up one after the other",
+        _elementwise(kernels.running_sum, _bf16, _bf16, [[1.5, 2, 4, 256]], [1.5, 3.5, 7.5, 264]),
+    ),
+    Check("atomics add bfloat16 numbers", _atomic_check),
+    Check("inline assembly", _elementwise(kernels.assembled, _f32, _f32, [[1.5, -2.0]], [3.75, 2.0])),
+    Check(
+        "a global constant multiplies a block",
+        _elementwise(kernels.from_constant, _f32, _f32, [[1.5, -2.0]], [4.5, -6.0]),
+    ),
 )
 
 if __name__ == "__main__":
