@@ -143,21 +143,6 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         unit = lowest_bit(x.mid).amin(axis, keepdim=True)
         return self._summed(mid, rad, magnitude, unit)
 
-    def cumsum(self, x: Ball) -> Ball:
-        """Each running sum as `sum` has it: gamma_(n-1) of its own n terms' magnitudes, in any order.
-
-        An order that subtracts from a longer sum what comes behind is none of these.
-        """
-        count, late = x.shape[-1], int(self.model.accumulate.format.unit_roundoff <= self.u)
-        lost = x.mid.new_tensor([self.model.gamma(max(terms - late, 0)) for terms in range(1, count + 1)])
-        rounding = self.model.sum_rounding(count)
-        mid, magnitude = x.mid.cumsum(-1), x.magnitude.cumsum(-1)
-        rad = lost * rounding * magnitude
-        if x.rad is not None:
-            overflow = (magnitude > self.model.largest) & torch.isfinite(mid)
-            return self.ball(mid, torch.where(overflow, math.inf, rad + rounding * x.rad.cumsum(-1)))
-        return self._summed(mid, rad, magnitude, lowest_bit(x.mid).cummin(-1).values if count else mid)
-
     def rescaling(self, terms: int) -> float:
         """Error of a running sum of ``terms`` that is multiplied by exp(old - new) once a block (`RoundingModel`)."""
         if self.model.certifies:

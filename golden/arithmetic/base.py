@@ -103,6 +103,17 @@ class Arithmetic(ABC, Generic[N, Idx]):
             reach *= 2
         return x
 
+    def recurrence(self, decay: N, term: N) -> N:
+        """h_t = decay_t h_(t-1) + term_t along the last axis, h zero at first; in sequence, or as a scan."""
+        parts = [term[..., :1]]
+        for t in range(1, term.shape[-1]):
+            parts.append(decay[..., t : t + 1] * parts[-1] + term[..., t : t + 1])
+        return self.concatenate(parts, -1)
+
+    def where_above(self, x: N, bound: float, y: N, z: N | float) -> N:
+        """y where x > bound, else z; where a kernel's x may lie on the other side, either."""
+        return self.where(self.above(x, bound), y, z)
+
     @abstractmethod
     def max(self, x: N) -> N:
         """The largest along the last axis; -inf where there is none."""

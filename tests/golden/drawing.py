@@ -13,6 +13,7 @@ import torch
 from hypothesis import strategies as st
 
 from assay.golden import spec
+from assay.golden.inputs.values import draw as distributed
 from assay.golden.options import Option
 from assay.golden.signature import Signature, TensorSpec
 
@@ -183,6 +184,9 @@ def _values(
 ) -> torch.Tensor:
     given = {"fp8": "float8_e4m3fn"}.get(tensor.dtype or "", tensor.dtype)
     target = getattr(torch, given) if given else dtype
+    if tensor.inputs:  # an op's own distributions
+        kind, name = draw(st.sampled_from(sorted(tensor.inputs))), str(target).removeprefix("torch.")
+        return distributed(tensor, sizes, name, kind, int(rng.integers(2**24)))
     if not target.is_floating_point:
         if tensor.role == "offsets":
             return torch.from_numpy(_ragged(rng, tensor.most(sizes), shape[0] - 1)).to(target)

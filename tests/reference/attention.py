@@ -153,3 +153,32 @@ def block_attention(
             factor = max(q.shape[3], 1) ** -0.5 if scale is None else scale
             out[b, h, i] = torch.softmax(keys @ q[b, h, i].double() * factor, 0) @ values
     return (out,)
+
+
+def selective_scan(
+    u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor, softplus: bool = False
+) -> Outputs:
+    """Step by step."""
+    u, delta, a, b, c = (x.double() for x in (u, delta, a, b, c))
+    delta = torch.nn.functional.softplus(delta, threshold=1000.0) if softplus else delta
+    state, parts = torch.zeros(*u.shape[:2], a.shape[1], dtype=torch.float64), []
+    for t in range(u.shape[2]):
+        step = delta[:, :, t, None]
+        state = torch.exp(step * a) * state + step * b[:, None, :, t] * u[:, :, t, None]
+        parts.append((state * c[:, None, :, t]).sum(-1) + skip.double() * u[:, :, t])
+    return (torch.stack(parts, 2),)
+
+
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, *gate: Tensor, scale: float | None = None, gated: bool = False
+) -> Outputs:
+    """Step by step."""
+    q, k, v = (x.double() for x in (q, k, v))
+    factor = max(q.shape[3], 1) ** -0.5 if scale is None else scale
+    state = torch.zeros(q.shape[0], q.shape[2], q.shape[3], v.shape[3], dtype=torch.float64)
+    out = torch.zeros(v.shape, dtype=torch.float64)
+    for t in range(q.shape[1]):
+        decay = torch.exp(gate[0][:, t].double())[..., None, None] if gated else 1.0
+        state = decay * state + k[:, t, :, :, None] * v[:, t, :, None, :]
+        out[:, t] = factor * (q[:, t, :, None] @ state)[:, :, 0]
+    return (out,)

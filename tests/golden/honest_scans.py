@@ -1,4 +1,4 @@
-"""Honest float32 kernels of divergences, capped losses, convolutions and merged states, in many orders."""
+"""Honest float32 kernels of divergences, capped losses, convolutions, scans and merged states, in many orders."""
 
 import math
 from collections.abc import Iterator
@@ -79,3 +79,37 @@ def cascades(f: Functions, o: Tensor, lse: Tensor) -> Results:
         out = out * (a / whole)[..., None] + seen[:, state] * (b / whole)[..., None]
         running = top + f.log(a + b)
     yield "pair by pair", (out, running)
+
+
+def scans(f: Functions, u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor, **_: Any) -> Results:
+    decay, term = f.exp(delta[:, :, None] * a[:, :, None]), (delta * u)[:, :, None] * b[:, None]
+    state, parts = torch.zeros(term.shape[:3]), []
+    for t in range(u.shape[2]):
+        state = decay[..., t] * state + term[..., t]
+        parts.append(state)
+    doubled, product, reach = term, decay, 1
+    while reach < u.shape[2]:
+        doubled = torch.cat(
+            [doubled[..., :reach], product[..., reach:] * doubled[..., :-reach] + doubled[..., reach:]], -1
+        )
+        product = torch.cat([product[..., :reach], product[..., reach:] * product[..., :-reach]], -1)
+        reach *= 2
+    for name, states in (("in sequence", torch.stack(parts, -1)), ("by doubling", doubled)):
+        yield name, (states * c[:, None]).sum(2) + u * skip[:, None]
+
+
+def linear_attentions(
+    f: Functions, q: Tensor, k: Tensor, v: Tensor, gate: Tensor, *, gated: bool, scale: float
+) -> Results:
+    q, k, v, gate = (x.transpose(1, 2) for x in (q, k, v, gate[..., None]))
+    length = q.shape[2]
+    level = gate[..., 0].cumsum(-1)
+    seen = torch.ones(length, length).tril().bool()
+    weights = f.exp(torch.where(seen, level[..., :, None] - level[..., None, :], 0.0))
+    scores = torch.where(seen, (q @ k.transpose(-1, -2)) * weights * scale, 0.0)
+    yield "by scores", (scores @ v).transpose(1, 2)
+    state, parts = torch.zeros(*k.shape[:2], k.shape[3], v.shape[3]), []
+    for t in range(length):
+        state = f.exp(gate[:, :, t])[..., None] * state + k[:, :, t, :, None] * v[:, :, t, None, :]
+        parts.append(((q[:, :, t] * scale)[..., None] * state).sum(-2))
+    yield "by states", torch.stack(parts, 1)

@@ -1,4 +1,4 @@
-"""The default contract's radius holds honest float32 divergences, capped losses, convolutions and merged states."""
+"""The default contract's radius holds honest float32 divergences, losses, convolutions, scans and merged states."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.golden import honest_losses
+from tests.golden import honest_scans
 from tests.golden.allowance import Call, Kernels, report, rows, used_along_rows
 
 SOME = ("normal", "steep", "large mean", "lognormal", "peaked")
@@ -42,12 +42,29 @@ def partial(kind: str, n: int) -> Iterator[Call]:
         yield (rows(kind, 6 * states, n).reshape(3, states, 2, n), lse.reshape(3, states, 2)), {}
 
 
+def scanned(kind: str, n: int) -> Iterator[Call]:
+    for decay in (-0.5, -1e-3, -20.0):
+        delta = rows("positive", 6, n, seed=1).reshape(2, 3, n)
+        a, skip = decay * (1 + rows("positive", 3, 4)), rows("normal", 1, 3)[0]
+        b, c = (rows("normal", 8, n, seed=seed).reshape(2, 4, n) for seed in (2, 3))
+        yield (rows(kind, 6, n).reshape(2, 3, n), delta, a, b, c, skip), {"softplus": False}
+
+
+def attended(kind: str, n: int) -> Iterator[Call]:
+    for decay in (0.0, -0.01, -3.0):
+        q, k = (rows(one, n, 16, seed=seed).reshape(1, n, 2, 8) for one, seed in (("normal", 1), (kind, 2)))
+        gate = decay * rows("positive", n, 2).reshape(1, n, 2)
+        yield (q, k, rows("normal", n, 8).reshape(1, n, 2, 4), gate), {"gated": True, "scale": 0.25}
+
+
 OPS: dict[str, tuple[str, Kernels, Callable[[str, int], Iterator[Call]]]] = {
-    "kl_div": ("kl_div", honest_losses.kl_divs, distilled),
-    "jsd": ("jsd", honest_losses.jsds, mixed),
-    "cross_entropy, capped": ("cross_entropy", honest_losses.capped_entropies, capped),
-    "causal_conv1d": ("causal_conv1d", honest_losses.convolutions, convolved),
-    "merge_cascade": ("merge_cascade", honest_losses.cascades, partial),
+    "kl_div": ("kl_div", honest_scans.kl_divs, distilled),
+    "jsd": ("jsd", honest_scans.jsds, mixed),
+    "cross_entropy, capped": ("cross_entropy", honest_scans.capped_entropies, capped),
+    "causal_conv1d": ("causal_conv1d", honest_scans.convolutions, convolved),
+    "selective_scan": ("selective_scan", honest_scans.scans, scanned),
+    "linear_attention": ("linear_attention", honest_scans.linear_attentions, attended),
+    "merge_cascade": ("merge_cascade", honest_scans.cascades, partial),
 }
 
 
