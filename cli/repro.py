@@ -59,6 +59,8 @@ def repeat(item: tuple[str, str], heartbeat: Heartbeat) -> Verdict:
     failure = result.failure
     if failure is not None and failure.kind == "not_interpreted":
         outcome, note, failure = "REFUSED", failure.message, None
+    elif failure is not None and failure.kind == "refused":
+        outcome, note, failure = "VACUOUS", f"refused: {failure.message}", None
     elif result.failure is not None:
         warns = result.failure.kind == "unlikely" or result.failure.aspect in parse_line(*item)[0].unpromised
         outcome, note = ("WARN" if warns else "FAIL"), ""

@@ -19,9 +19,10 @@ OUTCOMES = ("PASS", "WARN", "FAIL", "INCONCLUSIVE", "MISTRUSTED", "VACUOUS", "RE
 KINDS = (
     "contract", "bias", "nonfinite", "exact", "shape", "dtype", "crash", "timeout", "nondeterministic",
     "batch_variant", "out_of_bounds_write", "input_mutated", "unwritten_output", "layout", "unlikely",
-    "not_interpreted",
+    "refused", "not_interpreted",
 )  # fmt: skip
-"""The kinds of failures; the last is none of the kernel's, and makes an examination end as REFUSED."""
+"""The kinds of failures; the last two are none of the kernel's: a refusal that it documents is counted, and what isn't
+interpreted makes an examination end as REFUSED."""
 ASPECTS = (
     "numbers", "range", "subnormals", "special", "shapes", "layouts", "memory", "determinism", "bias", "conduct",
 )  # fmt: skip
@@ -234,6 +235,7 @@ class Findings:
     ``at`` says of each case at the sizes of production what was judged of it, and what not.
     ``left_out`` counts the elements that weren't judged, by reason. ``unlimited``: no time limit could act, since the
     kernel was called in a thread other than its process's main one.
+    ``refused`` counts the cases that the kernel refused as it documents (``refuses=``), by its words.
     ``unrounded``: JAX was started before, and may leave out roundings on the way that a kernel asks for.
     ``left_changed`` names the settings of torch and NumPy that the kernel left changed (they were put back each time).
     ``target`` is the kernel's importable name, empty where it has none. ``about`` says when, where, on which device and
@@ -262,6 +264,7 @@ class Findings:
     left_changed: tuple[str, ...] = ()
     unlimited: bool = False
     unrounded: bool = False
+    refused: dict[str, Count] = field(default_factory=dict)
     target: str = ""
     about: dict[str, str] = field(default_factory=dict)
 

@@ -24,6 +24,7 @@ from assay.verify.cases.at_shape import checked_shapes
 from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.contract import Contract, contract_from_table
 from assay.verify.errors import SettingError
+from assay.verify.execution.refusals import checked
 
 _LARGEST_SIZE = 1025  # where a range of sizes has no "max"
 OF_THE_RUN = (
@@ -43,7 +44,7 @@ OF_THE_RUN = (
 EFFORTS = {"quick": 12, "usual": 60, "thorough": 200}
 """How many cases are fuzzed by each effort; a quick one has fewer fixed cases too."""
 
-_OF_A_CALL = ("contract", "strict", "framework", "device", "timeout", "faithful", "pretend", "environment")
+_OF_A_CALL = ("refuses", "contract", "strict", "framework", "device", "timeout", "faithful", "pretend", "environment")
 
 Text = Annotated[str, msgspec.Meta(description="text")]
 Switch = Annotated[bool, msgspec.Meta(description="true or false")]
@@ -86,6 +87,7 @@ class Settings:
     faithful: Text = ""
     pretend: Text = ""
     environment: Mapping[str, Any] = field(default_factory=changes)
+    refuses: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check every field, and bring it into its one form."""
@@ -129,6 +131,7 @@ class Settings:
                 raise SettingError(f"shapes: {symbol}={other!r}, which is as large as {self.ties[other]!r}; {expected}")
         self._set("at", checked_shapes(self.at, definition, sets, self.sizes, self.ties))
         self._set("layouts", _layouts(self.layouts))
+        self._set("refuses", checked(self.refuses, symbols))
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)  # the record is frozen for everybody else
@@ -209,7 +212,7 @@ def names() -> tuple[str, ...]:
 @cache
 def _defaults() -> dict[str, Any]:
     made = {f.name: f.default for f in fields(Settings)}
-    return made | {"options": {}, "shapes": {}, "contract": Contract(), "environment": {}}
+    return made | {"options": {}, "shapes": {}, "contract": Contract(), "environment": {}, "refuses": {}}
 
 
 def fitting(record: type, given: Mapping[str, Any]) -> dict[str, Any]:

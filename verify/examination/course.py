@@ -102,6 +102,10 @@ class Course:
             self.tally += Tally(not_interpreted=(result.failure.message,))
             self.ended = True
             return None
+        if result.failure is not None and result.failure.kind == "refused":
+            sampled = (f"{asked(case)}: refused, {result.failure.message}",) if case.protocol == AT else ()
+            self.tally += Tally(refused=Counter({result.failure.message: 1}), at=sampled)
+            return None
         shown = aspects_of(case)
         if result.failure is None:
             self.tally += Tally.of(phase, result, shown)

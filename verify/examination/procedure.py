@@ -25,6 +25,7 @@ from assay.verify.examination.question import Question, ask
 from assay.verify.examination.repro import repro_line
 from assay.verify.examination.tally import Tally
 from assay.verify.execution.isolation import Isolation
+from assay.verify.execution.refusals import refusals
 from assay.verify.execution.target import target_of
 from assay.verify.execution.time_limit import can_be_limited
 from assay.verify.execution.xla import drops_roundings
@@ -63,6 +64,7 @@ def examine(
     goldens: str | None = Settings.goldens,
     shrinking: bool = Settings.shrinking,
     strict: bool = Settings.strict,
+    refuses: Mapping[str, str] | Sequence[str] = (),
     every_aspect: bool = Settings.every_aspect,
     progress: Progress | None = None,
     watch: Callable[[str, float], None] | None = None,
@@ -86,6 +88,9 @@ def examine(
     Without ``shrinking`` failures are reported as they were met, unexplained. ``strict``: NaN, infinities, signed zeros
     and subnormals are part of the promise, as where the contract names them. Without ``every_aspect`` the examination
     ends with the first failure.
+    ``refuses`` are patterns of messages by which the kernel documents to refuse, and the sizes at which it does
+    (``{"too wide": "N * itemsize > 65536"}``; a list: at any sizes): a ValueError, NotImplementedError or RuntimeError
+    of such a message is listed, and no crash; where more cases are refused than tried, the verdict is MISTRUSTED.
     ``progress(phase, done, of)`` is called as the examination goes on, ``watch(line, seconds)`` with the repro line
     of each case before it is tried, and before and after each call of the kernel, which comes back within so many
     seconds unless it hangs beyond interruption; 0 where no call is under way.
@@ -113,6 +118,7 @@ def examine(
         goldens=goldens,
         shrinking=shrinking,
         strict=strict,
+        refuses=refusals(refuses),
         every_aspect=every_aspect,
         faithful=emulated_device(),
         pretend=pretended(),
@@ -183,6 +189,7 @@ def _verdict(question: Question, target: str, progress: Progress) -> Verdict:
         elements=tally.judged,
         unjudged=tally.unjudged,
         left_out=by_reason(tally.left_out),
+        refused=dict(tally.refused),
         unresolved=tally.unresolved,
         histogram=tally.histogram,
         detectable=tuple(detectable),
@@ -210,6 +217,9 @@ def _outcome(tally: Tally, open_way: str | None, settings: Settings) -> tuple[st
         return "REFUSED", tally.not_interpreted[0]
     if open_way:
         return "VACUOUS", f"under this contract the check lets through {open_way}"
+    refused = tally.refused.total()
+    if refused > tally.cases:
+        return "MISTRUSTED" if tally.judged else "VACUOUS", f"{refused} of {refused + tally.cases} cases were refused"
     if tally.cases == 0 or tally.judged == 0:
         return "VACUOUS", "nothing was decided: no element of any case was judged"
     if tally.unresolved:

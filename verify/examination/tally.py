@@ -15,7 +15,8 @@ from assay.verify.judgement.result import Result
 class Tally:
     """How many cases were decided and elements judged, by phase, the largest ratio, and what each aspect showed.
 
-    ``at`` says of each large case what was judged of it, ``not_interpreted`` what the interpreter can't do.
+    ``at`` says of each large case what was judged of it, ``not_interpreted`` what the interpreter can't do,
+    ``refused`` how many cases the kernel refused as it documents, by its words.
     ``judged_of`` counts judged elements by output, ``left_out`` the others by output and reason.
 
     A broken or suspect aspect has its first failure, and the map of where that output is wrong.
@@ -34,6 +35,7 @@ class Tally:
     aspects: Mapping[str, Aspect] = field(default_factory=dict)
     at: tuple[str, ...] = ()
     not_interpreted: tuple[str, ...] = ()
+    refused: Counter[str] = field(default_factory=Counter)
 
     @staticmethod
     def of(phase: str, result: Result, aspects: Iterable[str]) -> Tally:
@@ -99,4 +101,4 @@ def _together(before: Aspect, after: Aspect) -> Aspect:
 
 
 _RISING = ("not tried", "kept", "suspect", "broken")
-_COUNTS = ("cases", "judged", "nonzero", "unjudged", "unresolved", "judged_of", "left_out")
+_COUNTS = ("cases", "judged", "nonzero", "unjudged", "unresolved", "judged_of", "left_out", "refused")

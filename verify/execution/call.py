@@ -20,6 +20,8 @@ from assay.verify.cases.case import Case, Inputs
 from assay.verify.execution.compiled import every_variant_compiled
 from assay.verify.execution.frameworks import framework_named
 from assay.verify.execution.memory import PoisonedMemory, litter
+from assay.verify.execution.refusals import refusal
+from assay.verify.execution.signature import call_in_words, is_of_signature
 from assay.verify.execution.time_limit import KernelTimeout, Pace, time_limit
 from assay.verify.findings import Kind
 
@@ -77,6 +79,7 @@ class Call:
     environment that the kernel is called in; what it leaves changed is put back, and said in ``left``. Only torch's
     default dtype, which a kernel may set in its first call for all that follow, is in its next call as it has left it
     (``default_dtype``). ``pretend`` is the device as which "cuda" answers meanwhile, and where inputs count as lying.
+    ``refuses`` are its documented refusals (`refusals`).
     """
 
     kernel: Callable[..., Any]
@@ -88,6 +91,7 @@ class Call:
     left: dict[str, None] = field(default_factory=dict, compare=False, repr=False)  # in order, each once
     default_dtype: list[torch.dtype] = field(default_factory=list, compare=False, repr=False)  # none, or the one
     pretend: str = ""
+    refuses: Mapping[str, str] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace, compare=False, repr=False)
     watch: Watch = field(default_factory=Watch, compare=False, repr=False)
 
@@ -156,12 +160,16 @@ class Call:
                 return Finding(sanitizer.finding.kind, str(sanitizer.finding))
             if missing := _not_interpreted(error):
                 return Finding("not_interpreted", one_line(missing))
+            if words := refusal(error, case, self.refuses):
+                return Finding("refused", words)
             if self.watch.allocates:
                 self.watch.give_up_allocations()
                 return self._run(case, inputs, arguments, keywords, poison)
             message = f"{type(error).__name__}: {first_line(error)}{_place(error)}"
             if on_cpu and not self.pretend and asks_for_cuda(error):
                 return Finding("not_interpreted", f"{_NO_CUDA} ({message})")
+            if is_of_signature(error):
+                message += f"; the kernel is called as {call_in_words(case, self.listed)}"
             return Finding("crash", message, device_lost=_lost_device(error), refused=_is_refusal(error))
         finally:
             self.left.update(dict.fromkeys(left))

@@ -117,7 +117,10 @@ class Isolation:
                 "expected a function of a module, got one without an importable name"
             )
         memory = self.memory if self._has_limit else 0
-        how = {name: getattr(call, name) for name in ("listed", "framework", "timeout", "environment", "pretend")}
+        how = {
+            name: getattr(call, name)
+            for name in ("listed", "framework", "timeout", "environment", "pretend", "refuses")
+        }
         worker = Process.start(_serve_new, memory, target, how, bench.contract, str(bench.device))
         worker.memory = self.memory - memory
         return worker

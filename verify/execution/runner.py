@@ -71,6 +71,7 @@ class Bench:
         """The kernel under these settings; ``before`` is that of `Call`."""
         environment = with_changes(settings.environment)
         call = Call(kernel, settings.options, settings.framework, settings.timeout, before, environment)
+        call = replace(call, refuses=settings.refuses)
         if settings.pretend:
             call = replace(call, pretend=device_to_pretend(settings.pretend, settings.faithful))
         return Bench(call, settings.contract, settings.device)

@@ -20,6 +20,7 @@ def text_report(found: Findings) -> str:
     lines.append(f"  contract    {found.contract}")
     lines.append(f"  cases       {found.cases} decided, {found.elements} elements, worst ratio {found.worst:.3g}")
     lines += [f"  not judged  {count} elements {reason}" for reason, count in found.left_out.items()]
+    lines += [f"  refused     {count} cases: {words}" for words, count in found.refused.items()]
     if found.unlimited:
         lines.append("  no limit    on time: it acts in a process's main thread only, or with isolate=True")
     if found.unrounded:
