@@ -23,6 +23,63 @@ FUSED = Emission(contraction=True)
 
 
 @triton.jit
+def compiled(x_ptr, OP: tl.constexpr):
+    x, y, z = tl.load(x_ptr), tl.load(x_ptr + 1), tl.load(x_ptr + 2)
+    if OP == "exp":
+        r = tl.exp(x)
+    elif OP == "exp2":
+        r = tl.exp2(x)
+    elif OP == "sqrt":
+        r = tl.sqrt(x)
+    elif OP == "rsqrt":
+        r = tl.rsqrt(x)
+    elif OP == "quotient":
+        r = x / y
+    elif OP == "negated":
+        r = -(x * y) + z
+    else:
+        r = x * y + y * z
+    tl.store(x_ptr, r)
+
+
+EMITTED = {
+    "exp": ["mul.f32", "ex2.approx.f32"],
+    "exp2": ["ex2.approx.ftz.f32"],
+    "sqrt": ["sqrt.approx.ftz.f32"],
+    "rsqrt": ["rsqrt.approx.ftz.f32"],
+    "quotient": ["div.full.f32"],
+    "contracted": ["mul.f32", "fma.rn.f32"],
+}
+
+
+def ptx_of(op: str) -> str:
+    backend: Any = make_backend(TARGET)
+    options = backend.parse_options({"enable_fp_fusion": True})
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    source = ASTSource(compiled, {"x_ptr": "*fp32", "OP": "constexpr"}, {(1,): op})
+    functions = backend.get_codegen_implementation(options)
+    module: Any = source.make_ir(TARGET, options, functions, backend.get_module_map(), context)
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, options, source.language)
+    for name in ("ttir", "ttgir", "llir", "ptx"):
+        module = stages[name](module, {"target": TARGET, **options.__dict__})
+    return str(module)
+
+
+def instructions(op: str) -> list[str]:
+    """The arithmetic of a kernel, as the backend of the installed Triton emits it."""
+    return re.findall(r"^\s+(?:@\S+ )?((?:mul|add|fma|ex2|sqrt|rsqrt|div)\S*\.f32)", ptx_of(op), re.MULTILINE)
+
+
+@pytest.mark.parametrize("op", EMITTED)
+def test_the_backend_emits_what_is_said_of_it(op):
+    """The PTX that the installed Triton compiles, without a GPU, has the instructions that `Emission` speaks of."""
+    assert instructions(op) == EMITTED[op]
+
+
+@triton.jit
 def sums(x_ptr, y_ptr, z_ptr, out_ptr, N: tl.constexpr):
     i = tl.arange(0, N)
     a, b, c = tl.load(x_ptr + i), tl.load(y_ptr + i), tl.load(z_ptr + i)
@@ -56,11 +113,13 @@ def test_products_are_contracted_with_the_sums_that_they_enter(dtype, name, emis
     def rounded(exact: Fraction) -> Fraction:
         return Fraction(format.rounded(exact, "rn")) if exact else Fraction(0)
 
+    negated_apart = "add.f32" in instructions("negated")  # Triton 3.6 takes a negated product from zero first
     once = rounded if emission is None else Fraction  # what a product is before it is added
     for place, numbers in enumerate(zip(*(tensor.tolist() for tensor in given), strict=True)):
         a, b, c = map(Fraction, numbers)
         p, q = once(a * b), rounded(b * c)
-        expected = [p + c, p - c, c - p, c - p, p + q, p - q, rounded(a * b) + c, p + c]
+        minus = c - (rounded(p) if negated_apart else p)
+        expected = [p + c, p - c, c - p, minus, p + q, p - q, rounded(a * b) + c, p + c]
         assert out[:, place].tolist() == [float(rounded(value)) for value in expected]
 
 
@@ -133,59 +192,6 @@ def test_what_is_exact_stays_exact():
     with faithful(emission=NVIDIA):
         functions[(1,)](x, y, N=4)
     assert y[1:5].tolist() == [(2**x).tolist(), x.sqrt().tolist(), x.rsqrt().tolist(), (1 / x).tolist()]
-
-
-@triton.jit
-def compiled(x_ptr, OP: tl.constexpr):
-    x, y, z = tl.load(x_ptr), tl.load(x_ptr + 1), tl.load(x_ptr + 2)
-    if OP == "exp":
-        r = tl.exp(x)
-    elif OP == "exp2":
-        r = tl.exp2(x)
-    elif OP == "sqrt":
-        r = tl.sqrt(x)
-    elif OP == "rsqrt":
-        r = tl.rsqrt(x)
-    elif OP == "quotient":
-        r = x / y
-    else:
-        r = x * y + y * z
-    tl.store(x_ptr, r)
-
-
-EMITTED = {
-    "exp": ["mul.f32", "ex2.approx.f32"],
-    "exp2": ["ex2.approx.ftz.f32"],
-    "sqrt": ["sqrt.approx.ftz.f32"],
-    "rsqrt": ["rsqrt.approx.ftz.f32"],
-    "quotient": ["div.full.f32"],
-    "contracted": ["mul.f32", "fma.rn.f32"],
-}
-
-
-def ptx_of(op: str) -> str:
-    backend: Any = make_backend(TARGET)
-    options = backend.parse_options({"enable_fp_fusion": True})
-    context = ir.context()
-    ir.load_dialects(context)
-    backend.load_dialects(context)
-    source = ASTSource(compiled, {"x_ptr": "*fp32", "OP": "constexpr"}, {(1,): op})
-    functions = backend.get_codegen_implementation(options)
-    module: Any = source.make_ir(TARGET, options, functions, backend.get_module_map(), context)
-    stages: dict[str, Any] = {}
-    backend.add_stages(stages, options, source.language)
-    for name in ("ttir", "ttgir", "llir", "ptx"):
-        module = stages[name](module, {"target": TARGET, **options.__dict__})
-    return str(module)
-
-
-@pytest.mark.parametrize("op", EMITTED)
-def test_the_backend_emits_what_is_said_of_it(op):
-    """The PTX that the installed Triton compiles, without a GPU, has the instructions that `Emission` speaks of."""
-    found = re.findall(
-        r"^\s+(?:@\S+ )?((?:mul|add|fma|ex2|sqrt|rsqrt|div|setp|selp)\S*\.f32)", ptx_of(op), re.MULTILINE
-    )
-    assert found == EMITTED[op]
 
 
 @triton.jit
