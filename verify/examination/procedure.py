@@ -26,6 +26,7 @@ from assay.verify.examination.repro import repro_line
 from assay.verify.examination.tally import Tally
 from assay.verify.execution.isolation import Isolation
 from assay.verify.execution.refusals import refusals
+from assay.verify.execution.signature import misfit
 from assay.verify.execution.target import target_of
 from assay.verify.execution.time_limit import can_be_limited
 from assay.verify.execution.xla import drops_roundings
@@ -154,6 +155,9 @@ def examination(
         if settings.faithful != emulated_device():
             stack.enter_context(emulating(settings.faithful))
         question = ask(kernel, settings, before)
+        first = question.sampler.case(lambda values: values[0], style="small")
+        if words := misfit(kernel, first, settings.options):
+            raise SettingError(f"kernel: {words}")
         if settings.isolate:
             isolation = stack.enter_context(Isolation(question.bench, int(settings.memory * GIB)))
             question = replace(question, bench=replace(question.bench, isolation=isolation))

@@ -15,7 +15,6 @@ from assay.verify.errors import SettingError
 from assay.verify.execution.clean_process import is_there
 from assay.verify.execution.frameworks import check_device, check_dtypes, check_framework, layouts_of
 from assay.verify.execution.runner import Bench
-from assay.verify.execution.signature import misfit
 from assay.verify.execution.target import target_of
 from assay.verify.settings import Settings
 
@@ -72,8 +71,6 @@ def ask(
         ties=settings.ties,
     )
     first = sampler.case(lambda values: values[0], style="small")
-    if words := misfit(kernel, first, settings.options):
-        raise SettingError(f"kernel: {words}")
     contract.model(definition, first.input_format)
     results = zip((tensor.name for tensor in first.signature.returns), first.result_dtypes, strict=True)
     check_dtypes(settings.framework, {**first.dtypes, **dict(results)})
