@@ -38,6 +38,7 @@ class _World:
 
         if self._changes is None:
             self._changes = self._found()
+        self.applied.enter_context(_own_default_device())
         self.applied.enter_context(eager())
         self.applied.enter_context(replaced(self._changes))
         self.applied.enter_context(_system_tool(self.device().name))
@@ -56,6 +57,28 @@ class _World:
 
             found += pretended_driver.changes(self.device)
         return found
+
+
+@contextlib.contextmanager
+def _own_default_device() -> Iterator[None]:
+    """After it, torch's default device isn't CUDA, unless it was before."""
+    import torch
+
+    before = _default_device()
+    try:
+        yield
+    finally:
+        now = _default_device()
+        if now is not None and now.type == "cuda" and now != before:
+            torch.set_default_device(before)
+
+
+def _default_device() -> Any:
+    """What `torch.set_default_device` was given, or None."""
+    import torch
+
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
 
 
 @contextlib.contextmanager
@@ -121,6 +144,7 @@ def suspended() -> Iterator[None]:
     """Inside it, the world is as it is outside of all `pretend_cuda`."""
     with _world.lock:
         devices, _world.devices = _world.devices, []
+        default = _default_device() if devices else None
         if devices:
             _world.end()
     try:
@@ -130,6 +154,8 @@ def suspended() -> Iterator[None]:
             _world.devices = devices
             if devices:
                 _world.begin()
+            if default is not None:
+                importlib.import_module("torch").set_default_device(default)
 
 
 def pretended() -> str:

@@ -28,6 +28,10 @@ class Stream:
         """Whether all work is done."""
         return True
 
+    def is_capturing(self) -> bool:
+        """Whether a graph is recorded: there are none."""
+        return False
+
     def synchronize(self) -> None:
         """Nothing to wait for."""
 

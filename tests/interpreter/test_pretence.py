@@ -143,6 +143,16 @@ def test_the_default_device_may_be_cuda() -> None:
     assert not torch.ones(2).is_cuda
 
 
+def test_the_default_device_ends_with_its_world() -> None:
+    """What a test has left as the default device isn't there afterwards, and is again after a suspension."""
+    with pretend_cuda():
+        torch.set_default_device("cuda")
+        with suspended():
+            assert torch.ones(1).device.type == "cpu"
+        assert torch.ones(1).is_cuda
+    assert torch.get_default_device() == torch.ones(1).device == torch.device("cpu")
+
+
 @pytest.mark.usefixtures("world")
 def test_gradients_lie_on_the_device() -> None:
     """What a backward pass is given and gives says that it lies there, in every thread."""
@@ -198,6 +208,7 @@ def test_streams_events_and_memory() -> None:
     with torch.cuda.stream(side):
         assert torch.cuda.current_stream() is side
     assert torch.cuda.current_stream() is torch.cuda.default_stream()
+    assert not torch.cuda.current_stream().is_capturing()
     first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     first.record()
     last.record()
