@@ -47,9 +47,9 @@ sqrt.approx: 2^-23; rsqrt.approx: 2^-22.9); CUDA C++ Programming Guide, mathemat
 
 def coarsened(values: Array, name: str) -> Array:
     """float64 results of a function, with as many digits as `DIGITS` says."""
-    digits = DIGITS[name]
-    step = np.ldexp(1.0, np.frexp(values)[1] - digits)
-    return np.where(np.isfinite(values) & (values != 0), np.rint(values / step) * step, values)
+    fraction, exponent = np.frexp(values)
+    whole = np.rint(np.ldexp(fraction, DIGITS[name]))
+    return np.where(np.isfinite(values), np.ldexp(whole, exponent - DIGITS[name]), values)
 
 
 def flushed(values: Array) -> Array:

@@ -194,6 +194,15 @@ def test_what_is_exact_stays_exact():
     assert y[1:5].tolist() == [(2**x).tolist(), x.sqrt().tolist(), x.rsqrt().tolist(), (1 / x).tolist()]
 
 
+def test_what_vanishes_is_zero_and_what_overflows_infinite():
+    """exp of numbers far below and above gives 0 and infinity, and NaN stays."""
+    x, y = torch.tensor([-738.0, -1e30, 1e30, math.nan]), torch.empty(9, 4)
+    with faithful(emission=NVIDIA):
+        functions[(1,)](x, y, N=4)
+    assert y[0, :3].tolist() == [0, 0, math.inf]
+    assert y[0, 3].isnan()
+
+
 @triton.jit
 def silu_kernel(x_ptr, y_ptr, n, TRUSTS: tl.constexpr, N: tl.constexpr):
     i = tl.program_id(0) * N + tl.arange(0, N)
