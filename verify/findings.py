@@ -187,8 +187,9 @@ class Aspect:
     ``cases`` showed it; ``worst`` is the largest |kernel - golden| / radius among them. Of one that is broken or
     suspect: the shrunk ``failure`` and the line that repeats it. Of a broken one, what explains it; where that is a
     matter of numbers, ``map`` shows where the output was wrong, before shrinking, and ``sample`` the numbers of the
-    shrunk case. ``not_asked`` names fault models that themselves failed while it was explained. ``note`` says why
-    it wasn't tried.
+    shrunk case. ``not_asked`` names fault models that themselves failed while it was explained. ``known`` says at
+    which sizes it fails and at which not, and where nothing explains it on which data; ``note`` why it wasn't tried, or
+    that the fault of a graver aspect broke it too.
     """
 
     status: Status = "not tried"
@@ -201,6 +202,7 @@ class Aspect:
     sample: Sample | None = None
     repro: str = ""
     note: str = ""
+    known: str = ""
 
 
 _NOTHING = Aspect()

@@ -12,12 +12,13 @@ from assay.verify.cases.at_shape import smaller_cases
 from assay.verify.cases.case import Case
 from assay.verify.contract import CHOICES
 from assay.verify.examination.aspects import aspects_of
+from assay.verify.examination.known import data_in_words, keeps, sizes_in_words
 from assay.verify.examination.question import Question
 from assay.verify.examination.repro import repro_line
 from assay.verify.examination.shrink import is_alike, shrink
 from assay.verify.execution.runner import Bench, suspicion
 from assay.verify.explanation.explain import explain
-from assay.verify.findings import ASPECTS, Aspect, Failure
+from assay.verify.findings import ASPECTS, GRAVITY, Aspect, Failure
 from assay.verify.judgement.failing_values import sample_of
 from assay.verify.judgement.sampled import asked
 
@@ -50,7 +51,7 @@ def diagnosed(aspects: Mapping[str, Aspect], question: Question, target: str) ->
             failure = shrink(failure, attempt, question.sampler, seconds=_SECONDS_OF_SUSPECT)
         line = repro_line(question.settings, target, failure.case, name)
         known[name] = replace(known[name], failure=replace(failure, aspect=name), repro=line)
-    return {name: _noted(aspect, broken) for name, aspect in known.items()}
+    return {name: _noted(aspect, broken) for name, aspect in _told_once(known).items()}
 
 
 def _noted(aspect: Aspect, broken: list[str]) -> Aspect:
@@ -78,7 +79,7 @@ def _explained(name: str, aspect: Aspect, question: Question, broken: int) -> As
             return aspect
         first = small
     failure = _classified(shrink(first, attempt, question.sampler, seconds=_SECONDS / broken), bench)
-    explained = explain(bench, failure, first.case, question.sampler)
+    explained = explain(bench, failure, first.case, question.sampler, keeps=keeps(question, name))
     if large is not None:
         failure = replace(failure, message=f"{failure.message}; first met at {asked(large.case)}: {large.message}")
     again = bench.try_case(failure.case) if aspect.map is not None else None
@@ -87,8 +88,29 @@ def _explained(name: str, aspect: Aspect, question: Question, broken: int) -> As
         failure=failure,
         explanations=explained.explanations,
         not_asked=explained.not_asked,
+        known=_known(name, failure, first.case, question, is_explained=bool(explained.explanations)),
         sample=sample_of(failure.case, again),
     )
+
+
+def _known(name: str, failure: Failure, first: Case, question: Question, *, is_explained: bool) -> str:
+    """Of a fault of sizes, those that are right; of a failure that nothing explains also the data that are."""
+    if failure.case.protocol != "once" or failure.kind in ("timeout", "input_mutated") or failure.device_lost:
+        return ""
+    words = [sizes_in_words(failure, question)] if name == "shapes" or not is_explained else []
+    words += [data_in_words(failure, first, question)] if not is_explained and failure.golden is not None else []
+    return "; ".join(filter(None, words))
+
+
+def _told_once(known: Mapping[str, Aspect]) -> dict[str, Aspect]:
+    """Of aspects whose failures the same fault explains, the graver one tells it, and the others name that."""
+    told, found = dict[str, str](), dict(known)
+    for name in GRAVITY:
+        aspect = found.get(name, Aspect())
+        if aspect.status == "broken" and aspect.explanations:
+            first = told.setdefault(aspect.explanations[0].name, name)
+            found[name] = aspect if first == name else replace(aspect, note=f"by the same fault as {first}")
+    return found
 
 
 def _classified(failure: Failure, bench: Bench) -> Failure:

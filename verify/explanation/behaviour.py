@@ -2,6 +2,9 @@
 
 from dataclasses import replace
 
+import torch
+
+from assay.formats.rounding import ulp_towards
 from assay.verify.cases.sampler import Sampler, seeded, with_values
 from assay.verify.contract import Contract
 from assay.verify.execution.runner import Bench
@@ -10,19 +13,21 @@ from assay.verify.explanation.fault_models.evaluation import kernel_of
 from assay.verify.explanation.fault_models.fault_model import FaultModel, Kernel
 from assay.verify.explanation.inquiry import Inquiry
 from assay.verify.findings import Explanation, Failure
+from assay.verify.judgement.result import Result
 
+_FACTOR = 4.0  # of what the contract allows: a sum of answers errs by that of each
 _ALIKE = 0.9  # of the calls of the series
 _SERIES = ("once", "once", "repeat", "after_other", "after_refill")  # what tells one kind of side effects from another
 MOST = 5  # explanations
 NUMBERS = ("contract", "exact", "nonfinite", "layout", "unwritten_output")  # kinds of failures
 
 
-def described(fault: FaultModel, contract: Contract) -> str:
-    """What is wrong, where it was seen, and the contract that is kept."""
+def described(fault: FaultModel, contract: Contract, *, kept: bool = False) -> str:
+    """What is wrong, where it was seen, and the contract that allows it: one that is ``kept``, or one to be tried."""
     words = fault.description
     if fault.contract:
-        kept = ", ".join(f"{name}={value!r}" for name, value in fault.loosened(contract).changed().items())
-        words += f"; it keeps Contract({kept})"
+        fields = ", ".join(f"{name}={value!r}" for name, value in fault.loosened(contract).changed().items())
+        words += f"; it keeps Contract({fields})" if kept else f"; Contract({fields}) would allow it"
     return words if fault.origin == "common slip" else f"{words} ({fault.origin})"
 
 
@@ -36,8 +41,8 @@ def explained_by_side_effects(
         drawn = with_values(drawn, "normal", layouts={}, unused="plain", memory="plain")
         cases += [replace(drawn, protocol=protocol, seed=drawn.seed + place) for place, protocol in enumerate(_SERIES)]
 
-    def kinds(kernel: Kernel | None, *, later: bool = False) -> list[str]:
-        """What each call of the series shows; ``later``: after one more call, for what changes by turns.
+    def results(kernel: Kernel | None, *, later: bool = False) -> list[Result]:
+        """What each call of the series gives; ``later``: after one more call, for what changes by turns.
 
         The series ends where the inquiry is over.
         """
@@ -50,11 +55,11 @@ def explained_by_side_effects(
         for case in cases:
             if inquiry.is_over():
                 break
-            seen = tried.try_case(case).failure
-            shown.append("" if seen is None else seen.kind)
+            shown.append(tried.try_case(case))
         return shown
 
-    wanted, found = kinds(None), []
+    seen, found = results(None), []
+    wanted = kinds(seen)
     if len(wanted) < len(cases):
         return ()
     halves = wanted[: len(_SERIES)], wanted[len(_SERIES) :]
@@ -67,15 +72,45 @@ def explained_by_side_effects(
             break
         with inquiry.asking(fault):
             for later in (False, True):
-                given = kinds(kernel_of(fault, failure.case.spec, failure.case.out_dtype), later=later)
+                own = results(kernel_of(fault, failure.case.spec, failure.case.out_dtype), later=later)
+                given = kinds(own)
                 if len(given) < len(wanted):
                     break
+                if not all(map(_give_alike, own, seen)):
+                    continue
                 alike = sum(map(str.__eq__, given, wanted)) / len(wanted)
                 if alike >= _ALIKE and set(given) == set(wanted):
                     found.append((-alike, order, fault))
                     break
     found.sort(key=lambda entry: entry[:2])
     return tuple(Explanation(s.name, described(s, bench.contract), 0.0) for *_, s in found[:MOST])
+
+
+def kinds(results: list[Result]) -> list[str]:
+    """The kinds of failures, empty where there is none."""
+    return ["" if result.failure is None else result.failure.kind for result in results]
+
+
+def _give_alike(known: Result, result: Result) -> bool:
+    """Whether a call gives what a kernel with a known fault gives, to within what the contract leaves a right one.
+
+    Calls that end in no results are told by their kinds alone; and right ones are alike.
+    """
+    if (known.failure is None and result.failure is None) or not (known.outputs and result.outputs):
+        return True
+    longer = known if len(known.tolerances) > len(result.tolerances) else result
+    limits = iter(longer.tolerances)
+    for tensor, fault, got in zip(result.case.signature.returns, known.outputs, result.outputs, strict=True):
+        limit = None if tensor.is_integer else next(limits, None)
+        if limit is None or limit.codes is not None:
+            continue
+        fault, got = fault.detach().cpu().double(), got.detach().cpu().double()
+        gap = ulp_towards(fault, torch.zeros_like(fault), limit.out)
+        inner = torch.where(limit.inner.isfinite(), limit.inner, 0.0)
+        alike = ((got - fault).abs() <= _FACTOR * (inner + gap)) | (got == fault) | (got.isnan() & fault.isnan())
+        if not bool((alike | ~limit.judged).all()):
+            return False
+    return True
 
 
 def explained_by_bias(bench: Bench, failure: Failure, inquiry: Inquiry) -> tuple[Explanation, ...]:

@@ -13,7 +13,7 @@ ordinary outputs as the fault model's own are (`assay.verify.explanation.fault_m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,6 +21,7 @@ import torch
 from assay.formats.rounding import next_down, next_up
 from assay.verify.cases.case import Case, build
 from assay.verify.cases.sampler import Sampler, seeded, with_values
+from assay.verify.contract import Contract
 from assay.verify.execution.runner import Bench, same_bits
 from assay.verify.explanation.behaviour import (
     MOST,
@@ -29,6 +30,7 @@ from assay.verify.explanation.behaviour import (
     explained_by_bias,
     explained_by_side_effects,
 )
+from assay.verify.explanation.confirmation import is_confirmed
 from assay.verify.explanation.fault_models import fault_models_of
 from assay.verify.explanation.fault_models.error_distribution import ErrorDistribution
 from assay.verify.explanation.fault_models.fault_model import FaultModel
@@ -45,13 +47,20 @@ from assay.verify.judgement.judge import Judgement, judge
 from assay.verify.judgement.oracle import one_thread
 
 Tensor = torch.Tensor
+Keeps = Callable[[Contract], bool | None]
 
 _SIDE_EFFECTS = ("nondeterministic", "batch_variant", "input_mutated", "out_of_bounds_write")
 _MOST_WORK = 2**21  # of a case that is evaluated for every fault model
 _UNSAID = 24.0  # bits of room of an element of which an explanation says nothing
 _ENOUGH = 2  # cases, after which one fault model that is left needs no more
 _NEAR = (("tile", "normal"), ("tile", "steep"), ("tile", "normal"), ("small", "small"))  # sizes and distributions
-_TELLING = (None, "small", "wide", "powers")  # distributions that tell fault models apart; None: that of the failure
+_TELLING = (
+    None,
+    "small",
+    "wide",
+    "powers",
+    "steep",
+)  # distributions that tell fault models apart; None: that of the failure
 _MORE = 24  # such cases, at most
 _LIKE = 0.125  # by which an arithmetic that is not a fault model's own is further away
 _OTHER_OPTIONS = 7  # sets of them
@@ -65,10 +74,19 @@ class Explained:
     not_asked: tuple[str, ...] = ()
 
 
-def explain(bench: Bench, failure: Failure, first: Case, sampler: Sampler, *, seconds: float = 3.0) -> Explained:
+def explain(
+    bench: Bench,
+    failure: Failure,
+    first: Case,
+    sampler: Sampler,
+    *,
+    seconds: float = 3.0,
+    keeps: Keeps = lambda contract: None,
+) -> Explained:
     """What accounts for a shrunk ``failure``; ``first`` is the case as it failed at first.
 
-    What isn't tried within so many ``seconds`` of processor time is left out.
+    ``keeps`` tells whether the kernel keeps another contract where this one is broken: None where that isn't known, and
+    then it isn't said. What isn't tried within so many ``seconds`` of processor time is left out.
     """
     inquiry = Inquiry(seconds)
     if failure.kind not in (*NUMBERS, *_SIDE_EFFECTS, "bias"):
@@ -78,21 +96,34 @@ def explain(bench: Bench, failure: Failure, first: Case, sampler: Sampler, *, se
         if failure.kind == "bias":
             found = explained_by_bias(bench, failure, inquiry)
         elif failure.kind in NUMBERS and failure.case.protocol == "once":
-            found = _explained_by_numbers(bench, failure, first, sampler, inquiry)
+            found = _explained_by_numbers(bench, failure, first, sampler, inquiry, keeps)
         if not found and failure.kind != "bias":
             found = explained_by_side_effects(bench, failure, sampler, inquiry)
     return Explained(found, tuple(inquiry.failed.values()))
 
 
 def _explained_by_numbers(
-    bench: Bench, failure: Failure, first: Case, sampler: Sampler, inquiry: Inquiry
+    bench: Bench, failure: Failure, first: Case, sampler: Sampler, inquiry: Inquiry, keeps: Keeps
 ) -> tuple[Explanation, ...]:
     """Fault models whose altered mathematics accounts for the outputs, case by case fewer."""
+
+    def ranked(fits: list[_Fit], seen: list[Observation]) -> tuple[Explanation, ...]:
+        """The likeliest of those that fresh data confirm; of a looser contract, those that an examination keeps."""
+        found = []
+        for fit in _ranked(fits, seen, inquiry):
+            with inquiry.asking(fit.fault):
+                if is_confirmed(fit.fault, bench, failure, first, sampler, inquiry):
+                    kept = keeps(fit.fault.loosened(bench.contract)) if fit.fault.contract else None
+                    if kept is not False or not fit.fault.contract:
+                        words = described(fit.fault, bench.contract, kept=kept is True)
+                        found.append(Explanation(fit.fault.name, words, fit.ratio))
+        return tuple(found[:MOST])
+
     alive = [_Fit(fault, order) for order, fault in enumerate(_candidates(failure))]
     observations: list[Observation] = []
     for place, case in enumerate(_cases(failure, first, sampler)):
         if inquiry.is_over():
-            return _ranked(alive, observations, inquiry) if place else ()
+            return ranked(alive, observations) if _has_ordinary(observations) else ()
         observation = observation_of(bench, case)
         if place == 0 and (observation is None or not observation.breaks):
             return ()
@@ -102,12 +133,16 @@ def _explained_by_numbers(
         seen = _after(observation, alive, inquiry)
         alive = [fit for fit in seen if fit.left == 0]
         if not alive:
-            most = [fit for fit in seen if fit.explained > fit.left and place == 0]
-            return _ranked(sorted(most, key=lambda fit: fit.left)[:1], observations, inquiry)
+            return ()
         if place >= _ENOUGH and len(alive) == 1 and alive[0].explained:
-            return _ranked(alive, observations, inquiry)
+            return ranked(alive, observations)
     told_apart, more = _told_apart(bench, alive, first, sampler, inquiry)
-    return _ranked(told_apart, observations + more, inquiry)
+    return ranked(told_apart, observations + more)
+
+
+def _has_ordinary(observations: list[Observation]) -> bool:
+    """Whether there is a call with other data than the failing one's."""
+    return any(observation.case.seed != observations[0].case.seed for observation in observations)
 
 
 def _after(observation: Observation, fits: list[_Fit], inquiry: Inquiry) -> list[_Fit]:
@@ -231,7 +266,7 @@ def _room(judgement: Judgement) -> Tensor:
     return torch.where(allowed.judged, bits, _UNSAID)
 
 
-def _ranked(fits: list[_Fit], observations: list[Observation], inquiry: Inquiry) -> tuple[Explanation, ...]:
+def _ranked(fits: list[_Fit], observations: list[Observation], inquiry: Inquiry) -> list[_Fit]:
     """The sharpest first; a looser contract before an altered definition, or none, and only if errors spread alike.
 
     How they spread is told by ordinary calls, not by those that were looked for because they fail.
@@ -241,9 +276,7 @@ def _ranked(fits: list[_Fit], observations: list[Observation], inquiry: Inquiry)
     ordinary = [observation for observation in observations if observation.case.seed != observations[0].case.seed]
     unlike = [(_unlike(fit.fault, ordinary, inquiry), fit) for fit in looser]
     alike = sorted((pair for pair in unlike if pair[0] <= 1), key=lambda pair: (round(16 * pair[0]), *pair[1].rank))
-    found = [fit for _, fit in alike[:1]] + told
-    contract = observations[0].contract
-    return tuple(Explanation(fit.fault.name, described(fit.fault, contract), fit.ratio) for fit in found[:MOST])
+    return ([fit for _, fit in alike[:1]] + told)[:MOST]
 
 
 def _unlike(fault: FaultModel, observations: list[Observation], inquiry: Inquiry) -> float:

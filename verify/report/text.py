@@ -33,7 +33,7 @@ def text_report(found: Findings) -> str:
     lines += [f"  left        {words}; put back" for words in found.left_changed]
     lines += [_row(name, found.aspects[name]) for name in ASPECTS if name in found.aspects]
     for name, aspect in found.violated.items():
-        lines += [f"{name} {aspect.status}", *_finding(aspect)]
+        lines += [f"{name} {aspect.status}{aspect.note and f', {aspect.note}'}", *_finding(aspect)]
     if found.violated and not found.target:
         lines.append("              (this kernel has no importable name: add --target package.module:function)")
     return "\n".join(lines)
@@ -57,7 +57,8 @@ def _row(name: str, aspect: Aspect) -> str:
     elif aspect.failure is None:
         words = f"{aspect.cases:4} cases, worst {aspect.worst:.3g}"
     else:
-        words = failure_in_words(aspect.failure)
+        words = aspect.note or failure_in_words(aspect.failure)
+        words += f"; {aspect.known.partition('; data')[0]}" if name == "shapes" and aspect.known else ""
     return f"  {name:11} {aspect.status:9} {words}".rstrip()
 
 
@@ -66,14 +67,22 @@ def _finding(aspect: Aspect) -> list[str]:
     failure = aspect.failure
     if failure is None:
         return []
+    if aspect.note:  # the same fault
+        return [*_folded("known", aspect.known), f"  repeat      {aspect.repro}"]
     lines = [f"  failure     {failure.kind}: {failure.message}"]
     if aspect.map is not None:
         lines.append(f"  where       {where(aspect.map)}")
-    lines += textwrap.wrap(str(failure.case), _WIDTH, initial_indent="  case        ", subsequent_indent=" " * 14)
+    lines += _folded("case", str(failure.case))
     lines += _numbers(failure)
     lines += [f"  likely      {explanation.description}" for explanation in aspect.explanations[:3]]
+    lines += _folded("known", aspect.known)
     lines += [f"  not asked   {words}" for words in aspect.not_asked]
     return [*lines, f"  repeat      {aspect.repro}"]
+
+
+def _folded(name: str, words: str) -> list[str]:
+    """A line of a finding, as several where it is long; none of nothing."""
+    return textwrap.wrap(words, _WIDTH, initial_indent=f"  {name:12}", subsequent_indent=" " * 14)
 
 
 def _numbers(failure: Failure) -> list[str]:

@@ -12,7 +12,7 @@ from assay.verify.explanation.fault_models.fault_model import FaultModel, of_fil
 
 _TABLES = (
     "attention_masks", "attention", "attention_variants", "softmax", "norms", "products", "quantizers", "elementwise",
-    "experts", "partial", "common", "side_effects",
+    "experts", "partial", "compositions", "common", "side_effects",
 )  # fmt: skip
 
 

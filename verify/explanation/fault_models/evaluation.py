@@ -37,7 +37,7 @@ def evaluate(
         values = fault.inputs(values, case) if fault.inputs else values
         definition = replace(definition, definition=fault.definition) if fault.definition else definition
     xp = arithmetic(*settings)
-    xp.case = case  # type: ignore[attr-defined]  # for the mixin of an alteration
+    xp.case, xp.given = case, dict(values)  # type: ignore[attr-defined]  # for the mixin of an alteration
     keywords = {tensor.name: values.pop(tensor.name) for tensor in case.signature.tensors if tensor.keyword}
     results = run(definition, xp, list(values.values()), options | keywords, chosen)
     return fault.results(xp, results, case) if fault is not None and fault.results else results

@@ -19,6 +19,7 @@ from assay.verify.judgement.judge import Tolerance, judge
 from assay.verify.judgement.oracle import Oracle, tolerances_of
 
 Tensor = torch.Tensor
+_FEW = 16 * 2.0**-24  # roundings in float32
 
 
 @dataclass(frozen=True)
@@ -90,15 +91,22 @@ def _chooses_alike(fault: FaultModel, observation: Observation) -> bool:
 
 
 def _emulated(fault: FaultModel, observation: Observation) -> tuple[list[Golden], list[Golden]]:
-    """What the fault gives in float32, and around it the freedom that the contract leaves a right kernel."""
+    """What the fault gives in float32, and around it the freedom that the contract leaves a right kernel.
+
+    Where a right one gives no number, a few roundings of the fault's own.
+    """
     given = evaluate(fault, observation.case, observation.values, Single)
     given = _stored(fault, observation.case, given) if fault.store else given  # else what comes before the store
     exact = [Golden(result.double(), torch.zeros(result.shape, dtype=torch.float64)) for result in given]
     allowed = [
-        Golden(golden.value, torch.where(limit.inner.isfinite(), limit.inner, 0.0))
+        Golden(golden.value, torch.where(limit.inner.isfinite(), limit.inner, 0.0) + _roundings(golden, limit))
         for golden, limit in zip(exact, observation.limits, strict=True)
     ]
     return exact, allowed
+
+
+def _roundings(given: Golden, limits: Tolerance) -> Tensor:
+    return torch.where(~limits.golden.isfinite() & given.value.isfinite(), _FEW * given.value.abs(), 0.0)
 
 
 def _enclosed(

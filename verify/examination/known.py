@@ -1,0 +1,111 @@
+"""What is known of a failure, found by trying it: at which sizes it comes, on which data, and under which contract.
+
+In: a shrunk failure and the question. Out: words for a report, and whether another contract is kept. Each takes a few
+seconds at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from assay.golden.inputs.distributions import names_of
+from assay.verify.cases.case import Case
+from assay.verify.cases.sampler import real_tensors, with_values
+from assay.verify.contract import Contract
+from assay.verify.examination.course import Course
+from assay.verify.examination.question import Question
+from assay.verify.explanation.inquiry import Inquiry
+from assay.verify.findings import Failure
+
+_SIZES = (1, 2, 3, 7, 8, 16, 17, 31, 32, 33, 64, 65, 100, 128, 129, 256, 257)
+_KINDS = ("normal", "positive", "integers", "powers", "small", "wide", "steep", "large_mean")
+_SECONDS = 2.0  # for each
+_SECONDS_OF_CONTRACT = 4.0
+
+
+def keeps(question: Question, aspect: str) -> Callable[[Contract], bool | None]:
+    """Whether the kernel keeps another contract: by an examination under it at quick effort.
+
+    False where the same aspect is broken; None where another is, or time did not suffice.
+    """
+
+    def kept(contract: Contract) -> bool | None:
+        changed: dict[str, Any] = {"contract": contract, "effort": "quick", "examples": None, "at": (), "goldens": None}
+        settings = replace(question.settings, **changed)
+        other = replace(question, settings=settings, bench=replace(question.bench, contract=contract))
+        inquiry, over = Inquiry(_SECONDS_OF_CONTRACT), False
+
+        def progress(phase: str, done: int, of: int) -> None:
+            nonlocal over
+            if inquiry.is_over() or aspect in course.tally.broken:
+                over = course.ended = True
+
+        course = Course(other, progress)
+        broken = course.run().broken
+        if aspect in broken:
+            return False
+        return None if over or broken - settings.unpromised else True
+
+    return kept
+
+
+def sizes_in_words(failure: Failure, question: Question) -> str:
+    """At which sizes of each symbol the case is right, and at which wrong, all else as it is; empty where all are."""
+    tells = Trials(question)
+    sampler, case, words = question.sampler, failure.case, []
+    for symbol in sampler.free_symbols(case) or sampler.shapes:
+        cases = {}
+        for size in _candidates(question, case, symbol):
+            sizes = {**case.sizes, symbol: size}
+            if sampler.fits(sizes) and all(
+                value % max(sizes.get(sampler.definition.multiples.get(name, ""), 1), 1) == 0
+                for name, value in sizes.items()
+            ):
+                cases[str(size)] = replace(with_values(case, "normal"), sizes=sizes, edits=(), origin={})
+        found = tells.sorted(cases)
+        if all(found):
+            words.append(f"{symbol}: {_right_and_wrong(found, 'at')}")
+    return "; ".join(words)
+
+
+def data_in_words(failure: Failure, first: Case, question: Question) -> str:
+    """On which distributions the kernel is right, and on which wrong: at the sizes at which it was ``first`` met."""
+    case, cases = replace(failure.case, sizes=first.sizes), {}
+    numbers = real_tensors(case.signature)
+    for kind in _KINDS:
+        if numbers and kind in names_of(numbers[0]):
+            cases[kind] = with_values(case, kind, edits=(), origin={}, seed=case.seed + 1)
+    found = Trials(question).sorted(cases)
+    return f"data: {_right_and_wrong(found, 'on')}" if any(found) else ""
+
+
+def _candidates(question: Question, case: Case, symbol: str) -> Sequence[int]:
+    given = question.sampler.shapes.get(symbol) or question.sampler.definition.sizes.get(symbol)
+    return [size for size in _SIZES if size in given] or list(given)[:8] if given else _SIZES
+
+
+def _right_and_wrong(found: tuple[list[str], list[str]], word: str) -> str:
+    parts = zip(("right", "wrong"), found, strict=True)
+    return ", ".join(f"{which} {word} {', '.join(names)}" for which, names in parts if names)
+
+
+class Trials:
+    """Cases that are tried until time is over."""
+
+    def __init__(self, question: Question) -> None:
+        self._bench, self._inquiry = question.bench, Inquiry(_SECONDS)
+
+    def sorted(self, cases: dict[str, Case]) -> tuple[list[str], list[str]]:
+        """The names of the cases that are right, and of those that are wrong."""
+        found: tuple[list[str], list[str]] = ([], [])
+        for name, case in self._in_time(cases):
+            found[self._bench.try_case(case).failure is not None].append(name)
+        return found
+
+    def _in_time(self, cases: dict[str, Case]) -> Iterator[tuple[str, Case]]:
+        for name, case in cases.items():
+            if self._inquiry.is_over():
+                break
+            yield name, case
