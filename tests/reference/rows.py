@@ -214,3 +214,19 @@ def jsd(logits: Tensor, target_logits: Tensor, beta: float = 0.5, reduction: str
     q, p = (torch.softmax(x.double(), 1) for x in (logits, target_logits))
     parts = beta * entropy(p) + (1 - beta) * entropy(q)
     return _reduced(entropy(beta * p + (1 - beta) * q) - parts, reduction)
+
+
+def top_filter(x: Tensor, top_k: int | None = None, top_p: float | None = 0.9) -> Outputs:
+    """Row by row, token by token from the most likely one on."""
+    y = torch.full(x.shape, -math.inf, dtype=torch.float64)
+    for row, values in enumerate(x.double().tolist()):
+        order = sorted(range(len(values)), key=lambda place: -values[place])[:top_k]
+        most = max(values) if values else 0.0
+        weights = [math.exp(values[place] - most) for place in order]
+        before = 0.0
+        for place, weight in zip(order, weights, strict=True):
+            if top_p is not None and before / sum(weights) >= top_p and place != order[0]:
+                break
+            y[row, place] = values[place]
+            before += weight
+    return (y,)

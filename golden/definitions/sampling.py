@@ -1,0 +1,136 @@
+"""What is done to logits before a token is drawn: all but the most likely ones are left out."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from assay.golden.arithmetic.base import Arithmetic, Idx, N
+from assay.golden.options import Option, number
+from assay.golden.registry import Fault, Reduction, define
+
+_NOTHING = float("-inf")
+
+
+def _is_count(value: Any) -> bool:
+    return value is None or (type(value) is int and value > 0)
+
+
+def _running_most(native: Any, x: Idx) -> Idx:
+    """The largest up to each place along the last axis."""
+    found = native.cummax(x, -1).values if hasattr(native, "cummax") else native.maximum.accumulate(x, -1)
+    return cast("Idx", found)
+
+
+def _ends_of_ties(xp: Arithmetic[N, Idx], ranked: N) -> tuple[Idx, Idx]:
+    """Of sorted numbers the places of the first and of the last that is equal, for each."""
+    rows, columns = ranked.shape
+    differs = xp.above(ranked[:, : columns - 1] - ranked[:, 1:], 0.0)
+    place, edge = xp.integers(range(columns))[None, :], xp.integers([[1]] * rows) == 1
+    first = _running_most(xp.native, xp.native.where(xp.native.concatenate([edge, differs], 1), place, 0))
+    turned = xp.integers(range(columns - 1, -1, -1))
+    ends = xp.native.concatenate([differs, edge], 1)[:, turned]
+    last = columns - 1 - _running_most(xp.native, xp.native.where(ends, place, 0))[:, turned]
+    return first, last
+
+
+def _filtered(
+    xp: Arithmetic[N, Idx],
+    x: N,
+    top_k: int | None,
+    top_p: float | None,
+    *,
+    ties: str = "first",
+    from_least: bool = False,
+) -> N:
+    """The logits that are kept, -inf elsewhere.
+
+    ``ties``: of equal ones the first come first, or "all" stay, or "none", where not all do. ``from_least``: shares are
+    added from the least likely one on, and taken from one.
+    """
+    columns = x.shape[1]
+    order = xp.topk_index(x, columns)
+    ranked, place = xp.gather(x, order), xp.integers(range(columns))[None, :]
+    judged = place if ties == "first" else _ends_of_ties(xp, ranked)[0 if ties == "all" else 1]
+    if top_k is not None:
+        kept = xp.where(judged < top_k, ranked, _NOTHING)
+        among = xp.where(place < top_k, ranked, _NOTHING) if ties == "none" else kept
+    else:
+        kept = among = ranked
+    if top_p is not None:
+        share = xp.softmax(among)
+        if from_least:
+            turned = xp.integers(range(columns - 1, -1, -1))
+            before = 1.0 - xp.cumsum(share[:, turned])[:, turned]
+        else:
+            nothing = xp.exact(xp.native.zeros((x.shape[0], 1)))
+            before = xp.cumsum(xp.concatenate([nothing, share[:, : columns - 1]], -1))
+        before = before if ties == "first" else xp.gather(before, judged)
+        chosen = xp.where_above(-before, -top_p, kept, _NOTHING)
+        kept = chosen if ties == "none" else xp.concatenate([kept[:, :1], chosen[:, 1:]], -1)
+    return xp.gather(kept, xp.native.argsort(order, -1))
+
+
+def _one_more(xp: Any, x: Any, *, top_k: int | None, top_p: float | None) -> Any:
+    return top_filter(xp, x, top_k=None if top_k is None else top_k + 1, top_p=top_p)
+
+
+def _crossing_dropped(xp: Any, x: Any, *, top_k: int | None, top_p: float | None) -> Any:
+    """The token with which the sum of shares reaches p is left out."""
+    if top_p is None or x.shape[1] < 2:
+        return top_filter(xp, x, top_k=top_k, top_p=top_p)
+    order = xp.topk_index(x, x.shape[1])
+    kept = xp.gather(top_filter(xp, x, top_k=top_k, top_p=top_p), order)
+    after = xp.concatenate([kept[:, :1], kept[:, 1:]], -1)
+    later = xp.concatenate([kept[:, 1:], kept[:, :1] * 0.0 + _NOTHING], -1)
+    some = xp.where(xp.is_finite(later), after, _NOTHING)
+    return xp.gather(xp.concatenate([kept[:, :1], some[:, 1:]], -1), xp.native.argsort(order, -1))
+
+
+def _shares_of_all(xp: Any, x: Any, *, top_k: int | None, top_p: float | None) -> Any:
+    """p counts shares among all tokens, not among the top k."""
+    by_p = top_filter(xp, x, top_k=None, top_p=top_p)
+    return xp.where(xp.is_finite(top_filter(xp, x, top_k=top_k, top_p=None)), by_p, _NOTHING)
+
+
+def _zeroed(xp: Any, x: Any, *, top_k: int | None, top_p: float | None) -> Any:
+    y = top_filter(xp, x, top_k=top_k, top_p=top_p)
+    return xp.where(xp.is_finite(y), y, 0.0)
+
+
+@define(
+    "top_filter",
+    "x[R,V] -> y[R,V]",
+    options={
+        "top_k": Option(None, _is_count, "None or a positive whole number", usual=(None, 5)),
+        "top_p": number(0.9, positive=True, usual=(0.9, 0.4)),
+    },
+    rows="R",
+    reduction=Reduction("V"),
+    faults=(
+        Fault("top_k_one_more", "one token more than k is kept", _one_more, "mask", needs="more than k tokens"),
+        Fault("crossing_token_dropped", "the token with which the shares reach p is left out", _crossing_dropped,
+              "mask"),
+        Fault("top_p_before_top_k", "p counts shares among all tokens, not among the top k", _shares_of_all, "mask",
+              needs="both k and p"),
+        Fault("filtered_to_zero", "what is left out becomes zero, not minus infinity", _zeroed),
+        Fault("top_p_ignored", "p is ignored",
+              lambda xp, x, *, top_k, top_p: top_filter(xp, x, top_k=top_k, top_p=None), "mask"),
+    ),
+    exempt=("nan_read_as_zero", "flushed_subnormals", "computed_in_bfloat16", "computed_in_float16",
+            "truncating_store"),
+)  # fmt: skip
+def top_filter(xp: Arithmetic[N, Idx], x: N, *, top_k: int | None, top_p: float | None) -> N:
+    """The logits of the ``top_k`` largest, and of these the fewest whose shares reach ``top_p``; -inf elsewhere.
+
+    A token is kept while the shares (softmax of the top k) of those before it add up to less than p (Holtzman et al.,
+    *The curious case of neural text degeneration*, 2020). Of equal logits any may stay; where p lies within the
+    rounding of a sum, both choices are right.
+    """
+    if x.shape[1] == 0:
+        return x
+    return xp.any_formula(
+        lambda: _filtered(xp, x, top_k, top_p),
+        lambda: _filtered(xp, x, top_k, top_p, ties="all"),
+        lambda: _filtered(xp, x, top_k, top_p, ties="none"),
+        lambda: _filtered(xp, x, top_k, top_p, from_least=True),
+    )
