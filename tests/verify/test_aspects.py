@@ -179,15 +179,15 @@ def test_what_no_flush_explains_is_no_warning() -> None:
 
 
 def test_what_does_not_fail_again_is_a_matter_of_determinism() -> None:
-    """A kernel that errs at every fiftieth call is no kernel that can't count rows or bytes."""
+    """A kernel that errs at every thirty-first call is no kernel that can't count rows or bytes."""
     calls = 0
 
     def rarely_wrong(x: Tensor) -> Tensor:
         nonlocal calls
         calls += 1
         y = honest(x)
-        if calls % 50 == 0:
-            y[-1] *= 2
+        if calls % 31 == 0:
+            y[-1:] *= 2
         return y
 
     verdict = examine(rarely_wrong, "softmax", **SETTINGS)  # type: ignore[arg-type]
