@@ -112,7 +112,10 @@ class BallArithmetic(CodeBalls, ScoreBalls, GradientBalls):
         size, own = x.magnitude, x.radius
         mean = x.mid.mean(-1, keepdim=True)
         centred = x.mid - mean
-        variance = (centred * centred).mean(-1, keepdim=True)
+        squares = (centred * centred).sum(-1, keepdim=True)
+        variance = squares / n
+        if self.model.beyond == "infinity":  # of a sum that overflows, though what it is divided to does not
+            variance = torch.where(squares > self.model.range, math.inf, variance)
         mean_error = (gamma(n + 2) + 2 * self.u) * size.mean(-1, keepdim=True) + own.mean(-1, keepdim=True)
         rounding = self.u * (centred.abs() + mean_error + 2 * size + 2 * mean.abs()) + self.model.tiny
         deviation_error = mean_error + own + rounding

@@ -85,3 +85,16 @@ def test_an_interpreted_kernel_gets_cases_of_its_size() -> None:
     assert examine(measuring, "softmax", dtype="float32", effort="usual", examples=5, contract=None).cases > 50
     beyond = sorted(largest)[-8:]  # the series of growing rows has limits of its own
     assert max(size for size in largest if size not in beyond) <= 2**14
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_a_way_of_its_own_for_whole_tiles_is_taken(long: bool) -> None:
+    """What is wrong only where every size is a multiple of 16 at once, or there and in long sums, is found quickly."""
+
+    def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        tiled = all(size and size % 16 == 0 for size in (*a.shape, *b.shape))
+        if tiled and (a.shape[1] > 500 or not long):
+            a, b = (((x.contiguous().view(torch.int32) >> 13) << 13).view(torch.float32) for x in (a, b))
+        return a @ b
+
+    assert examine(gemm, "gemm", dtype="float32", effort="quick", shrinking=False).outcome == "FAIL"

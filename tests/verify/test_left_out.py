@@ -49,13 +49,28 @@ def test_what_overflows_inside_may_be_no_other_number(factor: float) -> None:
     assert ratios(factor * exact()) == (32, 32)
 
 
+def test_a_sum_of_squares_may_overflow_whose_mean_does_not() -> None:
+    """Then the deviations are times zero, and the bias alone is left; no other number is right."""
+    values = {"x": torch.tensor([[-2.3779e19, -1e-4, 1.11e11]]), "weight": torch.ones(3), "bias": torch.full((3,), 0.5)}
+    case = Case("layernorm", {"R": 1, "N": 3}, dict.fromkeys(values, "float32"), {"eps": 1e-5}, seed=0)
+    x = values["x"].double()
+    exact = (x - x.mean()) / x.std(correction=0) + 0.5
+
+    def failed(y: Tensor) -> bool:
+        return Oracle(Contract()).judge(case, values, (y.float(),)).failure is not None
+
+    assert not failed(exact)
+    assert not failed(torch.full_like(exact, 0.5))
+    assert failed(torch.full_like(exact, 0.25))
+
+
 def softmax(x: Tensor) -> Tensor:
     return torch.softmax(x.float(), -1).to(x.dtype)
 
 
 def reads_what_it_never_wrote(x: Tensor) -> Tensor:
-    fresh = torch.empty(x.shape)
-    if bool(fresh.isnan().any()):
+    fresh = torch.empty(1 << 24)  # so large that it comes from the system, as zeros
+    if bool(fresh[0].isnan()):
         raise RuntimeError("a row that is no number")
     return softmax(x)
 

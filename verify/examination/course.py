@@ -17,7 +17,7 @@ from assay.verify.cases.stored import stored_cases
 from assay.verify.examination import phases
 from assay.verify.examination.aspects import aspects_of, blamed, without
 from assay.verify.examination.fuzz import fuzz
-from assay.verify.examination.lengths import detectable, length_cases
+from assay.verify.examination.lengths import QUICKEST, detectable, length_cases
 from assay.verify.examination.order import Fixed, arranged
 from assay.verify.examination.question import Question
 from assay.verify.examination.tally import Tally
@@ -236,8 +236,11 @@ def _at(course: Course, name: str) -> None:
 
 
 def _lengths(course: Course, name: str) -> None:
-    """Cases of growing length, as far as the next won't take long; then a series of calls with the longest."""
-    last: Case | None = None
+    """Cases of growing length, as far as the next won't take long; then series of calls with the longest.
+
+    Also with the longest of a quick effort, so that no more effort finds less.
+    """
+    last: dict[bool, Case] = {}
     series = length_cases(course.question.sampler, quick=course.question.settings.effort == "quick")
     for done, (length, cases) in enumerate(series, 1):
         seen, spent = [], math.inf
@@ -248,12 +251,12 @@ def _lengths(course: Course, name: str) -> None:
         found = detectable(length, [pair for pair in seen if pair is not None])
         course.detectable += [found] if found is not None else []
         course.progress(name, done, len(series))
-        last = cases[-1]
+        last[length > QUICKEST[-1]] = cases[-1]
         growth = series[done][0] / length if done < len(series) and length >= _TELLING else 1.0
         if course.ended or spent * growth > min(_LONG_CASE, course.question.settings.timeout / 4):
             break
-    if last is not None:
-        course.attempt("bias", replace(last, protocol="bias"))
+    for case in last.values():
+        course.attempt("bias", replace(case, protocol="bias"))
 
 
 FIXED: Mapping[str, Callable[[Question], Iterable[Case]]] = {
@@ -262,6 +265,7 @@ FIXED: Mapping[str, Callable[[Question], Iterable[Case]]] = {
     "range": lambda question: phases.range_cases(question.sampler),
     "lone": lambda question: phases.lone_cases(question.sampler),
     "seams": lambda question: phases.seam_cases(question.sampler),
+    "aligned": lambda question: phases.aligned_cases(question.sampler),
     "special": lambda question: phases.special_cases(question.sampler),
     "every": lambda question: phases.every_cases(question.sampler),
     "bias": lambda question: phases.bias_cases(question.sampler),

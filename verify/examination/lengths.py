@@ -25,6 +25,9 @@ from assay.verify.judgement.result import Result
 from assay.verify.judgement.suspicion import INDEPENDENT
 
 LENGTHS = (8, 128, 1024, 4096, 16384, 65536)
+QUICKEST = LENGTHS[::2]
+"""The lengths of a quick effort."""
+
 _FEW = 3  # of sizes that may be any
 _FULL = {"length": "full"}  # by role: sequences as long as they may be
 
@@ -38,7 +41,7 @@ def length_cases(sampler: Sampler, *, quick: bool = False) -> list[tuple[int, tu
     base = sampler.case(_few, style="small", options=sampler.option_sets()[0])
     over = over_of(base)
     found: dict[int, tuple[Case, ...]] = {}
-    for target in LENGTHS[::2] if quick else LENGTHS:
+    for target in QUICKEST if quick else LENGTHS:
         sizes = _sizes(sampler, base, over, target)
         if sizes is not None:
             case = replace(base, sizes=sizes)

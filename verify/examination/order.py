@@ -55,12 +55,17 @@ def _measured() -> tuple[dict[str, int], frozenset[str]]:
 def arranged(cases: Iterable[Fixed], effort: str) -> list[Fixed]:
     """The cases in this order, as they came where nothing was measured.
 
-    Of a quick effort only those of the best kinds, of each phase's best one, and those of a promise that few contracts
-    make: a row alone has the bits that it has among others.
+    Of a quick effort only those of the best kinds, of each phase's best one, and some more (`_always`).
     """
     ranks, quick = _measured()
     ordered = sorted(cases, key=lambda fixed: ranks.get(kind_of(fixed), len(ranks)))
     if effort != "quick":
         return ordered
     best = {phase: kind_of((phase, case)) for phase, case in reversed(ordered)}
-    return [fixed for fixed in ordered if kind_of(fixed) in quick | {best[fixed[0]]} or fixed[1].protocol == "alone"]
+    return [fixed for fixed in ordered if kind_of(fixed) in quick | {best[fixed[0]]} or _always(fixed)]
+
+
+def _always(fixed: Fixed) -> bool:
+    """Cases of a promise that few contracts make, a row alone has the bits that it has among others; and whole tiles,
+    which kernels have a way of their own for."""
+    return fixed[1].protocol == "alone" or fixed[0] == "aligned"

@@ -7,6 +7,7 @@
 | range      | logits of +-88 and beyond, values near the format's ends, subnormals, rows of zeros                 |
 | lone       | one tensor of several is zero or subnormal                                                          |
 | seams      | many rows of one element more than a block                                                          |
+| aligned    | all sizes whole tiles at once, as in production: kernels have a way of their own for those          |
 | special    | NaN and infinities, one at a time, compared by class and place; NaN wherever nothing is read        |
 | every      | of an op that works element by element, every number of a format of 16 bits or fewer                |
 | invariants | the same call twice; other data first, in other and in the same memory; each row alone; poisoned memory |
@@ -26,7 +27,7 @@ from typing import Any
 
 from assay.formats.format import format_named
 from assay.golden.inputs.distributions import EVERY, EXACT, MIDPOINTS, RANGE, names_of
-from assay.golden.signature import TensorSpec
+from assay.golden.signature import TensorSpec, symbols_in
 from assay.verify.cases.case import Case
 from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.cases.sampler import SMALL, Sampler, real_tensors, seeded, with_values
@@ -42,6 +43,7 @@ _SHORT = 8  # a row that may be all -inf
 _SIDE = 256  # rows and columns that hold all numbers of 16 bits
 _MOST_STARTS = 64  # calls that all numbers may take
 _SPOILED = 4  # cases a base whose unused elements are NaN
+_TILES, _LONG_SUM = (64, 128), (64, 512)
 _SEAMS = ((513, 31), (1025, 127))  # one more than blocks that kernels have, and how many rows
 
 GROWTH = 16
@@ -116,6 +118,43 @@ def seam_cases(sampler: Sampler) -> Iterator[Case]:
             for distribution in ("normal", "wide") if sampler.fits(sizes) else ():
                 case = with_values(base, distribution, layouts={}, protocol="once", memory="plain")
                 yield replace(case, sizes=sizes, seed=choose(range(1 << 24)))
+
+
+def aligned_cases(sampler: Sampler) -> Iterator[Case]:
+    """All sizes are whole tiles at once, which sizes drawn one by one hardly ever are; then a longer sum."""
+    choose = seeded(hash_of("aligned", sampler.seed))
+    sets = sampler.option_sets()
+    for options in sets if len(sets) <= _MOST_OPTION_SETS else [choose(sets) for _ in range(_MOST_OPTION_SETS)]:
+        base = sampler.case(_two, style="small", options=options)
+        over = symbols_in(base.definition.reduction.over) if base.definition.reduction is not None else ()
+        for data, size, longest in (*(("normal", tile, tile) for tile in _TILES), ("positive", *_LONG_SUM)):
+            sizes = _aligned(sampler, base, {symbol: longest if symbol in over else size for symbol in base.sizes})
+            if sizes != base.sizes and (over or size == longest):
+                seed = choose(range(1 << 24))
+                case = with_values(base, data, layouts={}, protocol="once", memory="plain", unused="plain", seed=seed)
+                yield replace(case, sizes=sizes)
+
+
+def _two(values: Sequence[Any]) -> Any:
+    return 2 if 2 in values else values[0] if isinstance(values, range) else min(values)
+
+
+def _aligned(sampler: Sampler, case: Case, wanted: Mapping[str, int]) -> dict[str, int]:
+    """As many of these sizes as an examination takes: last those of what a grid counts, and of heads."""
+    definition, sizes = case.definition, dict(case.sizes)
+    known = {**definition.sizes, **sampler.shapes}
+    counted = {*definition.grid, *definition.multiples}
+    for *_, symbol in sorted((s in counted, s in known, -place, s) for place, s in enumerate(wanted)):
+        if symbol in definition.multiples.values():  # groups divide others
+            continue
+        if symbol in known:
+            tiles = [size for size in known[symbol] if size and size % _SQUARE == 0]
+            size = max((each for each in tiles if each <= wanted[symbol]), default=min(tiles, default=sizes[symbol]))
+        else:
+            size = math.lcm(wanted[symbol], definition.step(case.signature, symbol, sizes))
+        if sampler.fits(larger := sampler.tied_sizes({**sizes, symbol: size})):
+            sizes = larger
+    return sizes
 
 
 def beyond_cases(sampler: Sampler) -> Iterator[Sequence[Case]]:
