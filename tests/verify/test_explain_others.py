@@ -1,6 +1,6 @@
 """Explanations of kernels that other people wrote: faults that a survey of their repositories met, and no others."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.golden import registry
 from assay.golden.registry import define
 from assay.verify import Verdict, examine
 from assay.verify.contract import Contract
@@ -21,17 +22,25 @@ WIDER = {"B": [1], "Hkv": [1], "H": [2], "Sq": [5, 65], "Sk": [7, 64], "D": [8, 
 HEADS = {"B": [1], "Hkv": [1], "H": [2], "Sq": [1, 5], "Sk": [1, 7, 33], "D": [16], "Dv": [16]}
 
 
-@define("own_log_sigmoid", "x[R,N] -> y[R,N]", rows="R", columns="N", listed=True)
-def own_log_sigmoid(xp: Any, x: Any) -> Any:
-    """log(1 / (1 + e^-x))."""
-    return -xp.function("softplus", -x)
+@pytest.fixture(scope="module", autouse=True)
+def own_ops() -> Iterator[None]:
+    """Ops of a user, which other tests don't know."""
 
+    @define("own_log_sigmoid", "x[R,N] -> y[R,N]", rows="R", columns="N")
+    def own_log_sigmoid(xp: Any, x: Any) -> Any:
+        """log(1 / (1 + e^-x))."""
+        return -xp.function("softplus", -x)
 
-@define("own_group", "x[R,N], weight[N] -> y[R,N]", rows="R", listed=True)
-def own_group(xp: Any, x: Any, weight: Any) -> Any:
-    """A norm over a row."""
-    centred, root = xp.standardize(x, 1e-5)
-    return centred * root * weight
+    @define("own_group", "x[R,N], weight[N] -> y[R,N]", rows="R")
+    def own_group(xp: Any, x: Any, weight: Any) -> Any:
+        """A norm over a row."""
+        centred, root = xp.standardize(x, 1e-5)
+        return centred * root * weight
+
+    yield
+    for name, found in list(registry._REGISTRY.items()):
+        if found.name.startswith("own_"):
+            del registry._REGISTRY[name]
 
 
 def cut(x: Tensor) -> Tensor:
