@@ -26,9 +26,9 @@ def with_few_programs(entry: Entry) -> Entry:
 
 
 CASES = [
-    *(pytest.param(with_few_programs(entry), entry.dtypes[0], id=entry.name) for entry in FIRST),
+    *(pytest.param(with_few_programs(entry), entry.dtypes[0], "quick", id=entry.name) for entry in FIRST),
     *(
-        pytest.param(entry, dtype, id=f"{entry.name}-{dtype}", marks=pytest.mark.evidence)
+        pytest.param(entry, dtype, "usual", id=f"{entry.name}-{dtype}", marks=pytest.mark.evidence)
         for entry in BUNDLED
         for dtype in entry.dtypes
     ),
@@ -36,10 +36,11 @@ CASES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("entry", "dtype"), CASES)
-def test_a_bundled_kernel_keeps_its_contract(entry: Entry, dtype: object) -> None:
+@pytest.mark.parametrize(("entry", "dtype", "effort"), CASES)
+def test_a_bundled_kernel_keeps_its_contract(entry: Entry, dtype: object, effort: str) -> None:
     """The kernel passes in the dtype."""
-    (job,) = plan([replace(entry, dtypes=(dtype,))], examples=6, threads=1)
+    entry = replace(entry, dtypes=(dtype,), settings=replace(entry.settings, effort=effort))
+    (job,) = plan([entry], examples=6, threads=1)
     verdict = examine_job(job, lambda *told: None)
     assert verdict.outcome == "PASS", str(verdict)
 
