@@ -98,3 +98,15 @@ def test_a_way_of_its_own_for_whole_tiles_is_taken(long: bool) -> None:
         return a @ b
 
     assert examine(gemm, "gemm", dtype="float32", effort="quick", shrinking=False).outcome == "FAIL"
+
+
+def test_a_peak_in_the_last_place_is_met() -> None:
+    """Whose maximum is that of all blocks but the last gives no number where the last holds it."""
+
+    def softmax(x: torch.Tensor) -> torch.Tensor:
+        blocks = max((x.shape[1] - 1) // 512 * 512, 1)
+        weights = (x - x[:, :blocks].amax(1, keepdim=True)).exp() if x.shape[1] > 512 else torch.softmax(x, 1)
+        return weights / weights.sum(1, keepdim=True)
+
+    found = examine(softmax, "softmax", dtype="float32", effort="quick", shrinking=False, every_aspect=False)
+    assert found.outcome == "FAIL", str(found)

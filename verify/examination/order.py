@@ -66,6 +66,7 @@ def arranged(cases: Iterable[Fixed], effort: str) -> list[Fixed]:
 
 
 def _always(fixed: Fixed) -> bool:
-    """Cases of a promise that few contracts make, a row alone has the bits that it has among others; and whole tiles,
-    which kernels have a way of their own for."""
-    return fixed[1].protocol == "alone" or fixed[0] == "aligned"
+    """Cases of a promise that few contracts make, a row alone has the bits that it has among others; whole tiles, which
+    kernels have a way of their own for; a peak in the last place."""
+    phase, case = fixed
+    return case.protocol == "alone" or phase == "aligned" or (phase == "seams" and bool(case.edits))

@@ -6,7 +6,7 @@
 | exact      | small integers, powers of two, one-hot rows, ties, sizes all alike, one long size: nothing is rounded |
 | range      | logits of +-88 and beyond, values near the format's ends, subnormals, rows of zeros                 |
 | lone       | one tensor of several is zero or subnormal                                                          |
-| seams      | many rows of one element more than a block                                                          |
+| seams      | many rows of one element more than a block, and a peak in the last place                            |
 | aligned    | all sizes whole tiles at once, as in production: kernels have a way of their own for those          |
 | special    | NaN and infinities, one at a time, compared by class and place; NaN wherever nothing is read        |
 | every      | of an op that works element by element, every number of a format of 16 bits or fewer                |
@@ -44,6 +44,7 @@ _SIDE = 256  # rows and columns that hold all numbers of 16 bits
 _MOST_STARTS = 64  # calls that all numbers may take
 _SPOILED = 4  # cases a base whose unused elements are NaN
 _TILES, _LONG_SUM = (64, 128), (64, 512)
+_PEAK = 100.0  # of numbers about one
 _SEAMS = ((513, 31), (1025, 127))  # one more than blocks that kernels have, and how many rows
 
 GROWTH = 16
@@ -108,7 +109,10 @@ def lone_cases(sampler: Sampler) -> Iterator[Case]:
 
 
 def seam_cases(sampler: Sampler) -> Iterator[Case]:
-    """Many rows of one element more than a block: what one block hands to the next shows most where few follow."""
+    """Many rows of one element more than a block: what one block hands to the next shows most where few follow.
+
+    In the last of them a number far above the others comes at the very end.
+    """
     choose = seeded(hash_of("seams", sampler.seed))
     base = sampler.case(_slim, style="small", options=choose(sampler.option_sets()))
     free, rows = sampler.free_symbols(base), _rows(base)
@@ -117,7 +121,12 @@ def seam_cases(sampler: Sampler) -> Iterator[Case]:
             sizes = {**base.sizes, **({rows: count} if rows in free else {}), symbol: size}
             for distribution in ("normal", "wide") if sampler.fits(sizes) else ():
                 case = with_values(base, distribution, layouts={}, protocol="once", memory="plain")
-                yield replace(case, sizes=sizes, seed=choose(range(1 << 24)))
+                case = replace(case, sizes=sizes, seed=choose(range(1 << 24)))
+                yield case
+            first = next((tensor for tensor in real_tensors(base.signature) if symbol in tensor.dims), None)
+            if first is not None and sampler.fits(sizes) and all(case.shape(first)):
+                last = tuple(extent - 1 for extent in case.shape(first))
+                yield replace(with_values(case, "normal"), edits=((first.name, last, _PEAK),))
 
 
 def aligned_cases(sampler: Sampler) -> Iterator[Case]:
