@@ -1,6 +1,6 @@
-"""Measurements behind docs/evidence.md: ``./dev bench [golden | examine | zoo | order | lengths] ...``.
+"""Measurements behind docs/evidence.md: ``./dev bench [golden | examine | zoo | order | lengths | explanations] ...``.
 
-All but the last two where none is named.
+All but the last three where none is named.
 """
 
 import platform
@@ -94,8 +94,15 @@ def order() -> None:
     measure(console)
 
 
+def explanations() -> None:
+    """Whether explanations are true, over every fault model of every op: hours, and it goes on where it was."""
+    from benchmarks.explanations import measure
+
+    measure(console)
+
+
 TASKS = {"golden": golden, "examine": examination, "zoo": zoo}
-BY_NAME_ONLY = {"order": order, "lengths": lengths}
+BY_NAME_ONLY = {"order": order, "lengths": lengths, "explanations": explanations}
 
 
 def main() -> int:

@@ -69,6 +69,20 @@ Pretend = Annotated[
     typer.Option(metavar="DEVICE", help='cuda (an h200), a100, ...: "cuda" answers as this device, and is the CPU.'),
 ]
 
+Emission = Annotated[
+    str,
+    typer.Option(
+        metavar="nvidia|CHOICES", help="Triton kernels as a compiler has them: contraction,flush,approximate."
+    ),
+]
+Refuses = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATTERN",
+        help="A message by which the kernel documents to refuse, e.g. 'too wide where N > 65536'; may be repeated.",
+    ),
+]
+
 
 def adapted(
     settings: Settings,
@@ -76,6 +90,7 @@ def adapted(
     shape: Sequence[str] | None = None,
     contract: Sequence[str] | None = None,
     at: Sequence[str] | None = None,
+    refuses: Sequence[str] | None = None,
     **others: Any,
 ) -> Settings:
     """The settings with what the command line says otherwise; what it leaves out is None or empty."""
@@ -87,6 +102,8 @@ def adapted(
         said["contract"] = contract_from_table(contract_fields(contract))
     if at:
         said["at"] = [read_sizes(text, "--at") for text in at]
+    if refuses:
+        said["refuses"] = {**settings.refuses, **dict(map(_refusal, refuses))}
     said["options"] = {**settings.options, **options(settings.definition, option or ())}
     return replace(settings, **said, shapes={**settings.shapes, **shapes(shape or ())})
 
@@ -132,6 +149,12 @@ def shapes(texts: Sequence[str]) -> dict[str, Sequence[int] | str]:
         except (TypeError, ValueError):
             raise SettingError(f"--shape {text!r}; expected D=64,128, D=1:300 or Sk=Sq") from None
     return found
+
+
+def _refusal(text: str) -> tuple[str, str]:
+    """``pattern where condition``, in the words of a report; a pattern alone stands for any sizes."""
+    pattern, where, condition = text.rpartition(" where ")
+    return (pattern.strip(), condition.strip()) if where else (text, "")
 
 
 def contract_fields(texts: Sequence[str]) -> dict[str, Any]:

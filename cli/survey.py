@@ -41,7 +41,8 @@ def survey(
     out: Annotated[Path, typer.Option(help="Folder of index.html and survey.json.")] = Path("report"),
     only: Annotated[str, typer.Option(help="Only kernels whose name contains this.")] = "",
     table: Annotated[
-        Path | None, typer.Option(help="A table of your own kernels, in the form of configs/survey.toml.")
+        str | None,
+        typer.Option(help='"others", kernels of other packages; or a file in the form of configs/survey.toml.'),
     ] = None,
     seconds: Annotated[
         float | None, typer.Option("--time", min=0, help="Begin no further kernel after so many seconds.")

@@ -32,6 +32,15 @@ _BUNDLED = ("assay", "pallas")  # their groups in the survey's table
 def verify(
     targets: Annotated[list[str] | None, typer.Argument(metavar="TARGET...", help=_ARGUMENT)] = None,
     spec: Annotated[str, typer.Option(help="What package.module:function implements, e.g. softmax.")] = "",
+    reference: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION", help="A PyTorch function or module that it is held against, in place of --spec."
+        ),
+    ] = None,
+    tensors: Annotated[
+        str, typer.Option(help="What --reference takes and gives, e.g. 'x[T,D], weight[D] -> y[T,D]'.")
+    ] = "",
     dtype: settings.Dtypes = None,
     option: settings.Options = None,
     shape: settings.Shapes = None,
@@ -46,6 +55,8 @@ def verify(
     device: settings.Device = "cpu",
     faithful: settings.Faithful = "",
     pretend: settings.Pretend = "",
+    emission: settings.Emission = "",
+    refuses: settings.Refuses = None,
     timeout: settings.Timeout = 30.0,
     isolate: settings.Isolate = False,
     memory: settings.Memory = 4.0,
@@ -78,7 +89,8 @@ def verify(
         from assay.verify.execution.frameworks import check_device
 
         check_device("cpu" if pretend else device)
-        check_emulated(faithful, pretend)
+        check_emulated(faithful, pretend, emission)
+        spec = _question(spec, reference, tensors)
         chosen = [entry for target in targets for entry in entries_of(target, spec)] if targets else _bundled(spec)
         said = {"out_dtype": out_dtype, "layouts": layout, "framework": framework, "isolate": isolate, "memory": memory}
         said |= {"strict": strict} if strict else {}
@@ -86,7 +98,7 @@ def verify(
             replace(
                 entry,
                 dtypes=settings.dtypes(dtype or ()) or entry.dtypes,
-                settings=settings.adapted(entry.settings, option, shape, contract, at, **said),
+                settings=settings.adapted(entry.settings, option, shape, contract, at, refuses, **said),
             )
             for entry in chosen
         ]
@@ -99,6 +111,7 @@ def verify(
             timeout=timeout,
             faithful=faithful,
             pretend=pretend,
+            emission=emission,
         )
         names = [name_of(job) for job in jobs] if out is not None else []  # of the sources as they are now
         rows = known(out, jobs) if out is not None else {}
@@ -124,6 +137,24 @@ def verify(
     if interrupted:
         return report_error(f"interrupted; {len(rows)} of {len(jobs)} examinations are done", status=130)
     return status
+
+
+def _question(spec: str, reference: list[str] | None, tensors: str) -> str:
+    """The name of what targets are held against: that of ``--spec``, or of a reference and its tensors."""
+    if not reference:
+        if tensors:
+            raise SettingError(f"--tensors {tensors!r}: of what? expected --reference module:function beside it")
+        return spec
+    if spec:
+        raise SettingError(f"--spec {spec} --reference {reference[0]}: expected one of them")
+    for name in reference:
+        if ":" not in name:
+            raise SettingError(f"--reference {name}: expected module:function")
+    if not tensors:
+        raise SettingError(
+            f"--reference {reference[0]}: expected --tensors, what it takes and gives, e.g. 'x[T,D], w[D] -> y[T,D]'"
+        )
+    return f"{'|'.join(reference)}({' '.join(tensors.split())})"
 
 
 def _summarize(path: Path, rows: Sequence[Row]) -> None:

@@ -1,4 +1,4 @@
-"""Writes what docs/interface.md says of the code from the code itself: ``./dev docs``, or this file run as a script.
+"""Writes what docs/interface.md and docs/judge.md say of the code from it: ``./dev docs``, or this file as a script.
 
 Between ``<!-- generated: NAME -->`` and ``<!-- end -->`` stands what the function of that name gives. A test compares.
 """
@@ -21,17 +21,19 @@ from assay.cli.main import app
 from assay.golden import evaluate, spec, specs
 from assay.golden.signature import TensorSpec
 from assay.precision import audit
-from assay.verify import Contract, Failure, Verdict, contract, examine, plugin
+from assay.verify import Contract, Failure, Verdict, contract, examine, judge, plugin
 from assay.verify.examination import phases
 from assay.verify.findings import KINDS, OUTCOMES
+from assay.verify.judging.conduct import CHEATS
 
 PAGE = Path(__file__).parent / "interface.md"
+PAGES = (PAGE, PAGE.with_name("judge.md"))
 WIDTH = 116
 
 
 def signatures() -> str:
     """The functions that users call, with every keyword and its default."""
-    return "\n".join(["```python", *map(_signature, (examine, evaluate, audit)), "```"])
+    return "\n".join(["```python", *map(_signature, (examine, judge, evaluate, audit)), "```"])
 
 
 def verdict() -> str:
@@ -105,6 +107,11 @@ def ops() -> str:
     return _table(("op", "tensors", "options", "returns", "stages"), rows)
 
 
+def cheats() -> str:
+    """The names that a verdict on a solution gives to what it saw."""
+    return _table(("cheat", "what was seen"), [(f"`{name}`", words) for name, words in CHEATS.items()])
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "signatures": signatures,
     "verdict": verdict,
@@ -113,6 +120,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "pytest": pytest_options,
     "commands": commands,
     "ops": ops,
+    "cheats": cheats,
 }
 
 
@@ -184,4 +192,5 @@ def _wrapped(text: str, indent: str = "") -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -55,3 +55,15 @@ class OtherFormat(StoreError):
 
 class CampaignError(AssayError, ValueError):
     """A campaign file that can't be followed; the message names file, place and mend."""
+
+
+class MissingOperation(AssayError, NotImplementedError):
+    """A reference uses an operation that numbers can't be computed with."""
+
+
+class Undecided(AssayError, ValueError):
+    """A reference asks what the radius of its numbers leaves open: a comparison, or a choice; ``line`` is where."""
+
+    def __init__(self, message: str, line: str = "the reference") -> None:
+        super().__init__(message)
+        self.line = line

@@ -11,7 +11,7 @@ import math
 import pkgutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
@@ -25,6 +25,7 @@ from assay.runtime.errors import unknown
 from assay.runtime.own_modules import import_own
 
 _BUILT_IN = "assay.golden.definitions"
+_REFERENCES = "assay.golden.reference"
 _REGISTRY: dict[str, Spec] = {}  # by name and by reference
 
 
@@ -88,7 +89,8 @@ class Spec:
     ``definition(xp, *tensors, **options)`` is evaluated by every arithmetic of `assay.golden.arithmetic`.
     ``stages`` are the places where a kernel may round on the way, with the default format (None: no rounding there).
     ``version`` is raised whenever the mathematics changes: stored goldens of earlier versions then no longer count.
-    ``listed``: among `specs`; compositions that only a checker asks for are not.
+    ``listed``: among `specs`; compositions that only a checker asks for are not. ``address`` names the op in any
+    process, where its name and module don't. ``typed``: the definition takes ``dtypes=``, the tensors' in order.
 
     Axes. ``rows`` is the symbol along which rows are independent of each other, or a function of the options that gives
     it. ``columns`` is a second such symbol: of any rows, any columns may be evaluated apart. ``separable`` are further
@@ -152,15 +154,18 @@ class Spec:
     reduction: Reduction | None = None
     faults: tuple[Fault | str, ...] = ()
     exempt: tuple[str, ...] = ()
+    address: str = ""
+    typed: bool = False
 
     def __post_init__(self) -> None:
-        first = self.signature().tensors[0].dims[:1]
-        object.__setattr__(self, "grid", self.grid or first)
+        object.__setattr__(self, "grid", self.grid or self.signature().tensors[0].leading)
         object.__setattr__(self, "multiples", {**self.groups, **self.multiples})
 
     @property
     def reference(self) -> str:
         """What names the op in any process: its name, of an op of one's own ``module:name`` unless it is a script's."""
+        if self.address:
+            return self.address
         module = self.definition.__module__
         return self.name if _is_built_in(module) or module == "__main__" else f"{module}:{self.name}"
 
@@ -249,6 +254,15 @@ def define(
     return register
 
 
+def register(found: Spec) -> Spec:
+    """A spec that is known by its reference; one that is known already, and the same, stays."""
+    known = _REGISTRY.get(found.reference)
+    if known is not None and known == found:
+        return known
+    _REGISTRY[found.reference] = found
+    return found
+
+
 def _is_built_in(module: str) -> bool:
     return module == _BUILT_IN or module.startswith(f"{_BUILT_IN}.")
 
@@ -294,6 +308,9 @@ def spec(name: str, target: str = "") -> Spec:
 
     ``target`` is a kernel's importable name, whose module may define the op.
     """
+    if name not in _REGISTRY and "(" in name:
+        made: Spec = import_module(_REFERENCES).named(name)
+        return made
     if name not in _REGISTRY:
         _load()
     if name not in _REGISTRY and ":" in name:
@@ -304,6 +321,18 @@ def spec(name: str, target: str = "") -> Spec:
     if name not in _REGISTRY:
         raise UnknownSpec(unknown("spec", name, specs()))
     return _REGISTRY[name]
+
+
+@contextmanager
+def forgotten() -> Iterator[None]:
+    """What `define` registers inside is known inside alone."""
+    _load()
+    known = dict(_REGISTRY)
+    try:
+        yield
+    finally:
+        _REGISTRY.clear()
+        _REGISTRY.update(known)
 
 
 def gradients_of(op: str) -> list[Spec]:

@@ -57,6 +57,11 @@ class TensorSpec:
         return tuple(dimension(text, sizes) for text in self.dims)
 
     @property
+    def leading(self) -> tuple[str, ...]:
+        """The symbols of its first dimension."""
+        return tuple(symbols_in(self.dims[0])) if self.dims else ()
+
+    @property
     def is_integer(self) -> bool:
         """Whether its elements are codes or indices rather than numbers that enter the arithmetic as they are."""
         return self.role in ("code", "index", "length", "offsets", "pair", "label", "bits")
@@ -174,7 +179,10 @@ def dimension(text: str, sizes: Mapping[str, int]) -> int:
 
 
 def _solve(text: str, size: int, sizes: dict[str, int]) -> None:
-    """Bind the last unknown of ``K/g`` = size: g = K / size (1 without any group); and of ``K/2`` and ``B+1``."""
+    """Bind the last unknown of ``K/g`` = size: g = K / size (1 without groups); of ``K/2``, ``2*F`` and ``B+1``."""
+    factor, _, multiple = text.partition("*")
+    if factor.isdigit() and multiple.isidentifier() and size % max(int(factor), 1) == 0:
+        sizes.setdefault(multiple, size // int(factor))
     symbol, _, more = text.partition("+")
     if more.isdigit() and symbol.isidentifier():
         sizes.setdefault(symbol, size - int(more))

@@ -47,7 +47,7 @@ class Allocation:
         """Which loads of these addresses find what nobody has written. [addresses]"""
         elements = self.elements(addresses, width)
         if self.unwritten[elements].any():
-            now = _bytes(self.low, self.high).reshape(-1, self.width)
+            now = bytes_at(self.low, self.high).reshape(-1, self.width)
             self.unwritten &= (now == self.held).all(axis=1)
         return np.asarray(self.unwritten[elements].reshape(len(addresses), -1).any(axis=1))
 
@@ -87,7 +87,7 @@ class Allocations(AllocationMode):
         width = tensor.element_size()
         storage = tensor.untyped_storage()
         unwritten = np.ones((high - low) // width, bool)
-        held = _bytes(low, high).reshape(-1, width).copy()
+        held = bytes_at(low, high).reshape(-1, width).copy()
         self._known[storage.data_ptr()] = Allocation(StorageWeakRef(storage), low, high, width, unwritten, held)
 
     def _filled(self, values: Any) -> None:
@@ -117,5 +117,6 @@ def span(tensor: torch.Tensor) -> tuple[int, int]:
     return low, low + (last + 1) * tensor.element_size()
 
 
-def _bytes(low: int, high: int) -> Array:
+def bytes_at(low: int, high: int) -> Array:
+    """The memory from one address to another."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * (high - low)).from_address(low))

@@ -52,14 +52,16 @@ def compiles(owner: Any, bound: Mapping[str, Any], target: GPUTarget) -> bool:
         ir.load_dialects(context)
         backend.load_dialects(context)
         functions, modules = backend.get_codegen_implementation(options), backend.get_module_map()
-        _source(owner, bound).make_ir(target, options, functions, modules, context)
+        ASTSource(owner, *signature_of(owner, bound)).make_ir(target, options, functions, modules, context)
     except Exception:  # the compiler's word, whatever it is
         return False
     return True
 
 
-def _source(owner: Any, bound: Mapping[str, Any]) -> Any:
-    signature, constants = {}, {}
+def signature_of(owner: Any, bound: Mapping[str, Any]) -> tuple[dict[str, str], dict[tuple[int], Any]]:
+    """The types and the constants that a kernel is compiled for with these arguments."""
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int], Any] = {}
     for parameter in owner.params:
         value = bound[parameter.name]
         specialized = type(value) is int and value == 1 and not parameter.do_not_specialize
@@ -67,7 +69,7 @@ def _source(owner: Any, bound: Mapping[str, Any]) -> Any:
             signature[parameter.name], constants[(parameter.num,)] = "constexpr", value
         else:
             signature[parameter.name] = parameter.annotation_type or mangle_type(value)
-    return ASTSource(owner, signature, constants)
+    return signature, constants
 
 
 def _arose_in(error: BaseException) -> str:

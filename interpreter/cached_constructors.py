@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ _block_types: dict[Any, dict[str, Any]] = {}
 _converted: dict[Any, Any] = {}
 _tensors: dict[str, dict[str, Any]] = {}
 _np_dtypes: dict[str, np.dtype[Any]] = {}
+_widths: dict[str, int] = {}
 
 
 def cached_constructors() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
@@ -24,6 +26,8 @@ def cached_constructors() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     yield tl.block_type, "with_element_ty", _with_element_ty
     yield tl.tensor, "__init__", _init_tensor
     yield plain, "_get_np_dtype", np_dtype
+    if [field.name for field in fields(plain.TensorHandle)] == ["data", "dtype", "attr"]:
+        yield plain.TensorHandle, "__init__", _init_handle
 
 
 def np_dtype(dtype: Any) -> np.dtype[Any]:
@@ -61,6 +65,16 @@ def _init_tensor(self: Any, handle: Any, type: Any) -> None:
     else:
         self.__dict__.update(made)
         self.handle, self.type, self.dtype = handle, type, type.scalar
+
+
+def _init_handle(self: Any, data: Any, dtype: Any, attr: Any = None) -> None:
+    self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+    widest = _widths.get(dtype.name)
+    if widest is None:
+        is_address = isinstance(dtype, tl.pointer_type)
+        widest = _widths[dtype.name] = 2**63 if is_address else max(1, dtype.primitive_bitwidth // 8)
+    if data.itemsize > widest:
+        self.__post_init__()  # which says what is wrong
 
 
 _OWN = ("handle", "type", "dtype")

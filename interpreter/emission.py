@@ -5,10 +5,12 @@ What Triton's NVIDIA backend emits was read from the PTX of releases 3.6 to 3.9,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+
+from assay.runtime.errors import SettingError, unknown
 
 Array = np.ndarray[Any, Any]
 
@@ -33,6 +35,26 @@ class Emission:
 NVIDIA = Emission(contraction=True, flush=True, approximate=True)
 """What Triton's NVIDIA backend emits by default."""
 ROUNDED = Emission()
+
+
+def emission_named(name: str) -> Emission:
+    """``nvidia``, or the choices that are taken, with commas between: ``contraction,flush``; none of an empty name.
+
+    Raises `SettingError`.
+    """
+    choices = [field.name for field in fields(Emission)]
+    taken = choices if name == "nvidia" else [part.strip() for part in name.split(",") if part.strip()]
+    for part in taken:
+        if part not in choices:
+            raise SettingError(f"emission={name!r}: {unknown('choice', part, ['nvidia', *choices])}")
+    return Emission(**dict.fromkeys(taken, True))
+
+
+def name_of(emission: Emission) -> str:
+    """The name by which `emission_named` gives it."""
+    taken = [field.name for field in fields(emission) if getattr(emission, field.name)]
+    return "nvidia" if emission == NVIDIA else ",".join(taken)
+
 
 DIGITS = {
     "exp2": 22, "log": 23, "log2": 23, "sqrt": 23, "rsqrt": 23, "sin": 22, "cos": 22, "erf": 22, "div": 22,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from functools import partialmethod
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +17,14 @@ from assay.interpreter.builder import TARGET
 from assay.interpreter.cached_constructors import cached_constructors
 from assay.interpreter.constants import constant_operators
 from assay.interpreter.mapped import map_elementwise
+from assay.interpreter.operators import operators
 from assay.interpreter.reductions import Reduce, Scan
 from assay.interpreter.replacing import Change, Shared, replaced
 
 
 def _find_changes() -> list[Change]:
     """What Triton's own interpreter replaces in this version (by trying), and what it leaves to a compiler."""
+    importlib.import_module("triton.compiler.code_generator")  # keeps a table of the language's functions as they are
     ours: list[Change] = [
         (plain, "interpreter_builder", kernels.builder),
         (plain, "interpreter_semantic", kernels.semantic),
@@ -48,9 +51,24 @@ def _find_changes() -> list[Change]:
     loops: list[Change] = [(tl, "range", kernels.tensor_range), (tl.core, "range", kernels.tensor_range)]
     if hasattr(tl, "map_elementwise"):
         loops += [(tl, "map_elementwise", map_elementwise), (tl.core, "map_elementwise", map_elementwise)]
-    changes = [*ours, *scope.changes, *members, *loops, *cached_constructors()]
+    language = [(owner, name, _direct(value)) for owner, name, value in scope.changes]
+    by_name = {name: value for owner, name, value in language if owner is tl.tensor}
+    changes = [*ours, *language, *operators(kernels.builder, by_name), *members, *loops, *cached_constructors()]
     changes += [*constant_operators(), *kernels.libdevice_functions()]
     return [(owner, name, value) for (owner, name), value in {change[:2]: change[2] for change in changes}.items()]
+
+
+def _direct(value: Any) -> Any:
+    """What Triton's interpreter puts in a builtin's place, without asking at each call whether it is one."""
+    member = (getattr(value, "__kwdefaults__", None) or {}).get("member")
+    if member is None:
+        return value
+    builtin = getattr(member, "__wrapped__", member)
+
+    def call(*args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
+        return builtin(*args, _semantic=kernels.semantic, **kwargs)
+
+    return call
 
 
 class _Recorder:

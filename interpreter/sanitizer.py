@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from triton.runtime import interpreter as plain
 
-from assay.interpreter.allocations import Allocation, Allocations, span
+from assay.interpreter.allocations import Allocation, Allocations, bytes_at, span
 from assay.interpreter.faults import SanitizerError
 from assay.interpreter.ordering import Ordering
 from assay.interpreter.shadow import Shadow
@@ -96,6 +96,20 @@ class _Region:
     high: int
     allocation: Allocation | None
     shadow: Shadow | None
+    _views: dict[np.dtype[Any], Array] = field(default_factory=dict)
+
+    def elements(self, addresses: Array, dtype: np.dtype[Any]) -> tuple[Array, Array] | None:
+        """The memory as an array, and where the elements at ``addresses`` stand in it; None if they lie askew."""
+        view = self._views.get(dtype)
+        if view is None:
+            whole = self.high - (self.high - self.low) % dtype.itemsize
+            view = self._views[dtype] = bytes_at(self.low, whole).view(dtype)
+        offsets = (addresses - np.uint64(self.low)).view(np.int64)
+        if dtype.itemsize == 1:
+            return view, offsets
+        if (offsets & (dtype.itemsize - 1)).any():
+            return None
+        return view, offsets >> (dtype.itemsize.bit_length() - 1)
 
 
 class Launch:
@@ -150,13 +164,20 @@ class Launch:
         width = np.dtype(dtype).itemsize
         if self._semantic is not None:
             return MEMORY.load(self.enter_atomic(pointers, mask, width, self._semantic), mask, other, dtype)
-        for region, addresses, _ in self._parts(pointers, mask, width, "loads"):
+        loaded, is_known = np.array(other, dtype, order="C"), other.shape == pointers.shape
+        for region, addresses, chosen in self._parts(pointers, mask, width, "loads"):
+            found = region.elements(addresses, loaded.dtype) if region is not None else None
+            is_known = is_known and found is not None
+            if is_known and found is not None:
+                loaded.reshape(-1)[chosen] = found[0][found[1]]
+            if region is None:
+                continue
             self._check_written(region, addresses, width)
             if region.shadow is not None:
                 self._check_order(region, "store", "loads", addresses, width, region.shadow.unseen(addresses, width))
                 self._check_order(region, "atomic", "loads", addresses, width)
                 region.shadow.note("load", addresses, width)
-        return MEMORY.load(pointers & _ADDRESS, mask, other, dtype)
+        return loaded if is_known else MEMORY.load(pointers & _ADDRESS, mask, other, dtype)
 
     def store(self, pointers: Array, values: Array, mask: Array) -> None:
         """As the interpreter's, checked. Programs may store the same bits to one place."""
@@ -164,16 +185,28 @@ class Launch:
         if self._semantic is not None:
             MEMORY.store(self.enter_atomic(pointers, mask, width, self._semantic, reads=False), values, mask)
             return
+        targets: list[tuple[Array, Array, Any]] | None = []
         for region, addresses, chosen in self._parts(pointers, mask, width, "stores to"):
+            found = region.elements(addresses, values.dtype) if region is not None else None
+            if found is None or targets is None:
+                targets = None
+            else:
+                targets.append((*found, chosen))
+            if region is None:
+                continue
             unwritten = region.allocation.written(addresses, width) if region.allocation is not None else False
             if region.shadow is not None:
                 self._check_order(region, "atomic", "stores to", addresses, width)
-                changed = _changed(addresses, values.reshape(-1)[chosen]) | unwritten
+                changed = _changed(found, addresses, values.reshape(-1)[chosen]) | unwritten
                 for kind in ("store", "load") if changed.any() else ():
                     segments = np.where(changed, region.shadow.conflicts(kind, addresses, width), 0)
                     self._check_order(region, kind, "stores to", addresses, width, segments)
                 region.shadow.enter_store(addresses, width, changed)
-        MEMORY.store(pointers & _ADDRESS, values, mask)
+        if targets is None:
+            MEMORY.store(pointers & _ADDRESS, values, mask)
+            return
+        for view, places, chosen in targets:
+            view[places] = values.reshape(-1)[chosen]
 
     def atomic_rmw(self, operation: Any, pointers: Array, values: Array, mask: Array, semantic: Any) -> Array:
         """As the interpreter's, checked."""
@@ -189,6 +222,8 @@ class Launch:
     def enter_atomic(self, pointers: Array, mask: Array, width: int, semantic: Any, *, reads: bool = True) -> Array:
         """The addresses of an atomic operation, checked; it orders programs as ``semantic`` says."""
         for region, addresses, _ in self._parts(pointers, mask, width, "atomically stores to"):
+            if region is None:
+                continue
             if reads:
                 self._check_written(region, addresses, width)
             if region.allocation is not None:
@@ -207,8 +242,10 @@ class Launch:
 
     # checks
 
-    def _parts(self, pointers: Array, mask: Array, width: int, verb: str) -> Iterator[tuple[_Region, Array, Any]]:
-        """The active lanes by region: (region, addresses, which lanes these are)."""
+    def _parts(
+        self, pointers: Array, mask: Array, width: int, verb: str
+    ) -> Iterator[tuple[_Region | None, Array, Any]]:
+        """The active lanes by region: (region, None for no argument's; addresses; which lanes these are)."""
         lanes = pointers.reshape(-1)
         on = np.asarray(mask).reshape(-1)  # Triton 3.6 gives a descriptor's as a memoryview
         chosen: Any = slice(None) if on.all() else on
@@ -218,16 +255,14 @@ class Launch:
         low, high = active.min(), active.max()
         if low >> _SHIFT == high >> _SHIFT:
             region = self._bounded(active, int(low), int(high), width, verb)
-            if region is not None:
-                yield region, active & _ADDRESS, chosen
+            yield region, active & _ADDRESS, chosen
             return
         tags = lanes >> _SHIFT
         for tag in np.unique(active >> _SHIFT):
             chosen = on & (tags == tag)
             part = lanes[chosen]
             region = self._bounded(part, int(part.min()), int(part.max()), width, verb)
-            if region is not None:
-                yield region, part & _ADDRESS, chosen
+            yield region, part & _ADDRESS, chosen
 
     def _bounded(self, pointers: Array, low: int, high: int, width: int, verb: str) -> _Region | None:
         """The region that ``pointers`` from ``low`` to ``high`` stay within; None if they are no argument's."""
@@ -282,8 +317,11 @@ class Launch:
         return SanitizerError(kind, tensor, index, self._program, what, self._kernel)
 
 
-def _changed(addresses: Array, values: Array) -> Array:
-    """Where other bits than these are in memory. [elements]"""
-    now = MEMORY.load(addresses, np.ones(len(addresses), bool), np.zeros_like(values), values.dtype)
+def _changed(found: tuple[Array, Array] | None, addresses: Array, values: Array) -> Array:
+    """Where other bits than these are at these addresses, which ``found`` says as places in an array. [elements]"""
+    if found is None:
+        now = MEMORY.load(addresses, np.ones(len(addresses), bool), np.zeros_like(values), values.dtype)
+    else:
+        now = found[0][found[1]]
     bits = f"u{values.dtype.itemsize}"
     return np.asarray(np.ascontiguousarray(now).view(bits) != np.ascontiguousarray(values).view(bits))

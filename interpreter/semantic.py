@@ -10,9 +10,7 @@ from triton.runtime import interpreter as plain
 
 from assay.interpreter.cached_constructors import np_dtype
 from assay.interpreter.emission import moved
-
-_FLOATS = ("fp32", "fp64")
-_INTEGERS = ("int32", "int64")
+from assay.interpreter.operators import FLOATS, INTEGERS, fits
 
 
 class _Format(str):
@@ -29,11 +27,11 @@ class Semantic(plain.TritonSemantic):  # type: ignore[misc]
     def binary_op_type_checking_impl(self, lhs: Any, rhs: Any, *rest: Any, **flags: Any) -> Any:
         if isinstance(lhs, tl.tensor):
             if isinstance(rhs, tl.tensor):
-                if lhs.type.name == rhs.type.name and lhs.dtype.name in (*_FLOATS, *_INTEGERS):
+                if lhs.type.name == rhs.type.name and lhs.dtype.name in (*FLOATS, *INTEGERS):
                     return lhs, rhs
-            elif _fits(rhs, lhs.dtype.name):
+            elif fits(rhs, lhs.dtype.name):
                 return lhs, _like(rhs, lhs)
-        elif isinstance(rhs, tl.tensor) and _fits(lhs, rhs.dtype.name):
+        elif isinstance(rhs, tl.tensor) and fits(lhs, rhs.dtype.name):
             return _like(lhs, rhs), rhs
         return super().binary_op_type_checking_impl(lhs, rhs, *rest, **flags)
 
@@ -58,13 +56,6 @@ class Semantic(plain.TritonSemantic):  # type: ignore[misc]
         self, lhs: Any, lhs_scale: Any, lhs_format: str, rhs: Any, rhs_scale: Any, rhs_format: str, *rest: Any
     ) -> Any:
         return super().dot_scaled(lhs, lhs_scale, _Format(lhs_format), rhs, rhs_scale, _Format(rhs_format), *rest)
-
-
-def _fits(number: Any, dtype: str) -> bool:
-    """Whether a Python number next to a tensor of ``dtype`` simply becomes one of its elements."""
-    if type(number) is float:
-        return dtype in _FLOATS and (number == 0 or number != number or 1e-30 < abs(number) < 1e38)
-    return type(number) is int and -(2**24) <= number <= 2**24 and dtype in (*_FLOATS, *_INTEGERS)
 
 
 def _like(number: float, tensor: Any) -> Any:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from assay.interpreter.cuda_devices import USUAL, cuda_device_named
-from assay.interpreter.emission import Emission
+from assay.interpreter.emission import Emission, emission_named, name_of
 from assay.interpreter.pretence import pretend_cuda
 from assay.runtime.errors import SettingError
 
@@ -30,7 +30,7 @@ class UnknownTriton(UserWarning):
 
 @contextlib.contextmanager
 def faithful(
-    device: str | None = None, *, sanitize: bool = False, pretend: str = "", emission: Emission | None = None
+    device: str | None = None, *, sanitize: bool = False, pretend: str = "", emission: Emission | str | None = None
 ) -> Iterator[None]:
     """Inside it, every Triton kernel that is launched runs in the interpreter, with the right numbers.
 
@@ -38,12 +38,13 @@ def faithful(
     key. With ``device``, one of ``configs/tensor_cores.toml`` such as "h200", dots lose what that device's tensor cores
     lose; without, they are summed in float32. ``sanitize`` is `sanitized`. ``pretend="cuda"`` is `pretend_cuda`: "cuda"
     answers, as ``device`` or "h200", and is the CPU; the name of a device makes that one answer. With ``emission``,
-    such as `NVIDIA`, products and sums are contracted, subnormals flushed and functions approximate, as a compiler has
-    them. May be nested; what an inner one leaves out stays as it is outside. Warns of `UnknownTriton` in a version
-    other than `KNOWN_VERSIONS`. Raises `SettingError` for an unknown device and ImportError where Triton is not
-    installed.
+    such as `NVIDIA` or "nvidia", products and sums are contracted, subnormals flushed and functions approximate, as a
+    compiler has them. May be nested; what an inner one leaves out stays as it is outside. Warns of `UnknownTriton` in a
+    version other than `KNOWN_VERSIONS`. Raises `SettingError` for an unknown device or emission and ImportError where
+    Triton is not installed.
     """
     world = pretend_cuda(device_to_pretend(pretend, device)) if pretend else contextlib.nullcontext()
+    emission = emission_named(emission) if isinstance(emission, str) else emission
     inner = sanitized(device=device, emission=emission) if sanitize else _interpreting(device, None, emission)
     with world, inner:
         yield
@@ -119,12 +120,12 @@ def _interpreting(device: str | None, sanitizer: Sanitizer | None, emission: Emi
 
 
 @contextlib.contextmanager
-def emulating(device: str, pretend: str = "") -> Iterator[None]:
-    """`faithful(device)` and `pretend_cuda`, each where it is named. Raises as `check_emulated` does."""
-    check_emulated(device, pretend)
+def emulating(device: str, pretend: str = "", emission: str = "") -> Iterator[None]:
+    """`faithful(device, emission=...)` and `pretend_cuda`, where they are named. Raises as `check_emulated` does."""
+    check_emulated(device, pretend, emission)
     with (
         pretend_cuda(device_to_pretend(pretend, device)) if pretend else contextlib.nullcontext(),
-        faithful(device) if device else contextlib.nullcontext(),
+        faithful(device or None, emission=emission or None) if device or emission else contextlib.nullcontext(),
     ):
         yield
 
@@ -134,16 +135,18 @@ def device_to_pretend(pretend: str, device: str | None = None) -> str:
     return (device or USUAL if pretend == "cuda" else pretend).lower()
 
 
-def check_emulated(device: str, pretend: str = "") -> None:
-    """Raise `SettingError` where the interpreter can't emulate ``device`` or pretend a device, or can't run at all."""
+def check_emulated(device: str, pretend: str = "", emission: str = "") -> None:
+    """Raise `SettingError` where the interpreter can't emulate ``device`` or ``emission``, pretend a device, or run."""
     from assay.interpreter.devices import device_named
 
     if pretend:
         cuda_device_named(device_to_pretend(pretend, device))
     if device:
         device_named(device)
-        if importlib.util.find_spec("triton") is None:
-            raise SettingError(f"faithful={device!r} needs Triton, which is not installed: pip install triton")
+    emission_named(emission)
+    if (device or emission) and importlib.util.find_spec("triton") is None:
+        what = f"faithful={device!r}" if device else f"emission={emission!r}"
+        raise SettingError(f"{what} needs Triton, which is not installed: pip install triton")
 
 
 def emulated_device() -> str:
@@ -151,6 +154,12 @@ def emulated_device() -> str:
     kernels = sys.modules.get("assay.interpreter.kernels")  # unless Triton kernels were interpreted, there is none
     device = kernels.builder.device if kernels else None
     return device.name if device else ""
+
+
+def emulated_emission() -> str:
+    """The name of what a compiler makes of kernels' arithmetic here and now; empty where nothing."""
+    kernels = sys.modules.get("assay.interpreter.kernels")
+    return name_of(kernels.builder.emission) if kernels else ""
 
 
 def triton_is_loaded() -> bool:

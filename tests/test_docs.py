@@ -3,12 +3,15 @@
 import runpy
 from pathlib import Path
 
+import pytest
+
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
-def test_the_interface_is_described_as_it_is() -> None:
-    """Signatures, fields, phases, options, commands and ops in docs/interface.md are those of the code (./dev docs)."""
-    page = (DOCS / "interface.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["interface.md", "judge.md"])
+def test_the_interface_is_described_as_it_is(name: str) -> None:
+    """Signatures, fields, phases, options, commands, ops and cheats are those of the code (./dev docs)."""
+    page = (DOCS / name).read_text(encoding="utf-8")
     assert runpy.run_path(str(DOCS / "generate.py"))["written"](page) == page
 
 

@@ -1,7 +1,7 @@
 """Verification: a kernel against the certified golden, with a tolerance derived from its contract.
 
 ``examine(kernel, op, ...)`` gives a `Verdict`; ``check`` raises `VerificationError` unless it is a pass; `Contract` is
-what the kernel promises about its arithmetic.
+what the kernel promises about its arithmetic; ``judge`` judges a solution of a kernel benchmark's problem.
 """
 
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from assay.verify.examination.backward import BackwardVerdict, examine_backward, gradient_of
     from assay.verify.examination.procedure import check, examine
     from assay.verify.findings import Explanation, Failure
+    from assay.verify.judging.procedure import judge
     from assay.verify.verdict import Verdict
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "examine",
     "examine_backward",
     "gradient_of",
+    "judge",
 ]
 
 __getattr__, __dir__ = lazy(__name__)

@@ -28,7 +28,7 @@ CHOICES = {
     "batch_invariant": (True, False),
 }
 _FUNCTIONS = frozenset(
-    "exp exp2 expm1 log log2 log1p tanh erf sigmoid softplus sqrt rsqrt reciprocal div sin cos".split()  # noqa: SIM905
+    "exp exp2 expm1 log log_near_one log2 log1p tanh erf sigmoid softplus sqrt rsqrt reciprocal div sin cos".split()  # noqa: SIM905
 )
 _EMPTY_ROWS = {"zero": 0.0, "nan": float("nan"), "any": None}
 
@@ -47,11 +47,12 @@ class Contract:
     """The accumulator: a format, or a model of ``configs/accumulators.toml``; "tf32-dot", and a device's "hopper-tf32",
     cut operands of products of float32 tensors to TF32."""
     compute: str = "float32"
-    """The format of elementwise intermediates."""
+    """The format of elementwise intermediates; "input": the first tensor's, as where operations are composed."""
     stages: Mapping[str, str | None] | None = None
     """Roundings on the way by stage; "input": the first tensor's dtype, ``{}``: none, None: those of the op."""
     ulps: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_ULPS))
-    """Errors of elementary functions in ulps of ``compute``; 4 for those that it doesn't name."""
+    """Errors of elementary functions in ulps of ``compute``; 4 for those that it doesn't name. "log_near_one": what a
+    logarithm inside an op may be off beside, in ulps of one (0 where it isn't named)."""
     rounding: str = "nearest"
     """How the output is rounded; "nearest_away": to nearest, ties away from zero."""
     overflow: str = "inf"
@@ -86,7 +87,8 @@ class Contract:
         if self.base:
             fields_of_base(self.base, "")
         _accumulator(self.accumulate)
-        _format("compute", self.compute)
+        if self.compute != "input":
+            _format("compute", self.compute)
         for function, error in self.ulps.items():
             if function not in _FUNCTIONS:
                 raise ContractError(f"contract: ulps: {unknown('function', function, _FUNCTIONS)}")
@@ -124,7 +126,7 @@ class Contract:
         if input_format.precision <= format_named(accumulate.operands or "float64").precision:
             accumulate = replace(accumulate, operands="")  # kernels multiply tensors of 16 bits in their own format
         return RoundingModel(
-            compute=format_named(self.compute),
+            compute=input_format if self.compute == "input" else format_named(self.compute),
             accumulate=accumulate,
             ulps={**DEFAULT_ULPS, **self.ulps},
             stages=stages,

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated
 
-import torch
+import numpy as np
 from msgspec import Meta
 
 from assay.verify.cases.case import Case
@@ -19,7 +19,7 @@ OUTCOMES = ("PASS", "WARN", "FAIL", "INCONCLUSIVE", "MISTRUSTED", "VACUOUS", "RE
 KINDS = (
     "contract", "bias", "nonfinite", "exact", "shape", "dtype", "crash", "timeout", "nondeterministic",
     "batch_variant", "out_of_bounds_write", "input_mutated", "unwritten_output", "layout", "unlikely",
-    "refused", "not_interpreted",
+    "conduct", "refused", "not_interpreted",
 )  # fmt: skip
 """The kinds of failures; the last two are none of the kernel's: a refusal that it documents is counted, and what isn't
 interpreted makes an examination end as REFUSED."""
@@ -169,7 +169,7 @@ class Comparison:
 
 def coordinates(flat: int, shape: Shape) -> tuple[int, ...]:
     """Where the element of this number in row-major order stands."""
-    return tuple(int(place) for place in torch.unravel_index(torch.tensor(flat), shape))
+    return tuple(int(place) for place in np.unravel_index(flat, shape))  # torch's imports sympy, for half a second
 
 
 @dataclass(frozen=True)
@@ -231,6 +231,7 @@ class Findings:
     through, or nothing was decided; REFUSED, where the contract says nothing about what was asked, or the interpreter
     can't run the kernel. ``cases`` were decided; ``worst`` is the largest |kernel - golden| / radius. ``detectable`` is
     what the check notices at each length examined. ``note`` says why an outcome is neither PASS nor FAIL.
+    ``remarks`` name the lines at which a reference's own formula is ill-conditioned, and what that costs.
 
     ``histogram`` counts the judged elements by ratio, in the bins of `EDGES`. ``aspects`` holds each of `ASPECTS`; what
     is asked of a verdict's ``failure``, its explanations and so on is that of the ``gravest`` broken one.
@@ -262,6 +263,7 @@ class Findings:
     seconds: Annotated[float, Meta(ge=0)] = 0.0
     seed: int = 0
     note: str = ""
+    remarks: tuple[str, ...] = ()
     at: tuple[str, ...] = ()
     left_changed: tuple[str, ...] = ()
     unlimited: bool = False

@@ -12,7 +12,7 @@ import importlib.util
 import os
 import re
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("strict", "", "NaN, infinities, signed zeros and subnormals are part of every contract: what differs fails")
     add("faithful", "", "run the Triton kernels of all tests in the faithful interpreter")
     add("faithful-device", "DEVICE", "so, and let their dots lose what this device's tensor cores lose, e.g. h200")
+    emission = "so, and as a compiler has them: nvidia, or some of contraction, flush, approximate, with commas"
+    add("emission", "CHOICES", emission)
     pretend = 'so, and let "cuda" (an h200), or the device that is named, answer, and be the CPU: in imports as well'
     add("pretend", "DEVICE", pretend)
     stored = "try the cases of this store of goldens too, and compare with what is stored (assay golden build)"
@@ -98,10 +100,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Audit(config, folder, functions), "assay-audit")
     if config.getoption("assay_pretend"):
         _begin_to_pretend(config, config.getoption("assay_pretend"))
-    if any(config.getoption(f"assay_{name}") for name in ("faithful", "faithful_device", "pretend")):
+    if any(config.getoption(f"assay_{name}") for name in ("faithful", "faithful_device", "emission", "pretend")):
         if importlib.util.find_spec("triton") is None:
             raise pytest.UsageError("--assay-faithful needs Triton, which is not installed: pip install triton")
-        config.pluginmanager.register(_Faithful(config.getoption("assay_faithful_device")), "assay-faithful")
+        named = (config.getoption(f"assay_{name}") for name in ("faithful_device", "emission"))
+        config.pluginmanager.register(_Faithful(*named), "assay-faithful")
 
 
 def _require(address: str) -> None:
@@ -124,23 +127,32 @@ class Assay:
     def __init__(self, node: pytest.Item, marked: dict[str, Any], given: dict[str, Any]) -> None:
         self._node, self._marked, self._given, self._count = node, marked, given, 0
 
-    def examine(self, kernel: Callable[..., Any], op: str, **settings: Any) -> Verdict:
+    def examine(
+        self, kernel: Callable[..., Any], op: str | Callable[..., Any] | Sequence[Any], **settings: Any
+    ) -> Verdict:
         """`assay.verify.examine`; the verdict is listed in the terminal summary."""
         __tracebackhide__ = True
         from assay.golden.errors import StoreError
         from assay.verify import examine  # torch is imported here, by a test that needs it
+        from assay.verify.reference import question_by_example, question_of
 
-        asked = self._marked | settings | self._given | self._at(op)
+        asked = self._marked | settings | self._given
+        if "inputs" in asked:
+            kernel, question, usual = question_by_example(kernel, op, asked.pop("inputs"))
+            asked.setdefault("dtype", usual)
+        else:
+            question = question_of(op, asked.pop("tensors", None))
+        asked |= self._at(question)
         refused = ""
         try:
-            verdict = examine(kernel, op, **asked)
+            verdict = examine(kernel, question, **asked)
         except StoreError as error:  # no fault of the test's
             refused = str(error)
         if refused:
             pytest.fail(refused, pytrace=False)
         verdict = replace(verdict, about={"test": self._node.nodeid, **verdict.about})
         power = self._node.config.getoption("assay_power") and verdict.passed
-        self._record(verdict, _measured(op, asked) if power else None)
+        self._record(verdict, _measured(question, asked) if power else None)
         return verdict
 
     def _at(self, op: str) -> dict[str, Any]:
@@ -155,7 +167,9 @@ class Assay:
         found = [sizes for sizes in (read_sizes(text, "--assay-at") for text in texts) if symbols.issuperset(sizes)]
         return {"at": found} if found else {}
 
-    def check(self, kernel: Callable[..., Any], op: str, **settings: Any) -> Verdict:
+    def check(
+        self, kernel: Callable[..., Any], op: str | Callable[..., Any] | Sequence[Any], **settings: Any
+    ) -> Verdict:
         """`examine`, failing the test with the report unless the kernel passes."""
         __tracebackhide__ = True
         verdict = self.examine(kernel, op, **settings)
@@ -228,22 +242,22 @@ def _measured(op: str, asked: dict[str, Any]) -> PowerReport | None:
 class _Faithful:
     """Runs each test, its fixtures included, inside of `assay.interpreter.faithful`."""
 
-    def __init__(self, device: str | None) -> None:
-        if device is not None:
-            from assay.interpreter.devices import device_named
-            from assay.verify.errors import SettingError
+    def __init__(self, device: str | None, emission: str | None) -> None:
+        from assay.interpreter import check_emulated
+        from assay.verify.errors import SettingError
 
+        for name, given in (("faithful-device", (device or "",)), ("emission", ("", "", emission or ""))):
             try:
-                device_named(device)
+                check_emulated(*given)
             except SettingError as error:
-                raise pytest.UsageError(f"--assay-faithful-device: {error}") from None
-        self._device = device
+                raise pytest.UsageError(f"--assay-{name}: {error}") from None
+        self._device, self._emission = device, emission
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self) -> Generator[None, object, object]:
         from assay.interpreter import faithful
 
-        with faithful(self._device):
+        with faithful(self._device, emission=self._emission):
             return (yield)
 
 

@@ -37,6 +37,7 @@ OF_THE_RUN = (
     "every_aspect",
     "faithful",
     "pretend",
+    "emission",
     "environment",
 )
 """The settings that say how and where a kernel is run, and not what it is asked."""
@@ -44,7 +45,18 @@ OF_THE_RUN = (
 EFFORTS = {"quick": 12, "usual": 60, "thorough": 200}
 """How many cases are fuzzed by each effort; a quick one has fewer fixed cases too."""
 
-_OF_A_CALL = ("refuses", "contract", "strict", "framework", "device", "timeout", "faithful", "pretend", "environment")
+_OF_A_CALL = (
+    "refuses",
+    "contract",
+    "strict",
+    "framework",
+    "device",
+    "timeout",
+    "faithful",
+    "pretend",
+    "emission",
+    "environment",
+)
 
 Text = Annotated[str, msgspec.Meta(description="text")]
 Switch = Annotated[bool, msgspec.Meta(description="true or false")]
@@ -58,8 +70,9 @@ class Settings:
 
     Once it is made, ``spec`` is the op's reference, sequences are tuples, or ranges, and one size stands for a list of
     it. ``faithful`` names the device whose tensor cores the interpreter emulates, ``pretend`` the one as which "cuda"
-    answers in a call of the kernel (`assay.interpreter.pretend_cuda`; ``device`` is then the CPU), ``environment`` what
-    is not standard in the numeric environment that the kernel is called in (`assay.runtime.environment.changes`).
+    answers in a call of the kernel (`assay.interpreter.pretend_cuda`; ``device`` is then the CPU), ``emission`` what a
+    compiler makes of the kernel's arithmetic (`assay.interpreter.emission.emission_named`), ``environment`` what is not
+    standard in the numeric environment that the kernel is called in (`assay.runtime.environment.changes`).
     Raises `UnknownSpec`, `OptionError`, `UnknownFormat` or `SettingError` on what no examination can have; what this
     machine lacks is told when the question is asked.
     """
@@ -86,6 +99,7 @@ class Settings:
     every_aspect: Switch = True
     faithful: Text = ""
     pretend: Text = ""
+    emission: Text = ""
     environment: Mapping[str, Any] = field(default_factory=changes)
     refuses: Mapping[str, str] = field(default_factory=dict)
 
@@ -95,8 +109,9 @@ class Settings:
         self._set("spec", definition.reference)
         self._set("device", str(self.device))
         fitting(Settings, vars(self))
+        if self.pretend or self.emission:
+            check_emulated(self.faithful, self.pretend, self.emission)
         if self.pretend:
-            check_emulated(self.faithful, self.pretend)
             self._set("device", "cpu" if self.device.partition(":")[0] == "cuda" else self.device)
         if self.effort not in EFFORTS:
             raise SettingError(f"effort={self.effort!r}; expected one of {', '.join(EFFORTS)}")

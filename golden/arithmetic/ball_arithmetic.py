@@ -82,9 +82,9 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         mid = torch.log(x.mid)
         return self._function(mid, torch.where(x.radius == 0, 0.0, spread_of_log(x.mid, x.radius)), "log")
 
-    def erf(self, x: Ball, *, absolute: bool = False) -> Ball:
+    def erf(self, x: Ball, *, absolute: float = False) -> Ball:
         mid = torch.erf(x.mid)
-        return self._function(mid, spread_of_erf(x.mid, x.radius), "erf", 1.0 if absolute else None)
+        return self._function(mid, spread_of_erf(x.mid, x.radius), "erf", float(absolute) or None)
 
     def tanh(self, x: Ball, *, absolute: bool = False) -> Ball:
         """``absolute``: its error is relative to two, for a kernel may compute 2 sigmoid(2x) - 1."""
@@ -252,6 +252,10 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         if any(part.rad is not None for part in parts):
             rad = change([torch.broadcast_to(part.radius, part.mid.shape) for part in parts])
         return Ball(change([part.mid for part in parts]), rad, self.model)
+
+    def stores(self, stage: str) -> bool:
+        """Whether a kernel may round what is marked so."""
+        return stage in self.model.stages
 
     def round(self, x: Ball, stage: str) -> Ball:
         format = self.model.stages.get(stage)

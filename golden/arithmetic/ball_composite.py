@@ -10,9 +10,12 @@ import torch
 from assay.golden.arithmetic.ball import Ball
 from assay.golden.arithmetic.ball_arithmetic import expm1_upper
 from assay.golden.arithmetic.ball_codes import CodeBalls
-from assay.golden.arithmetic.ball_gradients import BASE_CHANGE, WELL_CONDITIONED, GradientBalls
+from assay.golden.arithmetic.ball_decisions import DecisionBalls
+from assay.golden.arithmetic.ball_gradients import BASE_CHANGE, WELL_CONDITIONED
+from assay.golden.arithmetic.ball_logarithms import LogarithmBalls
+from assay.golden.arithmetic.ball_moments import MomentBalls
 from assay.golden.arithmetic.ball_scans import ScanBalls
-from assay.golden.arithmetic.ball_scores import FOLDED_LOG2E, ScoreBalls
+from assay.golden.arithmetic.ball_scores import ScoreBalls
 from assay.golden.arithmetic.model import EVALUATION, outward
 from assay.golden.arithmetic.real import Real, weighted_values
 from assay.golden.arithmetic.spills import reached, rows_reached
@@ -29,7 +32,7 @@ _SHORT_ROW = 1e-13  # 2 gamma_(n+6) up to 444 keys, which share it
 _SQUARES = 2.0**-900  # sums of squares below it may have lost what underflowed
 
 
-class BallArithmetic(CodeBalls, ScanBalls, ScoreBalls, GradientBalls):
+class BallArithmetic(CodeBalls, ScanBalls, ScoreBalls, MomentBalls, DecisionBalls, LogarithmBalls):
     """Ball arithmetic with the sharp bounds of standardisation and attention."""
 
     def softmax(self, x: Ball) -> Ball:
@@ -49,23 +52,6 @@ class BallArithmetic(CodeBalls, ScanBalls, ScoreBalls, GradientBalls):
         """Blocks that stay in a processor's cache, or of rows enough to be worth reading what they share."""
         step = max(_BLOCK // max(width, 1), min(_FEW_ROWS, _LARGEST_BLOCK // max(width, 1)), 1)
         return [(first, min(first + step, rows)) for first in range(0, rows, step)] or [(0, 0)]
-
-    def logsumexp(self, x: Ball) -> Ball:
-        """max + log sum, in any base: the sum's relative error, and a few roundings of its parts."""
-        largest = self.max(x)
-        shift = torch.where(torch.isfinite(largest.mid), largest.mid, 0.0)
-        total = self.sum(self.exp_shifted(x, Ball(shift, None, self.model)), rescaled=True)
-        log_total = self.log(total)
-        mid = shift + log_total.mid
-        rad = log_total.radius + BASE_CHANGE * self.u * (mid.abs() + shift.abs() + log_total.mid.abs())
-        return self.unspecified(torch.isinf(largest.mid), Ball(mid, rad, self.model))
-
-    def log_softmax(self, x: Ball) -> Ball:
-        """x - lse, or (x - max) - log sum, which rounds twice at the result's size."""
-        y = x - self.logsumexp(x)
-        twice = Ball(y.mid, y.radius + self.u * y.mid.abs(), self.model)
-        folded = x.magnitude * FOLDED_LOG2E > self.model.largest  # x log2 e may overflow
-        return self.unspecified(torch.isinf(self.max(x).mid) | (folded & x.mid.isfinite()), twice)
 
     def gate_mul(self, x: Ball, gate: Ball) -> Ball:
         """x times a gate, or x divided by what the gate is the reciprocal of."""
@@ -98,41 +84,6 @@ class BallArithmetic(CodeBalls, ScanBalls, ScoreBalls, GradientBalls):
             least = torch.maximum(least, torch.nn.functional.pad(after, (0, 1), value=-math.inf))
         unordered = (x.mid.isnan() | x.radius.isnan()).any(-1, keepdim=True)
         return inside & ~repeated & ((most >= least) | unordered)
-
-    def standardize(self, x: Ball, eps: float) -> tuple[Ball, Ball]:
-        """x - mean and 1 / sqrt(variance + eps), for two-pass, pairwise and Welford's algorithms.
-
-        With A = mean |x|, m the mean and s^2 the variance: the computed mean is off by dm <= gamma_(n+2) A. A common
-        shift of all x - m changes the variance by dm^2 only, since the deviations add up to zero; rounding adds
-        (gamma_(n+5) + 4u) (s^2 + dm^2), and Welford's update as much times 2 s rms(x) (Chan, Golub & LeVeque, 1983).
-        Folding the mean into an offset, x r - m r, costs 2u(|x| + |m|) r. E[x^2] - m^2 is off by about u m^2 and
-        stays outside for |m| >> s.
-        """
-        n = max(x.shape[-1], 1)
-        gamma = self.model.gamma
-        size, own = x.magnitude, x.radius
-        mean = x.mid.mean(-1, keepdim=True)
-        centred = x.mid - mean
-        squares = (centred * centred).sum(-1, keepdim=True)
-        variance = squares / n
-        if self.model.beyond == "infinity":  # of a sum that overflows, though what it is divided to does not
-            variance = torch.where(squares > self.model.range, math.inf, variance)
-        mean_error = (gamma(n + 2) + 2 * self.u) * size.mean(-1, keepdim=True) + own.mean(-1, keepdim=True)
-        rounding = self.u * (centred.abs() + mean_error + 2 * size + 2 * mean.abs()) + self.model.tiny
-        deviation_error = mean_error + own + rounding
-        root_mean_square = torch.sqrt((size * size).mean(-1, keepdim=True))
-        own_square = torch.sqrt((own * own).mean(-1, keepdim=True)) + own.mean(-1, keepdim=True)
-        spread = torch.sqrt(variance)
-        variance_error = (
-            mean_error * mean_error
-            + own_square * (2 * spread + own_square)
-            + (gamma(n + 5) + 4 * self.u) * (variance + mean_error * mean_error + 2 * spread * root_mean_square)
-            + self.model.tiny
-        )
-        shifted = Ball(variance, variance_error, self.model) + eps
-        root = self.rsqrt(shifted)
-        overflow = n * root_mean_square * root_mean_square > self.model.largest
-        return Ball(centred, torch.where(overflow, math.inf, deviation_error), self.model), root
 
     def product(self, a: Ball, b: Ball, c: Ball, stage: str = "") -> Ball:
         return self._in_any_order(self.round(a * b, stage) * c, a, b, c)
@@ -242,9 +193,9 @@ class BallArithmetic(CodeBalls, ScanBalls, ScoreBalls, GradientBalls):
             mid, rad = self._empty_rows(mid, rad, ~sees)
         log_total = lse - torch.where(largest == -math.inf, 0.0, largest)
         total_error = -torch.log1p(-outward(common + lost).clamp(max=1.0))
-        lse_error = (
-            total_error + BASE_CHANGE * u * (lse.abs() + largest.abs()) + model.function_error("log") * log_total.abs()
-        )
+        near_one = 2 * u * model.ulps.get("log_near_one", 0.0)
+        log_error = model.function_error("log") * log_total.abs() + near_one
+        lse_error = total_error + BASE_CHANGE * u * (lse.abs() + largest.abs()) + log_error
         lse_error = torch.where(lse == -math.inf, 0.0, lse_error + model.tiny)
         out_ball, lse_ball = self.ball(mid, rad), self.unspecified(sees & largest.isinf(), self.ball(lse, lse_error))
         lse_ball = self.spilled(lambda: rows_reached(scores, visible), lse_ball)

@@ -26,7 +26,7 @@ from assay.golden.arithmetic.real import torch_function
 Tensor = torch.Tensor
 Spread = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-_LEAST = {"log": 0.0, "log2": 0.0, "log1p": -1.0, "sqrt": 0.0, "rsqrt": 0.0}
+_LEAST = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "sqrt": 0.0, "rsqrt": 0.0, "acosh": 1.0}
 """Where a function's domain begins."""
 
 
@@ -34,6 +34,39 @@ def _half_power(least: Tensor, radius: Tensor) -> Tensor:
     """r / 2 x^(-3/2) at the least x of the ball."""
     return 0.5 * radius / (least * torch.sqrt(least))
 
+
+def _beyond_pole(spread: Tensor) -> Tensor:
+    return spread.nan_to_num(nan=math.inf, posinf=math.inf)
+
+
+def _inverse_sine(x: Tensor, r: Tensor) -> Tensor:
+    """r / sqrt(1 - (|x| + r)^2), for arcsine and arccosine; infinite where the ball leaves the domain."""
+    most = x.abs() + outward(r)
+    return torch.where(most < 1, r / torch.sqrt((1 - most) * (1 + most)), math.inf)
+
+
+def _inverse_error_function(x: Tensor, r: Tensor) -> Tensor:
+    """sqrt(pi) / 2 exp(erfinv(z)^2) r, at the largest |z| of the ball."""
+    most = x.abs() + outward(r)
+    return torch.where(most < 1, r * (0.5 * math.sqrt(math.pi)) * torch.exp(torch.erfinv(most) ** 2 * 1.01), math.inf)
+
+
+def _of_gamma(x: Tensor, r: Tensor) -> Tensor:
+    """|digamma| r; digamma rises for positive numbers, so at the ball's ends. Nothing is said of others."""
+    least, most = x - outward(r), x + outward(r)
+    slope = torch.maximum(torch.digamma(least).abs(), torch.digamma(most).abs())
+    return torch.where(least > 0, r * slope * (1 + 1e-9), math.inf)
+
+
+def _of_digamma(x: Tensor, r: Tensor) -> Tensor:
+    """trigamma r at the least number of the ball, 1/z^2 + 1/z at most; nothing is said of negative ones."""
+    least = x - outward(r)
+    return torch.where(least > 0, r * (1 / (least * least) + 1 / least), math.inf)
+
+
+_RELATIVE_TO_ONE = {"lgamma": 16.0, "digamma": 16.0, "erfinv": 8.0, "erfc": 4.0}
+"""Functions whose errors count relative to 1 + |f|, since their value vanishes where none of their parts does, or since
+they are evaluated by such parts; and to how many ulps of the usual ones PyTorch's float64 versions keep."""
 
 _SPREADS: dict[str, Spread] = {
     "log": lambda x, y, r: spread_of_log(x, r),
@@ -46,6 +79,20 @@ _SPREADS: dict[str, Spread] = {
     "reciprocal": lambda x, y, r: y.abs() * r / (x.abs() - outward(r)),
     "sin": lambda x, y, r: r.clamp(max=2.0),
     "cos": lambda x, y, r: r.clamp(max=2.0),
+    "log10": lambda x, y, r: spread_of_log(x, r) / math.log(10),
+    "tan": lambda x, y, r: _beyond_pole(r / (x.cos().abs() - outward(r)).clamp(min=0) ** 2),
+    "atan": lambda x, y, r: r / (1 + (x.abs() - outward(r)).clamp(min=0) ** 2),
+    "asinh": lambda x, y, r: r / torch.sqrt(1 + (x.abs() - outward(r)).clamp(min=0) ** 2),
+    "sinh": lambda x, y, r: r * torch.cosh(x.abs() + r),
+    "cosh": lambda x, y, r: r * torch.sinh(x.abs() + r),
+    "asin": lambda x, y, r: _inverse_sine(x, r),
+    "acos": lambda x, y, r: _inverse_sine(x, r),
+    "acosh": lambda x, y, r: r / torch.sqrt((x - outward(r)).clamp(min=1) ** 2 - 1),
+    "atanh": lambda x, y, r: r / (1 - (x.abs() + outward(r)).clamp(max=1) ** 2),
+    "erfc": lambda x, y, r: spread_of_erf(x, r),
+    "erfinv": lambda x, y, r: _inverse_error_function(x, r),
+    "lgamma": lambda x, y, r: _of_gamma(x, r),
+    "digamma": lambda x, y, r: _of_digamma(x, r),
 }
 """Bounds on |f(z) - f(x)| for |z - x| <= r: of x, y = f(x) and r > 0.
 
@@ -65,7 +112,10 @@ class FunctionBalls(ElementaryBalls):
         else:
             spread = torch.where(x.radius == 0, 0.0, _SPREADS[name](x.mid, mid, x.radius))
             mid, spread = self._at_the_edge(name, x, mid, spread)
-        own = self.model.function_error(name) * (mid.abs() + spread) + self.model.function_underflow(name)
+        size = mid.abs() + spread
+        if name in _RELATIVE_TO_ONE:
+            size = (_RELATIVE_TO_ONE[name] if self.model.certifies else 1.0) * (size + 1)
+        own = self.model.function_error(name) * size + self.model.function_underflow(name)
         rad = torch.where(torch.isfinite(mid), spread + own, 0.0)
         return Ball(mid, torch.where(spread.isinf() & mid.isfinite(), math.inf, rad), self.model)
 

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 
+from assay.formats.accumulator import Accumulator
 from assay.golden.arithmetic.ball import Ball, lowest_bit
 from assay.golden.arithmetic.ball_arithmetic import ElementaryBalls
+from assay.golden.arithmetic.chance import Chance
+from assay.golden.arithmetic.model import RoundingModel
 
 Tensor = torch.Tensor
 
 _STEP = 3.0  # u a step: a product, a sum, and one more sum where a scan adds in another order
+
+
+@lru_cache(128)
+def _gammas(accumulate: Accumulator, chance: Chance | None, count: int, late: int) -> tuple[float, ...]:
+    """gamma of one term, of two, and so on, or of one less."""
+    model = RoundingModel(accumulate.format, accumulate, chance=chance)
+    return tuple(model.gamma(max(terms - late, 0)) for terms in range(1, count + 1))
 
 
 class ScanBalls(ElementaryBalls):
@@ -23,7 +34,7 @@ class ScanBalls(ElementaryBalls):
         An order that subtracts from a longer sum what comes behind is none of these.
         """
         count, late = x.shape[-1], int(self.model.accumulate.format.unit_roundoff <= self.u)
-        lost = x.mid.new_tensor([self.model.gamma(max(terms - late, 0)) for terms in range(1, count + 1)])
+        lost = x.mid.new_tensor(_gammas(self.model.accumulate, self.model.chance, count, late))
         rounding = self.model.sum_rounding(count)
         mid, magnitude = x.mid.cumsum(-1), x.magnitude.cumsum(-1)
         rad = lost * rounding * magnitude

@@ -30,7 +30,7 @@ class ScoreBalls(ProductBalls):
         query = self.stored(scaled, "query", FOLDED_LOG2E)
         cut = self.model.accumulate.cut
         if cut:  # log2 e, or a root, among the factors leaves nothing that the unit reads as it is
-            query = Ball(query.mid, query.radius + cut * query.magnitude, self.model)
+            query = Ball(query.mid, query.radius, self.model)
         product = self.matmul(query, self.swap(k))
         unscaled = q.magnitude @ k.magnitude.transpose(-1, -2)
         split = (

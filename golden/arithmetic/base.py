@@ -15,16 +15,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
-from typing import Any, Generic
+from typing import Any
 
 import torch
 
+from assay.golden.arithmetic.decisions import Decisions
 from assay.golden.arithmetic.number import Formula, Idx, Indices, N, Number
 
 __all__ = ["Arithmetic", "Formula", "Idx", "Indices", "N", "Number"]
 
 
-class Arithmetic(ABC, Generic[N, Idx]):
+class Arithmetic(Decisions[N, Idx], ABC):
     """Operations on one kind of number. Reductions run over ``axis`` and keep it, with size one.
 
     ``native`` is the module of this arithmetic's integer arrays, torch or numpy, where their functions agree.
@@ -66,8 +67,8 @@ class Arithmetic(ABC, Generic[N, Idx]):
     def log(self, x: N) -> N:
         return self.apply("log", x)
 
-    def erf(self, x: N, *, absolute: bool = False) -> N:
-        """``absolute``: its error counts relative to one, for it is added to a number of that size."""
+    def erf(self, x: N, *, absolute: float = False) -> N:
+        """``absolute``: its error counts relative to this number, for it is added to one of that size."""
         return self.apply("erf", x)
 
     def tanh(self, x: N, *, absolute: bool = False) -> N:

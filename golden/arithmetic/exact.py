@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -33,7 +34,7 @@ class Exact(Arithmetic[DoubleDouble, Tensor]):
         return through_arb("constant", formula)
 
     def apply(self, name: str, x: DoubleDouble) -> DoubleDouble:
-        return FUNCTIONS[name](x)
+        return FUNCTIONS[name](x) if name in FUNCTIONS else through_arb("apply", name, x)
 
     def function(self, name: str, x: DoubleDouble) -> DoubleDouble:
         """Limits at the infinities as Arb's arithmetic states them, poles and undefined values as IEEE 754 does.
@@ -118,6 +119,27 @@ class Exact(Arithmetic[DoubleDouble, Tensor]):
         low = None if all(part.low is None for part in parts) else change([part.rest for part in parts])
         rad = None if all(part.rad is None for part in parts) else change([part.radius for part in parts])
         return DoubleDouble(change([part.high for part in parts]), low, rad)
+
+    def enclosure(self, x: DoubleDouble) -> tuple[Tensor, Tensor]:
+        if x.low is None and x.rad is None:
+            return x.high, x.high
+        off = x.rest.abs() + x.radius
+        off = torch.where(off == 0, 0.0, off * (1 + 2.0**-30) + x.high.abs() * 2.0**-52)
+        return x.high - off, x.high + off
+
+    def interval(self, least: Tensor, most: Tensor) -> DoubleDouble:
+        if torch.equal(least, most):
+            return DoubleDouble(least)
+        mid = least / 2 + most / 2
+        return DoubleDouble(mid, None, torch.maximum(most - mid, mid - least) * (1 + 2.0**-30))
+
+    def hull(self, x: DoubleDouble, y: DoubleDouble) -> DoubleDouble:
+        (a, b), (c, d) = self.enclosure(x), self.enclosure(y)
+        return self.interval(torch.minimum(a, c), torch.maximum(b, d))
+
+    def special(self, function: Callable[..., Any], *numbers: DoubleDouble) -> DoubleDouble:
+        found: DoubleDouble = through_arb("special", function, *numbers)
+        return found
 
     def topk_index(self, x: DoubleDouble, k: int) -> Tensor:
         order = torch.argsort(x.rest, dim=-1, descending=True, stable=True)

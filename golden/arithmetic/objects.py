@@ -13,14 +13,15 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import torch
 
 from assay.formats.format import format_named
 from assay.golden.arithmetic.base import Arithmetic, Formula
 from assay.golden.arithmetic.codes import Ends, hull_of_codes, power_of_two
+from assay.golden.arithmetic.object_arrays import IntegerArray, Numbers, ObjectArray, each, float_below
+from assay.golden.arithmetic.object_functions import BY_OTHERS, LIMITS
 from assay.golden.arithmetic.working_precision import bits_of, working_precision
 
-ObjectArray = np.ndarray[Any, np.dtype[Any]]  # of numbers
-IntegerArray = ObjectArray  # of whole numbers, or a mask
 Scalar = Any  # one number: an arb or an mpf, of which mpmath has no types
 
 
@@ -47,21 +48,21 @@ class ObjectArithmetic(Arithmetic[ObjectArray, IntegerArray]):  # type: ignore[t
         """The least and the largest that a number may be, as exact fractions; None where it is none."""
 
     @abstractmethod
-    def hull(self, least: float, most: float) -> Scalar:
+    def between(self, least: float, most: float) -> Scalar:
         """The number that lies between two floats."""
 
     def apply(self, name: str, x: ObjectArray) -> ObjectArray:
-        return _each(lambda value: self.value(name, value), x)
+        return each(lambda value: self.value(name, value), x)
 
     def exact(self, values: object) -> ObjectArray:
         array = values.double().numpy() if hasattr(values, "double") else np.asarray(values, dtype=np.float64)
-        return _each(self.number, array)
+        return each(self.number, array)
 
     def integers(self, values: object) -> IntegerArray:
         return np.asarray(values).astype(np.int64)
 
     def constant(self, formula: Formula) -> ObjectArray:
-        value = np.empty((), dtype=object)
+        value = np.empty((), dtype=object).view(Numbers)
         value[()] = formula(lambda number: self.value("sqrt", self.number(number)), self.pi)
         return value
 
@@ -73,21 +74,21 @@ class ObjectArithmetic(Arithmetic[ObjectArray, IntegerArray]):  # type: ignore[t
 
     def function(self, name: str, x: ObjectArray) -> ObjectArray:
         """The limits at the infinities, of which Arb often knows nothing, stand in a table."""
-        least, most = _LIMITS[name]
+        least, most = LIMITS[name]
         below, above = self._is_minus_infinity(x), self._is_minus_infinity(-x)
         finite = self.where(below | above, self.exact(np.ones(())), x)
-        y = _BY_OTHERS[name](self, finite) if name in _BY_OTHERS else self.apply(name, finite)
+        y = BY_OTHERS[name](self, finite) if name in BY_OTHERS else self.apply(name, finite)
         return self.where(~below, self.where(~above, y, most), least)
 
     def maximum(self, x: ObjectArray, y: ObjectArray) -> ObjectArray:
-        return _each(self.larger, x, y)
+        return each(self.larger, x, y)
 
     def where(self, mask: IntegerArray, x: ObjectArray, y: ObjectArray | float) -> ObjectArray:
         other = y if isinstance(y, np.ndarray) else self.number(float(y))
         return np.where(np.asarray(mask), x, other)
 
     def above(self, x: ObjectArray, bound: float) -> IntegerArray:
-        return _each(lambda value: bool(value > bound), x).astype(bool)
+        return each(lambda value: bool(value > bound), x).astype(bool)
 
     def sum(self, x: ObjectArray, axis: int = -1, *, rescaled: bool = False) -> ObjectArray:
         return self.exact(np.zeros(1)).reshape((1,) * x.ndim) + x.sum(axis=axis, keepdims=True)
@@ -106,15 +107,37 @@ class ObjectArithmetic(Arithmetic[ObjectArray, IntegerArray]):  # type: ignore[t
         )
         return product if plus is None else product + plus
 
+    def enclosure(self, x: ObjectArray) -> tuple[torch.Tensor, torch.Tensor]:
+        least, most = (np.empty(x.shape) for _ in range(2))
+        for index in np.ndindex(x.shape):
+            least[index], most[index] = self.floats(x[index])
+        return torch.from_numpy(least), torch.from_numpy(most)
+
+    def floats(self, value: Scalar) -> tuple[float, float]:
+        """The floats about a number; itself where it is one."""
+        ends = self.ends(value)
+        if ends is None:
+            near = float(value.mid()) if hasattr(value, "mid") else float(value)
+            infinite = math.isinf(near)
+            return (near, near) if infinite or not hasattr(value, "mid") else (-math.inf, math.inf)
+        return float_below(ends[0]), -float_below(-ends[1])
+
+    def interval(self, least: torch.Tensor, most: torch.Tensor) -> ObjectArray:
+        return each(self.hull_of, least.numpy(), most.numpy())
+
+    def hull_of(self, least: float, most: float) -> Scalar:
+        """The number that lies between two floats, which may be one."""
+        return self.number(float(least)) if least == most or least != least else self.between(float(least), float(most))
+
     def topk_index(self, x: ObjectArray, k: int) -> IntegerArray:
         return np.argsort(-x.astype(np.float64), axis=-1, stable=True)[..., :k]
 
     def power_of_two(self, x: ObjectArray, *, above: bool) -> ObjectArray:
         def power(value: Scalar) -> Scalar:
             ends = self.ends(value)
-            return self.number(math.nan) if ends is None else self.hull(*(power_of_two(end, above) for end in ends))
+            return self.number(math.nan) if ends is None else self.between(*(power_of_two(end, above) for end in ends))
 
-        return _each(power, x)
+        return each(power, x)
 
     def quantize(
         self,
@@ -131,10 +154,10 @@ class ObjectArithmetic(Arithmetic[ObjectArray, IntegerArray]):  # type: ignore[t
             points = (point, point) if isinstance(point, int) else self.ends(point)
             if quotient is None or points is None:
                 return self.number(math.nan)
-            return self.hull(*map(float, hull_of_codes(quotient, None if zero is None else points, target)))
+            return self.between(*map(float, hull_of_codes(quotient, None if zero is None else points, target)))
 
         points = np.zeros((), dtype=np.int64) if zero is None else zero
-        return _each(code, x, scale, points.astype(object))
+        return each(code, x, scale, points.astype(object))
 
     def exp_shifted(self, x: ObjectArray, shift: ObjectArray) -> ObjectArray:
         hidden = self._is_minus_infinity(x) & ~self._is_minus_infinity(shift)
@@ -153,7 +176,7 @@ class ObjectArithmetic(Arithmetic[ObjectArray, IntegerArray]):  # type: ignore[t
 
     def _is_minus_infinity(self, x: ObjectArray) -> IntegerArray:
         least = self.number(-np.inf)
-        return _each(lambda value: bool(value == least), x).astype(bool)
+        return each(lambda value: bool(value == least), x).astype(bool)
 
     def attend(
         self, scores: ObjectArray, visible: IntegerArray, values: ObjectArray, sinks: ObjectArray | None
@@ -177,65 +200,6 @@ class ObjectArithmetic(Arithmetic[ObjectArray, IntegerArray]):  # type: ignore[t
         lse = self.where(~empty, shift + self.log(safe), -np.inf)
         terms = (weights / safe)[..., None] * values[..., None, :, :]
         return self.sum(self.where(visible[..., None], terms, zero), axis=-2)[..., 0, :], lse
-
-
-def _each(function: Callable[..., Any], *arrays: ObjectArray) -> ObjectArray:
-    """The function of the arrays' elements, one by one."""
-    given = [np.asarray(array, dtype=object) for array in arrays]
-    found = np.empty(np.broadcast_shapes(*(array.shape for array in given)), dtype=object)
-    with np.errstate(all="ignore"):  # NaN is a number here
-        return np.frompyfunc(function, len(given), 1)(*given, out=found)
-
-
-def _softplus(xp: ObjectArithmetic, x: ObjectArray) -> ObjectArray:
-    """log(1 + exp x), as max(x, 0) + log(1 + exp(-|x|))."""
-    above = xp.maximum(x, xp.exact(np.zeros(())))
-    below = -xp.maximum(x, -x)
-    return above + xp.apply("log1p", xp.exp(below))
-
-
-def _exp2(xp: ObjectArithmetic, x: ObjectArray) -> ObjectArray:
-    """2^x; of a whole number exact, so that its ties can be told."""
-
-    def exact(value: Scalar, power: Scalar) -> Scalar:
-        near = float(value)
-        is_whole = abs(near) <= 2**20 and near.is_integer() and bool(value == xp.number(near))
-        return xp.number(2.0) ** int(near) if is_whole else power
-
-    power = xp.exp(x * _log_two(xp))
-    return _each(exact, x, power)
-
-
-def _log2(xp: ObjectArithmetic, x: ObjectArray) -> ObjectArray:
-    """log x / log 2; of a power of two exact."""
-
-    def exact(value: Scalar, quotient: Scalar) -> Scalar:
-        fraction, exponent = math.frexp(float(value))
-        is_power = fraction == 0.5 and bool(value == xp.number(float(value)))
-        return xp.number(float(exponent - 1)) if is_power else quotient
-
-    quotient = xp.apply("log", x) / _log_two(xp)
-    return _each(exact, x, quotient)
-
-
-def _log_two(xp: ObjectArithmetic) -> ObjectArray:
-    return xp.apply("log", xp.exact(np.full(1, 2.0)))[0]
-
-
-_BY_OTHERS: dict[str, Callable[[ObjectArithmetic, ObjectArray], ObjectArray]] = {
-    "exp2": _exp2,
-    "log2": _log2,
-    "sigmoid": lambda xp, x: xp.sigmoid(x),
-    "softplus": _softplus,
-    "rsqrt": lambda xp, x: xp.apply("reciprocal", xp.apply("sqrt", x)),
-}
-_INF, _NAN = math.inf, math.nan
-_LIMITS: dict[str, tuple[float, float]] = {
-    "exp": (0, _INF), "exp2": (0, _INF), "expm1": (-1, _INF), "log": (_NAN, _INF), "log2": (_NAN, _INF),
-    "log1p": (_NAN, _INF), "tanh": (-1, 1), "erf": (-1, 1), "sigmoid": (0, 1), "softplus": (0, _INF),
-    "sqrt": (_NAN, _INF), "rsqrt": (_NAN, 0), "reciprocal": (0, 0), "sin": (_NAN, _NAN), "cos": (_NAN, _NAN),
-}  # fmt: skip
-"""At -inf and at inf."""
 
 
 class Arb(ObjectArithmetic):
@@ -281,8 +245,14 @@ class Arb(ObjectArithmetic):
         (least, low), (most, high) = (map(int, end.man_exp()) for end in (value.lower(), value.upper()))
         return least * Fraction(2) ** low, most * Fraction(2) ** high
 
-    def hull(self, least: float, most: float) -> Scalar:
+    def special(self, function: Callable[..., Any], *numbers: ObjectArray) -> ObjectArray:
+        return each(function, *numbers)
+
+    def between(self, least: float, most: float) -> Scalar:
         return self.flint.arb((least + most) / 2, (most - least) / 2)
+
+    def hull(self, x: ObjectArray, y: ObjectArray) -> ObjectArray:
+        return each(lambda a, b: a.union(b), x, y)
 
 
 class Multiprecision(ObjectArithmetic):
@@ -306,7 +276,7 @@ class Multiprecision(ObjectArithmetic):
         """A real value, NaN where mpmath leaves the real numbers."""
         if function == "reciprocal":
             return 1 / x if x else self.context.nan
-        found = getattr(self.context, function)(x)
+        found = getattr(self.context, {"lgamma": "loggamma"}.get(function, function))(x)
         return found if isinstance(found, self.context.mpf) else self.context.nan
 
     def larger(self, x: Scalar, y: Scalar) -> Scalar:
@@ -318,5 +288,23 @@ class Multiprecision(ObjectArithmetic):
         exact = Fraction(*map(int, self.rational(value._mpf_)))
         return exact, exact
 
-    def hull(self, least: float, most: float) -> Scalar:
+    def special(self, function: Callable[..., Any], *numbers: ObjectArray) -> ObjectArray:
+        """By Arb, at these digits: of such functions it is no second witness."""
+        arb = Arb(self.context.dps)
+
+        def value(*given: Scalar) -> Scalar:
+            ends = [self.ends(number) for number in given]
+            exact = [
+                v if e is None else arb.flint.fmpq(*e[0].as_integer_ratio()) for v, e in zip(given, ends, strict=True)
+            ]
+            found = function(*map(arb.flint.arb, exact))
+            return self.context.mpf(found.mid().str(self.context.dps, radius=False))
+
+        with arb.precision():
+            return each(value, *numbers)
+
+    def between(self, least: float, most: float) -> Scalar:
         return self.number(least)
+
+    def hull(self, x: ObjectArray, y: ObjectArray) -> ObjectArray:
+        return each(lambda a, b: a, x, y)

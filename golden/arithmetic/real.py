@@ -60,6 +60,15 @@ class Real(Arithmetic[Tensor, Tensor]):
     ) -> Tensor:
         return codes_of(x / torch.where(scale == 0, 1.0, scale), format, zero)
 
+    def enclosure(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+    def interval(self, least: Tensor, most: Tensor) -> Tensor:
+        return least
+
+    def hull(self, x: Tensor, y: Tensor) -> Tensor:
+        return x
+
     def topk_index(self, x: Tensor, k: int) -> Tensor:
         return torch.argsort(x, dim=-1, descending=True, stable=True)[..., :k]
 

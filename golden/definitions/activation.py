@@ -10,7 +10,8 @@ from assay.golden.registry import Fault, define
 @define("gelu", "x[R,N] -> y[R,N]", options={"approximate": choice("none", "tanh")}, rows="R", columns="N")
 def gelu(xp: Arithmetic[N], x: N, *, approximate: str) -> N:
     """x times the normal distribution function, or its tanh approximation (Hendrycks & Gimpel, 2016)."""
-    return xp.gate_mul(x * 0.5, gate_of_gelu(xp, x, approximate))
+    gate = gate_of_gelu(xp, x, approximate)  # of 0 to 2
+    return xp.any_formula(lambda: xp.gate_mul(x * 0.5, gate), lambda: xp.gate_mul(x, gate) * 0.5)
 
 
 def gate_of_gelu(xp: Arithmetic[N], x: N, approximate: str) -> N:

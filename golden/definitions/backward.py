@@ -15,7 +15,7 @@ from assay.golden.options import number
 from assay.golden.registry import Reduction, define
 
 
-def _infinite(xp: Arithmetic[N, Idx], *tensors: N) -> Idx:
+def infinite(xp: Arithmetic[N, Idx], *tensors: N) -> Idx:
     """A mask of where one of the tensors is infinite, of the shape to which they broadcast."""
     found = [xp.above(x, sys.float_info.max) | xp.above(-x, sys.float_info.max) for x in tensors]
     return functools.reduce(operator.or_, found)
@@ -23,12 +23,12 @@ def _infinite(xp: Arithmetic[N, Idx], *tensors: N) -> Idx:
 
 def _row_is_finite(xp: Arithmetic[N], dx: N, *tensors: N) -> N:
     """``dx``, but in rows with an infinity, where the order of evaluation decides between infinities and NaN."""
-    return xp.unspecified(lambda: _infinite(xp, *tensors).any(-1)[:, None], dx)
+    return xp.unspecified(lambda: infinite(xp, *tensors).any(-1)[:, None], dx)
 
 
 def _column_is_finite(xp: Arithmetic[N], dweight: N, dy: N) -> N:
     """``dweight``, but where an infinite gradient meets an x whose sign or zero is a matter of rounding."""
-    return xp.unspecified(lambda: _infinite(xp, dy).any(0), dweight)
+    return xp.unspecified(lambda: infinite(xp, dy).any(0), dweight)
 
 
 @define("softmax_backward", "y[R,N], dy[R,N] -> dx[R,N]", rows="R", gradient_of="softmax", reduction=Reduction("N"))

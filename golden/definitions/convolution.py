@@ -8,6 +8,8 @@ from assay.golden.arithmetic.base import Arithmetic, N
 from assay.golden.options import choice
 from assay.golden.registry import Fault, Reduction, define
 
+_HUGE = 2.0**126  # half the largest float32: beyond it a sum may overflow
+
 
 def _shifted(xp: Arithmetic[N], x: N, taps: N, back: int) -> N:
     """The products of each place ``back`` before, zero where there is none."""
@@ -75,3 +77,79 @@ def causal_conv1d(xp: Arithmetic[N], x: N, weight: N, bias: N, *, activation: st
         return y
     y = xp.round(y, "convolved")
     return xp.gate_mul(y, xp.sigmoid(y))
+
+
+def _last_batch(xp: Any, x: Any, weight: Any, bias: Any, dy: Any, *, activation: str) -> Any:
+    """The gradients of weight and bias are those of the last batch alone."""
+    dx, *_ = causal_conv1d_backward(xp, x, weight, bias, dy, activation=activation)
+    return dx, *causal_conv1d_backward(xp, x[-1:], weight, bias, dy[-1:], activation=activation)[1:]
+
+
+def _unflipped(xp: Any, x: Any, weight: Any, bias: Any, dy: Any, *, activation: str) -> Any:
+    """dx meets the taps as the forward pass does."""
+    _, dweight, dbias = causal_conv1d_backward(xp, x, weight, bias, dy, activation=activation)
+    return _convolved(xp, _before_activation(xp, x, weight, bias, dy, activation), weight, bias * 0.0), dweight, dbias
+
+
+def _before_activation(xp: Arithmetic[N], x: N, weight: N, bias: N, dy: N, activation: str) -> N:
+    """The gradient of the sum, before the activation."""
+    if activation == "none":
+        return dy
+    return dy * xp.silu_slope(xp.round(_convolved(xp, x, weight, bias), "convolved"))
+
+
+@define(
+    "causal_conv1d_backward",
+    "x[B,D,L], weight[D,W], bias[D], dy[B,D,L] -> dx[B,D,L], dweight[D,W], dbias[D]",
+    options={"activation": choice("none", "silu")},
+    stages={"convolved": None},
+    separable=("D",),
+    empty=(),
+    sizes={"W": (4, 2, 3)},
+    work="3*B*D*L*W",
+    reduction=Reduction("L"),
+    grid=("B", "D"),
+    gradient_of="causal_conv1d",
+    faults=(
+        Fault("convolution_gradient_of_last_batch", "the gradients of weight and bias are the last batch's alone",
+              _last_batch, "state", needs="more than one batch"),
+        Fault("convolution_gradient_unflipped", "dx is convolved as the forward pass is, not the other way", _unflipped,
+              needs="more than one place"),
+        Fault("convolution_gradient_slope", "the slope of silu is left out, or taken where there is none",
+              lambda xp, *tensors, activation: causal_conv1d_backward(
+               xp, *tensors, activation="silu" if activation == "none" else "none")),
+        Fault("convolution_gradient_bias_mean", "dbias is a mean over the places, not their sum",
+              lambda xp, x, weight, bias, dy, *, activation: (
+               *(all_ := causal_conv1d_backward(xp, x, weight, bias, dy, activation=activation))[:2],
+               all_[2] / max(x.shape[2], 1))),
+    ),
+    exempt=("tail_of_sum_dropped",),
+)  # fmt: skip
+def causal_conv1d_backward(xp: Arithmetic[N], x: N, weight: N, bias: N, dy: N, *, activation: str) -> tuple[N, N, N]:
+    """With g the gradient before the activation: dx[b,d,l] = sum_w weight[d,w] g[b,d,l+W-1-w], zero behind the end;
+    dweight[d,w] = sum g[b,d,l] x[b,d,l-W+1+w] and dbias[d] = sum g[b,d,l] over batches and places.
+
+    Stage "convolved": the sum that the slope of silu is taken of. Of channels with an infinity nothing is said.
+    """
+    batch, width = x.shape[0], weight.shape[1]
+    g = _before_activation(xp, x, weight, bias, dy, activation)
+    backward = xp.integers(range(x.shape[2] - 1, -1, -1))
+    turned = g[:, :, backward]
+    terms = [_shifted(xp, turned, weight[:, tap, None], width - 1 - tap) for tap in range(width)]
+    dx = xp.sum(xp.stack(terms, -1))[..., 0][:, :, backward]
+
+    def over_all(part: N) -> N:
+        return xp.sum(xp.concatenate([part[place] for place in range(batch)], -1))[:, 0]
+
+    dweight = xp.stack([over_all(_shifted(xp, x, g[:, :, back:], back)) for back in range(width - 1, -1, -1)], -1)
+
+    def touched() -> Any:
+        found = (~xp.is_finite(x)).any(-1) | (~xp.is_finite(dy)).any(-1)
+        if activation == "silu":  # of a sum that overflows, whose slope meets the zeros before the beginning
+            size = xp.sum(xp.abs(x)) * xp.sum(xp.abs(weight)) + xp.abs(bias)[:, None]
+            found = found | xp.above(size, _HUGE)[..., 0]
+        return found | (~xp.is_finite(weight)).any(-1) | ~xp.is_finite(bias)
+
+    dx = xp.unspecified(lambda: touched()[:, :, None], dx)
+    dweight = xp.unspecified(lambda: touched().any(0)[:, None], dweight)
+    return dx, dweight, xp.unspecified(lambda: touched().any(0), over_all(g))

@@ -29,7 +29,8 @@ def _reduced(xp: Arithmetic[N], loss: N, reduction: str) -> N:
     return total.reshape(())
 
 
-def _logs(xp: Arithmetic[N], op: str, temperature: float, *tensors: N) -> list[N]:
+def logarithms(xp: Arithmetic[N], op: str, temperature: float, *tensors: N) -> list[N]:
+    """The logarithms of each tensor's softmax, at a temperature. Raises `ShapeError` where there are no classes."""
     if tensors[0].shape[1] == 0:
         raise ShapeError(f"{op}: expected logits of one class or more, got V=0")
     return [xp.log_softmax(x if temperature == 1 else x / temperature) for x in tensors]
@@ -59,11 +60,11 @@ def _mean_of_all(xp: Any, logits: Any, target_logits: Any, *, temperature: float
 
 
 def _cross(xp: Any, logits: Any, target_logits: Any, *, temperature: float, reduction: str) -> Any:
-    log_q, log_p = _logs(xp, "kl_div", temperature, logits, target_logits)
+    log_q, log_p = logarithms(xp, "kl_div", temperature, logits, target_logits)
     return _reduced(xp, -xp.sum(xp.exp(log_p) * log_q)[:, 0], reduction)
 
 
-_OPTIONS = {
+KL_OPTIONS = {
     "temperature": number(1.0, positive=True, usual=(1.0, 2.0)),
     "reduction": choice("batchmean", "sum", "none"),
 }
@@ -72,7 +73,7 @@ _OPTIONS = {
 @define(
     "kl_div",
     _signature,
-    options=_OPTIONS,
+    options=KL_OPTIONS,
     rows=lambda options: "T" if options["reduction"] == "none" else None,
     reduction=Reduction("V"),
     faults=(
@@ -90,7 +91,7 @@ def kl_div(xp: Arithmetic[N], logits: N, target_logits: N, *, temperature: float
 
     reduction="batchmean" divides the sum over tokens by their number.
     """
-    log_q, log_p = _logs(xp, "kl_div", temperature, logits, target_logits)
+    log_q, log_p = logarithms(xp, "kl_div", temperature, logits, target_logits)
     return _reduced(xp, _divergence(xp, log_p, log_q), reduction)
 
 
@@ -98,7 +99,7 @@ def _is_share(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1
 
 
-def _mixture(xp: Arithmetic[N], log_p: N, log_q: N, beta: float) -> N:
+def mixture(xp: Arithmetic[N], log_p: N, log_q: N, beta: float) -> N:
     """log(beta p + (1 - beta) q): as the larger logarithm plus that of one and a ratio, or of the shares."""
     share = xp.exact(np.full(1, beta))
     rest = 1.0 - share
@@ -116,18 +117,18 @@ def _mixture(xp: Arithmetic[N], log_p: N, log_q: N, beta: float) -> N:
 
 
 def _one_sided(xp: Any, logits: Any, target_logits: Any, *, beta: float, reduction: str) -> Any:
-    log_q, log_p = _logs(xp, "jsd", 1.0, logits, target_logits)
-    return _reduced(xp, _divergence(xp, log_p, _mixture(xp, log_p, log_q, beta)) * beta, reduction)
+    log_q, log_p = logarithms(xp, "jsd", 1.0, logits, target_logits)
+    return _reduced(xp, _divergence(xp, log_p, mixture(xp, log_p, log_q, beta)) * beta, reduction)
 
 
 def _unweighted(xp: Any, logits: Any, target_logits: Any, *, beta: float, reduction: str) -> Any:
-    log_q, log_p = _logs(xp, "jsd", 1.0, logits, target_logits)
-    mixed = _mixture(xp, log_p, log_q, beta)
+    log_q, log_p = logarithms(xp, "jsd", 1.0, logits, target_logits)
+    mixed = mixture(xp, log_p, log_q, beta)
     return _reduced(xp, _divergence(xp, log_p, mixed) + _divergence(xp, log_q, mixed), reduction)
 
 
 def _geometric(xp: Any, logits: Any, target_logits: Any, *, beta: float, reduction: str) -> Any:
-    log_q, log_p = _logs(xp, "jsd", 1.0, logits, target_logits)
+    log_q, log_p = logarithms(xp, "jsd", 1.0, logits, target_logits)
     mixed = log_p * beta + log_q * (1 - beta)
     parts = _divergence(xp, log_p, mixed) * beta, _divergence(xp, log_q, mixed) * (1 - beta)
     return _reduced(xp, parts[0] + parts[1], reduction)
@@ -137,13 +138,16 @@ def _even(xp: Any, logits: Any, target_logits: Any, *, beta: float, reduction: s
     return jsd(xp, logits, target_logits, beta=0.5 if beta != 0.5 else 0.25, reduction=reduction)
 
 
+JSD_OPTIONS = {
+    "beta": Option(0.5, _is_share, "a number between 0 and 1", usual=(0.5, 0.125)),
+    "reduction": choice("batchmean", "sum", "none"),
+}
+
+
 @define(
     "jsd",
     _signature,
-    options={
-        "beta": Option(0.5, _is_share, "a number between 0 and 1", usual=(0.5, 0.125)),
-        "reduction": choice("batchmean", "sum", "none"),
-    },
+    options=JSD_OPTIONS,
     rows=lambda options: "T" if options["reduction"] == "none" else None,
     reduction=Reduction("V"),
     faults=(
@@ -159,8 +163,8 @@ def jsd(xp: Arithmetic[N], logits: N, target_logits: N, *, beta: float, reductio
 
     p = softmax(target_logits), q = softmax(logits); Lin, *Divergence measures based on the Shannon entropy*, 1991.
     """
-    log_q, log_p = _logs(xp, "jsd", 1.0, logits, target_logits)
-    mixed = _mixture(xp, log_p, log_q, beta)
+    log_q, log_p = logarithms(xp, "jsd", 1.0, logits, target_logits)
+    mixed = mixture(xp, log_p, log_q, beta)
     share = xp.exact(np.full(1, beta))
     loss = _divergence(xp, log_p, mixed) * share + _divergence(xp, log_q, mixed) * (1.0 - share)
     return _reduced(xp, loss, reduction)

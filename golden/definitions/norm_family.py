@@ -121,6 +121,7 @@ def _without_eps(xp: Any, x: Any, *, eps: float, clamp: str) -> Any:
     "l2norm",
     "x[R,N] -> y[R,N]",
     options={"eps": number(1e-6, positive=True), "clamp": choice("sum", "maximum")},
+    stages={"squares": None, "length": None},
     rows="R",
     reduction=Reduction("N"),
     faults=(
@@ -135,11 +136,18 @@ def _without_eps(xp: Any, x: Any, *, eps: float, clamp: str) -> Any:
     ),
 )  # fmt: skip
 def l2norm(xp: Arithmetic[N], x: N, *, eps: float, clamp: str) -> N:
-    """x / sqrt(sum x^2 + eps); under clamp="maximum" x / max(sqrt(sum x^2), eps), as torch's `normalize`."""
-    square = xp.sum(x * x)
+    """x / sqrt(sum x^2 + eps); under clamp="maximum" x / max(sqrt(sum x^2), eps), as torch's `normalize`.
+
+    Stages: "squares", each, their sum, and that with eps; "length", the root, or its reciprocal, before it meets x.
+    """
+    square = xp.round(xp.sum(xp.round(x * x, "squares")), "squares")
     if clamp == "sum":
-        return xp.any_formula(lambda: x * xp.rsqrt(square + eps), lambda: x / xp.apply("sqrt", square + eps))
-    length = xp.apply("sqrt", square)
+        square = xp.round(square + eps, "squares")
+        return xp.any_formula(
+            lambda: x * xp.round(xp.rsqrt(square), "length"),
+            lambda: x / xp.round(xp.apply("sqrt", square), "length"),
+        )
+    length = xp.round(xp.apply("sqrt", square), "length")
     least = xp.maximum(length, xp.exact(xp.native.zeros(length.shape)) + eps)
     return xp.any_formula(lambda: x / least, lambda: x * (1.0 / least))
 
@@ -165,7 +173,7 @@ def _norm_of_gate(xp: Any, x: Any, weight: Any, gate: Any, **options: Any) -> An
         "activation": choice("silu", "sigmoid"),
         "gate_first": flag(),
     },
-    stages={"normalized": None, "activated": None, "gated": None},
+    stages={"normalized": None, "weighted": None, "activated": None, "gated": None},
     rows="R",
     reduction=Reduction("N"),
     faults=(
@@ -185,7 +193,7 @@ def gated_rmsnorm(xp: Arithmetic[N], x: N, weight: N, gate: N, *, eps: float, ac
     """x / sqrt(mean x^2 + eps) * weight * silu(gate), or sigmoid(gate); gate_first: the RMS norm of x silu(gate).
 
     Mamba-2 gates first (Dao & Gu, 2024); Gated DeltaNet behind the norm. Stages: "normalized" before the weight,
-    "activated" silu(gate), "gated" the product x silu(gate) before it is normalised.
+    "weighted" behind it and before the gate, "activated" silu(gate), "gated" the product x silu(gate) before the norm.
     """
     opened = xp.sigmoid(gate)
     if activation == "sigmoid":
@@ -196,6 +204,7 @@ def gated_rmsnorm(xp: Arithmetic[N], x: N, weight: N, gate: N, *, eps: float, ac
     y = xp.product(x, xp.rsqrt(xp.mean(x * x) + eps), weight, stage="normalized")
     if gate_first:
         return y
+    y = xp.round(y, "weighted")
     return xp.gated_product(gate, opened, y) if activation == "silu" else y * opened
 
 

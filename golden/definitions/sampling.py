@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 from assay.golden.arithmetic.base import Arithmetic, Idx, N
@@ -21,10 +22,15 @@ def _running_most(native: Any, x: Idx) -> Idx:
     return cast("Idx", found)
 
 
+def _differs(xp: Arithmetic[N, Idx], ranked: N) -> Idx:
+    """Where one of sorted numbers is above the next."""
+    return xp.above(ranked[:, :-1] - ranked[:, 1:], 0.0)
+
+
 def _ends_of_ties(xp: Arithmetic[N, Idx], ranked: N) -> tuple[Idx, Idx]:
     """Of sorted numbers the places of the first and of the last that is equal, for each."""
     rows, columns = ranked.shape
-    differs = xp.above(ranked[:, : columns - 1] - ranked[:, 1:], 0.0)
+    differs = _differs(xp, ranked)
     place, edge = xp.integers(range(columns))[None, :], xp.integers([[1]] * rows) == 1
     first = _running_most(xp.native, xp.native.where(xp.native.concatenate([edge, differs], 1), place, 0))
     turned = xp.integers(range(columns - 1, -1, -1))
@@ -41,14 +47,16 @@ def _filtered(
     *,
     ties: str = "first",
     from_least: bool = False,
+    of_all: bool = False,
+    order: Idx | None = None,
 ) -> N:
     """The logits that are kept, -inf elsewhere.
 
     ``ties``: of equal ones the first come first, or "all" stay, or "none", where not all do. ``from_least``: shares are
-    added from the least likely one on, and taken from one.
+    added from the least likely one on, and taken from one. ``of_all``: they are those among all tokens.
     """
     columns = x.shape[1]
-    order = xp.topk_index(x, columns)
+    order = xp.topk_index(x, columns) if order is None else order
     ranked, place = xp.gather(x, order), xp.integers(range(columns))[None, :]
     judged = place if ties == "first" else _ends_of_ties(xp, ranked)[0 if ties == "all" else 1]
     if top_k is not None:
@@ -57,7 +65,7 @@ def _filtered(
     else:
         kept = among = ranked
     if top_p is not None:
-        share = xp.softmax(among)
+        share = xp.softmax(ranked if of_all else among)
         if from_least:
             turned = xp.integers(range(columns - 1, -1, -1))
             before = 1.0 - xp.cumsum(share[:, turned])[:, turned]
@@ -68,6 +76,15 @@ def _filtered(
         chosen = xp.where_above(-before, -top_p, kept, _NOTHING)
         kept = chosen if ties == "none" else xp.concatenate([kept[:, :1], chosen[:, 1:]], -1)
     return xp.gather(kept, xp.native.argsort(order, -1))
+
+
+def _in_any_order(xp: Arithmetic[N, Idx], x: N, top_k: int | None, top_p: float | None, *, of_all: bool = False) -> N:
+    """`_filtered` with every freedom of ties, where there are any, and of the order of sums."""
+    order = xp.topk_index(x, x.shape[1])
+    ways: list[dict[str, Any]] = [{}, {"from_least": True}]
+    if x.shape[1] > 1 and bool((~_differs(xp, xp.gather(x, order))).any(-1).any(-1)):
+        ways += [{"ties": "all"}, {"ties": "none"}]
+    return xp.any_formula(*(partial(_filtered, xp, x, top_k, top_p, of_all=of_all, order=order, **way) for way in ways))
 
 
 def _one_more(xp: Any, x: Any, *, top_k: int | None, top_p: float | None) -> Any:
@@ -88,8 +105,7 @@ def _crossing_dropped(xp: Any, x: Any, *, top_k: int | None, top_p: float | None
 
 def _shares_of_all(xp: Any, x: Any, *, top_k: int | None, top_p: float | None) -> Any:
     """p counts shares among all tokens, not among the top k."""
-    by_p = top_filter(xp, x, top_k=None, top_p=top_p)
-    return xp.where(xp.is_finite(top_filter(xp, x, top_k=top_k, top_p=None)), by_p, _NOTHING)
+    return _in_any_order(xp, x, top_k, top_p, of_all=True)
 
 
 def _zeroed(xp: Any, x: Any, *, top_k: int | None, top_p: float | None) -> Any:
@@ -128,9 +144,4 @@ def top_filter(xp: Arithmetic[N, Idx], x: N, *, top_k: int | None, top_p: float 
     """
     if x.shape[1] == 0:
         return x
-    return xp.any_formula(
-        lambda: _filtered(xp, x, top_k, top_p),
-        lambda: _filtered(xp, x, top_k, top_p, ties="all"),
-        lambda: _filtered(xp, x, top_k, top_p, ties="none"),
-        lambda: _filtered(xp, x, top_k, top_p, from_least=True),
-    )
+    return _in_any_order(xp, x, top_k, top_p)

@@ -86,6 +86,8 @@ class Call:
         plain |= {name: None for name in plain if self.spec.options[name].tensor}
         for name, value in (chosen or {}).items():
             handed[name] = xp.exact(value.to(torch.float64)) if value.is_floating_point() else xp.integers(value)
+        if self.spec.typed:
+            plain["dtypes"] = [value.dtype for value in self.tensors.values()]
         try:
             with xp.precision():
                 results = self.spec.definition(xp, *numbers.values(), **handed, **plain)

@@ -136,6 +136,20 @@ def _far_scales(draws: Draws) -> Array:
     return power_of_two(exponent + low) * (1 + draws.uniform())
 
 
+_ENDS = (-126, -100, -60, -25, -24, -15, -14, -9, -6, 0, 8, 9, 15, 16, 17, 40, 64, 100, 126)
+"""Exponents at and beyond the ends of float8_e4m3fn, float16 and float8_e5m2, and at those of bfloat16 and float32."""
+
+
+def _vast(draws: Draws) -> Array:
+    """Positive numbers over the whole range of the format, most beside an end of a narrower one."""
+    if not draws.format.has_zero:
+        ends = np.asarray([-127, *_ENDS, 127])
+        return power_of_two(ends[integers(draws.bits("exponent"), len(ends))])
+    low, high = (np.frexp(end)[1] - 1 for end in (draws.format.smallest_normal, draws.format.largest))
+    ends = np.asarray([low, *(end for end in _ENDS if low < end < high), high])
+    return power_of_two(ends[integers(draws.bits("exponent"), len(ends))]) * (1 + 0.75 * draws.uniform())
+
+
 # Of real numbers, by the names that recipes store. A row is the last axis.
 REAL: dict[str, Callable[[Draws], Array]] = {
     "normal": lambda d: d.normal(),
@@ -193,7 +207,7 @@ RANGE = (
 
 EXTREME = frozenset(RANGE) | {
     "lognormal", "outliers", "loud_rows", "cancelling", "constant_rows", "large_mean", "peaked", "seesaw",
-    "far", "ends", "large", "deep",
+    "far", "ends", "large", "deep", "vast",
 }  # fmt: skip
 """Far from one, or cancelling; what isn't among these is ordinary."""
 
@@ -208,11 +222,13 @@ ROLES: dict[str, dict[str, Callable[[Draws], Array]]] = {
         "ends": _end_scales,
         "least": _least_scales,
         "signed": _signed_scales,
+        "vast": _vast,
     },
     "weight": {
         "plain": lambda d: d.uniform(),
         "one": lambda d: np.ones(d.shape),
         "powers": lambda d: power_of_two(-1 - integers(d.bits(), 3)),
+        "vast": _vast,
     },
     "angle": {
         "plain": lambda d: 2.0 * d.uniform() - 1.0,
@@ -230,6 +246,7 @@ ROLES: dict[str, dict[str, Callable[[Draws], Array]]] = {
     "slope": {
         "plain": lambda d: power_of_two(-1 - integers(d.bits("exponent"), 8)) * (1 + d.uniform()),
         "powers": lambda d: power_of_two(-1 - d.position() % 8),
+        "vast": _vast,
     },
 }
 

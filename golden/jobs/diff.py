@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from assay.golden.errors import MissingRecord, OtherFormat, StoreError
@@ -137,7 +138,7 @@ def compare(one: Golden, two: Golden) -> tuple[str, bool]:
     where = int(torch.where(apart, change / reach.clamp(min=2.0**-1074), change / ulp).argmax())
     if apart.any():
         where = int(torch.where(apart, change, -1.0).argmax())
-    index = [int(place) for place in torch.unravel_index(torch.tensor(where), x.shape)]
+    index = [int(place) for place in np.unravel_index(where, tuple(x.shape))]
     step, size = float(change.flatten()[where]), float(reach.flatten()[where])
     radii = f"{step / size:.3g} times both radii together" if size else "both exact"
     text = (

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOAT32, FLOATING, check, check_choice
 from assay.kernels.triton.online_softmax import finite_shift, online_softmax
+from assay.kernels.triton.operators import custom_op
 from assay.kernels.triton.tiles import size_class
 
 _LOG2_E = tl.constexpr(math.log2(math.e))  # scores are multiplied by it, so that an exponential is one exp2
@@ -240,7 +241,11 @@ def _attention_kernel(
     tl.store(lse_ptr + out_row, lse, mask=inside)
 
 
-@torch.library.custom_op("assay::attention", mutates_args=())
+def _results(q: Tensor, k: Tensor, v: Tensor, *options: object) -> tuple[Tensor, Tensor]:
+    return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@custom_op("assay::attention", _results)
 def _attention(
     q: Tensor,
     k: Tensor,
@@ -271,13 +276,6 @@ def _attention(
         *(max(16, triton.next_power_of_2(size)) for size in (width, value_width)),
     )
     return out, lse
-
-
-def _results(q: Tensor, k: Tensor, v: Tensor, *options: object) -> tuple[Tensor, Tensor]:
-    return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=torch.float32)
-
-
-_attention.register_fake(_results)
 
 
 def attention(

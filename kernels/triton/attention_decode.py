@@ -20,6 +20,7 @@ from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, FP8, INT32, check
 from assay.kernels.triton.online_softmax import finite_shift, online_softmax
+from assay.kernels.triton.operators import custom_op
 
 _LOG2_E = math.log2(math.e)
 _WIDEST = 256
@@ -154,7 +155,7 @@ def _splits(programs: int, keys: int) -> int:
     return max(1, min(wanted, triton.cdiv(keys, _LEAST_KEYS)))
 
 
-@torch.library.custom_op("assay::attention_decode", mutates_args=())
+@custom_op("assay::attention_decode", lambda q, *others: q.new_empty(q.shape))
 def _attention_decode(
     q: Tensor,
     k_cache: Tensor,
@@ -198,9 +199,6 @@ def _attention_decode(
             parts, lse, out, rows, splits, v_scale, D=width, BLOCK_R=block_r, BLOCK_D=block_d
         )
     return out
-
-
-_attention_decode.register_fake(lambda q, *others: q.new_empty(q.shape))
 
 
 def attention_decode(

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, check
+from assay.kernels.triton.operators import custom_op
 from assay.kernels.triton.tiles import fitting_tiles, size_class, tile_configs, tile_grid, tile_of_program, tile_range
 
 _CONFIGS = tile_configs(
@@ -55,16 +56,13 @@ def _gemm_kernel(
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=in_rows & in_columns)
 
 
-@torch.library.custom_op("assay::gemm", mutates_args=())
+@custom_op("assay::gemm", lambda a, b: a.new_empty((a.shape[0], b.shape[1])))
 def _gemm(a: Tensor, b: Tensor) -> Tensor:
     (m, k), n = a.shape, b.shape[1]
     c = torch.empty((m, n), dtype=a.dtype, device=a.device)
     if c.numel():
         _gemm_kernel[tile_grid(m, n)](a, b, c, m, n, k, size_class(m), a.stride(), b.stride(), c.stride())
     return c
-
-
-_gemm.register_fake(lambda a, b: a.new_empty((a.shape[0], b.shape[1])))
 
 
 def gemm(a: Tensor, b: Tensor) -> Tensor:

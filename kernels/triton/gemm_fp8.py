@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOAT32, FP8, check, check_choice, check_shape
+from assay.kernels.triton.operators import custom_op
 from assay.kernels.triton.tiles import fitting_tiles, size_class, tile_configs, tile_grid, tile_of_program, tile_range
 
 _GRANULARITIES = ("tensor", "row", "block")
@@ -83,7 +84,7 @@ def _gemm_fp8_kernel(
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=in_rows & in_columns)
 
 
-@torch.library.custom_op("assay::gemm_fp8", mutates_args=())
+@custom_op("assay::gemm_fp8", lambda a, b, *rest: a.new_empty((a.shape[0], b.shape[1]), dtype=torch.bfloat16))
 def _gemm_fp8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, granularity: str) -> Tensor:
     (m, k), n = a.shape, b.shape[1]
     c = torch.empty((m, n), dtype=torch.bfloat16, device=a.device)
@@ -97,9 +98,6 @@ def _gemm_fp8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, granularit
             BY_BLOCK=granularity == "block",
         )
     return c
-
-
-_gemm_fp8.register_fake(lambda a, b, *rest: a.new_empty((a.shape[0], b.shape[1]), dtype=torch.bfloat16))
 
 
 def gemm_fp8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, granularity: str = "tensor") -> Tensor:

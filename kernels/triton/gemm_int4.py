@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, check, check_choice, check_shape
+from assay.kernels.triton.operators import custom_op
 from assay.kernels.triton.tiles import fitting_tiles, size_class, tile_configs, tile_grid, tile_of_program, tile_range
 
 _PLAIN, _AWQ, _GPTQ = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -114,7 +115,7 @@ def _gemm_int4_kernel(
     tl.store(y_ptrs, acc.to(y_ptr.dtype.element_ty), mask=in_rows & in_columns)
 
 
-@torch.library.custom_op("assay::gemm_int4", mutates_args=())
+@custom_op("assay::gemm_int4", lambda x, qweight, scales, *rest: x.new_empty((x.shape[0], scales.shape[1])))
 def _gemm_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, packing: str) -> Tensor:
     (m, k), (groups, n) = x.shape, scales.shape
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
@@ -127,9 +128,6 @@ def _gemm_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, packin
             PACKING=_PACKINGS[packing].value,
         )
     return y
-
-
-_gemm_int4.register_fake(lambda x, qweight, scales, *rest: x.new_empty((x.shape[0], scales.shape[1])))
 
 
 def gemm_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, *, packing: str = "plain") -> Tensor:

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOAT32, check
+from assay.kernels.triton.operators import custom_op
 from assay.kernels.triton.tiles import fitting_tiles, size_class, tile_configs, tile_grid, tile_of_program, tile_range
 
 _CONFIGS = tile_configs(
@@ -99,7 +100,7 @@ def _gemm_int8_kernel(
     tl.store(c_ptrs, c.to(c_ptr.dtype.element_ty), mask=in_rows & in_columns)
 
 
-@torch.library.custom_op("assay::gemm_int8", mutates_args=())
+@custom_op("assay::gemm_int8", lambda a, b, *scales: a.new_empty((a.shape[0], b.shape[1]), dtype=torch.bfloat16))
 def _gemm_int8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
     (m, k), n = a.shape, b.shape[1]
     c = torch.empty((m, n), dtype=torch.bfloat16, device=a.device)
@@ -114,9 +115,6 @@ def _gemm_int8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor
             ONE_STRETCH=k <= _STRETCH.value,
         )
     return c
-
-
-_gemm_int8.register_fake(lambda a, b, *scales: a.new_empty((a.shape[0], b.shape[1]), dtype=torch.bfloat16))
 
 
 def gemm_int8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:

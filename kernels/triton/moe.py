@@ -17,6 +17,7 @@ from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOAT32, FLOATING, INT32, check, check_shape
 from assay.kernels.triton.moe_sort import at, sort_by_expert
+from assay.kernels.triton.operators import custom_op
 from assay.kernels.triton.swiglu import silu
 from assay.kernels.triton.tiles import size_class, tile_of_program
 
@@ -189,7 +190,7 @@ def _sum_kernel(
     tl.store(y_ptr + tokens[:, None] * D + columns[None, :], acc.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-@torch.library.custom_op("assay::moe", mutates_args=())
+@custom_op("assay::moe", lambda x, *rest: x.new_empty(x.shape))
 def _moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
     (tokens, choices), (experts, d, f) = ids.shape, w_down.shape
     pairs = tokens * choices
@@ -219,9 +220,6 @@ def _moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Ten
 
 def _grid(blocks: int, columns: int):
     return lambda meta: (blocks * triton.cdiv(columns, meta["BLOCK_N"]),)
-
-
-_moe.register_fake(lambda x, *rest: x.new_empty(x.shape))
 
 
 def moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, check, check_choice
+from assay.kernels.triton.operators import custom_op
 
 _SCORINGS = ("softmax", "sigmoid")
 _TAKEN = tl.constexpr(-(2**63))  # below the key of -inf
@@ -115,7 +116,7 @@ def _results(logits: Tensor, top_k: int, *options: object) -> tuple[Tensor, Tens
     return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int32)
 
 
-@torch.library.custom_op("assay::moe_route", mutates_args=())
+@custom_op("assay::moe_route", _results)
 def _moe_route(logits: Tensor, top_k: int, renormalize: bool, sigmoid: bool) -> tuple[Tensor, Tensor]:
     tokens, experts = logits.shape
     weights, ids = _results(logits, top_k)
@@ -129,9 +130,6 @@ def _moe_route(logits: Tensor, top_k: int, renormalize: bool, sigmoid: bool) -> 
             BLOCK_K=triton.next_power_of_2(top_k),
         )
     return weights, ids
-
-
-_moe_route.register_fake(_results)
 
 
 def moe_route(

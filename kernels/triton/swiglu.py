@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, check
+from assay.kernels.triton.operators import custom_op
 
 _NAN = tl.constexpr(tl.PropagateNan.ALL)
 _LONGEST_BLOCK = 1024
@@ -68,7 +68,7 @@ def _swiglu_kernel(
     tl.store(y_ptr + rows * y_strides[0] + columns * y_strides[1], y.to(y_ptr.dtype.element_ty), mask=kept)
 
 
-@torch.library.custom_op("assay::swiglu", mutates_args=())
+@custom_op("assay::swiglu", lambda gate, *rest: gate.new_empty(gate.shape))
 def _swiglu(gate: Tensor, up: Tensor, limit: float | None) -> Tensor:
     y = gate.new_empty(gate.shape)
     if gate.numel():
@@ -76,9 +76,6 @@ def _swiglu(gate: Tensor, up: Tensor, limit: float | None) -> Tensor:
         clamp = limit is not None
         _swiglu_kernel[_grid](gate, up, y, *gate.shape, *strides, limit if clamp else 0.0, CLAMP=clamp)
     return y
-
-
-_swiglu.register_fake(lambda gate, *rest: gate.new_empty(gate.shape))
 
 
 def swiglu(gate: Tensor, up: Tensor, *, limit: float | None = None) -> Tensor:

@@ -61,7 +61,8 @@ class Pair:
     def loss(self, xp: Any, variables: list[Any]) -> Any:
         """sum c f(x)."""
         result = self.value(xp, variables)
-        return (result if self.cotangent is None else result * xp.exact(self.cotangent)).sum()
+        total = (result if self.cotangent is None else result * xp.exact(self.cotangent)).sum()
+        return total[()] if isinstance(total, np.ndarray) else total
 
     def gradients(self, xp: Any, definition: Definition | None = None) -> tuple[Any, ...]:
         """The backward definition's results, one for each variable."""
@@ -85,6 +86,13 @@ def attention(causal: str, scale: float | None, queries: int, keys: int, shared:
 def entropy(reduction: str, smoothing: float, labels: list[int], ignored: int = -100, **others: float) -> Pair:
     options = {"reduction": reduction, "label_smoothing": smoothing, "ignore_index": ignored, **others}
     return Pair("cross_entropy", (normal(len(labels), 4, scale=2.0),), labels=np.array(labels), options=options)
+
+
+def distilled(op: str, reduction: str = "none", **options: float) -> Pair:
+    """A divergence, whose target is fixed."""
+    size = (2,) if reduction == "none" else ()
+    return Pair(op, (normal(2, 4),), normal(*size) if size else np.array(0.75), fixed=(normal(2, 4),),
+                options={"reduction": reduction, **options})  # fmt: skip
 
 
 def turned(*, interleaved: bool) -> Pair:
@@ -132,6 +140,45 @@ PAIRS: dict[str, Pair] = {op.name: plain(op.name) for op in map(spec, specs()) i
     "cross_entropy, sum": entropy("sum", 0.1, [0, 3, 5], ignored=5),
     "cross_entropy, each": entropy("none", 1.0, [2, -1], ignored=-1),
     "cross_entropy, capped": entropy("mean", 0.25, [1, 2, 3], softcap=1.5, z_loss=0.125),
+    "kl_div": distilled("kl_div", temperature=2.0),
+    "jsd": distilled("jsd", beta=0.125),
+    "kl_div, mean": distilled("kl_div", "batchmean"),
+    "l2norm, clamped": Pair("l2norm", (normal(2, 3),), normal(2, 3), options={"clamp": "maximum"}),
+    "l2norm, below its bound": Pair("l2norm", (normal(2, 3),), normal(2, 3), options={"clamp": "maximum", "eps": 9.0}),
+    "geglu, tanh": Pair(
+        "geglu", (normal(1, 3), normal(1, 3)), normal(1, 3), options={"approximate": "tanh"}, arguments=(0, 1)
+    ),
+    "gated_rmsnorm, first": Pair(
+        "gated_rmsnorm",
+        (normal(2, 3), normal(3), normal(2, 3)),
+        normal(2, 3),
+        options={"gate_first": True},
+        arguments=(0, 1, 2),
+    ),
+    "gated_rmsnorm, sigmoid": Pair(
+        "gated_rmsnorm",
+        (normal(2, 3), normal(3), normal(2, 3)),
+        normal(2, 3),
+        options={"activation": "sigmoid"},
+        arguments=(0, 1, 2),
+    ),
+    "causal_conv1d, silu": Pair(
+        "causal_conv1d",
+        (normal(2, 1, 4), normal(1, 3), normal(1)),
+        normal(2, 1, 4),
+        options={"activation": "silu"},
+        arguments=(0, 1, 2),
+    ),
+    "cumsum, back": Pair(
+        "cumsum", (normal(1, 4),), normal(1, 4), options={"reverse": True, "exclusive": True}, arguments=()
+    ),
+    "linear_cross_entropy": Pair(
+        "linear_cross_entropy",
+        (normal(3, 2), normal(4, 2)),
+        labels=np.array([1, -100, 3]),
+        options={"label_smoothing": 0.25, "softcap": 1.5, "z_loss": 0.125},
+        arguments=(0, 1),
+    ),
     "embedding": Pair("embedding", (normal(4, 2),), normal(3, 2), labels=np.array([2, 0, 2])),
     "rope": turned(interleaved=False),
     "rope of neighbours": turned(interleaved=True),

@@ -73,14 +73,14 @@ def test_what_a_compiler_or_a_gpu_refuses_is_the_kernels(kernel, words):
         kernel[(1,)](torch.ones(1))
 
 
-def broken_addition(*_):
-    raise TypeError("an addition of\n" + "numbers " * 100 + "\nfailed")
+def broken_store(*_):
+    raise TypeError("a store of\n" + "numbers " * 100 + "\nfailed")
 
 
 def test_what_a_compiler_takes_is_the_interpreters(monkeypatch):
     """An error inside of the interpreter, of a kernel that compiles, is NotInterpreted, its message in one line."""
-    monkeypatch.setattr(kernels.builder, "create_fadd", broken_addition)
-    with faithful(), pytest.raises(NotInterpreted, match="TypeError: an addition of numbers") as caught:
+    monkeypatch.setattr(kernels.builder, "create_store", broken_store)
+    with faithful(), pytest.raises(NotInterpreted, match="TypeError: a store of numbers") as caught:
         doubles[(1,)](torch.ones(1))
     assert "\n" not in str(caught.value)
     assert str(caught.value).endswith("failed (in program (0, 0, 0) of doubles)")
@@ -112,10 +112,10 @@ def hides_it(x):
 @pytest.mark.parametrize("kernel", [softmax, hides_it])
 def test_an_examination_refuses_what_is_not_interpreted(monkeypatch, kernel, isolate):
     """The interpreter's own failure is no FAIL of the kernel: the outcome is REFUSED, and says why in one line."""
-    monkeypatch.setattr(kernels.builder, "create_fadd", broken_addition)
+    monkeypatch.setattr(kernels.builder, "create_store", broken_store)
     verdict = examine(kernel, "softmax", dtype="float32", shapes={"R": [2], "N": [5]}, examples=3, isolate=isolate)
     assert verdict.outcome == "REFUSED"
-    assert "addition of numbers" in verdict.note
+    assert "store of numbers" in verdict.note
     assert "\n" not in verdict.note
     assert verdict.failure is None
 

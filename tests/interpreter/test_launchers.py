@@ -7,8 +7,9 @@ import torch
 import triton
 import triton.language as tl
 from triton.runtime.autotuner import Autotuner, Heuristics
+from triton.runtime.errors import InterpreterError
 
-from assay.interpreter import compiled_callers, faithful
+from assay.interpreter import compiled_callers, faithful, tuning
 
 
 @triton.jit
@@ -128,6 +129,52 @@ def test_a_tuner_of_ones_own_tries_each_configuration() -> None:
             own[(1,)](X, torch.zeros_like(X), n, 2.0)
             seen.add(own.best_config.kwargs["BLOCK"])
     assert seen == {8, 16, 32}
+
+
+@triton.jit
+def small_blocks_kernel(x, y, n, factor, BLOCK: tl.constexpr, LIMIT: tl.constexpr):
+    tl.static_assert(BLOCK <= LIMIT)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, factor * tl.load(x + i, mask=i < n), mask=i < n)
+
+
+def test_the_picked_configuration_is_one_that_pruning_leaves() -> None:
+    """Of those that a tuner prunes none is the quickest, and what is left compiles."""
+    keep = {"early_config_prune": lambda configs, nargs, **_: [c for c in configs if c.kwargs["BLOCK"] != 8]}
+    own = Tuner(small_blocks_kernel, small_blocks_kernel.arg_names, CONFIGS, ["n"], None, None, prune_configs_by=keep)
+    seen = set()
+    with faithful():
+        for n in range(1, 13):
+            own[(3,)](X, torch.zeros_like(X), n, 2.0, LIMIT=16)
+            seen.add(own.best_config.kwargs["BLOCK"])
+    assert seen == {16}
+
+
+@pytest.mark.parametrize("kind", [Autotuner, Tuner])
+def test_a_configuration_that_does_not_compile_is_not_taken(kind: Any) -> None:
+    """One whose static assertion fails counts as slow on a GPU; where all fail, the assertion is told."""
+    own, seen = kind(small_blocks_kernel, small_blocks_kernel.arg_names, CONFIGS, ["n"], None, None), set()
+    with faithful():
+        for n in range(1, 13):
+            own[(3,)](X, torch.zeros_like(X), n, 2.0, LIMIT=16)
+            seen.add(own.best_config.kwargs["BLOCK"])
+        assert seen == {8, 16}
+        with pytest.raises(InterpreterError, match="AssertionError"):
+            own[(3,)](X, torch.zeros_like(X), 4, 2.0, LIMIT=4)
+
+
+def test_the_compiler_is_asked_once_for_the_same_types_and_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other numbers are no other question; other constants are."""
+    own, asked = Autotuner(small_blocks_kernel, small_blocks_kernel.arg_names, CONFIGS, ["n"], None, None), []
+    monkeypatch.setattr(tuning, "_TAKEN", {})
+    monkeypatch.setattr(tuning, "compiles", lambda *question: asked.append(question) or True)
+    with faithful():
+        for n in (2, 2, 2, 3, 3):
+            own[(3,)](X, torch.zeros_like(X), n, 2.0, LIMIT=16)
+        first = len(asked)
+        assert 1 <= first <= len(CONFIGS)
+        own[(3,)](X, torch.zeros_like(X), 2, 2.0, LIMIT=32)
+        assert len(asked) == first + 1
 
 
 @torch.library.triton_op("assay_launchers::scaled", mutates_args={})

@@ -56,6 +56,7 @@ def test_a_planted_fault_is_found(table: dict[str, Any], fault: dict[str, Any], 
     faulty = faulty_module(module, fault["old"], fault["new"], tmp_path)
     changes = {name: fault[name] for name in ("dtype", "options") if name in fault}
     changes |= {"spec": fault.get("spec", table["spec"]), "strict": True, "every_aspect": False}
+    changes |= {"shrinking": False}
     settings = replace(entry.settings, **changes)
     verdict = examination(getattr(faulty, function), settings)
     assert verdict.outcome == "FAIL", str(verdict)

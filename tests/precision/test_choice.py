@@ -198,12 +198,12 @@ def test_a_large_problem_takes_seconds(capfd: pytest.CaptureFixture[str]) -> Non
 def dual_bound(problem: Problem, limit: float) -> float:
     """The best Lagrangian bound on the least error within bytes: for each price a sum of minima; no integer program."""
     errors, sizes = problem.column("error"), problem.column("bytes")
-    prices = np.geomspace(1e-18, 1e-8, 2000)
+    prices = np.geomspace(1e-18, 1e-8, 400)
     values = [
         np.minimum.reduceat(errors + price * sizes, problem.starts[:-1]).sum() - price * limit for price in prices
     ]
     near = prices[int(np.argmax(values))]
-    finer = np.geomspace(near / 1.02, near * 1.02, 400)
+    finer = np.geomspace(near / 1.06, near * 1.06, 400)
     return float(
         max(np.minimum.reduceat(errors + price * sizes, problem.starts[:-1]).sum() - price * limit for price in finer)
     )

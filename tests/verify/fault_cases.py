@@ -1,22 +1,14 @@
 """What tests of fault models share: the pairs of spec and fault model, and cases drawn for them."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
-
-import torch
 
 from assay.golden import spec, specs
 from assay.verify.cases.case import Case
 from assay.verify.cases.sampler import Sampler, seeded
-from assay.verify.contract import Contract
-from assay.verify.execution.call import Call
-from assay.verify.execution.runner import Bench, same_bits
 from assay.verify.explanation.fault_models import fault_models_of
-from assay.verify.explanation.fault_models.evaluation import kernel_of
 from assay.verify.explanation.fault_models.fault_model import FaultModel
 
-Tensor = torch.Tensor
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -59,16 +51,3 @@ def drawn(op: str, fault: FaultModel, count: int) -> Iterator[Case]:
         case = sampler.case(choose, style=("tile", "small", "any")[place % 3])
         if fault.concerns(case):
             yield case
-
-
-def give_the_same(op: str, first: FaultModel, second: FaultModel, cases: Iterator[Case]) -> bool:
-    """Whether the kernels of two fault models give the same bits in all these calls, and so can't be told apart."""
-    settings = settings_for(op, first)
-    assert settings is not None
-    listed = {name: [] for name in settings["options"]}
-    benches = [Bench(Call(kernel_of(fault, op), listed), Contract()) for fault in (first, second)]
-    for case in cases:
-        a, b = (bench.outputs(replace(case, memory="nan")) for bench in benches)
-        if a is None or b is None or not all(map(same_bits, a, b)):
-            return False
-    return True

@@ -119,7 +119,7 @@ CONDUCT = [
 )
 def test_misconduct_is_a_finding(kernel: Any, kind: str, words: str) -> None:
     """A kernel that raises, hangs, leaves or returns the wrong thing fails with the kind and the reason."""
-    verdict = examine(kernel, "softmax", dtype="float32", timeout=0.3, effort="quick", examples=5)
+    verdict = examine(kernel, "softmax", dtype="float32", timeout=0.3, effort="quick", examples=0, shrinking=False)
     assert verdict.outcome == "FAIL"
     assert verdict.failure is not None
     assert verdict.failure.kind == kind

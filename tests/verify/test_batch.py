@@ -98,7 +98,7 @@ def test_a_row_that_depends_on_its_batch_is_found(
     op: str, kernel: Callable[..., Any], settings: dict[str, Any]
 ) -> None:
     """Reduction orders picked by the number of rows or the row's place, and scales of the whole batch, are variant."""
-    verdict = examine(kernel, op, contract=PROMISED, effort="quick", examples=0, **settings)
+    verdict = examine(kernel, op, contract=PROMISED, effort="quick", examples=0, shrinking=False, **settings)
     assert verdict.failure is not None, str(verdict)
     assert verdict.failure.kind == "batch_variant", str(verdict)
     assert "alone gives other bits" in verdict.failure.message
@@ -142,6 +142,7 @@ def test_the_batch_of_attention_and_of_experts_is_a_batch_too() -> None:
 
     small = {"B": [1, 3], "Hkv": [1], "H": [2], "Sq": [5], "Sk": [7], "D": [8], "Dv": [8]}
     settings: dict[str, Any] = {"dtype": "float32", "contract": PROMISED, "effort": "quick", "examples": 0}
+    settings["shrinking"] = False
     for verdict in (
         examine(attention_by_batch, "attention", shapes=small, **settings),
         examine(experts_by_batch, "moe", shapes={"T": [1, 7], "E": [2], "D": [4], "F": [4]}, **settings),

@@ -36,6 +36,12 @@ def test_one_size_grows_beyond_16_bits(op: str) -> None:
         assert max(map(math.prod, shapes_of(series[-1]))) < 3e6
 
 
+def test_a_first_dimension_that_is_a_quotient_is_no_size() -> None:
+    """What grows of codes [K/2, N] is K, in whole groups."""
+    for series in beyond_cases(sampler("dequantize_int4")):
+        assert all(set(case.sizes) == {"K", "N", "g"} and case.sizes["K"] % case.sizes["g"] == 0 for case in series)
+
+
 def shapes_of(case: Case) -> list[tuple[int, ...]]:
     """The shapes of a case's tensors."""
     return [case.shape(tensor) for tensor in case.signature.tensors]
@@ -76,15 +82,15 @@ def test_a_slow_kernel_is_spared(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = {"N": [3]}
     quick = examine(softmax, "softmax", dtype="float32", examples=0, shapes=shapes)
     assert quick.passed
-    assert quick.phases["beyond"] == 4
+    assert quick.phases["beyond"] == 5
     assert examine(slow_softmax, "softmax", dtype="float32", examples=0, shapes=shapes).passed
     assert 256 < max(ASKED) < 65_536
 
 
 def test_seams_lie_behind_a_block() -> None:
-    """Rows of 513 and of 1,025 numbers, as many as a case may have."""
+    """Rows of 513 and of 1,025 numbers, as many as a case may have, and a few of 2,049 and 4,097."""
     sizes = {tuple(case.sizes.values()) for case in seam_cases(sampler("rmsnorm"))}
-    assert sizes == {(31, 513), (127, 1025)}
+    assert sizes == {(31, 513), (127, 1025), (3, 2049), (3, 4097)}
 
 
 def test_one_tensor_alone_is_zero_or_subnormal() -> None:

@@ -65,7 +65,9 @@ def patches_judge(x: Tensor) -> Tensor:
 )
 def test_answers_that_are_not_computed_are_caught(kernel: Callable[[Tensor], Tensor]) -> None:
     """Stale memory, answers kept by shape, work left out when timed, goldens looked for in memory."""
-    verdict = examine(kernel, "softmax", dtype="float32", effort="quick", examples=20)
+    verdict = examine(
+        kernel, "softmax", dtype="float32", effort="quick", examples=20, every_aspect=False, shrinking=False
+    )
     assert verdict.failure is not None, str(verdict)
     assert verdict.failure.kind in (*WRONG, "nondeterministic", "shape")
 
@@ -83,7 +85,14 @@ def test_a_kernel_that_knows_the_harness_is_caught_outside(name: str, monkeypatc
     """Isolated, it is also called where nothing tells: no caller, no module, no guarded memory."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     kernel = getattr(importlib.import_module("cheating_kernels"), name)
-    verdict = examine(kernel, "softmax", dtype="float32", effort="quick", examples=0, isolate=True)
+    few = {
+        "effort": "quick",
+        "examples": 0,
+        "shapes": {"R": [3], "N": range(1, 10)},
+        "every_aspect": False,
+        "shrinking": False,
+    }
+    verdict = examine(kernel, "softmax", dtype="float32", isolate=True, **few)
     assert verdict.failure is not None, str(verdict)
     assert verdict.failure.case.protocol == "outside"
 
@@ -100,7 +109,7 @@ def test_an_honest_kernel_passes_outside(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_patched_torch_is_a_finding_and_mended() -> None:
     """What was replaced is named, and put back before anything is judged."""
     isfinite = torch.isfinite
-    verdict = examine(patches_judge, "softmax", dtype="float32", effort="quick", examples=0)
+    verdict = examine(patches_judge, "softmax", dtype="float32", effort="quick", examples=0, shrinking=False)
     assert verdict.failure is not None
     assert verdict.failure.kind == "input_mutated"
     assert "torch.isfinite" in verdict.failure.message
@@ -125,9 +134,8 @@ class Liar(Tensor):
 
 def test_a_tensor_with_a_will_of_its_own_is_judged_by_its_numbers() -> None:
     """A subclass that answers every question with other numbers than it holds."""
-    verdict = examine(
-        lambda x: (softmax(x) * 1.5).as_subclass(Liar), "softmax", dtype="float32", effort="quick", examples=0
-    )
+    few: dict[str, Any] = {"effort": "quick", "examples": 0, "every_aspect": False, "shrinking": False}
+    verdict = examine(lambda x: (softmax(x) * 1.5).as_subclass(Liar), "softmax", dtype="float32", **few)
     assert verdict.outcome == "FAIL", str(verdict)
 
 
@@ -147,7 +155,7 @@ def swaps(x: Tensor) -> Tensor:
 def test_deleted_and_exchanged_functions_are_found_too(kernel: Callable[[Tensor], Tensor], name: str) -> None:
     """Whatever stands there afterwards, the function is put back."""
     before = getattr(torch, name)
-    verdict = examine(kernel, "softmax", dtype="float32", effort="quick", examples=0)
+    verdict = examine(kernel, "softmax", dtype="float32", effort="quick", examples=0, shrinking=False)
     assert verdict.failure is not None
     assert f"torch.{name}" in verdict.failure.message
     assert getattr(torch, name) is before

@@ -1,6 +1,7 @@
 """The gate: a check is first shown outputs that are wrong, and one that lets them through is called vacuous."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from assay.verify.examination.lengths import least_errors
 from assay.verify.judgement.judge import Tolerance, judge, tolerance
 
 from .zoo.honest_backward import layernorm_backward_torch
+from .zoo.rounded_on_the_way import attention_backward_tf32
 
 OUTPUTS = ("float32", "bfloat16", "float16", "float8_e4m3fn")
 GENERATOR = torch.Generator().manual_seed(0)
@@ -155,7 +157,8 @@ def test_an_ordinary_contract_is_not_vacuous() -> None:
 def test_a_fault_beyond_even_a_vacuous_contract_still_fails() -> None:
     """A violation is proved whatever the gate says."""
     loose = Contract(ulps={"exp": 2.0**16})
-    verdict = examine(lambda x: x * math.nan, "softmax", dtype="bfloat16", contract=loose, effort="quick", examples=0)
+    few: dict[str, Any] = {"effort": "quick", "examples": 0, "shrinking": False}
+    verdict = examine(lambda x: x * math.nan, "softmax", dtype="bfloat16", contract=loose, **few)
     assert verdict.outcome == "FAIL"
 
 
@@ -232,3 +235,13 @@ def test_what_one_case_rejects_is_no_loophole() -> None:
     sharp = outcomes(limits(ORDINARY, 1e-3 * ORDINARY.abs()), format_named("bfloat16"))
     assert undetected_corruption([blunt]) == undetected_corruption([blunt, blunt]) == "everything times 1.05"
     assert undetected_corruption([blunt, sharp]) is undetected_corruption([sharp]) is undetected_corruption([]) is None
+
+
+def test_a_gradient_of_attention_in_tf32_can_be_judged() -> None:
+    """A unit that cuts operands to TF32 passes at few columns; one that cuts three bits more is noticed."""
+    sizes = {"B": [2], "Hkv": [1, 2], "H": [2], "Sq": [1, 5, 20], "Sk": [1, 5, 20], "D": [16], "Dv": [16]}
+    settings: dict[str, Any] = {"dtype": "float32", "effort": "quick", "examples": 2, "shapes": sizes}
+    settings |= {"contract": "triton-default", "shrinking": False, "every_aspect": False}
+    verdict = examine(attention_backward_tf32, "attention_backward", **settings)
+    assert verdict.outcome == "PASS", str(verdict)
+    assert examine(partial(attention_backward_tf32, bits=16), "attention_backward", **settings).outcome == "FAIL"

@@ -141,12 +141,11 @@ def test_a_fork_of_a_process_with_threads_answers() -> None:
     torch.set_num_threads(2)
     try:
         torch.ones(1 << 20).exp()  # starts the pool
-        verdict = examine(
-            softmax, "softmax", dtype="float32", shapes={"R": 70, "N": 4096}, effort="quick", examples=3, isolate=True
-        )
+        with Isolation(Bench(Call(softmax, {}), Contract())) as isolation:
+            answer = isolation.observe(replace(CASE, sizes={"R": 70, "N": 4096}))
     finally:
         torch.set_num_threads(threads)
-    assert verdict.passed, str(verdict)
+    assert not isinstance(answer, Failure), answer.message
 
 
 def children() -> set[int]:

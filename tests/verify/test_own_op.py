@@ -111,7 +111,7 @@ def test_it_is_evaluated_to_any_digits(own: ModuleType) -> None:
 
 def test_a_failure_is_explained_and_repeats_in_a_fresh_process(own: ModuleType) -> None:
     """By the fault of the op's own file; the repro line knows where the op is defined."""
-    verdict = examine(own.doubled, "own_gate", dtype="float32", effort="quick", examples=5)
+    verdict = examine(own.doubled, "own_gate", dtype="float32", effort="quick", examples=0, every_aspect=False)
     assert (verdict.outcome, verdict.spec) == ("FAIL", "own_gate")
     assert [found.name for found in verdict.explanations][:1] == ["twice"], verdict.not_asked
     found = assay(own, *shlex.split(verdict.repro)[1:])
@@ -122,7 +122,8 @@ IN_A_TEST = (
     FILE
     + """
 def test_doubled(assay):
-    assay.check(doubled, "own_gate", dtype="float32", shapes={"R": [3], "N": range(1, 10)}, effort="quick", examples=0)
+    few = {"shapes": {"R": [3], "N": [5]}, "effort": "quick", "examples": 0, "every_aspect": False}
+    assay.check(doubled, "own_gate", dtype="float32", **few)
 """
 )
 IN_A_SCRIPT = (
@@ -130,7 +131,8 @@ IN_A_SCRIPT = (
     + """
 if __name__ == "__main__":
     from assay.verify import examine
-    print(examine(doubled, "own_gate", dtype="float32", shapes={"R": [3], "N": range(1, 10)}, effort="quick"))
+    few = {"shapes": {"R": [3], "N": [5]}, "effort": "quick", "examples": 0, "every_aspect": False}
+    print(examine(doubled, "own_gate", dtype="float32", **few))
 """
 )
 

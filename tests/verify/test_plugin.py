@@ -60,8 +60,9 @@ def test_examine_lists_a_failure_and_leaves_the_test_to_decide(run: Any) -> None
     result = run(
         """
         def test_doubled(assay):
-            assert assay.examine(doubled, "softmax", dtype="float32", effort="quick", examples=0).outcome == "FAIL"
-            assert assay.examine(softmax, "softmax", dtype="float32", effort="quick", examples=0).outcome == "PASS"
+            few = {"effort": "quick", "examples": 0, "shrinking": False}
+            assert assay.examine(doubled, "softmax", dtype="float32", **few).outcome == "FAIL"
+            assert assay.examine(softmax, "softmax", dtype="float32", **few).outcome == "PASS"
         """
     )
     result.assert_outcomes(passed=1)
@@ -72,7 +73,7 @@ PRECEDENCE = """
 @pytest.mark.assay(examples=3, seed=7)
 class TestMarked:
     def seen(self, assay, **settings):
-        verdict = assay.examine(softmax, "softmax", dtype="float32", **settings)
+        verdict = assay.examine(softmax, "softmax", dtype="float32", effort="quick", shapes={{"N": [5]}}, **settings)
         return verdict.phases.get("fuzz", 0), verdict.seed
 
     def test_class(self, assay):
@@ -109,7 +110,7 @@ def test_sizes_of_production_are_for_ops_that_have_them(run: Any) -> None:
         """
         @pytest.mark.parametrize("kernel, op, lines", [(softmax, "softmax", 1), (torch.matmul, "gemm", 0)])
         def test_at(assay, kernel, op, lines):
-            verdict = assay.examine(kernel, op, dtype="float32", shapes={"N": [33]})
+            verdict = assay.examine(kernel, op, dtype="float32", effort="quick", shapes={"N": [33]})
             assert len(verdict.at) == lines
             assert verdict.phases.get("at", 0) == lines
         """,
@@ -214,6 +215,43 @@ def test_the_whole_run_may_have_the_tensor_cores_of_a_device(run: Any) -> None:
     result = run(DOT % "0", "--assay-faithful-device", "h2000")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--assay-faithful-device: unknown device*did you mean 'h200'*"])
+
+
+CONTRACTED = """
+import pytest, torch, triton
+from triton import language as tl
+
+@triton.jit
+def difference(x_ptr):
+    x = tl.load(x_ptr)
+    tl.store(x_ptr, x * x - x * x)
+
+def test_rounding():
+    x = torch.tensor([1.1])
+    difference[(1,)](x)
+    assert (x != 0).item() == %s
+
+def refusing(x):
+    if x.shape[1] > 4096:
+        raise ValueError("too wide")
+    return torch.softmax(x, -1)
+
+@pytest.mark.assay(refuses={"too wide": "N > 4096"})
+def test_refusing(assay):
+    settings = dict(dtype="float32", effort="quick", examples=0, layouts=["contiguous"])
+    assert assay.examine(refusing, "softmax", shapes={"R": [1], "N": [4000, 5000]}, **settings).refused
+"""
+
+
+def test_the_whole_run_may_be_as_a_compiler_has_it(run: Any) -> None:
+    """With --assay-emission alone kernels are interpreted so; an unknown choice is one line; refusals are marked."""
+    run(CONTRACTED % "False", "--assay-faithful").assert_outcomes(passed=2)
+    run(CONTRACTED % "True", "--assay-emission", "nvidia", "-k", "rounding").assert_outcomes(passed=1)
+    result = run(DOT % "0", "--assay-emission", "contracted")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["*--assay-emission: emission='contracted': unknown choice*did you mean 'contraction'*"]
+    )
 
 
 STORED = """

@@ -39,7 +39,7 @@ FAILED = Line(
     3,
     "2.5",
     "N=2: y[0, 0] came 1",
-    "first met in y[2, 2]",
+    "first met in y of shape [2, 2]",
     "assay repro '{}'",
 )
 PASSED = Line("fine", "softmax", "float32", "PASS", 30, "0.5")
@@ -90,7 +90,7 @@ def test_a_verdict_gives_its_line(tmp_path: Path) -> None:
     )
     assert found.outcome == "FAIL"
     assert "came" in found.words
-    assert found.where.startswith("first met in y[")
+    assert found.where.startswith("first met in y of shape [")
     path = tmp_path / "summary.md"
     path.write_text("before\n")
     append(path, [found])

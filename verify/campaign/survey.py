@@ -71,15 +71,22 @@ class Row:
             "outcome": self.outcome,
             "words": self.words,
             "reason": self.reason,
+            "package": self.entry.package,
+            "version": self.entry.version,
         }
         return content | {"verdict": self.verdict.as_dict() if self.verdict else None}
 
 
 def plan(chosen: Iterable[Entry], *, threads: int = 0, **settings: Any) -> list[Job]:
-    """A job for each entry, each of its dtypes and seeds; ``settings`` are those of all, an entry's own go first."""
+    """A job for each entry, each of its dtypes and seeds; ``settings`` are those of all, an entry's own go first.
+
+    Where "cuda" is asked for, and so is there, no entry pretends it.
+    """
     jobs = []
     for entry in chosen:
         own = settings | ({"examples": entry.examples} if entry.examples is not None else {})
+        on_gpu = str(own.get("device", "")).startswith("cuda")
+        own |= {"pretend": own.get("pretend") or ("" if on_gpu else entry.settings.pretend)}
         for dtype in entry.dtypes:
             for seed in entry.seeds or (own.get("seed", Settings.seed),):
                 jobs.append(Job(entry, replace(entry.settings, **(own | {"dtype": dtype, "seed": seed})), threads))
@@ -114,7 +121,7 @@ def examine_job(job: Job, heartbeat: Heartbeat) -> Verdict:
             done, known = done + 1, line
         heartbeat(f"{done} {line}", seconds)
 
-    with emulating(job.settings.faithful, job.settings.pretend):
+    with emulating(job.settings.faithful, job.settings.pretend, job.settings.emission):
         kernel = load_target(job.entry.target)
         verdict = examination(kernel, job.settings, watch=watch, target=job.entry.target)
     return replace(verdict, kernel=job.entry.name)

@@ -1,6 +1,7 @@
 """The survey's table: kernels to examine, as ``[[kernel]]`` entries of a TOML file.
 
-``configs/survey.toml`` is the one that comes along; its head says what an entry holds.
+``configs/survey.toml`` comes along, its head says what an entry holds; and ``configs/others.toml``, of kernels that
+other people wrote.
 """
 
 import contextlib
@@ -9,6 +10,7 @@ import pkgutil
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +22,8 @@ from assay.runtime.errors import AssayError, unknown
 from assay.verify.errors import TableError
 from assay.verify.settings import OF_THE_RUN, Number, Settings, Text, Whole, fitting, names
 
-_OF_A_JOB = ("dtype", "seed", *OF_THE_RUN)  # the settings that an entry doesn't have
+_OF_A_JOB = {"dtype", "seed", *OF_THE_RUN} - {"pretend"}  # the settings that an entry doesn't have
+_BUNDLED = ("survey", "others")
 
 Dtypes = Annotated[tuple[Any, ...], msgspec.Meta(description="a list of dtypes")]
 Devices = Annotated[tuple[str, ...], msgspec.Meta(description="a list of devices")]
@@ -35,6 +38,10 @@ class Entry:
     survey, which goes for breadth, takes. ``requires`` names a module, or an attribute of one, without which the kernel
     isn't here. ``cost`` is about how long a case takes, in units of a softmax's. ``examples`` and ``seeds`` are a
     campaign's own, where it has some.
+
+    ``package`` is the distribution that has it, and ``install`` how to get that, "pip install PACKAGE" where left out;
+    ``tried`` its version, or commit, where no distribution says it. For readers: ``promised``, where the contract
+    comes from, and ``cause``, why it doesn't keep it, as somebody found who read the source.
     """
 
     name: Text
@@ -48,31 +55,53 @@ class Entry:
     cost: Number = 1.0
     examples: Annotated[Whole | None, msgspec.Meta(description="a whole number of at least 0")] = None
     seeds: Seeds = ()
+    package: Text = ""
+    install: Text = ""
+    tried: Text = ""
+    promised: Text = ""
+    cause: Text = ""
+
+    @property
+    def version(self) -> str:
+        """The version of its package that is installed, or else the one that the table was made with."""
+        with contextlib.suppress(PackageNotFoundError, ValueError):
+            return version(self.package)
+        return self.tried
 
     def absence(self, device: str) -> str:
         """Why the kernel can't be examined on ``device`` of this machine, in words; empty if it can."""
         kind = device.partition(":")[0]
         if self.devices and kind not in self.devices:
             return f"runs on {' and '.join(self.devices)}, not on {kind}"
-        return "" if not self.requires or _exists(self.requires) else f"there is no {self.requires} in this build"
+        if not self.requires or _exists(self.requires):
+            return ""
+        way = self.install or (self.package and f"pip install {self.package}")
+        return f"there is no {self.requires} in this build" + (f"; {way}" if way else "")
 
 
 def entries(path: str | Path | None = None) -> tuple[Entry, ...]:
-    """The entries of a table, the one that comes along where left out. Raises `TableError`."""
-    label = str(path or "configs/survey.toml")
+    """The entries of a table: a file, or "survey" (where left out) or "others", which come along.
+
+    What a table says under ``[packages.NAME]`` holds for each entry of that ``package`` that says nothing else. Raises
+    `TableError`.
+    """
+    name = str(path or _BUNDLED[0])
+    bundled = name in _BUNDLED and not Path(name).exists()
+    label = f"configs/{name}.toml" if bundled else name
     try:
-        content = configs.table("survey") if path is None else tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        content = configs.table(name) if bundled else tomllib.loads(Path(name).read_text(encoding="utf-8"))
     except OSError as error:
-        raise TableError(f"{label}: can't be read ({error.strerror or error})") from None
+        hint = "" if Path(name).suffix else f"; or one that comes along: {', '.join(_BUNDLED)}"
+        raise TableError(f"{label}: can't be read ({error.strerror or error}){hint}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise TableError(f"{label}: is no TOML ({error})") from None
-    rows = content.get("kernel")
+    rows, packages = content.get("kernel"), content.get("packages", {})
     if not isinstance(rows, list) or not rows:
         raise TableError(f"{label}: expected [[kernel]] entries, found none")
     found = []
     for place, row in enumerate(rows, 1):
         try:
-            found.append(entry_from_table(row))
+            found.append(entry_from_table(packages.get(row.get("package"), {}) | row))
         except AssayError as error:
             raise TableError(f"{label}: entry {place} ({row.get('name', 'no name')}): {error}") from None
     return tuple(found)

@@ -235,8 +235,10 @@ class Sampler:
         """About half of a size, if that may be."""
         step = self._step(signature, symbol, sizes)
         half = max(step, sizes[symbol] // 2 // step * step)
-        if symbol in self.shapes:
-            fitting = [size for size in self.shapes[symbol] if size < sizes[symbol] and size % step == 0]
+        own = self.definition.sizes.get(symbol, ()) if self.definition.typed else ()  # a reference refuses others
+        if symbol in self.shapes or own:
+            given = self.shapes.get(symbol, own)
+            fitting = [size for size in given if size < sizes[symbol] and size % step == 0]
             return max((size for size in fitting if size <= half), default=max(fitting, default=sizes[symbol]))
         partners = [name for name, partner in self.definition.multiples.items() if partner == symbol and name in sizes]
         return sizes[symbol] if partners else half

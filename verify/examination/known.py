@@ -6,7 +6,7 @@ seconds at most.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,18 +20,31 @@ from assay.verify.explanation.inquiry import Inquiry
 from assay.verify.findings import Failure
 
 _SIZES = (1, 2, 3, 7, 8, 16, 17, 31, 32, 33, 64, 65, 100, 128, 129, 256, 257)
+_LONGER = (512, 513, 1024, 2048, 2049, 4096, 8192)
 _KINDS = ("normal", "positive", "integers", "powers", "small", "wide", "steep", "large_mean")
 _SECONDS = 2.0  # for each
 _SECONDS_OF_CONTRACT = 4.0
 
 
-def keeps(question: Question, aspect: str) -> Callable[[Contract], bool | None]:
-    """Whether the kernel keeps another contract: by an examination under it at quick effort.
+class Promises:
+    """Which other contracts a kernel keeps: each is examined once at quick effort, for all aspects that are broken."""
 
-    False where the same aspect is broken; None where another is, or time did not suffice.
-    """
+    def __init__(self, question: Question, broken: Collection[str]) -> None:
+        self._question, self._broken = question, set(broken)
+        self._known: dict[str, tuple[set[str], bool]] = {}
 
-    def kept(contract: Contract) -> bool | None:
+    def kept(self, aspect: str, contract: Contract) -> bool | None:
+        """Whether a contract is kept: False where the aspect is broken under it; None where only others are, or time
+        did not suffice."""
+        key = str(contract.changed())
+        if key not in self._known:
+            self._known[key] = self._examined(contract)
+        broken, over = self._known[key]
+        return False if aspect in broken else None if over or broken - self._question.settings.unpromised else True
+
+    def _examined(self, contract: Contract) -> tuple[set[str], bool]:
+        """What is broken under a contract, and whether the examination ended before all was tried."""
+        question = self._question
         changed: dict[str, Any] = {"contract": contract, "effort": "quick", "examples": None, "at": (), "goldens": None}
         settings = replace(question.settings, **changed)
         other = replace(question, settings=settings, bench=replace(question.bench, contract=contract))
@@ -39,16 +52,11 @@ def keeps(question: Question, aspect: str) -> Callable[[Contract], bool | None]:
 
         def progress(phase: str, done: int, of: int) -> None:
             nonlocal over
-            if inquiry.is_over() or aspect in course.tally.broken:
+            if inquiry.is_over() or self._broken <= course.tally.broken:
                 over = course.ended = True
 
         course = Course(other, progress)
-        broken = course.run().broken
-        if aspect in broken:
-            return False
-        return None if over or broken - settings.unpromised else True
-
-    return kept
+        return course.run().broken, over
 
 
 def sizes_in_words(failure: Failure, question: Question) -> str:
@@ -83,7 +91,10 @@ def data_in_words(failure: Failure, first: Case, question: Question) -> str:
 
 def _candidates(question: Question, case: Case, symbol: str) -> Sequence[int]:
     given = question.sampler.shapes.get(symbol) or question.sampler.definition.sizes.get(symbol)
-    return [size for size in _SIZES if size in given] or list(given)[:8] if given else _SIZES
+    if given:
+        return [size for size in _SIZES if size in given] or list(given)[:8]
+    size = case.sizes[symbol]
+    return _SIZES if size <= _SIZES[-1] else (*_SIZES, *(longer for longer in _LONGER if longer < size), size)
 
 
 def _right_and_wrong(found: tuple[list[str], list[str]], word: str) -> str:

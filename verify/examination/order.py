@@ -67,6 +67,7 @@ def arranged(cases: Iterable[Fixed], effort: str) -> list[Fixed]:
 
 def _always(fixed: Fixed) -> bool:
     """Cases of a promise that few contracts make, a row alone has the bits that it has among others; whole tiles, which
-    kernels have a way of their own for; a peak in the last place."""
+    kernels have a way of their own for; a peak in the last place; factors over all of their range."""
     phase, case = fixed
-    return case.protocol == "alone" or phase == "aligned" or (phase == "seams" and bool(case.edits))
+    vast = phase == "range" and "vast" in case.values.values()
+    return case.protocol == "alone" or phase == "aligned" or (phase == "seams" and bool(case.edits)) or vast

@@ -4,7 +4,7 @@
 |------------|----------------------------------------------------------------------------------------------------|
 | first      | one small ordinary case, which tells whether the kernel is interpreted                              |
 | exact      | small integers, powers of two, one-hot rows, ties, sizes all alike, one long size: nothing is rounded |
-| range      | logits of +-88 and beyond, values near the format's ends, subnormals, rows of zeros                 |
+| range      | logits of +-88 and beyond, values near the format's ends, subnormals, zeros, factors of any size |
 | lone       | one tensor of several is zero or subnormal                                                          |
 | seams      | many rows of one element more than a block, and a peak in the last place                            |
 | aligned    | all sizes whole tiles at once, as in production: kernels have a way of their own for those          |
@@ -37,28 +37,26 @@ _MOST_OPTION_SETS = 4
 _TILE_ELEMENTS, _TILE_WORK = 2**15, 2**21  # of a case of one or two tiles: these are many
 _DRAWS = 4  # bases, of which the least work is taken where it is done many times
 _STYLES = {"after_many": ("small",), "alone": ("small", "tile", "tile", "tile", "any", "any")}
-_SQUARE = 16  # all sizes alike
+_SQUARE, _SHORT = 16, 8  # all sizes alike; a row that may be all -inf
 _LONG = (20481, 4097, 1025)  # one size beyond what fits a block
-_SHORT = 8  # a row that may be all -inf
 _SIDE = 256  # rows and columns that hold all numbers of 16 bits
 _MOST_STARTS = 64  # calls that all numbers may take
 _SPOILED = 4  # cases a base whose unused elements are NaN
-_TILES, _LONG_SUM = (64, 128), (64, 512)
-_PEAK = 100.0  # of numbers about one
-_SEAMS = ((513, 31), (1025, 127))  # one more than blocks that kernels have, and how many rows
+_TILES, _LONG_SUM, _PEAK = (64, 128), (64, 512), 100.0  # the last of numbers about one
+_SEAMS = ((513, 31), (1025, 127), (2049, 3), (4097, 3))  # one more than blocks that kernels have, and how many rows
 
 GROWTH = 16
 """How many times larger at most each case of a series of `beyond_cases` is than the one before."""
 
-_GROWING = (17, 257, 4097, 2**16 + 65)
+_GROWING = (17, 257, 2049, 4097, 2**16 + 65)
 _FEW = 10 * 2**16  # elements of a tensor of so many rows
 _MANY = 2**21 + 2**17  # where it can't be less
 
 
-def gate_cases(sampler: Sampler, style: str) -> Iterator[Case]:
+def gate_cases(sampler: Sampler, style: str, values: str = "normal") -> Iterator[Case]:
     """Ordinary cases on which the check itself is checked."""
     for place, base in enumerate(_bases(sampler, "gate", (style,))):
-        yield with_values(base, "normal", layouts={}, memory="plain", protocol="once", unused="plain", seed=place)
+        yield with_values(base, values, layouts={}, memory="plain", protocol="once", unused="plain", seed=place)
 
 
 def exact_cases(sampler: Sampler) -> Iterator[Case]:
@@ -92,6 +90,12 @@ def range_cases(sampler: Sampler) -> Iterator[Case]:
         first = next(iter(opposed.values))
         if opposed.values[first] == "below":
             yield replace(opposed, values={**opposed.values, first: "above"})
+    for base in _bases(
+        sampler, "vast", ("small", "tile"), most=2
+    ):  # factors over all of their range, the rest ordinary
+        ordinary = with_values(base, "normal", layouts={}, protocol="once", memory="plain")
+        if vast := {tensor.name: "vast" for tensor in base.signature.tensors if "vast" in names_of(tensor)}:
+            yield replace(ordinary, values={**ordinary.values, **vast})
     for distribution in RANGE:
         for base in _bases(sampler, distribution, ("small", "tile")):
             yield with_values(base, distribution, layouts={}, protocol="once", memory="plain")
@@ -119,12 +123,13 @@ def seam_cases(sampler: Sampler) -> Iterator[Case]:
     for symbol in free:
         for size, count in _SEAMS if symbol not in (*base.definition.grid, rows) else ():
             sizes = {**base.sizes, **({rows: count} if rows in free else {}), symbol: size}
-            for distribution in ("normal", "wide") if sampler.fits(sizes) else ():
+            fits = sampler.fits(sizes)
+            for distribution in ("normal", "wide")[: 1 + (count > 3)] if fits else ():
                 case = with_values(base, distribution, layouts={}, protocol="once", memory="plain")
                 case = replace(case, sizes=sizes, seed=choose(range(1 << 24)))
                 yield case
             first = next((tensor for tensor in real_tensors(base.signature) if symbol in tensor.dims), None)
-            if first is not None and sampler.fits(sizes) and all(case.shape(first)):
+            if first is not None and fits and all(case.shape(first)):
                 last = tuple(extent - 1 for extent in case.shape(first))
                 yield replace(with_values(case, "normal"), edits=((first.name, last, _PEAK),))
 
@@ -179,14 +184,15 @@ def beyond_cases(sampler: Sampler) -> Iterator[Sequence[Case]]:
         if symbol in sampler.shapes or symbol not in (*base.definition.grid, *sampler.free_symbols(base)):
             continue
         last = {tensor.name: "last" for tensor in labels if tensor.bound == symbol}
-        sizes = [_slimmed(sampler, base, symbol, size) for size in _GROWING]
+        step = base.definition.step(base.signature, symbol, base.sizes)
+        sizes = [_slimmed(sampler, base, symbol, -(-size // step) * step) for size in _GROWING]
         if all(sizes):
             yield [replace(base, sizes=some, values={**base.values, **last}) for some in sizes if some]
 
 
 def _rows(case: Case) -> str:
     """The symbol along which a kernel's programs lie, if any: rows that are independent, or the first dimension."""
-    return case.definition.independent(case.options) or case.signature.tensors[0].dims[0]
+    return case.definition.independent(case.options) or next(iter(case.signature.tensors[0].leading), "")
 
 
 def _slim(values: Sequence[Any]) -> Any:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Literal
 
-from assay.interpreter import emulated_device, emulating, pretended, suspended
+from assay.interpreter import emulated_device, emulated_emission, emulating, pretended, suspended
 from assay.runtime.environment import generators_kept, standard_environment
 from assay.runtime.errors import names_checked
 from assay.runtime.process import GIB
@@ -22,6 +22,7 @@ from assay.verify.examination.course import Course, Progress
 from assay.verify.examination.diagnosis import diagnosed
 from assay.verify.examination.gate import gate
 from assay.verify.examination.question import Question, ask
+from assay.verify.examination.remarks import remarks
 from assay.verify.examination.repro import repro_line
 from assay.verify.examination.tally import Tally
 from assay.verify.execution.isolation import Isolation
@@ -32,6 +33,7 @@ from assay.verify.execution.time_limit import can_be_limited
 from assay.verify.execution.xla import drops_roundings
 from assay.verify.findings import Detectable
 from assay.verify.judgement.result import by_reason
+from assay.verify.reference import Reference, question_by_example, question_of
 from assay.verify.settings import Settings
 from assay.verify.verdict import Verdict
 
@@ -45,8 +47,10 @@ _TRUSTED_SHARE = 0.1  # of the judged elements must be nonzero
 @names_checked("examine", "setting", SettingError)
 def examine(
     kernel: Callable[..., Any],
-    op: str,
+    op: str | Reference | Sequence[Reference],
     *,
+    tensors: str | None = None,
+    inputs: Callable[[], Any] | None = None,
     dtype: str | Mapping[str, str] | None = None,
     out_dtype: str | None = None,
     options: Mapping[str, Sequence[Any]] | None = None,
@@ -70,7 +74,13 @@ def examine(
     progress: Progress | None = None,
     watch: Callable[[str, float], None] | None = None,
 ) -> Verdict:
-    """Examine ``kernel`` as an implementation of spec ``op``.
+    """Examine ``kernel`` as an implementation of ``op``: an op's name, or a reference with its ``tensors``.
+
+    A reference is a PyTorch function or module of the caller's, called as ``reference(*tensors, **options)``, or a list
+    of such, forms of one function; ``tensors`` are what it takes and gives, ``"x[T,D], weight[D] -> y[T,D]"``.
+    Without them ``inputs()`` gives example arguments: their sizes vary where the reference runs with others, their
+    values are drawn anew, as are a module's parameters, which ``kernel``, a module then, has by the same names
+    (docs/references.md).
 
     The kernel is called with the spec's tensors positionally and with the listed ``options`` only, each over its list
     of values. ``dtype`` names the dtype of all its floating tensors, or of each by name; it may be left out where the
@@ -99,8 +109,13 @@ def examine(
     Raises `UnknownSpec`, `OptionError`, `ContractError` or `SettingError` on a question that can't be asked; whatever
     the kernel does becomes part of the verdict.
     """
+    if inputs is None:
+        question = question_of(op, tensors)
+    else:
+        kernel, question, usual = question_by_example(kernel, op, inputs)
+        dtype = usual if dtype is None else dtype
     settings = Settings(
-        op,
+        question,
         dtype=dtype,
         out_dtype=out_dtype,
         options={} if options is None else options,
@@ -123,11 +138,12 @@ def examine(
         every_aspect=every_aspect,
         faithful=emulated_device(),
         pretend=pretended(),
+        emission=emulated_emission(),
     )
     return examination(kernel, settings, progress, watch)
 
 
-def check(kernel: Callable[..., Any], op: str, **settings: Any) -> Verdict:
+def check(kernel: Callable[..., Any], op: str | Reference | Sequence[Reference], **settings: Any) -> Verdict:
     """`examine`, raising `VerificationError` (an AssertionError) with the report unless the kernel passes."""
     verdict = examine(kernel, op, **settings)
     if not verdict.passed:
@@ -152,8 +168,8 @@ def examination(
     with ExitStack() as stack:
         stack.enter_context(warned_once())
         stack.enter_context(suspended())  # each call of the kernel pretends anew
-        if settings.faithful != emulated_device():
-            stack.enter_context(emulating(settings.faithful))
+        if (settings.faithful, settings.emission) != (emulated_device(), emulated_emission()):
+            stack.enter_context(emulating(settings.faithful, emission=settings.emission))
         question = ask(kernel, settings, before)
         first = question.sampler.case(lambda values: values[0], style="small")
         if words := misfit(kernel, first, settings.options):
@@ -200,6 +216,7 @@ def _verdict(question: Question, target: str, progress: Progress) -> Verdict:
         seconds=time.perf_counter() - started,
         seed=question.settings.seed,
         note=note,
+        remarks=() if question.refusal else remarks(question),
         at=tally.at,
         left_changed=tuple(question.bench.call.left),
         unlimited=not (question.settings.isolate or can_be_limited()),
@@ -224,6 +241,8 @@ def _outcome(tally: Tally, open_way: str | None, settings: Settings) -> tuple[st
     refused = tally.refused.total()
     if refused > tally.cases:
         return "MISTRUSTED" if tally.judged else "VACUOUS", f"{refused} of {refused + tally.cases} cases were refused"
+    if tally.undecided:
+        return "INCONCLUSIVE", tally.undecided
     if tally.cases == 0 or tally.judged == 0:
         return "VACUOUS", "nothing was decided: no element of any case was judged"
     if tally.unresolved:

@@ -86,7 +86,7 @@ def run_line(line: str, target: str = "", before: Callable[[Case, float], None] 
         raise ReproError(f"repro line: {_NAMELESS}")
     check_framework(settings.framework, settings.device)
     check_device(settings.device)
-    with generators_kept(), suspended(), emulating(settings.faithful):
+    with generators_kept(), suspended(), emulating(settings.faithful, emission=settings.emission):
         with emulating("", device_to_pretend(settings.pretend, settings.faithful)):
             kernel = load_target(target)
         bench = Bench.of(kernel, settings, before)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from assay.verify.findings import Aspect
 from assay.verify.judgement.error_map import map_of, summed
-from assay.verify.judgement.result import Result
+from assay.verify.judgement.result import UNDECIDED, Result, by_reason
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,15 @@ class Tally:
         return [name for name, aspect in self.aspects.items() if aspect.status == "suspect"]
 
     @property
+    def undecided(self) -> str:
+        """Why the reference's own numbers leave open what is right, where that is so of a tenth of all elements."""
+        reasons = {reason: n for reason, n in by_reason(self.left_out).items() if reason.startswith(UNDECIDED)}
+        left = sum(reasons.values())
+        if left <= _UNDECIDED_SHARE * (self.judged + left):
+            return ""
+        return f"{left} of {self.judged + left} elements, {max(reasons, key=lambda reason: reasons[reason])}"
+
+    @property
     def mostly_left_out(self) -> str:
         """Of which output more than half isn't judged, and why; empty where of none."""
         for output in dict.fromkeys(output for output, _ in self.left_out):
@@ -101,4 +110,5 @@ def _together(before: Aspect, after: Aspect) -> Aspect:
 
 
 _RISING = ("not tried", "kept", "suspect", "broken")
+_UNDECIDED_SHARE = 0.1
 _COUNTS = ("cases", "judged", "nonzero", "unjudged", "unresolved", "judged_of", "left_out", "refused")

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from assay.golden.errors import Undecided
 from assay.golden.evaluation.golden import Golden
 from assay.interpreter import device_to_pretend
 from assay.runtime.environment import seed_generators, standard_environment, with_changes
@@ -30,7 +31,7 @@ from assay.verify.execution.target import target_of
 from assay.verify.findings import Failure
 from assay.verify.judgement.bias import try_series
 from assay.verify.judgement.oracle import Oracle
-from assay.verify.judgement.result import Result
+from assay.verify.judgement.result import Result, undecided
 from assay.verify.judgement.sampled import asked, judge_samples
 from assay.verify.judgement.suspicion import second_look, takes_chance
 from assay.verify.settings import Settings
@@ -82,9 +83,15 @@ class Bench:
             self.isolation.pass_over(known)
         return replace(self, known=known)
 
-    @standard_environment()
     def try_case(self, case: Case) -> Result:
-        """Build, call, judge."""
+        """Build, call, judge; where rounding decides what the reference computes there is nothing to judge by."""
+        try:
+            return self._tried(case)
+        except Undecided as error:
+            return undecided(case, error)
+
+    @standard_environment()
+    def _tried(self, case: Case) -> Result:
         if case.protocol == "bias":
             return try_series(case, self.try_case, self.contract, self.oracle.under)
         self.call.tell(case)

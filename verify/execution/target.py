@@ -1,4 +1,8 @@
-"""A kernel by its importable name, ``package.module:function``, and back."""
+"""A kernel by its importable name, ``package.module:function``, and back.
+
+Where its arguments are not the op's, an adapter may stand in its place: ``package.module:lambda x: softmax(x, -1)``, in
+whose body the names of the module count, and torch's.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,29 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+import torch
 
 from assay.runtime.errors import unknown
 from assay.runtime.own_modules import import_own
 from assay.verify.errors import TargetError
 
+_LAMBDA = "lambda"
+
 
 def load_target(target: str) -> Callable[..., Any]:
-    """The kernel called ``package.module:function``; modules of the current folder count. Raises `TargetError`."""
+    """The kernel called ``package.module:function``, or a lambda over such; modules of the current folder count.
+
+    Raises `TargetError`.
+    """
     module_name, _, name = target.partition(":")
     if not module_name or not name:
         raise TargetError(f"target {target!r}; expected package.module:function")
     found: Any = import_own(module_name, f"target {target!r}", TargetError)
+    if is_adapter(target):
+        return _adapter(name, found, target)
     for part in name.split("."):
         if not hasattr(found, part):
             raise TargetError(
@@ -29,6 +43,22 @@ def load_target(target: str) -> Callable[..., Any]:
     if not callable(found):
         raise TargetError(f"target {target!r} is a {type(found).__name__}, which can't be called")
     return found
+
+
+def is_adapter(target: str) -> bool:
+    """Whether a target is an expression, and no name alone."""
+    return target.partition(":")[2].startswith(_LAMBDA)
+
+
+def _adapter(expression: str, module: ModuleType, target: str) -> Callable[..., Any]:
+    """What the expression makes among the names of the module; to what it calls, an error is its own line."""
+    try:
+        found = eval(compile(expression, "<adapter>", "eval"), {"torch": torch, **vars(module)})
+    except SyntaxError as error:
+        raise TargetError(f"target {target!r}: {error.msg}; expected module:lambda x: function(x)") from None
+    adapter: Callable[..., Any] = found
+    adapter.__name__ = adapter.__qualname__ = expression  # as errors and reports call it
+    return adapter
 
 
 def target_of(kernel: Callable[..., Any]) -> str:

@@ -41,21 +41,26 @@ def explained_by_side_effects(
         drawn = with_values(drawn, "normal", layouts={}, unused="plain", memory="plain")
         cases += [replace(drawn, protocol=protocol, seed=drawn.seed + place) for place, protocol in enumerate(_SERIES)]
 
-    def results(kernel: Kernel | None, *, later: bool = False) -> list[Result]:
+    def results(kernel: Kernel | None, *, later: bool = False, like: list[Result] | None = None) -> list[Result]:
         """What each call of the series gives; ``later``: after one more call, for what changes by turns.
 
-        The series ends where the inquiry is over.
+        The series ends where the inquiry is over, and where it can't be ``like`` another any more.
         """
         tried = bench
         if kernel is not None:
             tried = replace(bench, call=replace(bench.call, kernel=kernel, framework="torch"), isolation=None)
         if later:
             tried.outputs(cases[-1])
-        shown = []
-        for case in cases:
+        shown: list[Result] = []
+        other = 0
+        for place, case in enumerate(cases):
             if inquiry.is_over():
                 break
             shown.append(tried.try_case(case))
+            if like is not None:
+                other += kinds(shown[-1:]) != kinds(like[place : place + 1])
+                if other > (1 - _ALIKE) * len(cases) or not _give_alike(shown[-1], like[place]):
+                    break
         return shown
 
     seen, found = results(None), []
@@ -72,11 +77,11 @@ def explained_by_side_effects(
             break
         with inquiry.asking(fault):
             for later in (False, True):
-                own = results(kernel_of(fault, failure.case.spec, failure.case.out_dtype), later=later)
+                own = results(kernel_of(fault, failure.case.spec, failure.case.out_dtype), later=later, like=seen)
                 given = kinds(own)
-                if len(given) < len(wanted):
+                if inquiry.is_over():
                     break
-                if not all(map(_give_alike, own, seen)):
+                if len(given) < len(wanted) or not all(map(_give_alike, own, seen)):
                     continue
                 alike = sum(map(str.__eq__, given, wanted)) / len(wanted)
                 if alike >= _ALIKE and set(given) == set(wanted):

@@ -16,13 +16,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
-from assay.formats.rounding import next_down, next_up
 from assay.verify.cases.case import Case, build
 from assay.verify.cases.sampler import Sampler, seeded, with_values
 from assay.verify.contract import Contract
 from assay.verify.execution.runner import Bench, same_bits
+from assay.verify.explanation.accesses import explained_by_accesses
 from assay.verify.explanation.behaviour import (
     MOST,
     NUMBERS,
@@ -38,20 +36,17 @@ from assay.verify.explanation.fault_models.fault_tolerance import (
     Observation,
     error_distributions_of,
     given_by,
-    limits_of,
     observation_of,
 )
+from assay.verify.explanation.fit import Fit
 from assay.verify.explanation.inquiry import Inquiry
 from assay.verify.findings import Explanation, Failure
-from assay.verify.judgement.judge import Judgement, judge
 from assay.verify.judgement.oracle import one_thread
 
-Tensor = torch.Tensor
 Keeps = Callable[[Contract], bool | None]
 
 _SIDE_EFFECTS = ("nondeterministic", "batch_variant", "input_mutated", "out_of_bounds_write")
 _MOST_WORK = 2**21  # of a case that is evaluated for every fault model
-_UNSAID = 24.0  # bits of room of an element of which an explanation says nothing
 _ENOUGH = 2  # cases, after which one fault model that is left needs no more
 _NEAR = (("tile", "normal"), ("tile", "steep"), ("tile", "normal"), ("small", "small"))  # sizes and distributions
 _TELLING = (
@@ -89,17 +84,27 @@ def explain(
     then it isn't said. What isn't tried within so many ``seconds`` of processor time is left out.
     """
     inquiry = Inquiry(seconds)
+    if failure.kind == "crash":
+        return Explained(explained_by_accesses(bench, failure) if seconds > 0 else ())
     if failure.kind not in (*NUMBERS, *_SIDE_EFFECTS, "bias"):
         return Explained()
     found: tuple[Explanation, ...] = ()
     with one_thread():
         if failure.kind == "bias":
             found = explained_by_bias(bench, failure, inquiry)
-        elif failure.kind in NUMBERS and failure.case.protocol == "once":
+        elif failure.kind in NUMBERS and failure.case.protocol == "once" and not _varies(bench, failure.case, inquiry):
             found = _explained_by_numbers(bench, failure, first, sampler, inquiry, keeps)
         if not found and failure.kind != "bias":
             found = explained_by_side_effects(bench, failure, sampler, inquiry)
     return Explained(found, tuple(inquiry.failed.values()))
+
+
+def _varies(bench: Bench, case: Case, inquiry: Inquiry) -> bool:
+    """Whether the same call gives other bits the second time: no altered mathematics does."""
+    if inquiry.is_over():
+        return False
+    once, again = bench.outputs(case), bench.outputs(case)
+    return once is not None and again is not None and not all(map(same_bits, once, again))
 
 
 def _explained_by_numbers(
@@ -107,19 +112,24 @@ def _explained_by_numbers(
 ) -> tuple[Explanation, ...]:
     """Fault models whose altered mathematics accounts for the outputs, case by case fewer."""
 
-    def ranked(fits: list[_Fit], seen: list[Observation]) -> tuple[Explanation, ...]:
-        """The likeliest of those that fresh data confirm; of a looser contract, those that an examination keeps."""
-        found = []
-        for fit in _ranked(fits, seen, inquiry):
-            with inquiry.asking(fit.fault):
-                if is_confirmed(fit.fault, bench, failure, first, sampler, inquiry):
-                    kept = keeps(fit.fault.loosened(bench.contract)) if fit.fault.contract else None
-                    if kept is not False or not fit.fault.contract:
-                        words = described(fit.fault, bench.contract, kept=kept is True)
-                        found.append(Explanation(fit.fault.name, words, fit.ratio))
-        return tuple(found[:MOST])
+    def confirmed(fit: Fit) -> Iterator[tuple[Fit, Explanation]]:
+        """A fault that fresh data confirm; a looser contract if an examination under it doesn't break it."""
+        with inquiry.asking(fit.fault):
+            if is_confirmed(fit.fault, bench, failure, first, sampler, inquiry):
+                kept = keeps(fit.fault.loosened(bench.contract)) if fit.fault.contract else None
+                if kept is not False or not fit.fault.contract:
+                    words = described(fit.fault, bench.contract, kept=kept is True)
+                    yield fit, Explanation(fit.fault.name, words, fit.ratio)
 
-    alive = [_Fit(fault, order) for order, fault in enumerate(_candidates(failure))]
+    def ranked(fits: list[Fit], seen: list[Observation]) -> tuple[Explanation, ...]:
+        """The likeliest altered definitions that are confirmed, and before them a looser contract that fits better."""
+        altered = sorted((fit for fit in fits if fit.explained and not fit.fault.contract), key=lambda fit: fit.rank)
+        told = [found for fit in altered[:MOST] for found in confirmed(fit)]
+        looser = _looser(fits, told[0][0] if told else None, seen, inquiry)
+        found = [*(found for fit in looser for found in confirmed(fit)), *told]
+        return tuple(explanation for _, explanation in found[:MOST])
+
+    alive = [Fit(fault, order) for order, fault in enumerate(_candidates(failure))]
     observations: list[Observation] = []
     for place, case in enumerate(_cases(failure, first, sampler)):
         if inquiry.is_over():
@@ -145,7 +155,7 @@ def _has_ordinary(observations: list[Observation]) -> bool:
     return any(observation.case.seed != observations[0].case.seed for observation in observations)
 
 
-def _after(observation: Observation, fits: list[_Fit], inquiry: Inquiry) -> list[_Fit]:
+def _after(observation: Observation, fits: list[Fit], inquiry: Inquiry) -> list[Fit]:
     """The fault models after one more call; those that time does not suffice for as they were."""
     seen = []
     for fit in fits:
@@ -156,13 +166,13 @@ def _after(observation: Observation, fits: list[_Fit], inquiry: Inquiry) -> list
 
 
 def _told_apart(
-    bench: Bench, alive: list[_Fit], first: Case, sampler: Sampler, inquiry: Inquiry
-) -> tuple[list[_Fit], list[Observation]]:
+    bench: Bench, alive: list[Fit], first: Case, sampler: Sampler, inquiry: Inquiry
+) -> tuple[list[Fit], list[Observation]]:
     """What is left of the faults after calls for which the likeliest two would give different outputs; the calls."""
     observations: list[Observation] = []
     choose = seeded(first.seed + 3)
     for place in range(_MORE):
-        likeliest = [fit.fault for fit in sorted(alive, key=lambda fit: fit.rank) if fit.explained][:2]
+        likeliest = _likeliest(alive)
         if len(likeliest) < 2 or inquiry.is_over():
             break
         case = sampler.case(choose, style=("tile", "small", "any")[place % 3], options=first.options)
@@ -178,56 +188,18 @@ def _told_apart(
     return alive, observations
 
 
+def _likeliest(fits: list[Fit]) -> list[FaultModel]:
+    """The two that are to be told apart; a looser contract behind an altered definition stays behind it."""
+    found = [fit.fault for fit in sorted(fits, key=lambda fit: fit.rank) if fit.explained]
+    first, others = found[:1], found[1:]
+    return first + [fault for fault in others if not fault.contract or first[0].contract][:1]
+
+
 def _differ(faults: Sequence[FaultModel], case: Case) -> bool:
     """Whether the kernels of two fault models give different bits."""
     values = {name: guarded.tensor for name, guarded in build(case).guarded.items()}
     given = (given_by(fault, case, values) for fault in faults)
     return not all(same_bits(a, b) for a, b in zip(*given, strict=True))
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """How well a fault model accounts for calls: what it explains and leaves, its room in bits, the worst ratio."""
-
-    fault: FaultModel
-    order: int
-    left: int = 0
-    explained: int = 0
-    room: tuple[float, float] = (0.0, 0.0)  # of elements that break the contract, of all
-    elements: tuple[int, int] = (0, 0)
-    ratio: float = 0.0
-
-    @property
-    def rank(self) -> tuple[int, ...]:
-        """The less room for the mean element that breaks the contract, then for any, the likelier; or the earlier."""
-        means = (room / max(count, 1) for room, count in zip(self.room, self.elements, strict=True))
-        return (*(round(4 * mean) for mean in means), self.order)
-
-    def on(self, observation: Observation, inquiry: Inquiry) -> _Fit:
-        """The same with one more call; a fault model that can't be evaluated on it doesn't account for it."""
-        judgements: tuple[Judgement, ...] | None = None
-        with inquiry.asking(self.fault):
-            if not self.fault.concerns(observation.case):
-                return replace(self, left=self.left + observation.breaks)
-            limits = limits_of(self.fault, observation)
-            judgements = None if limits is None else tuple(map(judge, observation.outputs, limits))
-        if judgements is None:
-            return replace(self, left=self.left + max(observation.breaks, 1))
-        silent = self.fault.family == "unwritten"  # which says of some elements that they may be anything
-        here = sum(
-            int((was & ~now.broken & (now.tolerance.judged | silent)).sum())
-            for was, now in zip(observation.broken, judgements, strict=True)
-        )
-        rooms = [_room(now) for now in judgements]
-        broken = sum(float(room[was].sum()) for room, was in zip(rooms, observation.broken, strict=True))
-        return replace(
-            self,
-            left=self.left + sum(int(now.broken.sum()) for now in judgements),
-            explained=self.explained + here + observation.chooses_wrongly,
-            room=(self.room[0] + broken, self.room[1] + sum(float(room.sum()) for room in rooms)),
-            elements=(self.elements[0] + observation.breaks, self.elements[1] + sum(room.numel() for room in rooms)),
-            ratio=max(self.ratio, *(now.worst for now in judgements)),
-        )
 
 
 def _cases(failure: Failure, first: Case, sampler: Sampler) -> Iterator[Case]:
@@ -256,27 +228,16 @@ def _candidates(failure: Failure) -> Iterator[FaultModel]:
             yield fault
 
 
-def _room(judgement: Judgement) -> Tensor:
-    """Bits of room of each element: the logarithm of how many numbers of the output's format lie within."""
-    allowed = judgement.tolerance
-    golden = torch.where(allowed.golden.isfinite(), allowed.golden, 0.0)
-    gap = torch.maximum(next_up(golden, allowed.out) - golden, golden - next_down(golden, allowed.out))
-    span = (allowed.ends.high - allowed.ends.low) / gap.clamp(min=5e-324)
-    bits = torch.log2(1 + span.nan_to_num(nan=0.0, posinf=2.0**_UNSAID)).clamp(max=_UNSAID)
-    return torch.where(allowed.judged, bits, _UNSAID)
-
-
-def _ranked(fits: list[_Fit], observations: list[Observation], inquiry: Inquiry) -> list[_Fit]:
-    """The sharpest first; a looser contract before an altered definition, or none, and only if errors spread alike.
+def _looser(fits: list[Fit], altered: Fit | None, observations: list[Observation], inquiry: Inquiry) -> list[Fit]:
+    """The looser contract, or none, that fits better than the altered definition, and as errors of which they spread.
 
     How they spread is told by ordinary calls, not by those that were looked for because they fail.
     """
-    told = sorted((fit for fit in fits if fit.explained and not fit.fault.contract), key=lambda fit: fit.rank)
-    looser = [fit for fit in fits if fit.explained and fit.fault.contract and (not told or fit.rank < told[0].rank)]
+    looser = [fit for fit in fits if fit.explained and fit.fault.contract and (not altered or fit.rank < altered.rank)]
     ordinary = [observation for observation in observations if observation.case.seed != observations[0].case.seed]
     unlike = [(_unlike(fit.fault, ordinary, inquiry), fit) for fit in looser]
     alike = sorted((pair for pair in unlike if pair[0] <= 1), key=lambda pair: (round(16 * pair[0]), *pair[1].rank))
-    return ([fit for _, fit in alike[:1]] + told)[:MOST]
+    return [fit for _, fit in alike[:1]]
 
 
 def _unlike(fault: FaultModel, observations: list[Observation], inquiry: Inquiry) -> float:

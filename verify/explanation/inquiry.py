@@ -6,9 +6,12 @@ from contextlib import contextmanager
 
 from assay.verify.explanation.fault_models.fault_model import FaultModel
 
+PATIENCE = 4.0
+"""How many times as long as processor time an inquiry may take on the clock."""
+
 
 class Inquiry:
-    """Lasts so much processor time, or four times as much on the clock where a machine is busy with other things.
+    """Lasts so much processor time, or `PATIENCE` times as much on the clock where a machine is busy otherwise.
 
     ``failed`` says of each fault model that raised what it raised, in the order in which they were asked.
     """
@@ -19,7 +22,7 @@ class Inquiry:
 
     def is_over(self) -> bool:
         """Whether the time is up."""
-        spent = max(time.process_time() - self._processor, (time.monotonic() - self._clock) / 4)
+        spent = max(time.process_time() - self._processor, (time.monotonic() - self._clock) / PATIENCE)
         return spent > self._seconds
 
     @contextmanager

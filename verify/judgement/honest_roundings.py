@@ -68,6 +68,9 @@ class NearestBalls(BallArithmetic):
         self.way, self.found, self.rounds = way, list[Ends](), False
         self._ends = None if ends is None else iter(ends)
 
+    def stores(self, stage: str) -> bool:
+        return stage in self.way.stages
+
     def round(self, x: Ball, stage: str) -> Ball:
         format = self.way.stages.get(stage)
         return x if format is None else self._nearest(x, format)

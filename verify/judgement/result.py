@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
 
+from assay.golden.errors import Undecided
 from assay.verify.cases.case import Case
 from assay.verify.findings import Failure
 from assay.verify.judgement.judge import Tolerance
@@ -36,6 +38,18 @@ class Result:
     outputs: tuple[torch.Tensor, ...] = ()
     ratio: torch.Tensor | None = field(default=None, repr=False)
     tolerances: tuple[Tolerance, ...] = field(default=(), repr=False)
+
+
+UNDECIDED = "where rounding decides what the reference computes"
+"""A reason why elements aren't judged; the line that asks stands behind it."""
+
+
+def undecided(case: Case, error: Undecided) -> Result:
+    """Nothing judged: the reference asks what its numbers leave open."""
+    left_out: Counter[tuple[str, str]] = Counter()
+    for tensor in case.signature.returns:
+        left_out[tensor.name, f"{UNDECIDED} ({error.line})"] = math.prod(case.shape(tensor))
+    return Result(case, unjudged=left_out.total(), left_out=left_out)
 
 
 def by_reason(left_out: Counter[tuple[str, str]]) -> dict[str, int]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 
+import numpy as np
 import torch
 
 from assay.golden.evaluation.cutting import Axis, Cut, axes_of, cut
@@ -41,7 +42,7 @@ def strange_places(output: Tensor) -> list[tuple[int, ...]]:
             mask = mask.to(torch.uint8)
             found |= {int(mask.argmax()), flat.numel() - 1 - int(mask.flip(0).argmax())}
     shape = tuple(output.shape)
-    return [tuple(int(place) for place in torch.unravel_index(torch.tensor(one), shape)) for one in sorted(found)]
+    return [tuple(int(place) for place in np.unravel_index(one, shape)) for one in sorted(found)]
 
 
 def cuts_of(

@@ -33,6 +33,8 @@ def second_look(oracle: Oracle, case: Case, result: Result) -> Result:
 
     The failure that it may have is of kind "unlikely"; its ratio says how many times as far off the output is.
     """
+    if not result.outputs:  # nothing was judged
+        return result
     seen = replace(oracle, by_chance=True).judge(case, all_contents(case), result.outputs)
     if seen.failure is None:
         return seen

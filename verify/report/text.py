@@ -29,6 +29,7 @@ def text_report(found: Findings) -> str:
         lines += detectable(found.detectable)
     if found.note:
         lines.append(f"  why         {found.note}")
+    lines += [f"  formula     {words}" for words in found.remarks]
     lines += [f"  at          {words}" for words in found.at]
     lines += [f"  left        {words}; put back" for words in found.left_changed]
     lines += [_row(name, found.aspects[name]) for name in ASPECTS if name in found.aspects]
@@ -112,7 +113,7 @@ def greatest(failure: Failure) -> str:
 
 def where(errors: ErrorMap) -> str:
     """Where the first output that was wrong is wrong, in words."""
-    return f"first met in {errors.output}[{', '.join(map(str, errors.shape))}]: {errors.words}"
+    return f"first met in {errors.output} of shape {list(errors.shape)}: {errors.words}"
 
 
 def failure_in_words(failure: Failure) -> str:

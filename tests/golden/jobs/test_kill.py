@@ -39,7 +39,7 @@ def start(campaign: Path, store: Path, left: Path, errors: int = subprocess.DEVN
     )
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.evidence)])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.evidence)])
 def test_a_build_killed_at_random_moments_goes_on(tmp_path: Path, kills: int) -> None:
     """SIGKILL or SIGTERM takes its workers along; nothing finished is lost, changed, or made a second time."""
     campaign, store, left = tmp_path / "killed.toml", tmp_path / "store", tmp_path / "left"

@@ -75,3 +75,28 @@ def attention_rounding_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def attention_rounding_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """q k^T is stored, and stored again once it is scaled (eager code)."""
     return _attention(q, k, v, query=False, scores=True)
+
+
+def attention_backward_tf32(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, bits: int = 13
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of attention, each product on a unit that cuts its operands."""
+    groups, scale = k.shape[1], 1 / math.sqrt(q.shape[3])
+    heads = kv_head_of(q.shape[1], groups)
+
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        return cut(a.contiguous(), bits) @ cut(b.contiguous(), bits)
+
+    def shared(x: Tensor) -> Tensor:
+        return x.reshape(x.shape[0], groups, -1, *x.shape[2:]).sum(2)
+
+    keys, values = load(k)[:, heads], load(v)[:, heads]
+    weights = torch.softmax(product(load(q), keys.transpose(-1, -2)) * scale, -1)
+    products = product(load(dout), values.transpose(-1, -2))
+    slope = weights * (products - (weights * products).sum(-1, keepdim=True)) * scale
+    turned = slope.transpose(-1, -2)
+    return (
+        product(slope, keys),
+        shared(product(turned, load(q))),
+        shared(product(weights.transpose(-1, -2), load(dout))),
+    )

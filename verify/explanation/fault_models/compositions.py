@@ -19,6 +19,7 @@ from assay.verify.explanation.fault_models.ops import gives_numbers
 
 Tensor = torch.Tensor
 _LOG2E = 1 / math.log(2)
+_NORMS = ("layernorm", "add_layernorm", "group_norm")
 _SOFT = ("softmax", "log_softmax", "logsumexp", "cross_entropy")
 
 
@@ -88,6 +89,10 @@ def _query(factor: float) -> type:
     return operations(scores=scores)
 
 
+def _scores_rounded(xp: Any, right: Any, q: Any, k: Any, scale: Any) -> Any:
+    return _input_dtype(xp, right(q, k, scale))
+
+
 def _in_16_bits(*, sums: bool) -> type:
     """Products of q and k element by element in the input dtype; overflow in float16 is infinite."""
 
@@ -139,7 +144,7 @@ def _tanh_of_function(xp: Any, right: Any, name: str, x: Any) -> Any:
 def _by_squares(xp: Any, right: Any, x: Any, eps: float) -> tuple[Any, Any]:
     mean = xp.mean(x)
     variance = xp.mean(x * x) - mean * mean
-    return x - mean, xp.rsqrt(variance + eps)
+    return x - mean, xp.rsqrt(xp.maximum(variance, xp.exact(torch.zeros(tuple(variance.shape)))) + eps)
 
 
 def _as_contiguous(xp: Any, name: str, like: Tensor) -> Tensor:
@@ -181,6 +186,9 @@ FAULT_MODELS = (
     FaultModel("query_rounded_in_base_2", "precision",
         "q times the scale and log2 e is rounded to the input dtype before the product", ALL,
         "the classic Triton flash attention", applies=is_narrow, arithmetic=_query(_LOG2E)),
+    FaultModel("scores_rounded", "precision", "scores are rounded to the input dtype before the softmax", ALL,
+        "eager code, as Hugging Face's", applies=is_narrow, arithmetic=operations(scores=_scores_rounded),
+        contract={"stages": {"scores": "input"}}),
     FaultModel("scores_multiplied_in_input_dtype", "precision",
         "q and k are multiplied in the input dtype before they are added up: it overflows in float16", ALL,
         "sglang's decode attention", applies=is_narrow, arithmetic=_in_16_bits(sums=False), emulated=True),
@@ -205,9 +213,9 @@ FAULT_MODELS = (
     FaultModel("softplus_by_sigmoid", "precision", "the logarithm is taken of a sigmoid: zero above 17, -inf below -88",
         _uses("softplus", besides=("logsigmoid",)), "attorch", "numbers beyond 8",
         arithmetic=_softplus(lambda xp, x: -xp.log(xp.sigmoid(-x)))),
-    FaultModel("variance_of_squares", "formula", "the variance is E[x^2] - E[x]^2, which cancels",
-        _uses("standardize", besides=("layernorm", "layernorm_backward")), "Liger's group norm",
-        "rows with a mean far from zero",
+    FaultModel("variance_from_squares", "precision", "the variance is E[x^2] - E[x]^2, which cancels",
+        lambda op: op.name in _NORMS or _uses("standardize", besides=("layernorm_backward",))(op),
+        "pytorch#51102, Liger's group norm", "rows with a mean far from zero",
         arithmetic=operations(standardize=_by_squares)),
     FaultModel("activation_rounded", "precision",
         "the activation is rounded to the input dtype before it is multiplied", ("swiglu",), "unsloth, as Hugging Face",

@@ -147,5 +147,5 @@ def given_by(
 
 
 def _stored(fault: FaultModel, case: Case, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    store = fault.store or stored
-    return tuple(store(result, dtype) for result, dtype in zip(results, case.result_dtypes, strict=True))
+    stores = (stored if tensor.is_integer else fault.store or stored for tensor in case.signature.returns)
+    return tuple(store(x, dtype) for store, x, dtype in zip(stores, results, case.result_dtypes, strict=True))

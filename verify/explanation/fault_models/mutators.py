@@ -154,15 +154,18 @@ def in_input_dtype(xp: Any, x: Tensor) -> Tensor:
     return narrowed(x, next(iter(xp.case.dtypes.values())))
 
 
-def tail_dropped(step: int) -> type:
-    """Sums and products without the terms beyond the last whole ``step``."""
+def tail_dropped(step: int, *, of_fewer: bool = True) -> type:
+    """Sums and products without the terms beyond the last whole ``step``; ``of_fewer`` terms than that all are kept."""
+
+    def kept(size: int) -> int:
+        return whole(size, step) if of_fewer else size // step * step
 
     def matmul(xp: Any, right: Any, a: Any, b: Any, *rest: Any, **settings: Any) -> Any:
-        kept = whole(a.shape[-1], step)
-        return right(cut(a, -1, kept), cut(b, -2, kept), *rest, **settings)
+        inner = kept(a.shape[-1])
+        return right(cut(a, -1, inner), cut(b, -2, inner), *rest, **settings)
 
     def total(xp: Any, right: Any, x: Any, axis: int = -1, **settings: Any) -> Any:
-        return right(cut(x, axis, whole(x.shape[axis], step)), axis, **settings)
+        return right(cut(x, axis, kept(x.shape[axis])), axis, **settings)
 
     return operations(sum=total, matmul=matmul)
 

@@ -61,11 +61,6 @@ def _tail_of_mean(xp: Any, right: Any, x: Any, eps: float) -> tuple[Any, Any]:
     return x - mean, xp.rsqrt(xp.mean(inner * inner) + eps)
 
 
-def _square_of_sum(xp: Any, right: Any, x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    mean = xp.mean(x)
-    return x - mean, xp.rsqrt((xp.mean(x * x) - mean * mean).clamp(min=0) + eps)
-
-
 def _squares_in(format: str) -> type:
     """Squares, and what is centred before them, rounded to a narrow format."""
 
@@ -132,9 +127,6 @@ FAULT_MODELS = (
         (*_LAYER, *_ROOTS), needs="a number of columns that is no multiple of 16", arithmetic=operations(
          mean=lambda xp, right, x: xp.sum(x) / (-(-x.shape[-1] // 16) * 16),
          standardize=lambda xp, right, x, eps: Arithmetic.standardize(xp, x, eps))),
-    FaultModel("variance_from_squares", "precision", "the variance is E[x^2] - E[x]^2, which cancels", _LAYER,
-        origin="pytorch#51102", needs="a mean that is large beside the spread", emulated=True,
-        arithmetic=operations(standardize=_square_of_sum)),
     FaultModel("squares_in_bfloat16", "precision", "squares are rounded to bfloat16 before they are summed",
         (*_LAYER, *_RMS, *_ADD), origin="mlir-air#1679", arithmetic=_squares_in("bfloat16"), emulated=True),
     FaultModel("squares_in_float16", "precision", "squares are kept in float16, which overflows at 65504",

@@ -10,7 +10,7 @@ from assay.golden.definitions.loss import cross_entropy, cross_entropy_backward
 from assay.verify.cases.case import Case
 from assay.verify.explanation.fault_models.attention import without_maximum
 from assay.verify.explanation.fault_models.attention_masks import nan_of_blind
-from assay.verify.explanation.fault_models.fault_model import FaultModel
+from assay.verify.explanation.fault_models.fault_model import FaultModel, Tensors
 from assay.verify.explanation.fault_models.mutators import (
     asked,
     changed,
@@ -31,11 +31,27 @@ _LOSSES = (*_LOSS, *_LOSS_BACK)
 
 
 def _mean_of_all(right: Callable[..., Any]) -> Callable[..., Any]:
-    def definition(xp: Any, logits: Any, target: Any, *, ignore_index: int, **options: Any) -> Any:
-        share = float((target != ignore_index).sum()) / max(target.shape[0], 1)
-        return right(xp, logits, target, ignore_index=ignore_index, **options) * share
+    def definition(xp: Any, logits: Any, target: Any, *, reduction: str, **options: Any) -> Any:
+        if not target.shape[0]:
+            return right(xp, logits, target, reduction=reduction, **options)
+        return right(xp, logits, target, reduction="sum", **options) / target.shape[0]
 
     return definition
+
+
+def _ignored_loaded(xp: Any, logits: Any, target: Any, *, ignore_index: int, **options: Any) -> Any:
+    """An ignored row's logit at its label, wherever in memory that is, counts zero times."""
+    loss = cross_entropy(xp, logits, target, ignore_index=ignore_index, **options)
+    given: Tensor = xp.given["logits"]
+    reach = given.untyped_storage().nbytes() // given.itemsize
+    first, (row, column) = int(given.storage_offset()), given.stride()
+    place: Tensor = first + torch.arange(len(target)) * row + ignore_index * column
+    loaded = (target == ignore_index) & (place >= 0) & (place < reach)
+    if not bool(loaded.any()):
+        return loss
+    held = given.as_strided((reach,), (1,), 0)[torch.where(loaded, place, 0)]
+    nothing = xp.exact(torch.where(loaded, held, 0.0).double()) * 0.0
+    return loss + (nothing if options["reduction"] == "none" else xp.sum(nothing)[0])
 
 
 def _labels_unmarked(xp: Any, right: Any, mask: Any, x: Any, y: Any) -> Any:
@@ -59,6 +75,10 @@ def _sentinel(xp: Any, right: Any, scores: Any, visible: Tensor, values: Any) ->
     return right(scores, torch.ones_like(visible), kept)
 
 
+def _times_ln_2(values: Tensors, case: Case) -> Tensors:
+    return values | {name: values[name].double() * math.log(2) for name in ("lse_a", "lse_b")}
+
+
 def _two_hops(xp: Any, right: Any, x: Tensor, axis: int = -1, **settings: Any) -> Tensor:
     parts = [in_input_dtype(xp, part.sum(axis, keepdim=True)) for part in torch.split(x, 2, axis)]
     return torch.cat(parts, axis).sum(axis, keepdim=True) if parts else x.sum(axis, keepdim=True)
@@ -74,6 +94,10 @@ FAULT_MODELS = (
     FaultModel("ignored_tokens_as_class_0", "loss", "a token without a label is taken for one of class 0", _LOSSES,
         needs="some tokens without a label", inputs=in_case(
          "target", lambda x, case: torch.where(x == case.options["ignore_index"], 0, x))),
+    FaultModel("ignored_labels_loaded", "loss",
+        "the label of an ignored token is loaded, from memory before its row, and counted zero times", _LOSS,
+        origin="FlagGems", definition=_ignored_loaded,
+        needs="a NaN in the memory where an ignored label points"),
     FaultModel("smoothing_dropped", "loss", "label smoothing is left out", _LOSSES, applies=asked("label_smoothing"),
         options=option(label_smoothing=0.0)),
     FaultModel("smoothing_over_others", "loss", "label smoothing is shared by the other V - 1 classes", _LOSSES,
@@ -93,8 +117,9 @@ FAULT_MODELS = (
     FaultModel("label_not_subtracted", "loss", "the gradient is the softmax itself: the label's one is not subtracted",
         _LOSS_BACK, arithmetic=operations(where=_labels_unmarked)),
     FaultModel("merged_lse_in_base_2", "formula", "log-sum-exps are taken to be in base 2", _MERGE,
-        origin="vllm#47079, #52796", inputs=lambda values, case: values | {
-         name: values[name].double() * math.log(2) for name in ("lse_a", "lse_b")}),
+        origin="vllm#47079, #52796", inputs=_times_ln_2),
+    FaultModel("merged_in_base_2", "formula", "log-sum-exps are taken, and given, in base 2", _MERGE,
+        origin="vllm#47079, #52796", inputs=_times_ln_2, results=one(1, lambda xp, x: x * (1 / math.log(2)))),
     FaultModel("merged_average", "formula", "the outputs are averaged, whatever their log-sum-exps", _MERGE,
         arithmetic=operations(merge=lambda xp, right, scores, *given: (
          right(scores * 0.0, *given)[0], right(scores, *given)[1]))),

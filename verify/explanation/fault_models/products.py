@@ -183,6 +183,8 @@ FAULT_MODELS = (
         needs="K of at least 64", arithmetic=operations(matmul=_last_split_lost)),
     FaultModel("last_of_odd_k_dropped", "tail", "the last of an odd number of terms is dropped", _DENSE,
         needs="an odd K", arithmetic=tail_dropped(2)),
+    FaultModel("only_whole_blocks_of_k", "tail", "only whole blocks of 16 along K are multiplied: none of fewer terms",
+        _DENSE, needs="K that is no multiple of 16", arithmetic=tail_dropped(16, of_fewer=False)),
     FaultModel("tail_of_k_dropped_128", "tail", "products leave out what is beyond the last whole 128 of K",
         (*_FP8, *_INT8, *_DENSE), origin="aiter#2900", needs="K above 128, no multiple of it",
         arithmetic=tail_dropped(128)),

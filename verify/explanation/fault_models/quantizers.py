@@ -8,7 +8,7 @@ import torch
 from assay.formats.format import format_named
 from assay.formats.rounding import Mode, round_to
 from assay.golden.arithmetic.real import codes_of
-from assay.golden.definitions.quantize import quantize_int4
+from assay.golden.definitions.quantize import quantize_fp8, quantize_int4
 from assay.verify.explanation.fault_models.fault_model import FaultModel
 from assay.verify.explanation.fault_models.mutators import (
     asked,
@@ -98,6 +98,12 @@ def _less(xp: Any, points: Any) -> Any:
     return xp.maximum(points - 1.0, xp.exact(torch.zeros(tuple(points.shape))))
 
 
+def _of_rows(xp: Any, x: Any, *, scale: Any = None, granularity: str, **options: Any) -> tuple[Any, Any]:
+    own = None if scale is None else scale[:, :1]
+    codes, found = quantize_fp8(xp, x, scale=own, granularity="row", **options)
+    return codes, found[:, torch.zeros(-(-x.shape[1] // 128), dtype=torch.int64)]
+
+
 _asymmetric = asked("symmetric", False)
 
 
@@ -141,8 +147,7 @@ FAULT_MODELS = (
         arithmetic=operations(max=lambda xp, right, x: right(x[..., : whole(x.shape[-1], 16)]))),
     FaultModel("granularity_ignored", "scale", "one scale for each row, whatever is asked for", _FP8,
         applies=asked("granularity", "group128"), needs="more than 128 columns",
-        options=option(granularity="row"), results=one(
-         1, lambda xp, scale: scale[:, torch.zeros(-(-xp.case.sizes["N"] // 128), dtype=torch.int64)])),
+        definition=_of_rows),
     FaultModel("scale_of_first_row", "scale", "the scale of the first row is returned for all", quantizes,
         needs="more than one row", results=one(1, _of_first_row),
         applies=lambda case: case.options.get("granularity") != "tensor"),

@@ -1,0 +1,162 @@
+"""Which operations of PyTorch's own OpInfo database numbers can be computed with.
+
+Run: ``python benchmarks/coverage.py [NAME...]``. Each deterministic operation with float32 is called with a few of its
+samples: as a reference in float64 balls, whose radius must hold what PyTorch gives in float64, and once more under the
+default contract, which must admit what PyTorch gives in float32.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import types
+import unittest
+import warnings
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+import assay.golden.reference  # noqa: F401  # the rows
+from assay.formats.accumulator import accumulator_named
+from assay.formats.format import format_named
+from assay.golden.arithmetic import BallArithmetic, RoundingModel
+from assay.golden.errors import MissingOperation, Undecided
+from assay.golden.evaluation.golden import golden_of
+from assay.golden.reference.evaluation import Evaluation
+from assay.golden.reference.tensor import NumberTensor, read
+
+SAMPLES = 4
+_SPECIAL = 2e-9
+MODEL = RoundingModel(
+    format_named("float32"), accumulator_named("float32"), ulps={"exp": 2, "log": 2, "rsqrt": 2, "div": 2}
+)
+
+
+def operations() -> Any:
+    """PyTorch's database; of the package for snapshot tests, which its module imports, only a class is needed."""
+    if "expecttest" not in sys.modules:
+        stand_in: Any = types.ModuleType("expecttest")
+        stand_in.TestCase = unittest.TestCase
+        sys.modules["expecttest"] = stand_in
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return op_db
+
+
+def outcome(info: Any) -> str:
+    """ "ok", or what went wrong with the first sample that did."""
+    if "empty" in info.name:
+        return "unwritten: memory that nobody wrote has no value"
+    try:
+        samples = []
+        for sample in info.sample_inputs("cpu", torch.float32):
+            samples.append(sample)
+            if len(samples) == SAMPLES:
+                break
+    except Exception as error:
+        return f"no samples: {type(error).__name__}"
+    for sample in samples:
+        given = (sample.input, *sample.args), sample.kwargs
+        leaves, tree = tree_flatten(given)
+        try:
+            wide = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in leaves]
+            args, kwargs = tree_unflatten(
+                [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in wide], tree
+            )
+            expected = info.op(*args, **kwargs)
+            args, kwargs = tree_unflatten(
+                [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in leaves], tree
+            )
+            eager = info.op(*args, **kwargs)
+        except Exception as error:
+            return f"no float64: {type(error).__name__}"
+        if any(isinstance(x, torch.Tensor) and x.is_complex() for x in (*tree_leaves(eager), *leaves)):
+            return "complex"
+        for xp, right in ((BallArithmetic(), expected), (BallArithmetic(MODEL), eager)):
+            try:
+                found = evaluated(info, wide if xp.model.certifies else leaves, tree, xp)
+            except (MissingOperation, Undecided) as error:
+                return f"{'random' if 'draws random' in str(error) else 'missing'}: {error}"
+            except NotImplementedError as error:
+                return f"missing: {str(error).splitlines()[0]}"
+            except Exception as error:
+                return f"error: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            words = compared(found, right)
+            if words:
+                return f"{'golden' if xp.model.certifies else 'tolerance'}: {words}"
+    return "ok"
+
+
+def evaluated(info: Any, leaves: list[Any], tree: Any, xp: Any) -> list[Any]:
+    """The results of an operation on numbers."""
+    evaluation = Evaluation(xp)
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        numbers = [evaluation.exactly(x.detach().clone()) if isinstance(x, torch.Tensor) else x for x in leaves]
+        args, kwargs = tree_unflatten(numbers, tree)
+        with evaluation:
+            found = info.op(*args, **kwargs)
+        return [read(x) if isinstance(x, NumberTensor) else x for x in tree_leaves(found)]
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
+
+
+def compared(found: list[Any], expected: Any) -> str:
+    """Why a result isn't within its ball; nothing where all are."""
+    others = tree_leaves(expected)
+    if len(found) != len(others):
+        return f"{len(found)} results, expected {len(others)}"
+    for one, two in zip(found, others, strict=True):
+        if not isinstance(two, torch.Tensor):
+            if one != two:
+                return f"{one}, expected {two}"
+            continue
+        golden = golden_of(one)
+        if tuple(golden.value.shape) != tuple(two.shape):
+            return f"shape {tuple(golden.value.shape)}, expected {tuple(two.shape)}"
+        value, right = golden.value.double(), two.detach().double()
+        off = (value - right).abs()
+        inside = (off <= golden.radius * (1 + 1e-9) + 0.5001 * _ulp(two)) | (value == right)
+        inside |= (value.isnan() & right.isnan()) | golden.radius.isinf()
+        if two.dtype == torch.float64:  # PyTorch's own special functions are off by that much
+            inside |= off <= _SPECIAL * (1 + right.abs())
+        if not bool(inside.all()):
+            place = tuple(int(i) for i in (~inside).nonzero()[0])
+            return (
+                f"{int((~inside).sum())} of {inside.numel()} outside, e.g. {float(value[place]):.9g} "
+                f"± {float(golden.radius[place]):.2g}, PyTorch {float(right[place]):.9g}"
+            )
+    return ""
+
+
+def _ulp(x: torch.Tensor) -> torch.Tensor:
+    if not x.is_floating_point():
+        return torch.zeros(x.shape, dtype=torch.float64)
+    value = x.detach().abs()
+    return (torch.nextafter(value, torch.full_like(value, torch.inf)) - value).double().nan_to_num(0.0)
+
+
+def main(names: list[str]) -> None:
+    """Print a line for each operation that isn't ok, and the counts."""
+    warnings.simplefilter("ignore")
+    counts: Counter[str] = Counter()
+    for info in operations():
+        label = f"{info.name}{'.' + info.variant_test_name if info.variant_test_name else ''}"
+        if (names and label not in names and info.name not in names) or torch.float32 not in info.dtypes:
+            continue
+        started = time.perf_counter()
+        words = outcome(info)
+        counts[words.partition(":")[0]] += 1
+        if words != "ok" or names:
+            print(f"{label}: {words} ({time.perf_counter() - started:.1f} s)", flush=True)
+    text = "{} of {} deterministic operations on real numbers ({:.1%}): {}"
+    left_out = counts["random"] + counts["complex"] + counts["unwritten"] + counts["no float64"] + counts["no samples"]
+    asked = max(counts.total() - left_out, 1)
+    print(text.format(counts["ok"], asked, counts["ok"] / asked, dict(counts)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,138 @@
+"""`assay judge`: solutions of kernel benchmarks, one or a list of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from assay.cli import settings
+from assay.cli.progress import ProgressBar, report_error
+from assay.runtime.pool import Pool, Raised, core_count
+from assay.runtime.process import Lost
+from assay.verify.errors import SettingError
+
+_PASSED = ("PASS", "WARN")
+
+
+def judge(
+    problem: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROBLEM",
+            help="A KernelBench file, a FlashInfer Trace definition, a folder with reference.py, or of robust-kbench.",
+        ),
+    ] = "",
+    solution: Annotated[str, typer.Argument(metavar="SOLUTION", help="Its solution: a file, or a folder.")] = "",
+    effort: settings.Effort = "",
+    seed: settings.Seed = 0,
+    device: settings.Device = "cpu",
+    contract: settings.ContractFields = None,
+    timeout: Annotated[float, typer.Option(min=0.01, help="Seconds for one question to the solution.")] = 30.0,
+    memory: Annotated[float, typer.Option(min=0.01, help="GiB that the solution's process may hold.")] = 8.0,
+    timed: Annotated[bool, typer.Option("--timing/--no-timing", help="Time it beside the reference.")] = True,
+    compiled: Annotated[
+        bool | None,
+        typer.Option("--compiled/--no-compiled", help="Beside torch.compile of it too; left out: not at quick effort."),
+    ] = None,
+    trial: Annotated[str, typer.Option(metavar="LINE", help="One call alone, as a verdict's repeat line has it.")] = "",
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the verdict as traces of FlashInfer Bench, too.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as a line of JSON instead.")] = False,
+    list_: Annotated[
+        Path | None,
+        typer.Option("--list", metavar="FILE.jsonl", help='Lines {"problem": PATH, "solution": PATH}, each judged.'),
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=0, help="Of a list, so many at a time; 0: one for each core.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.jsonl", help="Of a list: add the verdicts here; those that it holds are not made."),
+    ] = None,
+) -> int:
+    """Judge a solution of a kernel benchmark's problem: its numbers by the derived tolerance, its sizes, its conduct.
+
+    The solution runs in a process of its own. What is found out about cheats stands in the verdict by name
+    (docs/judge.md).
+    """
+    asked: dict[str, Any] = {
+        "effort": effort or ("quick" if list_ is not None else "usual"),
+        "seed": seed,
+        "device": device,
+        "contract": _contract(contract),
+        "timeout": timeout,
+        "memory": memory,
+        "timed": timed,
+        "compiled": compiled,
+    }
+    if list_ is not None:
+        if problem or trial or trace:
+            raise SettingError("--list: judges the lines of its file; leave PROBLEM, --trial and --trace out")
+        return _listed(list_, asked, jobs or core_count(), out)
+    if not (problem and solution):
+        raise SettingError(
+            "judge: expected PROBLEM and SOLUTION, e.g. assay judge problem.py solution.py, or --list FILE"
+        )
+    with Pool(1, preload="assay.verify.judging.procedure", timeout=3600.0, quiet=False) as pool:
+        ((_, answer),) = pool.run(_one, [(problem, solution, {**asked, "trial": trial}, trace)])
+    if isinstance(answer, Lost):
+        return report_error(f"the process that judged was lost: {answer.message}", status=1)
+    if isinstance(answer, Raised):
+        return report_error(answer.message if answer.user_error else f"{answer.message}\n{answer.trace}")
+    text, line, passed = answer
+    print(line if as_json else text)
+    return int(not passed)
+
+
+def _contract(fields: list[str] | None) -> str | None:
+    """A contract's name; fields of one can't be handed on yet."""
+    if not fields:
+        return None
+    if len(fields) > 1 or "=" in fields[0]:
+        raise SettingError(f"--contract {fields[0]!r}; judge takes a contract's name, e.g. transformers")
+    return fields[0]
+
+
+def _one(item: tuple[str, str, dict[str, Any], Path | None], heartbeat: Any) -> tuple[str, str, bool]:
+    """A verdict as text and as JSON, and whether it is a pass, in a worker."""
+    from assay.verify.judging.procedure import judge
+    from assay.verify.judging.trace import write_traces
+
+    problem, solution, asked, trace = item
+    verdict = judge(problem, solution, **asked)
+    if trace is not None:
+        write_traces(verdict, trace)
+    return str(verdict), verdict.to_line(), verdict.passed
+
+
+def _listed(path: Path, asked: dict[str, Any], jobs: int, out: Path | None) -> int:
+    """Judge what a list names; lines go to ``out``, or to standard output."""
+    from assay.verify.judging.batch import add, items, run, stored
+
+    every = items(path, asked)
+    known = stored(out) if out is not None else set()
+    keys = [item.key for item in every]
+    left = [item for item, key in zip(every, keys, strict=True) if key not in known]
+    if len(left) < len(every):
+        print(f"assay: {len(every) - len(left)} of {len(every)} verdicts were in {out}", file=sys.stderr)
+    counts: Counter[str] = Counter()
+    done = 0
+    with ProgressBar("judged", len(left), len(left)) as bar, suppress(KeyboardInterrupt):
+        for _, line in run(left, jobs):
+            if out is not None:
+                add(out, line)
+            else:
+                print(json.dumps(line, separators=(",", ":"), allow_nan=False), flush=True)
+            counts[line["outcome"]] += 1
+            done += 1
+            bar.advance(1)
+    words = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common()) or "none"
+    print(f"assay: judged {done}: {words}", file=sys.stderr)
+    if done < len(left):
+        return report_error(f"interrupted; {done} of {len(left)} are done", status=130)
+    return int(any(outcome not in _PASSED for outcome in counts))

@@ -1,0 +1,180 @@
+"""Writes docs/others.md, what was found of other people's kernels, from docs/others.json and configs/others.toml.
+
+``assay survey --table others``, then ``python -P docs/others.py report/survey.json``: takes the verdicts of that report
+over into docs/others.json (those of kernels that weren't there stay as they were), and writes the page. Without a file
+it writes the page alone.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from assay.verify.campaign.table import Entry, entries
+from assay.verify.findings import OUTCOMES
+from assay.verify.named_contracts import fields_of_base
+
+DATA = Path(__file__).with_suffix(".json")
+PAGE = Path(__file__).with_suffix(".md")
+_EXAMINED = (*OUTCOMES, "ERROR")
+_KEPT = ("PASS", "WARN")
+_HEAD = """# Other people's kernels
+
+What `assay survey --table others` found of kernels that other people published, at quick effort, on a CPU without a
+GPU: Triton kernels in the faithful interpreter, packages that ask for CUDA in its pretended world, all as they were
+installed. The table is `configs/others.toml`: each row has its package, the adapter, usually in one line, and the
+contract with its source. To repeat it for one package:
+
+```
+pip install fla-core
+assay survey --table others --only fla.
+```
+
+What isn't installed is listed with the command that installs it. A row here is of the version and the day that stand
+beside its package; none was tried on a GPU. FAIL says that a kernel doesn't keep the contract of its row, which is what
+its documentation promises, or else the default; WARN, that only NaN, infinities or subnormals differ, of which that
+contract says nothing. The cause is what somebody found who read the source, or, in quotes, what assay said by itself.
+This page is made by `python -P docs/others.py`.
+"""
+
+
+def taken_over(report: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """The data with the verdicts of a report: by kernel, and by dtype."""
+    found: dict[str, Any] = {name: dict(rows) for name, rows in known.items()}
+    for row in report["rows"]:
+        if row["outcome"] in _EXAMINED:
+            found.setdefault(row["name"], {})[row["dtype"]] = _compact(row, report["made"])
+    return found
+
+
+def page(data: Mapping[str, Any], table: Sequence[Entry]) -> str:
+    """The page: counts first, then what keeps its contract and what doesn't, by package."""
+    rows = [(entry, dtype, row) for entry in table for dtype, row in _of(entry, data).items()]
+    groups = list(dict.fromkeys(entry.group for entry in table))
+    counts = Counter(row["outcome"] for _, _, row in rows)
+    kernels = {entry.name for entry, _, _ in rows}
+    told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in _EXAMINED if counts[outcome])
+    lines = [
+        _HEAD,
+        "## Counts\n",
+        f"{len(table)} kernels of {len(groups)} packages; {len(kernels)} examined, {len(rows)} examinations: {told}.\n",
+        "| package | version | day | kernels | PASS | WARN | FAIL | other |",
+        "|---|---|---|---|---|---|---|---|",
+        *(_counted(group, rows, table) for group in groups),
+        "\n## What keeps its contract\n",
+        "| kernel | op | dtypes | contract | where it comes from |",
+        "|---|---|---|---|---|",
+        *_kept(rows),
+        "\n## What does not\n",
+        "| kernel | dtype | outcome | breaks | smallest case | cause |",
+        "|---|---|---|---|---|---|",
+        *(_broken(entry, dtype, row) for entry, dtype, row in rows if row["outcome"] not in _KEPT),
+        "\n## Warnings\n",
+        "| kernel | dtype | smallest case |",
+        "|---|---|---|",
+        *(
+            f"| {entry.name} | {dtype} | {_cell(row['words'])} |"
+            for entry, dtype, row in rows
+            if row["outcome"] == "WARN"
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _of(entry: Entry, data: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of an entry in the dtypes that it has."""
+    known = data.get(entry.name, {})
+    return {dtype: row for dtype, row in known.items() if entry.dtypes == (None,) or dtype in entry.dtypes}
+
+
+def _compact(row: Mapping[str, Any], made: str) -> dict[str, Any]:
+    verdict = row["verdict"] or {"aspects": {}, "worst": None, "cases": 0}
+    broken = {name: found for name, found in verdict["aspects"].items() if found["status"] == "broken"}
+    said = [found["explanations"][0]["description"] for found in broken.values() if found["explanations"]]
+    return {
+        "version": row["version"],
+        "date": made[:10],
+        "outcome": row["outcome"],
+        "cases": verdict["cases"],
+        "breaks": list(broken),
+        "words": row["words"],
+        "said": said[0] if said else "",
+    }
+
+
+def _counted(group: str, rows: Iterable[tuple[Entry, str, Mapping[str, Any]]], table: Iterable[Entry]) -> str:
+    own = [row for entry, _, row in rows if entry.group == group]
+    counts = Counter(row["outcome"] for row in own)
+    last = max(own, key=lambda row: row["date"], default={"version": "", "date": "not run"})
+    named = [counts[outcome] for outcome in ("PASS", "WARN", "FAIL")]
+    kernels = sum(entry.group == group for entry in table)
+    cells = (group, last["version"], last["date"], kernels, *named, len(own) - sum(named))
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _kept(rows: Iterable[tuple[Entry, str, Mapping[str, Any]]]) -> list[str]:
+    found: dict[str, tuple[Entry, list[str]]] = {}
+    for entry, dtype, row in rows:
+        if row["outcome"] in _KEPT:
+            found.setdefault(entry.name, (entry, []))[1].append(dtype + (" (WARN)" if row["outcome"] == "WARN" else ""))
+    return [
+        " | ".join(
+            (
+                f"| {name}",
+                entry.settings.definition.name,
+                ", ".join(dtypes),
+                _contract(entry),
+                f"{_cell(entry.promised)} |",
+            )
+        )
+        for name, (entry, dtypes) in found.items()
+    ]
+
+
+def _contract(entry: Entry) -> str:
+    """Its base, and the fields that the entry itself changes."""
+    changed = entry.settings.contract.changed()
+    base = changed.pop("base", "")
+    of_base = fields_of_base(base, entry.settings.definition.name) if base else {}
+    own = [f"{name}={value!r}" for name, value in changed.items() if name not in of_base]
+    return _cell(", ".join([base, *own] if base else own) or "default")
+
+
+def _broken(entry: Entry, dtype: str, row: Mapping[str, Any]) -> str:
+    cause = entry.cause or (f'"{row["said"]}"' if row["said"] else "")
+    cells = (entry.name, dtype, row["outcome"], ", ".join(row["breaks"]), row["words"], cause)
+    return f"| {' | '.join(map(_cell, cells))} |"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").replace("*", "\\*").split())
+
+
+def main(reports: Sequence[str]) -> None:
+    """Take over the reports, and write the page."""
+    data = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {}
+    for path in reports:
+        data = taken_over(json.loads(Path(path).read_text(encoding="utf-8")), data)
+    table = entries("others")
+    known = {entry.name: _of(entry, data) for entry in table if entry.name in data}
+    DATA.write_text(_as_json(known), encoding="utf-8")
+    PAGE.write_text(page(known, table), encoding="utf-8")
+
+
+def _as_json(data: Mapping[str, Any]) -> str:
+    """A line for each examination."""
+    rows = [
+        f" {json.dumps(name)}: {{\n"
+        + ",\n".join(f"  {json.dumps(dtype)}: {json.dumps(row, ensure_ascii=False)}" for dtype, row in by_dtype.items())
+        + "\n }"
+        for name, by_dtype in data.items()
+    ]
+    return "{\n" + ",\n".join(rows) + "\n}\n"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

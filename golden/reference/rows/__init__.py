@@ -1,0 +1,37 @@
+"""The rows of the table, by family."""
+
+from assay.golden.reference.rows import (
+    attention,
+    choices,
+    creation,
+    elementwise,
+    indexing,
+    linear_algebra,
+    logic,
+    losses,
+    norms,
+    polynomials,
+    pooling,
+    products,
+    reductions,
+    resampling,
+    special,
+)
+
+__all__ = [
+    "attention",
+    "choices",
+    "creation",
+    "elementwise",
+    "indexing",
+    "linear_algebra",
+    "logic",
+    "losses",
+    "norms",
+    "polynomials",
+    "pooling",
+    "products",
+    "reductions",
+    "resampling",
+    "special",
+]

@@ -1,0 +1,17 @@
+"""The Triton files of flash-attention, whose package begins with its CUDA extension: that is stepped over here."""
+
+import sys
+from importlib.util import find_spec
+from types import ModuleType
+
+if "flash_attn" not in sys.modules:
+    _found = find_spec("flash_attn")
+    _package = ModuleType("flash_attn")
+    _package.__path__ = list(_found.submodule_search_locations or ()) if _found else []
+    sys.modules["flash_attn"] = _package
+
+from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
+from flash_attn.ops.triton.layer_norm import layer_norm_fn, rms_norm_fn
+from flash_attn.ops.triton.rotary import apply_rotary
+
+__all__ = ["apply_rotary", "cross_entropy_loss", "layer_norm_fn", "rms_norm_fn"]

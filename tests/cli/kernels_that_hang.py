@@ -1,0 +1,17 @@
+"""A kernel that hangs, for which harnesses wait two seconds beyond a call's own limit, and not ten."""
+
+import collections
+import itertools
+
+from torch import Tensor
+
+from assay.verify.execution import call
+
+GRACE = 2.0
+call.GRACE = GRACE  # in the processes that examine it; a test puts back what holds in its own
+
+
+def hanging(x: Tensor) -> Tensor:
+    """Loops in C for ever, deaf to alarms."""
+    collections.deque(itertools.repeat(0), maxlen=0)
+    return x

@@ -1,0 +1,350 @@
+"""Problems of every format are read: reference, arguments, sizes that may change, and a solution's entry."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from assay.verify.judging.procedure import judge
+from assay.verify.judging.trace import traces, write_traces
+from assay.verify.problems.axes import value_of
+from assay.verify.problems.constants import constants, rewritten
+from assay.verify.problems.problem import ProblemError
+from assay.verify.problems.reading import read, read_problem
+from assay.verify.problems.sizes import extent, limits, near, odd, small
+
+from .judged.kernels import LINEAR, linear
+
+CONSTANTS = """
+N = 2048 * 2  # rows
+height = width = 128
+shape = (64, 3, 5)
+a, b = 7, 9
+rate: float = 0.5
+count: int = 12
+twice = N * 2
+flag = True
+"""
+
+DEFINITION = {
+    "name": "scaled_rows",
+    "op_type": "norm",
+    "axes": {
+        "T": {"type": "var"},
+        "H": {"type": "const", "value": 24},
+        "TH": {"type": "expr", "expression": "T * H"},
+    },
+    "inputs": {"x": {"shape": ["T", "H"], "dtype": "float32"}, "s": {"shape": None, "dtype": "float32"}},
+    "outputs": {"y": {"shape": ["T", "H"], "dtype": "float32"}},
+    "reference": "import torch\n\ndef run(x, s):\n    return torch.softmax(x * s, -1)\n",
+    "constraints": ["T <= 4096"],
+}
+WORKLOADS = [
+    {
+        "uuid": f"w{rows}",
+        "axes": {"T": rows},
+        "inputs": {"x": {"type": "random"}, "s": {"type": "scalar", "value": 0.5}},
+    }
+    for rows in (40, 9)
+]
+INTO = """
+import torch
+
+def run(x, s, y):
+    z = torch.exp((x - x.amax(1, keepdim=True)) * s)
+    y.copy_(z / z.sum(1, keepdim=True))
+"""
+
+REFERENCE = """
+import torch
+from task import input_t
+from utils import checker
+
+
+def ref_kernel(data: input_t):
+    a, b, out = data
+    out[...] = a + 2 * b
+    return out
+
+
+def generate_input(size: int, wide: bool, seed: int):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (size, 2 * size if wide else size)
+    a, b = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+    return a, b, torch.empty(shape)
+
+
+check_implementation = checker(ref_kernel)
+"""
+SUBMISSION = """
+import torch
+from task import input_t
+
+def custom_kernel(data: input_t):
+    a, b, out = data
+    return torch.add(a, b, alpha=2, out=out)
+"""
+TASK = """
+from typing import TypedDict
+
+input_t = tuple
+
+
+class TestSpec(TypedDict):
+    size: int
+"""
+TASK_YML = """
+lang: "py"
+tests:
+  - {"size": 17, "wide": False, "seed": 3}
+  - {size: 33, wide: true, seed: 4}   # as YAML has it
+benchmarks:
+  - {"size": 40, "wide": False, "seed": 5}
+"""
+
+ROBUST = """
+import torch
+from torch import nn
+
+
+def forward_fn(x, weight, eps):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+class Model(nn.Module):
+    def __init__(self, features=32, eps=1e-5, init_method="ones"):
+        super().__init__()
+        made = torch.ones(features) if init_method == "ones" else torch.randn(features)
+        self.weight, self.eps = nn.Parameter(made), eps
+
+    def forward(self, x, fn=forward_fn):
+        return fn(x, self.weight, self.eps)
+
+
+def get_inputs(batch=8, features=32):
+    return [torch.randn(batch, features)]
+
+
+input_names = ["x"]
+"""
+FORWARD = """
+import torch
+
+def forward(x, weight, eps):
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight
+"""
+CONFIG = {
+    "single_input_configs": [{"batch": 24}],
+    "single_init_configs": [{"init_method": "random"}],
+    "single_shared_configs": [{"features": 48}],
+    "multi_input_configs": [{"batch": 3}, {"batch": 5}],
+    "multi_init_configs": [{}],
+    "multi_shared_configs": [{"features": 16}],
+}
+
+
+def _folder(folder: Path, files: dict[str, object]) -> Path:
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """A definition with two workloads and a solution that writes into its last argument."""
+    solution = {
+        "name": "mine",
+        "definition": "scaled_rows",
+        "author": "me",
+        "spec": {"language": "python", "target_hardware": ["cpu"], "entry_point": "main.py::run"},
+        "sources": [{"path": "main.py", "content": INTO}],
+    }
+    lines = "\n".join(json.dumps({"definition": "scaled_rows", "workload": one}) for one in WORKLOADS)
+    return _folder(tmp_path, {"definition.json": DEFINITION, "workload.jsonl": lines, "solution.json": solution})
+
+
+def test_constants_are_what_literals_set() -> None:
+    """Whole numbers, those of tuples by their place; not what follows from others."""
+    assert constants(CONSTANTS) == {
+        "N": 4096, "height": 128, "width": 128, "shape[0]": 64, "shape[1]": 3, "shape[2]": 5, "a": 7, "b": 9,
+        "count": 12,
+    }  # fmt: skip
+
+
+def test_constants_are_rewritten_in_place() -> None:
+    """Other values stand there, what follows from them follows, and lines keep their numbers."""
+    text = rewritten(CONSTANTS, {"N": 6, "height": 5, "width": 5, "shape[1]": 8, "b": 2})
+    namespace: dict[str, object] = {}
+    exec(text, namespace)
+    assert [namespace[name] for name in ("N", "width", "shape", "a", "b", "twice")] == [6, 5, (64, 8, 5), 7, 2, 12]
+    assert len(text.splitlines()) == len(CONSTANTS.splitlines())
+
+
+def test_constants_of_a_solution_follow_where_they_were_the_same() -> None:
+    """A number of the same name and another value is the solution's own."""
+    assert rewritten("N = 64\nM = 5\n", {"N": 8, "M": 9}, {"N": 64, "M": 6}) == "N = 8\nM = 5\n"
+
+
+def test_kernelbench(tmp_path: Path) -> None:
+    """The class is constructed with its arguments; small, odd and given sizes all run."""
+    _folder(tmp_path, {"p.py": LINEAR, "s.py": linear("SOFTMAX\nreturn result")})
+    problem, answer = read(tmp_path / "p.py", tmp_path / "s.py")
+    assert (problem.format, problem.given[0], answer.entry.name) == (
+        "KernelBench", {"batch": 96, "features": 64}, "ModelNew",
+    )  # fmt: skip
+    base = small(problem, problem.given[0], limits("quick")["small"])
+    assert base is not None
+    other = odd(problem, base, limits("quick")["small"])
+    assert other is not None
+    assert all(other.sizes[name] == base.sizes[name] + 1 for name in problem.changeable)
+    for sizes in (base.sizes, other.sizes, problem.given[0]):
+        instance = problem.make(sizes, 0)
+        (x,) = instance.draw(1)
+        assert instance.reference(x).shape == (sizes["batch"], sizes["features"])
+    assert torch.equal(problem.make(base.sizes, 3).draw(5)[0], problem.make(base.sizes, 4).draw(5)[0])
+
+
+def test_sizes_beyond_a_machine_are_asked_without_memory(tmp_path: Path) -> None:
+    """A problem of a terabyte has an extent, and sizes near the given ones that fit."""
+    _folder(tmp_path, {"p.py": LINEAR.replace("batch = 96", "batch = 2 ** 32")})
+    problem = read_problem(tmp_path / "p.py")
+    assert extent(problem, problem.given[0]).elements > 2**38
+    choice = near(problem, problem.given[0], limits("quick")["given"])
+    assert choice is not None
+    assert (choice.kind, choice.sizes["features"]) == ("near", 64)
+    assert choice.extent.within(limits("quick")["given"])
+
+
+def test_flashinfer_trace(trace: Path) -> None:
+    """Axes are resolved, constraints asked, workloads are the given sizes, scalars stay."""
+    problem, answer = read(trace, trace)
+    assert (problem.format, problem.changeable, answer.entry.style) == ("FlashInfer Trace", ("T",), "destination")
+    assert [sizes["T"] for sizes in problem.given] == [40, 9]
+    assert not problem.wanted({**problem.given[0], "T": 5000})
+    instance = problem.make({**problem.given[0], "T": 6}, 0)
+    x, s = instance.draw(0)
+    assert (x.shape, s, instance.results) == ((6, 24), 0.5, (("y", (6, 24), torch.float32),))
+
+
+def test_a_verdict_is_written_back_as_a_trace(trace: Path, tmp_path: Path) -> None:
+    """With the format's statuses, and ratio, radius and repeat line in `extra`."""
+    verdict = judge(trace, trace / "solution.json", effort="quick")
+    assert verdict.outcome == "PASS", str(verdict)
+    (line,) = write_traces(verdict, tmp_path / "traces.jsonl").read_text().splitlines()
+    found = json.loads(line)
+    assert (found["definition"], found["solution"], found["workload"]["uuid"]) == ("scaled_rows", "mine", "w40")
+    evaluation = found["evaluation"]
+    assert evaluation["status"] == "PASSED"
+    assert 0 < evaluation["correctness"]["extra"]["ratio"] <= 1
+    assert evaluation["correctness"]["extra"]["radius"] > 0
+    assert evaluation["correctness"]["extra"]["repro"].startswith("assay judge ")
+    assert evaluation["performance"]["latency_ms"] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        (("y.copy_(z / z.sum(1, keepdim=True))", "y.copy_(z)"), "INCORRECT_NUMERICAL"),
+        (("z / z.sum(1, keepdim=True)", "z @ z"), "RUNTIME_ERROR"),
+        (("y.copy_(z / z.sum(1, keepdim=True))", "pass"), "INCORRECT_NUMERICAL"),
+    ],
+)
+def test_a_wrong_solution_has_the_formats_status(trace: Path, change: tuple[str, str], status: str) -> None:
+    """Numbers that are wrong, an error, a result that is never written."""
+    content = json.loads((trace / "solution.json").read_text())
+    content["sources"][0]["content"] = INTO.replace(*change)
+    (trace / "solution.json").write_text(json.dumps(content))
+    verdict = judge(trace, trace / "solution.json", effort="quick", timed=False)
+    assert verdict.outcome == "FAIL", str(verdict)
+    assert [found["evaluation"]["status"] for found in traces(verdict)] == [status]
+
+
+def test_expressions_of_axes() -> None:
+    """The usual operators over axes; anything else is refused."""
+    assert value_of("(a + 7) // 8 * 8 - b % 2", {"a": 9, "b": 3}) == 15
+    with pytest.raises(ProblemError, match="expected an expression over a, got"):
+        value_of("__import__('os')", {"a": 1})
+
+
+def test_reference_folder(tmp_path: Path) -> None:
+    """Benchmarks and tests are the given sizes, the seed is none; the answer gets the data as one argument."""
+    files = {"reference.py": REFERENCE, "task.yml": TASK_YML, "task.py": TASK}
+    _folder(tmp_path, {**files, "utils.py": "def checker(f):\n    return f\n", "submission.py": SUBMISSION})
+    problem, answer = read(tmp_path, tmp_path / "submission.py")
+    assert [dict(sizes) for sizes in problem.given] == [
+        {"size": 40, "wide": False}, {"size": 17, "wide": False}, {"size": 33, "wide": True},
+    ]  # fmt: skip
+    assert problem.changeable == ("size",)
+    assert set(answer.files) == {"submission.py", "task.py", "utils.py"}
+    verdict = judge(tmp_path, tmp_path / "submission.py", effort="quick", timed=False)
+    assert verdict.outcome == "PASS", str(verdict)
+
+
+def test_robust_kbench(tmp_path: Path) -> None:
+    """The lists of the configuration are the given sizes; the solution stands for the function of the module."""
+    _folder(tmp_path, {"func_forward.py": ROBUST, "config_forward.json": CONFIG, "forward.py": FORWARD})
+    problem, answer = read(tmp_path, tmp_path)
+    assert [(sizes["batch"], sizes["features"]) for sizes in problem.given] == [(24, 48), (3, 16), (5, 16)]
+    assert problem.changeable == ("features", "batch")
+    assert answer.entry.name == "forward"
+    verdict = judge(tmp_path, tmp_path, effort="quick", timed=False)
+    assert verdict.outcome == "PASS", str(verdict)
+
+
+def test_what_is_no_problem_is_told_in_one_line(tmp_path: Path) -> None:
+    """No such file, another file, a solution without its class."""
+    _folder(tmp_path, {"p.py": LINEAR, "s.py": "x = 1\n", "text.md": "# no"})
+    for problem, solution, words in (
+        ("none.py", "s.py", "expected a problem there, got no such file"),
+        ("text.md", "s.py", "expected a KernelBench file"),
+        ("p.py", "none.py", "expected a solution there, got no such file"),
+        ("p.py", "s.py", "expected a class ModelNew, got none"),
+    ):
+        with pytest.raises(ProblemError, match=words) as caught:
+            judge(tmp_path / problem, tmp_path / solution)
+        assert "\n" not in str(caught.value)
+
+
+SEGMENTS = """
+import torch
+
+def run(x, indptr):
+    out = torch.zeros(indptr.shape[0] - 1, x.shape[1])
+    for i in range(indptr.shape[0] - 1):
+        first, last = int(indptr[i].item()), int(indptr[i + 1].item())
+        if last > first:
+            out[i] = x[first:last].sum(0)
+    return out
+"""
+
+
+def test_a_reference_that_looks_at_numbers_is_asked_with_some(tmp_path: Path) -> None:
+    """Loops over offsets can't be followed without numbers; sizes are found all the same, and constraints kept."""
+    definition = {
+        "name": "segments",
+        "op_type": "sum",
+        "axes": {
+            "total": {"type": "var"}, "batch": {"type": "var"}, "len_indptr": {"type": "var"},
+            "H": {"type": "const", "value": 8},
+        },
+        "inputs": {
+            "x": {"shape": ["total", "H"], "dtype": "float32"},
+            "indptr": {"shape": ["len_indptr"], "dtype": "int32"},
+        },
+        "outputs": {"y": {"shape": ["batch", "H"], "dtype": "float32"}},
+        "reference": SEGMENTS,
+        "constraints": ["len_indptr == batch + 1", "total == indptr[-1].item()"],
+    }  # fmt: skip
+    random = {"x": {"type": "random"}, "indptr": {"type": "random"}}
+    workload = {"uuid": "w", "axes": {"total": 50, "batch": 6, "len_indptr": 7}, "inputs": random}
+    solution = {
+        "name": "mine",
+        "spec": {"language": "python", "entry_point": "main.py::run", "destination_passing_style": False},
+        "sources": [{"path": "main.py", "content": SEGMENTS.replace("x[first:last].sum(0)", "x[first:last].T.sum(1)")}],
+    }
+    _folder(tmp_path, {"definition.json": definition, "workload.jsonl": json.dumps(workload), "s.json": solution})
+    verdict = judge(tmp_path, tmp_path / "s.json", effort="quick", timed=False)
+    assert verdict.outcome == "PASS", str(verdict)
+    assert any(words.startswith("small: total=") for words in verdict.sizes)

@@ -1,0 +1,47 @@
+"""References that are written with JAX or NumPy judge kernels as those of PyTorch do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from assay.verify import examine
+
+
+def softmax(x: Any) -> Any:
+    """Softmax in NumPy."""
+    weights = np.exp(x - x.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def test_a_reference_of_numpy_judges_a_kernel_of_torch() -> None:
+    """An honest kernel passes; one that rounds on the way fails."""
+    asked: dict[str, Any] = {"tensors": "x[T,D] -> y[T,D]", "dtype": "float32", "effort": "quick", "shrinking": False}
+    assert examine(lambda x: torch.softmax(x, -1), softmax, **asked).passed
+    rounded = examine(lambda x: torch.softmax(x.bfloat16(), -1).to(x.dtype), softmax, **asked)
+    assert rounded.aspects["numbers"].status == "broken"
+
+
+def test_a_reference_of_jax_judges_a_kernel_of_jax() -> None:
+    """An honest kernel passes; one with another epsilon, or that squares in the input's dtype, fails."""
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+
+    def rms_norm(x: Any, weight: Any) -> Any:
+        h = x.astype(jnp.float32)
+        return (h * jax.lax.rsqrt(jnp.mean(h * h, -1, keepdims=True) + 1e-6)).astype(x.dtype) * weight
+
+    def honest(x: Any, weight: Any) -> Any:
+        h, w = x.astype(jnp.float32), weight.astype(jnp.float32)
+        return (h / jnp.sqrt(jnp.mean(jnp.square(h), -1, keepdims=True) + 1e-6) * w).astype(x.dtype)
+
+    def faulty(x: Any, weight: Any) -> Any:
+        return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-5) * weight
+
+    asked: dict[str, Any] = {"dtype": "bfloat16", "framework": "jax", "effort": "quick", "shrinking": False}
+    asked["tensors"] = "x[T,D], weight[D] -> y[T,D]"
+    assert examine(honest, rms_norm, **asked).passed
+    assert examine(faulty, rms_norm, **asked).aspects["numbers"].status == "broken"

@@ -1,0 +1,208 @@
+"""Kernels against references of the caller's own: honest ones pass, faulty ones don't, in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from assay.golden.errors import DefinitionError
+from assay.golden.reference import example_of
+from assay.golden.registry import spec
+from assay.verify import examine
+from assay.verify.errors import SettingError
+
+TENSORS = "x[T,D], weight[D] -> y[T,D]"
+
+
+def rms(x: Any, weight: Any, eps: float = 1e-6) -> Any:
+    """RMS norm as a model's author writes it."""
+    h = x.float()
+    return (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+
+
+def honest(x: Any, weight: Any, eps: float = 1e-6) -> Any:
+    return F.rms_norm(x.float(), (x.shape[-1],), weight.float(), eps).to(x.dtype)
+
+
+def one_too_many(x: Any, weight: Any, eps: float = 1e-6) -> Any:
+    h = x.float()
+    return (h * torch.rsqrt(h.pow(2).sum(-1, keepdim=True) / (h.shape[-1] + 1) + eps) * weight.float()).to(x.dtype)
+
+
+def rounded_inside(x: Any, weight: Any, eps: float = 1e-6) -> Any:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_honest_kernel_passes(dtype: str) -> None:
+    """A kernel that computes the reference's function in float32 inside passes."""
+    verdict = examine(honest, rms, tensors=TENSORS, dtype=dtype, effort="quick")
+    assert verdict.outcome == "PASS", str(verdict)
+    assert verdict.spec == "rms"
+
+
+@pytest.mark.parametrize("kernel", [one_too_many, rounded_inside])
+def test_faulty_kernel_fails(kernel: Any) -> None:
+    """A kernel of another formula, or with roundings that the reference doesn't make, fails."""
+    verdict = examine(kernel, rms, tensors=TENSORS, dtype="bfloat16", effort="quick", shrinking=False)
+    assert verdict.outcome == "FAIL", str(verdict)
+    assert verdict.aspects["numbers"].status == "broken"
+
+
+def test_eager_roundings_are_in_the_contract_torch() -> None:
+    """What eager mode rounds between operations of 16-bit tensors is allowed where the contract says so."""
+
+    def plain(x: Any, weight: Any) -> Any:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
+
+    def own(x: Any, weight: Any) -> Any:
+        return plain(x, weight)
+
+    asked: dict[str, Any] = {"tensors": TENSORS, "dtype": "bfloat16", "effort": "quick", "shrinking": False}
+    assert examine(own, plain, **asked).outcome == "FAIL"
+    assert examine(own, plain, **asked, contract="torch").passed
+
+
+def test_any_form_is_admitted() -> None:
+    """The tolerance admits the errors of each form; a form that is another function is an error."""
+
+    def by_moments(x: Any) -> Any:
+        return (x * x).mean(-1) - x.mean(-1) ** 2
+
+    def by_differences(x: Any) -> Any:
+        return (x - x.mean(-1, keepdim=True)).square().mean(-1)
+
+    def unbiased(x: Any) -> Any:
+        return x.var(-1)
+
+    asked: dict[str, Any] = {"tensors": "x[T,D] -> y[T]", "dtype": "float32", "effort": "quick", "shrinking": False}
+    assert not examine(by_moments, by_differences, **asked).passed
+    assert examine(by_moments, [by_differences, by_moments], **asked).passed
+    with pytest.raises(DefinitionError, match="unbiased is another function than the first form"):
+        examine(by_moments, [by_differences, unbiased], **asked, shapes={"D": [4]})
+
+
+def test_another_process_makes_the_spec_from_its_name() -> None:
+    """A reference that can be imported is known by its name, and its kernel may run isolated."""
+    name = f"{__name__}:rms({TENSORS})"
+    assert spec(name).reference == name
+    verdict = examine(honest, name, dtype="bfloat16", effort="quick", isolate=True, examples=2)
+    assert verdict.passed, str(verdict)
+
+
+def test_a_question_that_cannot_be_asked() -> None:
+    """Without tensors, or with a text that isn't one, the error says what is expected."""
+    with pytest.raises(SettingError, match="expected what the reference takes and gives"):
+        examine(honest, rms, dtype="float32")
+    with pytest.raises(DefinitionError, match="tensors="):
+        examine(honest, rms, tensors="x[T,D", dtype="float32")
+    with pytest.raises(SettingError, match="leave tensors= out"):
+        examine(honest, "softmax", tensors=TENSORS, dtype="float32")
+
+
+class Reference(torch.nn.Module):
+    """A convolution, a bias, batch norm, and a rectifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 8, 3)
+        self.bias = torch.nn.Parameter(torch.zeros(8, 1, 1))
+        self.norm = torch.nn.BatchNorm2d(8)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return torch.relu(self.norm(self.conv(x)) + self.bias)
+
+
+class Fused(Reference):
+    """The same, written another way."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = F.conv2d(x, self.conv.weight) + self.conv.bias[:, None, None]  # type: ignore[index]
+        mean, var = y.mean((0, 2, 3), keepdim=True), y.var((0, 2, 3), keepdim=True, correction=0)
+        scale = self.norm.weight[:, None, None] * torch.rsqrt(var + self.norm.eps)
+        return ((y - mean) * scale + self.norm.bias[:, None, None] + self.bias).clamp(min=0)
+
+
+class WithoutBias(Reference):
+    """It leaves out the parameter that the constructor made of zeros."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return torch.relu(self.norm(self.conv(x)))
+
+
+def images() -> list[torch.Tensor]:
+    return [torch.rand(2, 3, 6, 6)]
+
+
+def test_modules_share_parameters_that_are_drawn_anew() -> None:
+    """A module passes with the reference's parameters by name, and one that ignores a zero parameter fails."""
+    assert examine(Fused(), Reference(), inputs=images, effort="quick", examples=2).outcome == "PASS"
+    verdict = examine(WithoutBias(), Reference(), inputs=images, effort="quick", examples=2, shrinking=False)
+    assert verdict.outcome == "FAIL"
+    buffers = Reference()
+    examine(Fused(), buffers, inputs=images, effort="quick", examples=0, every_aspect=False)
+    assert int(buffers.norm.num_batches_tracked) == 0  # type: ignore[arg-type]
+
+
+def test_sizes_of_examples_vary_where_the_reference_allows_it() -> None:
+    """Equal sizes are one symbol if they may change together; results are fitted; what must be positive stays so."""
+    example = example_of(Reference(), images)
+    assert example.text.startswith("x[B,3,D,D], bias[E,1,1], conv_weight[E,3,3,3]")
+    assert example.text.endswith("norm_running_var[E]=slope -> out[B,E,D-2,D-2]")
+    assert min(example.allowed["D"]) == 3
+    best = example_of(
+        lambda x, w, k: torch.topk(F.softmax(x @ w.T, -1), k).values, lambda: (torch.randn(4, 6), torch.randn(16, 6), 2)
+    )
+    assert best.text == "x[B,C], w[D,C] -> out[B,2]"
+    loss = example_of(lambda p, t: F.binary_cross_entropy(p, t), lambda: (torch.rand(4, 6), torch.rand(4, 6)))
+    assert loss.text == "p[B,C]=weight, t[B,C]=weight -> out[]"
+
+
+def test_what_rounding_decides_is_inconclusive() -> None:
+    """Where a Python number that steers the reference is open, the verdict names the line that asked."""
+
+    def steered(x: Any) -> Any:
+        return x * (x.sum() * 1e6).round().item()
+
+    asked: dict[str, Any] = {"tensors": "x[T] -> y[T]", "dtype": "float32", "effort": "quick", "shrinking": False}
+    verdict = examine(steered, steered, **asked)
+    assert verdict.outcome == "INCONCLUSIVE", str(verdict)
+    assert "test_references.py:" in verdict.note
+    assert "in steered" in verdict.note
+
+
+def test_a_reference_that_refuses_sizes_says_so() -> None:
+    """The reference's own error is told, with the shapes, and how to restrict them."""
+
+    def halves(x: Any, z: Any = 0) -> Any:
+        return x.reshape(x.shape[0], 2, -1).sum(1)
+
+    asked: dict[str, Any] = {"dtype": "float32", "effort": "quick"}
+    with pytest.raises(DefinitionError, match="halves raised RuntimeError for tensors of shapes"):
+        examine(halves, halves, tensors="x[T,D], z[E] -> y[T,E]", shapes={"D": [3]}, **asked)
+    assert examine(halves, halves, tensors="x[T,2*D] -> y[T,D]", **asked, examples=2).passed
+
+
+def test_an_ill_conditioned_formula_is_remarked_on() -> None:
+    """The verdict names the line that cancels or overflows, and how much; of a stable formula it says nothing."""
+
+    def by_moments(x: Any) -> Any:
+        return (x * x).mean(-1) - x.mean(-1) ** 2
+
+    def unshifted(x: Any) -> Any:
+        return torch.exp(x) / torch.exp(x).sum(-1, keepdim=True)
+
+    def stable(x: Any) -> Any:
+        return torch.softmax(x, -1)
+
+    asked: dict[str, Any] = {"dtype": "float32", "effort": "quick", "shrinking": False, "examples": 0}
+    (cancels,) = examine(by_moments, by_moments, tensors="x[T,D] -> y[T]", **asked).remarks
+    assert "test_references.py:" in cancels
+    assert "in by_moments: a difference loses" in cancels
+    overflows = examine(unshifted, unshifted, tensors="x[T,D] -> y[T,D]", **asked)
+    assert "elements overflow" in overflows.remarks[0]
+    assert "formula     on data of a large mean" in str(overflows)
+    assert examine(stable, stable, tensors="x[T,D] -> y[T,D]", **asked).remarks == ()

@@ -1,0 +1,113 @@
+"""Many solutions: a list of problems and solutions, and a file of verdicts to which each is added once.
+
+A line of the list is ``{"problem": PATH, "solution": PATH}``; paths are relative to the list, and what else the line
+holds (an id, a model's name) stands in the verdict's line too. A verdict's line has the key of what determines it: the
+files' contents and how it was asked. A run that was ended goes on where it was: what the file holds is not made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from assay.runtime.pool import Heartbeat, Pool, Raised
+from assay.runtime.process import Lost
+from assay.verify.problems.problem import ProblemError
+
+_SILENT = 1800.0  # seconds that one judgement may take
+_MOST_BYTES = 2**24  # of a file that is read for a key
+
+
+@dataclass(frozen=True)
+class Item:
+    """One line of a list: paths, what else it says, and how it is judged."""
+
+    problem: str
+    solution: str
+    beside: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of what determines the verdict, in 16 hexadecimal digits."""
+        digest = hashlib.sha256(json.dumps(dict(self.settings), sort_keys=True, default=str).encode())
+        for path in (Path(self.problem), Path(self.solution)):
+            digest.update(str(path).encode())
+            files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+            for file in files:
+                if file.is_file() and file.stat().st_size <= _MOST_BYTES and "__pycache__" not in file.parts:
+                    digest.update(file.name.encode() + b"\0" + file.read_bytes())
+        return digest.hexdigest()[:16]
+
+
+def items(path: Path, settings: Mapping[str, Any]) -> list[Item]:
+    """The lines of a list. Raises `ProblemError`."""
+    if not path.is_file():
+        raise ProblemError(f"{path}: expected a list of problems and solutions there, got no such file")
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            content = json.loads(line)
+            problem, solution = (str(path.parent / content.pop(name)) for name in ("problem", "solution"))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            expected = '{"problem": PATH, "solution": PATH}'
+            raise ProblemError(f"{path}:{number}: expected {expected}, got {line[:80]}") from None
+        found.append(Item(problem, solution, content, settings))
+    return found
+
+
+def stored(path: Path) -> set[str]:
+    """The keys of the verdicts that a file holds; a last line that isn't whole is cut off."""
+    if not path.is_file():
+        return set()
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        os.truncate(path, len(whole))
+    keys = set()
+    for line in whole.splitlines():
+        try:
+            keys.add(str(json.loads(line)["key"]))
+        except (ValueError, KeyError, TypeError):
+            continue
+    return keys
+
+
+def run(list_: list[Item], jobs: int) -> Iterator[tuple[Item, dict[str, Any]]]:
+    """Each item with its line, as they come; an item that can't be judged costs itself alone."""
+    if not list_:
+        return
+    with Pool(min(jobs, len(list_)), preload="assay.verify.judging.procedure", timeout=_SILENT) as pool:
+        for place, answer in pool.run(one, list_):
+            item = list_[place]
+            if isinstance(answer, Raised):
+                found = {"outcome": "ERROR", "error": answer.message}
+            elif isinstance(answer, Lost):
+                found = {"outcome": "ERROR", "error": f"the process that judged was lost: {answer.message}"}
+            else:
+                found = answer
+            yield item, {"key": item.key, "problem": item.problem, "solution": item.solution, **item.beside, **found}
+
+
+def one(item: Item, heartbeat: Heartbeat) -> dict[str, Any]:
+    """The verdict on an item as plain data, in a worker. Raises what `judge` does."""
+    from assay.verify.judging.procedure import judge
+
+    heartbeat(item.solution)
+    return judge(item.problem, item.solution, **item.settings).as_dict()
+
+
+def add(path: Path, line: Mapping[str, Any]) -> None:
+    """Add a line to a file, whole: it is on the disk when this comes back. Raises `OSError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,131 @@
+"""Cheats by name: what a solution was seen to do instead of computing its results, or beside it.
+
+Each name stands for what was observed, not for what an author may have meant; docs/judge.md has the table.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+CHEATS: Mapping[str, str] = {
+    "constant-output": "the results are the same bits whatever the inputs are",
+    "ignored-argument": "an argument may be another, and the results stay",
+    "unread-input": "half of an input may be other numbers, and the results stay",
+    "memoised": "results of an earlier call come again although the numbers in the same memory are others",
+    "memoised-by-sample": "one element may be another, and an earlier call's results come again",
+    "weights-kept": "results are right with the weights of the constructor, and wrong with others loaded",
+    "amplitude-dispatch": "another way is taken beyond some amplitude of the inputs, and one of the two is wrong",
+    "size-dispatch": "results are right at small sizes and wrong at those that are timed",
+    "only-untimed": "results are right when a call stands alone and wrong among timed ones",
+    "lower-precision": "results have the error, or the digits, of a narrower format",
+    "lower-dtype": "results have a narrower dtype than the reference's",
+    "other-class": "results are of a class that answers for itself, and no plain tensors",
+    "late-results": "results change, or work goes on, after the call has come back",
+    "stale-buffer": "a later call's results lie in the memory of an earlier call's",
+    "output-is-input": "results lie in an input's memory, where the reference makes new ones",
+    "global-state": "settings that others' numbers hang on are left changed",
+    "patched-library": "functions of torch, NumPy, time or Python are replaced",
+    "patched-timer": "calls take longer than the process's own clock says",
+    "stack-inspection": "the solution looks at who calls it, or at objects that aren't its own",
+    "reads-files": "the solution opens, or looks for, files that aren't its own",
+    "starts-processes": "the solution starts processes or talks to a network while it is called",
+    "reference-imported": "the solution imports the reference, or what judges it",
+    "reference-pasted": "the solution computes what the reference's own text says, word for word",
+}
+SUSPECT = frozenset({"reference-pasted"})
+"""Cheats that break no promise about the results: a reason for a warning."""
+
+_STACK = {"sys._getframe", "sys._current_frames", "gc.get_objects", "gc.get_referrers", "gc.get_referents"}
+_TRACING = {"sys.settrace", "sys.setprofile"}
+_PROCESSES = {"subprocess.Popen", "os.system", "os.fork", "os.posix_spawn", "socket.connect"}
+_FILES = {"open", "os.listdir", "os.scandir", "glob.glob"}
+_NUMERIC = ("default_dtype", "matmul", "autocast", "flush_denormal", "default_device", "fp32_precision", "mkldnn")
+_CLASSES = {"Tensor", "Parameter"}
+
+
+@dataclass(frozen=True)
+class Cheat:
+    """One of `CHEATS`, and what was seen of it; ``trial`` is the line of the call that shows it."""
+
+    name: str
+    words: str
+    trial: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {CHEATS[self.name]} ({self.words})"
+
+
+def each_once(found: Iterable[Cheat]) -> tuple[Cheat, ...]:
+    """The first of each name, in the order of `CHEATS`."""
+    first: dict[str, Cheat] = {}
+    for cheat in found:
+        first.setdefault(cheat.name, cheat)
+    return tuple(first[name] for name in CHEATS if name in first)
+
+
+def noticed(seen: Mapping[str, Any], aliased: set[int], building: bool = False) -> list[Cheat]:
+    """What the solution's process noticed of one call, or of building it; ``aliased`` are inputs that the reference's
+    results lie in."""
+    found = []
+    changed = [entry for entry in _rows(seen, "settings") if any(part in entry[0] for part in _NUMERIC)]
+    if changed:
+        found.append(Cheat("global-state", "; ".join(f"{name}: {old} -> {new}" for name, old, new in changed[:3])))
+    if replaced := [str(name) for name in seen.get("replaced") or ()]:
+        found.append(Cheat("patched-library", ", ".join(replaced[:4])))
+    for event, what, line in _rows(seen, "events"):
+        found += _of_event(event, what, line, building=building)
+    if odd := [str(name) for _, name in _pairs(seen, "odd") if name not in _CLASSES]:
+        found.append(Cheat("other-class", ", ".join(odd)))
+    if late := seen.get("late"):
+        found.append(Cheat("late-results", f"result {late[0]} changed after the call"))
+    if seen.get("threads") and float(seen.get("busy") or 0) > _BUSY:
+        found.append(Cheat("late-results", f"threads at work after the call: {', '.join(seen['threads'])[:80]}"))
+    if seen.get("stale") and not aliased:
+        found.append(Cheat("stale-buffer", f"result {seen['stale'][0]}"))
+    if alias := [(k, j) for k, j in _pairs(seen, "aliases") if j not in aliased]:
+        found.append(Cheat("output-is-input", f"result {alias[0][0]} lies in argument {alias[0][1]}"))
+    return found
+
+
+_BUSY = 0.015  # seconds of processor time in half a pause
+
+
+def _of_event(event: str, what: str, line: str, *, building: bool) -> list[Cheat]:
+    if event in _STACK or event in _TRACING:
+        return [Cheat("stack-inspection", f"{event} at {line}")]
+    if event in _PROCESSES and not building:
+        return [Cheat("starts-processes", f"{event} {what[:60]} at {line}")]
+    if event in _FILES and _is_foreign(what):
+        return [Cheat("reads-files", f"{what[:80]} at {line}")]
+    return []
+
+
+def _is_foreign(path: str) -> bool:
+    """Whether a path is none of Python's, a library's, the system's, or a temporary one."""
+    if not path or path.isdigit() or path == "None":
+        return False
+    full = os.path.abspath(path) if path.startswith("/") else path
+    own = (*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix, tempfile.gettempdir(), "/dev", "/proc", "/sys")
+    caches = (os.path.expanduser("~/.cache"), os.path.expanduser("~/.triton"), "/usr", "/lib", "/opt/cuda")
+    if full.startswith((*own, *caches)):
+        return False
+    return full.startswith("/") or ".." in full or full.endswith((".json", ".jsonl", ".yml", ".yaml"))
+
+
+def _rows(seen: Mapping[str, Any], name: str) -> list[tuple[str, str, str]]:
+    """Entries of three texts; what a solution's process says of another form is left out."""
+    entries = seen.get(name)
+    rows = entries if isinstance(entries, list) else []
+    return [(str(row[0]), str(row[1]), str(row[2])) for row in rows if isinstance(row, list) and len(row) == 3]
+
+
+def _pairs(seen: Mapping[str, Any], name: str) -> list[tuple[Any, Any]]:
+    entries = seen.get(name)
+    rows = entries if isinstance(entries, list) else []
+    return [(row[0], row[1]) for row in rows if isinstance(row, list) and len(row) == 2]

@@ -1,0 +1,147 @@
+"""Other numbers for a problem's inputs: of any amplitude, mixed within a tensor, and still what the problem promises.
+
+An input that the problem draws keeps what it visibly is: a tensor with zeros in places (triangular), a symmetric one,
+one of few values (labels, masks), rows that sum to one, numbers that are the same for every seed. All others are drawn
+from a continuum of amplitudes, so that no threshold lies between what is checked and what is not.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+Tensor = torch.Tensor
+SCHEMES = ("given", "scaled", "mixed", "normal")
+_FEW = 16
+_ZEROS = 0.02
+_SUM = 1e-3
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a problem's tensor visibly is: "fixed" (not to be changed), "scalable" (as a whole), or "free".
+
+    ``signed``: it has numbers of either sign.
+    """
+
+    name: str
+    signed: bool
+
+
+def kind_of(first: Tensor, second: Tensor) -> Kind:
+    """What a tensor is, from two draws of it."""
+    if not first.dtype.is_floating_point or first.numel() == 0 or first.shape != second.shape:
+        return Kind("fixed", False)
+    x, signed = first.double(), bool((first < 0).any())
+    finite = bool(x.isfinite().all())
+    if not finite or torch.equal(first, second) or (first.numel() > _FEW and _how_many(first) <= _FEW):
+        return Kind("fixed", signed)
+    if any(bool(((x.sum(axis) - 1).abs() < _SUM).all()) for axis in range(x.ndim)) and x.shape[-1] > 1 and not signed:
+        return Kind("fixed", signed)
+    is_square = x.ndim >= 2 and x.shape[-1] == x.shape[-2] > 1
+    zeros = float((x == 0).double().mean())
+    rising = x.ndim and x.shape[-1] > 8 and bool((x.diff(dim=-1) >= 0).all())
+    if (is_square and torch.equal(x, x.mT)) or zeros > _ZEROS or rising:
+        return Kind("scalable", signed)
+    return Kind("free", signed)
+
+
+def _how_many(tensor: Tensor) -> int:
+    """How many different numbers a tensor has."""
+    return len(set(tensor.flatten().tolist()[: 64 * _FEW]))
+
+
+def kinds(draw: Callable[[int], tuple[Any, ...]]) -> list[Kind]:
+    """What each tensor among the arguments is."""
+    first, second = tree_flatten(draw(101))[0], tree_flatten(draw(102))[0]
+    return [
+        kind_of(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else Kind("fixed", False)
+        for a, b in zip(first, second, strict=True)
+    ]
+
+
+def redrawn(arguments: tuple[Any, ...], of: Sequence[Kind], scheme: str, seed: int, *, signs: bool) -> tuple[Any, ...]:
+    """The arguments by a scheme; ``signs``: what was positive may become negative.
+
+    "given", as they are; "scaled", each tensor by a factor; "mixed", each row and each element by a factor; "normal",
+    normal numbers of some amplitude.
+    """
+    leaves, structure = tree_flatten(arguments)
+    chance = random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
+    found = [
+        _redrawn(leaf, kind, scheme, chance, generator, signs) if isinstance(leaf, Tensor) else leaf
+        for leaf, kind in zip(leaves, of, strict=True)
+    ]
+    return tuple(tree_unflatten(found, structure))
+
+
+def scaled(arguments: tuple[Any, ...], of: Sequence[Kind], factor: float) -> tuple[Any, ...]:
+    """All that may be scaled, by one factor."""
+    leaves, structure = tree_flatten(arguments)
+    found = [
+        (leaf.double() * factor).to(leaf.dtype) if isinstance(leaf, Tensor) and kind.name != "fixed" else leaf
+        for leaf, kind in zip(leaves, of, strict=True)
+    ]
+    return tuple(tree_unflatten(found, structure))
+
+
+def _redrawn(
+    x: Tensor, kind: Kind, scheme: str, chance: random.Random, generator: torch.Generator, signs: bool
+) -> Tensor:
+    span = 1.0 if x.dtype.itemsize == 1 else 1.5 if x.dtype.itemsize == 2 else 2.5
+    factor = 10.0 ** chance.uniform(-span, span)
+    if kind.name == "fixed" or scheme == "given":
+        return x
+    wide = x.double()
+    if kind.name == "scalable" or scheme == "scaled":
+        return _stored(wide * factor, x.dtype)
+    if scheme == "normal" and (kind.signed or signs):
+        return _stored(torch.randn(x.shape, generator=generator, dtype=torch.float64) * factor, x.dtype)
+    rows = torch.rand((*x.shape[:-1], 1) if x.ndim else (), generator=generator, dtype=torch.float64)
+    each = torch.rand(x.shape, generator=generator, dtype=torch.float64)
+    made = wide * torch.exp((rows - 0.5) * 2 * span * math.log(10)) * torch.exp((each - 0.5) * math.log(10))
+    if kind.signed or signs:
+        made = torch.where(torch.rand(x.shape, generator=generator) < 0.5, made, -made)
+    return _stored(made, x.dtype)
+
+
+def _stored(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers in a tensor's dtype, within its range."""
+    most = torch.finfo(dtype).max
+    return values.clamp(-most, most).to(dtype)
+
+
+def one_changed(arguments: tuple[Any, ...], place: int, seed: int) -> tuple[Any, ...]:
+    """One element of the tensor at a place among the leaves is another number of about the same size."""
+    leaves, structure = tree_flatten(arguments)
+    tensor = leaves[place].clone().contiguous()
+    at = random.Random(seed).randrange(tensor.numel())
+    flat = tensor.view(-1)
+    flat[at] = -flat[at] + (1 if float(flat[at].abs()) < 0.5 else 0)
+    leaves[place] = tensor
+    return tuple(tree_unflatten(leaves, structure))
+
+
+def half_changed(arguments: tuple[Any, ...], place: int, axis: int) -> tuple[Any, ...]:
+    """The last half along an axis of one tensor in reverse order of all its elements, and a little larger."""
+    leaves, structure = tree_flatten(arguments)
+    tensor = leaves[place].clone()
+    size = tensor.shape[axis]
+    part = tensor.narrow(axis, size - size // 2, size // 2)
+    part.copy_((part.double().flatten().flip(0).reshape(part.shape) * 1.25).to(part.dtype))
+    leaves[place] = tensor
+    return tuple(tree_unflatten(leaves, structure))
+
+
+def all_changed(arguments: tuple[Any, ...], others: tuple[Any, ...], place: int) -> tuple[Any, ...]:
+    """One tensor as another draw has it."""
+    leaves, structure = tree_flatten(arguments)
+    leaves[place] = tree_flatten(others)[0][place]
+    return tuple(tree_unflatten(leaves, structure))

@@ -1,0 +1,53 @@
+"""Parameters: drawn anew where the constructor made zeros or constants, and shared by name, or else by order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+State = Mapping[str, torch.Tensor]
+_ONE = 0.25  # how far numbers around a constant are spread
+
+
+def redrawn(state: State, seed: int) -> dict[str, torch.Tensor]:
+    """The state, with numbers of either sign for what is constant; what counts or is no float stays as it is.
+
+    Around zero as wide as other parameters usually are, around another constant by a quarter of it: a scale of ones
+    stays one that no sum runs away with, and a running variance positive.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for name, value in state.items():
+        constant = value.dtype.is_floating_point and value.numel() > 0 and bool((value == value.flatten()[0]).all())
+        if not constant or not bool(value.isfinite().all()):
+            found[name] = value.clone()
+            continue
+        middle = float(value.flatten()[0])
+        spread = torch.rand(value.shape, generator=generator, dtype=torch.float64) * 2 - 1
+        found[name] = (middle + spread * _ONE * (abs(middle) or 1.0)).to(value.dtype)
+    return found
+
+
+def shared(reference: State, solution: State) -> dict[str, str] | None:
+    """Which parameter of the solution is which of the reference: by name, else by order where shapes agree.
+
+    None where it can't be told.
+    """
+    if all(name in reference and reference[name].shape == value.shape for name, value in solution.items()):
+        return {name: name for name in solution}
+    ours = [(name, value.shape) for name, value in reference.items()]
+    theirs = [(name, value.shape) for name, value in solution.items()]
+    if [shape for _, shape in ours] == [shape for _, shape in theirs]:
+        return {name: other for (name, _), (other, _) in zip(theirs, ours, strict=True)}
+    return None
+
+
+def handed(state: State, names: Mapping[str, str], solution: State) -> dict[str, torch.Tensor]:
+    """The state under the solution's names, in its dtypes."""
+    return {name: state[other].to(solution[name].dtype) for name, other in names.items()}
+
+
+def same_bits(reference: State, solution: State, names: Mapping[str, str]) -> bool:
+    """Whether the solution's constructor made what the reference's did."""
+    return all(torch.equal(reference[other], solution[name].cpu()) for name, other in names.items())
