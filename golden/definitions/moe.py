@@ -51,7 +51,7 @@ def moe_route(
 @define(
     "moe",
     "x[T,D], w_gate_up[E,2*F,D], w_down[E,D,F], weights:float32[T,k]=weight, ids:int32[T,k]=index(E) -> y[T,D]",
-    stages={"gate_up": None, "activated": None, "hidden": "input", "expert": None},
+    stages={"gate_up": None, "activated": None, "hidden": "input", "expert": None, "weighted": None},
     rows="T",
     work="T*k*D*F+E*D*F",
     picked=("E",),
@@ -72,7 +72,8 @@ def moe(xp: Arithmetic[N, Idx], x: N, w_gate_up: N, w_down: N, weights: N, ids: 
         outputs.append(xp.round(xp.matmul(hidden, xp.swap(w_down[expert])), "expert"))
         order.append(pairs)
     back = xp.native.argsort(xp.native.concatenate(order))
-    mixed = xp.concatenate(outputs)[back].reshape(tokens, choices, x.shape[-1]) * weights[:, :, None]
+    mixed = xp.concatenate(outputs)[back].reshape(tokens, choices, x.shape[-1])
+    mixed = xp.round(mixed * weights[:, :, None], "weighted")
 
     def unchosen() -> Idx:
         """Where the weights of an expert are NaN or infinite that a token didn't choose."""

@@ -11,7 +11,8 @@ from torch import Tensor
 from assay.formats.accumulator import Accumulator, accumulator_named
 from assay.formats.rounding import round_to
 
-from .test_contract import VECTOR, no_shrinking, short, verdict_of
+from .test_batch import no_shrinking
+from .test_contract import VECTOR, short, verdict_of
 
 __all__ = ["no_shrinking"]  # a fixture of each test here
 

@@ -8,6 +8,8 @@ function as its caller sees it (`assay.golden.definitions.composed`):
   Examined is the gradient with respect to x, and y may be rounded once to the dtype on the way.
 - cross-entropy's has an upstream gradient of one. Examined is the product with any upstream gradient, one for each
   token where nothing is reduced: a gradient that takes these for a single number is wrong.
+
+The backward spec of a loss of many logits (linear_cross_entropy) is asked as it stands: with an upstream gradient of 1.
 """
 
 from __future__ import annotations
@@ -42,13 +44,18 @@ class Pair:
         """The inputs that have a gradient (the others are labels): each result is the gradient of one, after a d."""
         return tuple(tensor.name.removeprefix("d") for tensor in self.backward.signature().returns)
 
+    @property
+    def takes_upstream(self) -> bool:
+        """Whether the backward spec's last input is an upstream gradient; else that is one."""
+        return self.backward.tensors[-1].name not in {tensor.name for tensor in self.forward.tensors}
+
     def arguments(self, inputs: Sequence[Any]) -> list[Any]:
         """What the function is called with, of the inputs that the backward spec has.
 
         An input that it hasn't (layernorm's bias), on which no gradient depends, is small numbers that repeat, exact
         in every dtype.
         """
-        own = self.backward.tensors[:-1]
+        own = self.backward.tensors[:-1] if self.takes_upstream else self.backward.tensors
         given = dict(zip((tensor.name for tensor in own), inputs, strict=True))
         sizes = {dim: size for tensor in own for dim, size in zip(tensor.dims, given[tensor.name].shape, strict=True)}
         return [
@@ -157,7 +164,7 @@ def gradient_of(function: Callable[..., Any], op: str, *, framework: str = "torc
     called = _as_function(function, pair)
 
     def gradient(*tensors: Any, **options: Any) -> Any:
-        *inputs, upstream = tensors
+        inputs, upstream = (tensors[:-1], tensors[-1]) if pair.takes_upstream else (tensors, None)
         return differentiate(called, pair, pair.arguments(inputs), upstream, options)
 
     gradient.__name__ = gradient.__qualname__ = f"gradient of {_name(function)}"
@@ -167,13 +174,12 @@ def gradient_of(function: Callable[..., Any], op: str, *, framework: str = "torc
 def pair_of(op: str) -> Pair:
     """The pair of an op, by the name of either; `SettingError` where there is none.
 
-    Of several specs of its gradient it is the one of its own inputs and an upstream gradient.
+    Of several specs of its gradient it is the one of its own inputs, and an upstream gradient where it takes one.
     """
     forward = spec(spec(op).gradient_of or op)
     names = {tensor.name for tensor in forward.tensors}
     for backward in gradients_of(forward.name):
-        *inputs, upstream = (tensor.name for tensor in backward.tensors)
-        if names.issuperset(inputs) and upstream not in names:
+        if names.issuperset(tensor.name for tensor in backward.tensors[:-1]):
             return Pair(forward, backward)
     known = sorted({spec(name).gradient_of or "" for name in specs()} - {""})
     raise SettingError(f"op={op!r} has no backward spec; those that have: {', '.join(known)}")
@@ -228,7 +234,7 @@ def _leaves(pair: Pair, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _torch_gradients(
-    function: Callable[..., Any], pair: Pair, inputs: Sequence[torch.Tensor], upstream: torch.Tensor, options: Any
+    function: Callable[..., Any], pair: Pair, inputs: Sequence[torch.Tensor], upstream: torch.Tensor | None, options: Any
 ) -> tuple[torch.Tensor, ...]:
     leaves = _leaves(pair, inputs)
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
@@ -239,6 +245,7 @@ def _torch_gradients(
         raise GradientError(f"{pair.forward.name}: expected one tensor of the function, got {type(out).__name__}")
     if not out.requires_grad:
         raise GradientError("the result does not hang on the inputs: it has no gradient function")
+    upstream = torch.ones_like(out) if upstream is None else upstream
     if (out.shape, out.dtype) != (upstream.shape, upstream.dtype):
         expected, got = (f"{str(x.dtype).removeprefix('torch.')} of shape {list(x.shape)}" for x in (upstream, out))
         raise GradientError(f"expected a result {expected}, got {got}")
@@ -265,8 +272,8 @@ def _jax_gradients(
             arguments[place] = value
         return function(*arguments, **options)
 
-    _, pull = jax.vjp(of_floats, *(inputs[place] for place in places))
-    return tuple(pull(upstream))
+    out, pull = jax.vjp(of_floats, *(inputs[place] for place in places))
+    return tuple(pull(jax.numpy.ones_like(out) if upstream is None else upstream))
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

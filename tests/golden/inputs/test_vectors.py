@@ -34,6 +34,7 @@ EXACT = {
         "cumsum",
         "errstate",
         "floor",
+        "frexp",
         "full",
     ),
     *("full_like", "isfinite", "ldexp", "minimum", "maximum", "ones", "rint", "sort", "where", "zeros", "zeros_like"),
