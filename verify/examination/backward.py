@@ -178,9 +178,13 @@ def pair_of(op: str) -> Pair:
     """
     forward = spec(spec(op).gradient_of or op)
     names = {tensor.name for tensor in forward.tensors}
-    for backward in gradients_of(forward.name):
-        if names.issuperset(tensor.name for tensor in backward.tensors[:-1]):
-            return Pair(forward, backward)
+    found = [
+        Pair(forward, backward)
+        for backward in gradients_of(forward.name)
+        if names.issuperset(tensor.name for tensor in backward.tensors[:-1])
+    ]
+    if found:
+        return max(found, key=lambda pair: pair.takes_upstream)
     known = sorted({spec(name).gradient_of or "" for name in specs()} - {""})
     raise SettingError(f"op={op!r} has no backward spec; those that have: {', '.join(known)}")
 
