@@ -1,8 +1,9 @@
-"""Whose fault it is that a program didn't end: the kernel's, or the interpreter's own.
+"""Whose fault it is that a program didn't end: the kernel's, the interpreter's own, or that of the Triton it runs in.
 
 What a kernel does wrong, Triton's compiler refuses as well (types, shapes), or it is wrong on a GPU too (an assertion,
-an index beyond its tensor). Any other error is put to the compiler's front end, which needs no GPU: if that takes the
-kernel, the kernel is right and the interpreter lacks something.
+an index beyond its tensor). What Triton's language says it hasn't implemented, or has no more, is the version's. Any
+other error is put to the compiler's front end, which needs no GPU: if that takes the kernel, the kernel is right and
+the interpreter lacks something.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
+import triton
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
@@ -36,6 +38,8 @@ def own_error(owner: Any, bound: Mapping[str, Any], error: Exception, place: str
     message = f"{type(error).__name__}: {one_line(error)} {place}"
     if isinstance(error, NotImplementedError) and _arose_in(error).startswith(_OURS):
         return NotInterpreted(f"the interpreter can't do this: {one_line(error)} {place}")
+    if isinstance(error, NotImplementedError) and _arose_in(error).startswith("triton.language"):
+        return NotInterpreted(f"Triton {triton.__version__} can't do this: {one_line(error)} {place}")
     if isinstance(error, _WHERE_IT_RUNS) or not compiles(owner, bound, target):
         return InterpreterError(message)
     return NotInterpreted(f"the interpreter fails where Triton's compiler does not: {message}")

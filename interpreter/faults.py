@@ -6,7 +6,10 @@ from assay.runtime.errors import AssayError
 
 
 class NotInterpreted(AssayError, NotImplementedError):
-    """The interpreter can't run a kernel that a compiler takes; the message names what is missing, in one line."""
+    """The interpreter can't run a kernel that a compiler takes, or the installed Triton lacks what the kernel needs.
+
+    The message names what is missing, in one line.
+    """
 
 
 class SanitizerError(AssayError, RuntimeError):

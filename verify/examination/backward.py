@@ -238,7 +238,11 @@ def _leaves(pair: Pair, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _torch_gradients(
-    function: Callable[..., Any], pair: Pair, inputs: Sequence[torch.Tensor], upstream: torch.Tensor | None, options: Any
+    function: Callable[..., Any],
+    pair: Pair,
+    inputs: Sequence[torch.Tensor],
+    upstream: torch.Tensor | None,
+    options: Any,
 ) -> tuple[torch.Tensor, ...]:
     leaves = _leaves(pair, inputs)
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
