@@ -11,10 +11,10 @@ from assay.golden.arithmetic.ball import Ball
 from assay.golden.arithmetic.ball_arithmetic import expm1_upper
 from assay.golden.arithmetic.ball_codes import CodeBalls
 from assay.golden.arithmetic.ball_decisions import DecisionBalls
+from assay.golden.arithmetic.ball_delta import DeltaBalls
 from assay.golden.arithmetic.ball_gradients import BASE_CHANGE, WELL_CONDITIONED
 from assay.golden.arithmetic.ball_logarithms import LogarithmBalls
 from assay.golden.arithmetic.ball_moments import MomentBalls
-from assay.golden.arithmetic.ball_scans import ScanBalls
 from assay.golden.arithmetic.ball_scores import ScoreBalls
 from assay.golden.arithmetic.model import EVALUATION, outward
 from assay.golden.arithmetic.real import Real, weighted_values
@@ -32,7 +32,7 @@ _SHORT_ROW = 1e-13  # 2 gamma_(n+6) up to 444 keys, which share it
 _SQUARES = 2.0**-900  # sums of squares below it may have lost what underflowed
 
 
-class BallArithmetic(CodeBalls, ScanBalls, ScoreBalls, MomentBalls, DecisionBalls, LogarithmBalls):
+class BallArithmetic(CodeBalls, DeltaBalls, ScoreBalls, MomentBalls, DecisionBalls, LogarithmBalls):
     """Ball arithmetic with the sharp bounds of standardisation and attention."""
 
     def softmax(self, x: Ball) -> Ball:

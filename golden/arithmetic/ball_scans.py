@@ -74,8 +74,49 @@ class ScanBalls(ElementaryBalls):
             return Ball(b, None, self.model)
         return self.ball(torch.stack([mid for mid, _ in found], -1), torch.stack([part for _, part in found], -1))
 
+    def solve_unit_lower(self, lower: Ball, right: Ball) -> Ball:
+        """In sequence, by blocks, or by inverses of diagonal blocks of any width, themselves computed so.
+
+        With T = I + L and X = T^-1 the computed x' solve (T + dT) x' = b + db, |dT| <= r_L + gamma_n |L| =: E and
+        |db| <= r_b + gamma_n |b| (N. J. Higham, *Accuracy and Stability of Numerical Algorithms*, 2nd ed., theorem 8.5,
+        of any order of the sums). An inverse of a diagonal block D of T is off by gamma_n |X||D||X| (there, 14.2), and
+        its product by gamma_n |X|, each times |b| + |L||x'|, the bound of what stands on the right of a block; that
+        reaches x' through X D. So for the radius e, with G = gamma_n |X| + (1 + gamma_n) gamma_n |X||T||X|,
+
+            e <= |X| (E (|x| + e) + db) + |X||T| G (|b| + |L| (|x| + e)),
+
+        in which no entry that multiplies e stands on the diagonal or above: one substitution in positive numbers.
+        """
+        size = right.shape[-2]
+        below, off = lower.mid.tril(-1), lower.radius.tril(-1)
+        inverse = unit_lower_inverse(below)
+        x = torch.linalg.solve_triangular(below, right.mid, upper=False, unitriangular=True)
+        one = torch.eye(size, dtype=torch.float64)
+        gamma, cut = self.model.gamma(size), self.model.accumulate.cut
+        lost = gamma + 2 * cut
+        error = off + lost * (below.abs() + off)
+        sized = torch.linalg.solve_triangular(one - inverse.abs() @ error, inverse.abs(), upper=False)
+        most = below.abs() + off
+        block = lost * sized + (1 + lost) * lost * sized @ (one + most) @ sized
+        tiny = self.model.underflow(self.model.accumulate.format) * size * (1 + x.abs().amax(-2, keepdim=True))
+        given = right.magnitude
+        rho, delta = error @ x.abs() + right.radius + lost * given + tiny, block @ (given + most @ x.abs()) + tiny
+        through = sized @ (one + most)
+        growth = (sized @ error + through @ block @ most).tril(-1)
+        rad = torch.linalg.solve_triangular(one - growth, sized @ rho + through @ delta, upper=False)
+        unknown = ~(x.isfinite() & rad.isfinite())
+        overflow = (most @ (x.abs() + rad) + given) > self.model.largest
+        hidden = unknown & right.mid.isfinite().all(-2, keepdim=True) & below.isfinite().all((-1, -2))[..., None, None]
+        return self.ball(torch.where(hidden, 0.0, x), torch.where(unknown | overflow, math.inf, rad))
+
     def where_above(self, x: Ball, bound: float, y: Ball, z: Ball | float) -> Ball:
         """Nothing is said where the bound lies within x's ball."""
         chosen = self.where(x.mid > bound, y, z)
         unsure = ((x.mid - bound).abs() <= x.radius) & (x.radius > 0)
         return self.unspecified(unsure | x.mid.isnan(), chosen)
+
+
+def unit_lower_inverse(lower: Tensor) -> Tensor:
+    """(I + ``lower``)^-1 [..., n, n], of what lies below the diagonal."""
+    one = torch.eye(lower.shape[-1], dtype=torch.float64)
+    return torch.linalg.solve_triangular(lower, one.expand(lower.shape), upper=False, unitriangular=True)

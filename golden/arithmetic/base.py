@@ -111,6 +111,17 @@ class Arithmetic(Decisions[N, Idx], ABC):
             parts.append(decay[..., t : t + 1] * parts[-1] + term[..., t : t + 1])
         return self.concatenate(parts, -1)
 
+    def solve_unit_lower(self, lower: N, right: N) -> N:
+        """x [..., n, m] with x_t + sum_(s<t) lower_ts x_s = right_t; by substitution, or by inverses of blocks.
+
+        ``lower`` [..., n, n], of which what lies below the diagonal counts; ``right`` [..., n, m].
+        """
+        found = right[..., :1, :]
+        for t in range(1, right.shape[-2]):
+            row = right[..., t : t + 1, :] - self.matmul(lower[..., t : t + 1, :t], found)
+            found = self.concatenate([found, row], -2)
+        return found
+
     def where_above(self, x: N, bound: float, y: N, z: N | float) -> N:
         """y where x > bound, else z; where a kernel's x may lie on the other side, either."""
         return self.where(self.above(x, bound), y, z)
@@ -285,6 +296,19 @@ class Arithmetic(Decisions[N, Idx], ABC):
         """cap * tanh(scores / cap), each of the three rounded as "scores" where a kernel may."""
         capped = self.round(self.tanh(self.round(scores / cap, "scores"), absolute=True), "scores")
         return self.round(capped * cap, "scores")
+
+    def delta_rule(self, q: N, k: N, v: N, factor: N | float, decays: N, decay: N, beta: N) -> N:
+        """o_t = q_t S_t, S_t = decay_t S_(t-1) + k_t^T beta_t (v_t - decay_t k_t S_(t-1)), q times ``factor``.
+
+        q, k [..., T, D], v [..., T, Dv]; ``decays`` [..., T, T] from one place to another, what lies ahead ignored;
+        ``decay`` of one step and ``beta`` [..., T]. Here by the triangular system of a single chunk.
+        """
+        behind = self.integers(range(k.shape[-2]))
+        ahead = behind[None, :] - behind[:, None]
+        lower = self.where(ahead < 0, self.matmul(k * beta[..., None], self.swap(k)) * decays, 0.0)
+        updates = self.solve_unit_lower(lower, v * beta[..., None])
+        scores = self.where(ahead <= 0, self.scores(q, k, factor) * decays, 0.0)
+        return self.matmul(self.round(scores, "scores"), updates)
 
     def attend_backward(
         self, scores: N, visible: Idx, q: N, k: N, v: N, dout: N, scale: N | float, terms: int

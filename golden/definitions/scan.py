@@ -9,6 +9,7 @@ import numpy as np
 
 from assay.golden.arithmetic.base import Arithmetic, N
 from assay.golden.definitions.attention import score_scale
+from assay.golden.definitions.heads import by_head, by_place, decays, places_ahead, touched
 from assay.golden.options import flag, number
 from assay.golden.registry import Fault, Reduction, define
 
@@ -171,37 +172,27 @@ def _attended(xp: Arithmetic[N], q: N, k: N, v: N, gate: tuple[N, ...], scale: f
     """Each place over those at least so far behind it."""
     batch, length, heads, width = q.shape
     factor = score_scale(xp, width, scale)
-    q, k, v = (xp.stack([x[:, :, head] for head in range(heads)], 1) for x in (q, k, v))  # [B, H, T, .]
-    ahead = xp.integers(range(length))[None, :] - xp.integers(range(length))[:, None]
-    seen = ahead <= -behind
-    levels = xp.cumsum(xp.stack([gate[0][:, :, head] for head in range(heads)], 1)) if gate else None
+    q, k, v = (by_head(xp, x) for x in (q, k, v))
+    seen = places_ahead(xp, length) <= -behind
+    gates = by_head(xp, gate[0]) if gate else None
 
     def by_scores() -> N:
         scores = xp.scores(q, k, factor)
-        if levels is not None:
-            between = levels[..., :, None] - levels[..., None, :]
-            scores = scores * xp.exp(xp.where(seen, between, 0.0))
+        if gates is not None:
+            scores = scores * decays(xp, gates, seen)
         return xp.matmul(xp.round(xp.where(seen, scores, 0.0), "scores"), v)
 
     def by_states() -> N:
         terms = k[..., :, :, None] * v[..., :, None, :]  # [B, H, T, D, Dv]
         flat = terms.reshape(batch, heads, length, width * v.shape[-1])
         decay = xp.exact(xp.native.ones((batch, heads, 1, length)))
-        if gate:
-            decay = xp.exp(xp.stack([gate[0][:, :, head] for head in range(heads)], 1))[:, :, None]
+        if gates is not None:
+            decay = xp.exp(gates)[:, :, None]
         state = xp.swap(xp.recurrence(decay, xp.swap(flat))).reshape(batch, heads, length, width, v.shape[-1])
         queries = (q * factor)[..., None, :]
         stored, plain = xp.matmul(queries, xp.round(state, "state")), xp.matmul(queries, state)
         return by_scores() + (stored - plain)[..., 0, :]
 
-    def touched() -> Any:
-        """Columns with a value, and heads with a key or a gate, that is no number: what is masked may reach others."""
-        heads_of = [k, *((levels[..., None],) if levels is not None else ())]
-        columns = (~xp.is_finite(v)).any(2)[:, :, None, :]
-        for x in heads_of:
-            columns = columns | (~xp.is_finite(x)).any(-1).any(-1)[..., None, None]
-        return columns
-
     out = by_scores() if behind else xp.any_formula(by_scores, by_states)
-    out = xp.unspecified(touched, out)
-    return xp.stack([out[:, head] for head in range(heads)], 2)
+    others = [k] if gates is None else [k, gates[..., None]]
+    return by_place(xp, xp.unspecified(lambda: touched(xp, v, *others), out))

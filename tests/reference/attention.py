@@ -182,3 +182,29 @@ def linear_attention(
         state = decay * state + k[:, t, :, :, None] * v[:, t, :, None, :]
         out[:, t] = factor * (q[:, t, :, None] @ state)[:, :, 0]
     return (out,)
+
+
+def gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gate: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    normalized: bool = False,
+) -> Outputs:
+    """Step by step, the state as a matrix that each place multiplies and adds to."""
+    q, k, v, gate, beta = (x.double() for x in (q, k, v, gate, beta))
+    if normalized:
+        q, k = (x / torch.sqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+    factor = max(q.shape[3], 1) ** -0.5 if scale is None else scale
+    one = torch.eye(q.shape[3], dtype=torch.float64)
+    out = torch.zeros(v.shape, dtype=torch.float64)
+    for batch, head in [(b, h) for b in range(q.shape[0]) for h in range(q.shape[2])]:
+        state = torch.zeros(v.shape[3], q.shape[3], dtype=torch.float64)
+        for t in range(q.shape[1]):
+            key, step = k[batch, t, head], beta[batch, t, head]
+            state = state * torch.exp(gate[batch, t, head]) @ (one - step * torch.outer(key, key))
+            state = state + step * torch.outer(v[batch, t, head], key)
+            out[batch, t, head] = factor * (state @ q[batch, t, head])
+    return (out,)
