@@ -22,12 +22,13 @@ class DecisionBalls(FunctionBalls):
     """Ball arithmetic with choices that hang on a number's side."""
 
     def enclosure(self, x: Ball) -> tuple[Tensor, Tensor]:
+        """A midpoint that is NaN or infinite is what the number is, as in `Golden`."""
         if x.rad is None:
             return x.mid, x.mid
         rad = torch.broadcast_to(x.rad, x.mid.shape)
         wide = (rad * RADIUS_ROUNDING).nan_to_num(nan=math.inf, posinf=math.inf)
         moved = x.mid.abs() * 2.0**-52 + wide  # the ends are rounded themselves
-        lost = wide.isinf() & ~x.mid.isinf()
+        lost = wide.isinf() & x.mid.isfinite()
         spread = torch.where(rad == 0, 0.0, moved)
         spread = torch.where(x.mid.isinf(), 0.0, spread)
         mid = torch.where(lost, 0.0, x.mid)
@@ -39,7 +40,7 @@ class DecisionBalls(FunctionBalls):
             return Ball(least, None, self.model)
         mid = torch.where(least == most, least, least / 2 + most / 2)
         rad = torch.where(least == most, 0.0, torch.maximum(most - mid, mid - least) * RADIUS_ROUNDING)
-        open_end = least.isinf() & most.isinf() & (least != most)
+        open_end = (least.isinf() | most.isinf()) & (least != most)
         mid, rad = torch.where(open_end, 0.0, mid), torch.where(open_end, math.inf, rad)
         return Ball(mid, torch.where(least.isnan() & most.isnan(), 0.0, rad), self.model)
 
@@ -53,10 +54,10 @@ class DecisionBalls(FunctionBalls):
         return self.interval(torch.where(lost, -math.inf, least), torch.where(lost, math.inf, most))
 
     def compare(self, x: Ball, y: Ball) -> Order:
-        """Of the midpoints' difference, whose sign float64 gives right, and the radii."""
+        """Of the midpoints' difference, whose sign float64 gives right, and the radii of those that are numbers."""
         apart = x.mid - y.mid
-        wide = (x.radius + y.radius) * RADIUS_ROUNDING
-        wide = wide.nan_to_num(nan=math.inf, posinf=math.inf)
+        x_radius, y_radius = (torch.where(ball.mid.isfinite(), ball.radius, 0.0) for ball in (x, y))
+        wide = (x_radius + y_radius) * RADIUS_ROUNDING
         known = wide == 0
         less, more = torch.where(known, x.mid < y.mid, -apart > wide), torch.where(known, x.mid > y.mid, apart > wide)
         return Order(less, more, known & (x.mid == y.mid), known & (x.mid.isnan() | y.mid.isnan()))

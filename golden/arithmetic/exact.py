@@ -130,8 +130,10 @@ class Exact(Arithmetic[DoubleDouble, Tensor]):
     def interval(self, least: Tensor, most: Tensor) -> DoubleDouble:
         if torch.equal(least, most):
             return DoubleDouble(least)
-        mid = least / 2 + most / 2
-        return DoubleDouble(mid, None, torch.maximum(most - mid, mid - least) * (1 + 2.0**-30))
+        open_end = (least.isinf() | most.isinf()) & (least != most)
+        mid = torch.where(least == most, least, torch.where(open_end, 0.0, least / 2 + most / 2))
+        radius = torch.maximum(most - mid, mid - least) * (1 + 2.0**-30)
+        return DoubleDouble(mid, None, torch.where(least == most, 0.0, torch.where(open_end, math.inf, radius)))
 
     def hull(self, x: DoubleDouble, y: DoubleDouble) -> DoubleDouble:
         (a, b), (c, d) = self.enclosure(x), self.enclosure(y)

@@ -25,8 +25,14 @@ def ranked(xp: Any, number: Any, k: int, largest: bool) -> tuple[Any, Tensor, Te
     """The k first of the last axis in order, and the least and the largest place that each may be at.
 
     Place j may be the i-th if no more than i numbers certainly precede it and, with those that may, at least i do. Ties
-    of exact numbers leave the place open too: kernels differ there.
+    of exact numbers leave the place open too: kernels differ there. NaN is larger than all numbers, as PyTorch has it.
     """
+    nan = xp.enclosure(number)[0].isnan()
+    if bool(nan.any()):
+        values, first, final = ranked(xp, xp.chosen(nan, constant(xp, torch.inf), number), k, largest)
+        place, many = torch.arange(values.shape[-1]), nan.sum(-1, keepdim=True)
+        last = place < many if largest else place >= nan.shape[-1] - many
+        return xp.chosen(last, constant(xp, torch.nan), values), first, final
     signed = -number if largest else number
     least, most = xp.enclosure(signed)
     ordered = xp.ordered(signed)[..., :k]
@@ -51,6 +57,12 @@ def ranked(xp: Any, number: Any, k: int, largest: bool) -> tuple[Any, Tensor, Te
     return values, first, final
 
 
+def extreme(xp: Any, number: Any, largest: bool) -> tuple[Any, Tensor, Tensor]:
+    """The largest or least of the last axis, which NaN is where there is one, and where it may be, as `ranked` has it."""
+    values, first, final = ranked(xp, number if largest else -number, 1, True)
+    return (values if largest else -values), first, final
+
+
 def _places(evaluation: Evaluation, first: Tensor, final: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
     if torch.equal(first, final):
         return first.to(dtype)
@@ -58,13 +70,14 @@ def _places(evaluation: Evaluation, first: Tensor, final: Tensor, dtype: torch.d
 
 
 def _chosen(
-    evaluation: Evaluation, x: Tensor, k: int, dim: int, largest: bool, drop: bool = False
+    evaluation: Evaluation, x: Tensor, k: int, dim: int, largest: bool, drop: bool | None = None
 ) -> tuple[Tensor, Tensor]:
+    """The k first along an axis; ``drop`` says that the extreme alone is meant, and whether its axis goes."""
     xp = evaluation.xp
     if not x.ndim:
         return evaluation.made(evaluation.number(x), x.dtype), torch.zeros((), dtype=torch.int64)
     number, back = _last(evaluation, x, dim)
-    values, first, final = ranked(xp, number, k, largest)
+    values, first, final = extreme(xp, number, largest) if drop is not None else ranked(xp, number, k, largest)
     if drop:
         axis = dim % x.ndim
         shape = tuple(n for a, n in enumerate(x.shape) if a != axis)
@@ -112,7 +125,7 @@ def _extreme(largest: bool) -> None:
         if dim is not None:
             return _chosen(evaluation, x, 1, dim, largest, drop=not keepdim)[1]
         number = evaluation.number(x).reshape((-1,))
-        _, first, final = ranked(evaluation.xp, number, 1, largest)
+        _, first, final = extreme(evaluation.xp, number, largest)
         shape = (1,) * x.ndim if keepdim else ()
         return _places(evaluation, first.reshape(shape), final.reshape(shape))
 
@@ -166,13 +179,15 @@ def _kthvalue(evaluation: Evaluation, x: Tensor, k: int, dim: int = -1, keepdim:
 
 @row("median.dim")
 def _median_along(evaluation: Evaluation, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    return _kthvalue(evaluation, x, ((x.shape[dim] if x.ndim else 1) + 1) // 2, dim, keepdim)
+    values, places = _kthvalue(evaluation, x, ((x.shape[dim] if x.ndim else 1) + 1) // 2, dim, keepdim)
+    with evaluation:
+        return torch.where(x.isnan().any(dim, keepdim), torch.nan, values), places
 
 
 @row("median")
 def _median(evaluation: Evaluation, x: Tensor) -> Tensor:
     with evaluation:
-        return x.reshape(-1).kthvalue((x.numel() + 1) // 2).values
+        return x.reshape(-1).median(0).values
 
 
 def _running(largest: bool) -> None:

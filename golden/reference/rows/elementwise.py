@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,22 +39,25 @@ def _div(xp: Any, x: Any, y: Any) -> Any:
 @elementwise("div.Tensor_mode div.Scalar_mode")
 def _div_mode(xp: Any, x: Any, y: Any, rounding_mode: str | None = None) -> Any:
     quotient = x / y
-    return quotient if rounding_mode is None else xp.step(getattr(torch, rounding_mode), quotient)
+    if rounding_mode is None:
+        return quotient
+    rounded = xp.step(getattr(torch, rounding_mode), quotient)
+    return beyond_numbers(xp, lambda a, b: torch.div(a, b, rounding_mode=rounding_mode), rounded, x, y)
 
 
 @elementwise("floor_divide floor_divide.Scalar")
 def _floor_divide(xp: Any, x: Any, y: Any) -> Any:
-    return xp.step(torch.floor, x / y)
+    return _div_mode(xp, x, y, "floor")
 
 
 @elementwise("remainder.Tensor remainder.Scalar")
 def _remainder(xp: Any, x: Any, y: Any) -> Any:
-    return x - xp.step(torch.floor, x / y) * y
+    return beyond_numbers(xp, torch.remainder, x - xp.step(torch.floor, x / y) * y, x, y)
 
 
 @elementwise("fmod.Tensor fmod.Scalar")
 def _fmod(xp: Any, x: Any, y: Any) -> Any:
-    return x - xp.step(torch.trunc, x / y) * y
+    return beyond_numbers(xp, torch.fmod, x - xp.step(torch.trunc, x / y) * y, x, y)
 
 
 @elementwise("neg")
@@ -71,12 +75,43 @@ def _square(xp: Any, x: Any) -> Any:
     return x * x
 
 
-@elementwise("maximum fmax")
+def beyond_numbers(xp: Any, eager: Callable[..., Any], y: Any, *operands: Any) -> Any:
+    """``y``, and where an operand is an infinity or NaN what PyTorch's function says of it: rules, not arithmetic."""
+    known, special, values = True, False, []
+    for operand in operands:
+        least, most = xp.enclosure(constant(xp, operand))
+        known = known & ((least == most) | (least.isnan() & most.isnan()))
+        special = special | ~least.isfinite()
+        values.append(least)
+    special = torch.as_tensor(known & special)
+    if not bool(special.any()):
+        return y
+    found = eager(*values)
+    unit = torch.where(found.isfinite(), found.abs() * 2.0**-52, 0.0)
+    return xp.chosen(special.expand(found.shape), xp.interval(found - unit, found + unit), y)
+
+
+@elementwise("fmax")
+def _fmax(xp: Any, x: Any, y: Any) -> Any:
+    return _but_for_nan(xp, x, y, xp.larger_of(x, y))
+
+
+@elementwise("fmin")
+def _fmin(xp: Any, x: Any, y: Any) -> Any:
+    return _but_for_nan(xp, x, y, xp.smaller_of(x, y))
+
+
+def _but_for_nan(xp: Any, x: Any, y: Any, found: Any) -> Any:
+    """The other number where one is NaN."""
+    return xp.chosen(xp.compare(x, x).unordered, y, xp.chosen(xp.compare(y, y).unordered, x, found))
+
+
+@elementwise("maximum")
 def _maximum(xp: Any, x: Any, y: Any) -> Any:
     return xp.larger_of(x, y)
 
 
-@elementwise("minimum fmin")
+@elementwise("minimum")
 def _minimum(xp: Any, x: Any, y: Any) -> Any:
     return xp.smaller_of(x, y)
 
@@ -106,7 +141,7 @@ def _clamp_number(xp: Any, x: Any, least: Any, most: Any) -> Any:
 
 @elementwise("pow.Tensor_Scalar pow.Tensor_Tensor")
 def _pow(xp: Any, x: Any, y: Any) -> Any:
-    return xp.power(x, y)
+    return beyond_numbers(xp, torch.pow, xp.power(x, y), x, y)
 
 
 @elementwise("pow.Scalar", floating=False)
@@ -164,14 +199,29 @@ def _atan2(xp: Any, y: Any, x: Any) -> Any:
     turned = xp.select(below.less, ~(below.more | below.same), straight - pi, straight + pi)
     upright = xp.select(below.less, ~(below.more | below.same), -(pi / 2.0), pi / 2.0)
     upright = xp.chosen(below.same, zero, upright)
-    return xp.chosen(side.same, upright, xp.select(side.less, ~(side.more | side.same), turned, straight))
+    angle = xp.chosen(side.same, upright, xp.select(side.less, ~(side.more | side.same), turned, straight))
+    return beyond_numbers(xp, torch.atan2, angle, y, x)
 
 
 @elementwise("xlogy.Tensor xlogy.Scalar_Other special_xlogy", floating=True)
 def _xlogy(xp: Any, x: Any, y: Any) -> Any:
     zero = xp.compare(x, constant(xp, 0.0)).same
     log = xp.function("log", xp.chosen(zero, constant(xp, 1.0), constant(xp, y)))
-    return xp.chosen(zero, constant(xp, 0.0), x * log)
+    return beyond_numbers(xp, torch.xlogy, xp.chosen(zero, constant(xp, 0.0), x * log), x, y)
+
+
+@elementwise("logit special_logit", floating=True)
+def _logit(xp: Any, x: Any, eps: float | None = None) -> Any:
+    x = x if eps is None else _clamp_number(xp, x, eps, 1 - eps)
+    return xp.function("log", x) - xp.function("log1p", -x)
+
+
+@elementwise("sinc special_sinc", floating=True)
+def _sinc(xp: Any, x: Any) -> Any:
+    origin, one = xp.compare(x, constant(xp, 0.0)).same, constant(xp, 1.0)
+    turned = xp.chosen(origin, one, x) * xp.constant(lambda sqrt, pi: pi)
+    y = xp.chosen(origin, one, xp.function("sin", turned) / turned)
+    return beyond_numbers(xp, torch.sinc, y, x)
 
 
 @elementwise("relu")
@@ -250,7 +300,8 @@ def _softplus(xp: Any, x: Any, beta: float = 1.0, threshold: float = 20.0) -> An
     scaled = x * beta
     soft = xp.function("softplus", scaled) / beta
     order = xp.compare(scaled, constant(xp, threshold))
-    return xp.any_formula(lambda: xp.select(order.more, ~(order.less | order.same), x, soft), lambda: soft)
+    above = order.more | order.unordered
+    return xp.any_formula(lambda: xp.select(above, ~(order.less | order.same), x, soft), lambda: soft)
 
 
 @elementwise("mish")
@@ -260,7 +311,7 @@ def _mish(xp: Any, x: Any) -> Any:
 
 @elementwise("hardsigmoid")
 def _hardsigmoid(xp: Any, x: Any) -> Any:
-    return _clamp_number(xp, x + 3.0, 0.0, 6.0) / 6.0
+    return beyond_numbers(xp, torch.nn.functional.hardsigmoid, _clamp_number(xp, x + 3.0, 0.0, 6.0) / 6.0, x)
 
 
 @elementwise("hardswish")
@@ -291,7 +342,7 @@ def _addcdiv(xp: Any, x: Any, a: Any, b: Any, value: float = 1) -> Any:
 
 @elementwise("hypot")
 def _hypot(xp: Any, x: Any, y: Any) -> Any:
-    return xp.root(x * x + y * y)
+    return beyond_numbers(xp, torch.hypot, xp.root(x * x + y * y), x, y)
 
 
 @elementwise("rad2deg", floating=True)

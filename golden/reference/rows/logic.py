@@ -88,34 +88,19 @@ _over("any any.dim any.dims", True)
 _over("all all.dim all.dims", False)
 
 
-@row("isnan")
-def _isnan(evaluation: Evaluation, x: Tensor) -> Tensor:
-    least, most = evaluation.xp.enclosure(evaluation.number(x))
-    return least.isnan() & most.isnan()
+def _of_kind(name: str, is_it: Callable[[Tensor], Tensor]) -> None:
+    """A mask of what a number is; one of which nothing is known may be of any kind."""
+
+    @row(name)
+    def kind(evaluation: Evaluation, x: Tensor) -> Tensor:
+        least, most = evaluation.xp.enclosure(evaluation.number(x))
+        unknown = (least.isinf() | most.isinf()) & (least != most)
+        certain = is_it(least) & is_it(most) & ~unknown
+        return mask(evaluation, certain, certain | unknown)
 
 
-@row("isinf")
-def _isinf(evaluation: Evaluation, x: Tensor) -> Tensor:
-    least, most = evaluation.xp.enclosure(evaluation.number(x))
-    return least.isinf() & (least == most)
-
-
-@row("isfinite")
-def _isfinite(evaluation: Evaluation, x: Tensor) -> Tensor:
-    least, most = evaluation.xp.enclosure(evaluation.number(x))
-    return least.isfinite() | ~(least == most) & ~least.isnan()
-
-
-@row("isposinf")
-def _isposinf(evaluation: Evaluation, x: Tensor) -> Tensor:
-    least, most = evaluation.xp.enclosure(evaluation.number(x))
-    return (least == torch.inf) & (most == torch.inf)
-
-
-@row("isneginf")
-def _isneginf(evaluation: Evaluation, x: Tensor) -> Tensor:
-    least, most = evaluation.xp.enclosure(evaluation.number(x))
-    return (least == -torch.inf) & (most == -torch.inf)
+for _name in ("isnan", "isinf", "isfinite", "isposinf", "isneginf"):
+    _of_kind(_name, getattr(torch, _name))
 
 
 @row("equal")

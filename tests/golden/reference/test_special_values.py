@@ -1,0 +1,99 @@
+"""NaN, infinities and the ends of domains in references: what PyTorch's rules say, and open where nothing is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from assay.golden.arithmetic import BallArithmetic
+from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.golden import golden_of
+from assay.golden.reference import reference_spec
+
+VALUES = (0.0, 1.0, -1.0, 0.5, -2.0, 1e30, math.inf, -math.inf, math.nan, 3.0, -20.0, 100.0)
+ROWS = [
+    [1.0, 2.0, 3.0, 4.0],
+    [math.nan, 1.0, 2.0, math.nan],
+    [math.inf, 1.0, 2.0, -math.inf],
+    [-math.inf] * 4,
+    [math.nan] * 4,
+    [3.0, math.nan, math.inf, -math.inf],
+    [1e30, 1.0, -1e30, 1.0],
+]
+
+
+def holds(reference: Callable[..., Any], tensors: str, *given: torch.Tensor) -> None:
+    """The golden is of the class that eager mode gives in float64, and as near as its radius says; nowhere open."""
+    right = reference(*(x.double() for x in given)).double()
+    golden = golden_of(run(reference_spec(reference, tensors), BallArithmetic(), list(given), {})[0])
+    value, radius = golden.value.double(), golden.radius.double()
+    alike = (value == right) | (value.isnan() & right.isnan())
+    near = (value - right).abs() <= radius + 1e-13 * right.abs()
+    wrong = ~torch.where(value.isfinite(), near & radius.isfinite(), alike)
+    assert not wrong.any(), f"{given}: {value[wrong]} +- {radius[wrong]}, expected {right[wrong]}"
+
+
+PAIRED = ("fmax", "fmin", "maximum", "minimum", "xlogy", "fmod", "remainder", "floor_divide", "hypot", "pow", "atan2")
+
+
+@pytest.mark.parametrize("name", PAIRED)
+def test_a_function_of_two_follows_the_rules_for_infinities(name: str) -> None:
+    """Every pair of usual and special values gives PyTorch's class; signs of zero are no part of it."""
+    function = getattr(torch, name)
+    x = torch.tensor(VALUES)
+    holds(lambda a, b: function(a, b), "a[N], b[N] -> y[N]", x.repeat_interleave(len(x)), x.repeat(len(x)))
+
+
+@pytest.mark.parametrize("name", ["logit", "sinc", "acos", "asin", "atanh", "erfinv", "log1p", "rsqrt", "digamma"])
+def test_a_function_is_right_at_the_ends_of_its_domain(name: str) -> None:
+    """At the ends, beyond them, and at infinities."""
+    function = getattr(torch, name)
+    holds(lambda x: function(x), "x[N] -> y[N]", torch.tensor([*VALUES, 1 - 2.0**-24, -1 + 2.0**-24]))
+
+
+REDUCED: dict[str, Callable[[Any], Any]] = {
+    "argmax": lambda x: x.argmax(-1) * 1.0,
+    "argmin": lambda x: x.argmin(-1) * 1.0,
+    "max": lambda x: x.max(-1).values,
+    "min": lambda x: x.min(-1).values,
+    "median": lambda x: x.median(-1).values,
+    "all finite": lambda x: x.isfinite().all(-1) * 1.0,
+    "logsumexp": lambda x: (x / 1e28).logsumexp(-1),
+}
+
+
+@pytest.mark.parametrize("name", REDUCED)
+def test_a_reduction_follows_the_rules_for_nan(name: str) -> None:
+    """NaN is both the largest and the least where it is, and rows of it alone are no error."""
+    holds(REDUCED[name], "x[R,N] -> y[R]", torch.tensor(ROWS))
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_nan_is_sorted_last_as_the_largest(descending: bool) -> None:
+    """However many there are, and infinities beside them."""
+    holds(lambda x: x.sort(-1, descending=descending).values, "x[R,N] -> y[R,N]", torch.tensor(ROWS))
+
+
+def test_of_a_number_of_which_nothing_is_known_the_kind_is_open() -> None:
+    """Whether it is finite selects either side, and not one of them for certain."""
+
+    def squared_or_zero(x: Any) -> Any:
+        huge = (x * 1e200) * 1e200 * 0.0  # what is beyond float64 may be anything
+        return torch.where(torch.isfinite(huge + x), x, torch.zeros_like(x))
+
+    definition = reference_spec(squared_or_zero, "x[N] -> y[N]")
+    found = run(definition, BallArithmetic(), [torch.tensor([0.0, 2.0])], {})[0]
+    assert float(golden_of(found).value[0]) == 0.0
+    assert not bool(golden_of(found).radius[1] == 0) or bool(golden_of(found).value[1] == 0)
+
+
+@pytest.mark.parametrize(("least", "most"), [(1.0, math.inf), (-math.inf, 2.0), (-math.inf, math.inf)])
+def test_an_interval_without_an_end_is_open(least: float, most: float) -> None:
+    """Nothing is said of the number, and no radius is NaN."""
+    ball = BallArithmetic().interval(torch.tensor([least]).double(), torch.tensor([most]).double())
+    assert bool(ball.mid.isfinite().all())
+    assert bool((ball.radius == math.inf).all())
