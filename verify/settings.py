@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 
 from assay.formats.format import format_named
-from assay.golden.inputs.values import format_or_integer
+from assay.golden.inputs.values import INTEGERS, format_or_integer
 from assay.golden.registry import Spec, spec
 from assay.interpreter import check_emulated
 from assay.runtime.environment import changes, with_changes
@@ -257,7 +257,7 @@ def _dtypes(definition: Spec, dtype: Any) -> str | dict[str, str] | None:
         return None
     if not isinstance(dtype, Mapping):
         name = format_or_integer(str(dtype).removeprefix("torch."))
-        is_integer = name in ("int32", "int64") or format_named(name).kind == "integer"
+        is_integer = name in INTEGERS or format_named(name).kind == "integer"
         if is_integer and any(tensor.dtype is None for tensor in tensors):
             raise SettingError(f"dtype={name!r}; {definition.name} takes floating-point numbers")
         return name

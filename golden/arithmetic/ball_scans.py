@@ -110,10 +110,10 @@ class ScanBalls(ElementaryBalls):
         return self.ball(torch.where(hidden, 0.0, x), torch.where(unknown | overflow, math.inf, rad))
 
     def where_above(self, x: Ball, bound: float, y: Ball, z: Ball | float) -> Ball:
-        """Nothing is said where the bound lies within x's ball."""
+        """Nothing is said where the bound lies within x's ball, nor what is right there."""
         chosen = self.where(x.mid > bound, y, z)
-        unsure = ((x.mid - bound).abs() <= x.radius) & (x.radius > 0)
-        return self.unspecified(unsure | x.mid.isnan(), chosen)
+        unsure = (((x.mid - bound).abs() <= x.radius) & (x.radius > 0)) | x.mid.isnan()
+        return Ball(torch.where(unsure, 0.0, chosen.mid), torch.where(unsure, math.inf, chosen.radius), self.model)
 
 
 def unit_lower_inverse(lower: Tensor) -> Tensor:

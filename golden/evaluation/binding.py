@@ -69,10 +69,11 @@ def _tensor(definition: Spec, tensor: TensorSpec, value: Any) -> torch.Tensor:
         raise InputError(f"{definition.name}: {tensor.name} is no tensor of numbers: {why}") from None
     if found.layout != torch.strided:
         raise InputError(f"{definition.name}: {tensor.name} is sparse; give it as .to_dense()")
-    whole = not (found.dtype.is_floating_point or found.dtype.is_complex or found.dtype == torch.bool)
+    is_mask = found.dtype == torch.bool and tensor.dtype == "bool"
+    whole = is_mask or not (found.dtype.is_floating_point or found.dtype.is_complex or found.dtype == torch.bool)
     if tensor.is_integer and not whole:
         raise InputError(f"{definition.name}: {tensor.name} must be integers, got {found.dtype}")
-    if found.dtype.is_complex or found.dtype == torch.bool:
+    if found.dtype.is_complex or (found.dtype == torch.bool and not is_mask):
         raise InputError(f"{definition.name}: {tensor.name} must be real numbers, got {found.dtype}")
     if found.dtype == torch.uint8 and (tensor.dtype or "").startswith(("fp8", "float8")):
         view = "float8_e4m3fn" if tensor.dtype == "fp8" else tensor.dtype

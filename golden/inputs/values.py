@@ -36,7 +36,8 @@ from assay.runtime.errors import unknown
 
 VERSION = 1  # of the inputs' numbers: raised whenever a seed comes to mean other numbers than before
 
-_INTEGERS = ("int32", "int64")
+INTEGERS = ("bool", "int16", "int32", "int64")
+"""Dtypes of indices, counts and masks, which are no formats of numbers."""
 _TILE = 262_139  # a prime: offsets that wrap at a power of two meet other numbers
 _FLOAT64 = format_named("float64")
 
@@ -53,7 +54,7 @@ def dtype_of(tensor: TensorSpec, dtype: str | Mapping[str, str]) -> str:
 
 def format_or_integer(name: str) -> str:
     """The full name of a dtype."""
-    return name if name in _INTEGERS else format_named(name).name
+    return name if name in INTEGERS else format_named(name).name
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -66,7 +67,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def stored(values: torch.Tensor, dtype: str) -> torch.Tensor:
     """float64 ``values`` rounded to ``dtype``, beyond its range to its largest, and stored in it."""
-    if dtype not in _INTEGERS:
+    if dtype not in INTEGERS:
         finite = torch.isfinite(values)  # what is not stays as it is
         values = torch.where(finite, round_to(torch.where(finite, values, 0.0), dtype, overflow="saturate"), values)
     target = torch_dtype(dtype)
@@ -92,7 +93,7 @@ def draw(
     """
     if kind == TILED:
         return _tiled(tensor, sizes, dtype, seed)
-    format = _FLOAT64 if dtype in _INTEGERS else format_named(dtype)
+    format = _FLOAT64 if dtype in INTEGERS else format_named(dtype)
     known = names_of(tensor)
     kind = kind or known[0]
     if kind not in (*known, EVERY):

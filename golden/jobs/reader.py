@@ -19,7 +19,7 @@ from assay.formats.format import format_named
 from assay.golden.errors import CampaignError, ShapeError
 from assay.golden.inputs.distributions import names_of
 from assay.golden.inputs.recipe import recipe
-from assay.golden.inputs.values import format_or_integer
+from assay.golden.inputs.values import INTEGERS, format_or_integer
 from assay.golden.jobs.entry import Entry
 from assay.golden.options import Option
 from assay.golden.registry import Spec, spec, specs
@@ -215,7 +215,7 @@ def _dtypes(op: Spec, stated: Any, place: _Place, own: bool, firsts: Sequence[Ce
         with at.told():
             for name in _names(dtype):
                 full = format_or_integer(name)
-                if full in ("int32", "int64") or format_named(full).kind != "float":
+                if full in INTEGERS or format_named(full).kind != "float":
                     raise at.error(f"dtype {name!r} is that of integers; expected a floating-point dtype")
             made = [recipe(op.name, sizes, dtype, options=options).dtypes for options, sizes in firsts]
         found.append((dtype, made, at))

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_unflatten
 from assay.golden.errors import DefinitionError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Called:
     """A reference or a kernel as a function of tensors alone: the rest of its arguments stay as the example had them.
 
@@ -27,6 +27,19 @@ class Called:
     state: tuple[str, ...] = ()
     keywords: tuple[str, ...] = ()
     __name__: str = ""
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same call, the tensors that stay compared by their numbers."""
+        if not isinstance(other, Called) or len(self.leaves) != len(other.leaves):
+            return False
+        known = (self.target, self.tree, self.places, self.state, self.keywords)
+        if known != (other.target, other.tree, other.places, other.state, other.keywords):
+            return False
+        kept = set(range(len(self.leaves))) - set(self.places)
+        return all(_same(self.leaves[place], other.leaves[place]) for place in kept)
+
+    def __hash__(self) -> int:
+        return hash((self.target, self.places, self.state))
 
     def __call__(self, *tensors: Any, **options: Any) -> Any:
         leaves = list(self.leaves)
@@ -59,6 +72,13 @@ class Called:
                 if name not in theirs and source is self.target:
                     raise DefinitionError(f"kernel: it has a parameter {name} that the reference lacks")
         return Called(target, self.leaves, self.tree, self.places, self.state, self.keywords, title_of(target))
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        alike = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.dtype == other.dtype
+        return alike and torch.equal(one, other)
+    return bool(one == other)
 
 
 def title_of(target: Any) -> str:

@@ -7,6 +7,7 @@ of several forms. Any process makes the spec anew from that name, so repro lines
 from __future__ import annotations
 
 import inspect
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,11 +20,13 @@ from torch.utils._pytree import tree_leaves
 
 from assay.golden.arithmetic import Arithmetic, BallArithmetic
 from assay.golden.errors import DefinitionError, Undecided, UnknownSpec
+from assay.golden.inputs.values import INTEGERS
 from assay.golden.options import Option
 from assay.golden.reference.called import Called
 from assay.golden.reference.conditioning import Watched, remarks
 from assay.golden.reference.evaluation import Evaluation, branches
 from assay.golden.reference.frameworks import in_torch
+from assay.golden.reference.source import source_of
 from assay.golden.reference.tensor import NumberTensor, read
 from assay.golden.registry import Spec, register
 from assay.golden.signature import parse
@@ -210,9 +213,15 @@ def reference_spec(
             raise DefinitionError(f"reference: expected a function or a module, got {type(form).__name__}")
     text = " ".join(tensors.split())
     try:
-        signature = parse(text)
+        signature = parse(_with_roles(text))
     except ValueError as error:
         raise DefinitionError(f"tensors={tensors!r}: {error}") from None
+    for tensor in signature.tensors:
+        if tensor.dtype in INTEGERS and not tensor.is_integer:
+            raise DefinitionError(
+                f"tensors={tensors!r}: {tensor.name} are integers of which nothing is said; expected a role: "
+                f"{tensor.name}:{tensor.dtype}[...]=index(V) for those below a size V, =code(10) for those below 10"
+            )
     if not signature.returns:
         raise DefinitionError(f"tensors={tensors!r}: expected what the reference gives too, e.g. 'x[T,D] -> y[T,D]'")
     title = name or _name(forms[0])
@@ -223,7 +232,7 @@ def reference_spec(
         Spec(
             title,
             Definition(title, tuple(map(in_torch, forms))),
-            text,
+            _with_roles(text),
             options={key: _option(value) for key, value in defaults.items()},
             stages=STAGES,
             version=_version(forms),
@@ -234,6 +243,13 @@ def reference_spec(
             typed=True,
         )
     )
+
+
+def _with_roles(text: str) -> str:
+    """``text`` where a mask among the inputs is ``code(2)``, and integers among the results are numbers like others."""
+    given, arrow, results = text.partition("->")
+    given = re.sub(r"(:bool\[[^\]]*\])(?!=)", r"\1=code(2)", given)
+    return given + arrow + re.sub(r"(:(?:bool|int\d+)\[[^\]]*\])=\w+(\([^)]*\))?", r"\1", results)
 
 
 def named(name: str) -> Spec:
@@ -295,11 +311,5 @@ def _option(default: Any) -> Option:
 
 def _version(forms: Sequence[Reference]) -> int:
     """A number of the references' source: goldens of another text don't count."""
-    text = ""
-    for form in forms:
-        try:
-            target = form.target if isinstance(form, Called) else form
-            text += inspect.getsource(type(target) if isinstance(target, torch.nn.Module) else target)
-        except (OSError, TypeError):
-            text += repr(form)
-    return zlib.crc32(text.encode())
+    targets = [form.target if isinstance(form, Called) else form for form in forms]
+    return zlib.crc32("".join(source_of(target) for target in targets).encode())

@@ -11,7 +11,7 @@ import torch
 
 from assay.formats.format import FORMATS, Format, format_named
 from assay.golden.inputs.recipe import Recipe, tuples
-from assay.golden.inputs.values import draw
+from assay.golden.inputs.values import INTEGERS, draw
 from assay.golden.signature import Signature, TensorSpec
 from assay.runtime.errors import AssayError
 from assay.runtime.structure import structured
@@ -63,6 +63,12 @@ class Case(Recipe):
                 raise SettingError(f"out_dtype: no input has 16 bits or more; state the dtype of {tensor.name}")
             found.append(dtype)
         return tuple(found)
+
+    @cached_property
+    def result_formats(self) -> tuple[Format, ...]:
+        """What each result is rounded into; whole numbers, and masks, are numbers of float64."""
+        pairs = zip(self.signature.returns, self.result_dtypes, strict=True)
+        return tuple(format_named("float64" if t.is_integer or dtype in INTEGERS else dtype) for t, dtype in pairs)
 
     @property
     def input_format(self) -> Format:
@@ -147,7 +153,7 @@ _DEFAULTS = {f.name: f.default for f in fields(Case)}
 
 
 def _is_wide_float(dtype: str) -> bool:
-    if dtype in ("int32", "int64"):
+    if dtype in INTEGERS:
         return False
     format = format_named(dtype)
     return format.kind == "float" and format.bits >= 16

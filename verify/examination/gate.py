@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import torch
 
-from assay.formats.format import Format, format_named
+from assay.formats.format import Format
 from assay.formats.rounding import next_down, next_up, round_to
 from assay.golden.errors import Undecided
 from assay.verify.cases.case import Case, build
@@ -114,6 +114,6 @@ def _add_outcomes(question: Question, case: Case, seen: dict[str, list[dict[str,
         limits = question.bench.oracle.tolerances(case, values)
     except Undecided:  # of a reference: nothing is judged either
         return
-    for tensor, dtype, allowed in zip(case.signature.returns, case.result_dtypes, limits, strict=True):
+    for tensor, format, allowed in zip(case.signature.returns, case.result_formats, limits, strict=True):
         if not tensor.is_integer:
-            seen.setdefault(tensor.name, []).append(outcomes(allowed, format_named(dtype)))
+            seen.setdefault(tensor.name, []).append(outcomes(allowed, format))

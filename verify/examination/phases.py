@@ -335,7 +335,9 @@ def _bases(
         picked = sets if len(sets) <= most else [choose(sets) for _ in range(most)]
         for options in picked:
             drawn = [sized.case(choose, style=style, options=dict(options)) for _ in range(draws)]
-            yield min(drawn, key=lambda case: (min(case.sizes.values()) < 2, case.definition.cost(case.sizes)))
+            yield min(
+                drawn, key=lambda case: (min(case.sizes.values(), default=2) < 2, case.definition.cost(case.sizes))
+            )
 
 
 def _with_plain_factors(case: Case, distribution: str) -> Case:

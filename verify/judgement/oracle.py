@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from assay.formats.format import format_named
 from assay.golden.arithmetic import Arb, BallArithmetic, RoundingModel
 from assay.golden.arithmetic.chance import Chance
 from assay.golden.arithmetic.model import EVALUATION
 from assay.golden.errors import StoreError
 from assay.golden.evaluation.binding import run
 from assay.golden.evaluation.golden import Golden, golden_of
+from assay.golden.inputs.values import INTEGERS
 from assay.golden.registry import Spec
 from assay.golden.signature import symbols_in
 from assay.runtime.environment import standard_environment
@@ -209,22 +209,28 @@ def tolerances_of(
     """What a contract allows of each result, whose exact value is ``golden`` and which its model takes to ``allowed``.
 
     ``inside``: what it takes each to where nothing overflows inside, and where what does is infinite from there on;
-    ``spilled``: where NaN and infinities of what is masked or never read come out. Integers are judged as numbers.
+    ``spilled``: where NaN and infinities of what is masked or never read come out. Integers are judged as numbers;
+    those between ends, such as the places of equal numbers, are all right.
     """
+    whole = [dtype in INTEGERS for dtype in case.result_dtypes]
+    golden = [
+        replace(part, radius=torch.where(part.radius.isfinite(), 0.0, part.radius)) if is_whole else part
+        for part, is_whole in zip(golden, whole, strict=True)
+    ]
     ways: Sequence[tuple[Golden, Golden] | None] = inside or [None] * len(allowed)
     spills: Sequence[Golden | None] = spilled or [None] * len(allowed)
-    results = zip(case.signature.returns, case.result_dtypes, golden, allowed, ways, spills, strict=True)
+    results = zip(case.signature.returns, case.result_formats, golden, allowed, ways, spills, strict=True)
     return [
         tolerance(
             exact,
             permitted,
-            format_named(dtype if not tensor.is_integer else "float64"),
+            format,
             contract,
             rounded=tensor.role == "rounded",
             inside=way,
             spilled=spill,
         )
-        for tensor, dtype, exact, permitted, way, spill in results
+        for tensor, format, exact, permitted, way, spill in results
     ]
 
 

@@ -58,7 +58,7 @@ def ranked(xp: Any, number: Any, k: int, largest: bool) -> tuple[Any, Tensor, Te
 
 
 def extreme(xp: Any, number: Any, largest: bool) -> tuple[Any, Tensor, Tensor]:
-    """The largest or least of the last axis, which NaN is where there is one, and where it may be, as `ranked` has it."""
+    """The largest or least of the last axis, NaN where there is one, and where it may be, as `ranked` has it."""
     values, first, final = ranked(xp, number if largest else -number, 1, True)
     return (values if largest else -values), first, final
 

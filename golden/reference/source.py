@@ -1,0 +1,63 @@
+"""The source of a reference: its own text, and that of the functions and numbers of its project that it goes by."""
+
+from __future__ import annotations
+
+import inspect
+from types import CodeType
+from typing import Any
+
+import torch
+
+_PLAIN = (bool, int, float, complex, str, bytes, torch.dtype)
+
+
+def source_of(target: Any) -> str:
+    """The text that a function, module or class computes by, what it calls of its own top-level package included.
+
+    Numbers, names and tuples of such that it finds in its module or around it count by their values. What is not
+    written in Python counts by its name.
+    """
+    seen: dict[Any, str] = {}
+    _add(target, _package(target), seen)
+    return "\n".join(seen.values())
+
+
+def _package(target: Any) -> str:
+    owner = type(target) if isinstance(target, torch.nn.Module) else target
+    return str(getattr(owner, "__module__", None) or "").partition(".")[0]
+
+
+def _add(target: Any, package: str, seen: dict[Any, str]) -> None:
+    owner = type(target) if isinstance(target, torch.nn.Module) else inspect.unwrap(target)
+    if id(owner) in seen:
+        return
+    seen[id(owner)] = getattr(owner, "__qualname__", type(owner).__qualname__)
+    try:
+        seen[id(owner)] = inspect.getsource(owner)
+    except (OSError, TypeError):
+        return
+    functions = [owner] if inspect.isfunction(owner) else [f for f in vars(owner).values() if inspect.isfunction(f)]
+    for function in functions:
+        around = dict(inspect.getclosurevars(function).nonlocals) if function.__closure__ else {}
+        for name in _names(function.__code__):
+            found = around.get(name, function.__globals__.get(name))
+            if (inspect.isfunction(found) or inspect.isclass(found)) and _package(found) == package:
+                _add(found, package, seen)
+            elif _is_plain(found):
+                seen[id(function), name] = f"{name}={found!r}"
+    if isinstance(target, torch.nn.Module):
+        for part in target.children():
+            if _package(part) == package:
+                _add(part, package, seen)
+
+
+def _names(code: CodeType) -> list[str]:
+    """The global and enclosing names of a function, and of those defined inside of it."""
+    inner = [const for const in code.co_consts if isinstance(const, CodeType)]
+    return [*code.co_names, *code.co_freevars, *(name for part in inner for name in _names(part))]
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, _PLAIN)
