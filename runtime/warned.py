@@ -1,11 +1,12 @@
-"""Warnings of code that is called a thousand times, told once."""
+"""Warnings of code that is called a thousand times, told once, and code that is tried out, in silence."""
 
 from __future__ import annotations
 
 import builtins
+import os
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 Told = tuple[str, str, str, int]
 """A warning as another process takes it: category, message, file and line."""
@@ -21,6 +22,19 @@ def warned_once() -> Iterator[None]:
             told = {(warning.category, warning.filename, warning.lineno): warning for warning in reversed(caught)}
     for warning in reversed(told.values()):
         warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Drop what Python code prints and warns inside; a filter that makes errors of warnings does not act there."""
+    with (
+        open(os.devnull, "w", encoding="utf-8") as nowhere,
+        redirect_stdout(nowhere),
+        redirect_stderr(nowhere),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        yield
 
 
 def as_data(caught: Iterable[warnings.WarningMessage]) -> list[Told]:

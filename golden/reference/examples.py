@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from assay.golden.errors import DefinitionError
 from assay.golden.reference.called import Called, title_of
+from assay.runtime.warned import silent
 
 _SYMBOLS = "BCDEFGHIJKLMNPQRSTUVWXYZ"
 _USUAL = (*range(2, 10), 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 192, 255, 256, 257)
@@ -52,7 +53,10 @@ class _Tensor:
 
 
 def example_of(reference: Callable[..., Any], inputs: Callable[[], Any]) -> Example:
-    """The example that ``inputs()`` makes: a tuple or list of arguments, or one tensor. Raises `DefinitionError`."""
+    """The example that ``inputs()`` makes: a tuple or list of arguments, or one tensor. Raises `DefinitionError`.
+
+    What the reference prints or warns while sizes are tried is dropped.
+    """
     given = inputs()
     args = tuple(given) if isinstance(given, (tuple, list)) else (given,)
     leaves, tree = tree_flatten(args)
@@ -66,14 +70,15 @@ def example_of(reference: Callable[..., Any], inputs: Callable[[], Any]) -> Exam
     if not tensors:
         raise DefinitionError("inputs: expected at least one tensor of numbers among the arguments that it gives")
     usual = next((t.value.dtype for t in tensors if t.value.is_floating_point()), torch.float32)
-    shapes, sizes, multiples = _symbolic(called, tensors)
-    for tensor in tensors:
-        tensor.role = _role(tensor)
-    _positive(called, tensors, sizes)
+    with silent():
+        shapes, sizes, multiples = _symbolic(called, tensors)
+        for tensor in tensors:
+            tensor.role = _role(tensor)
+        _positive(called, tensors, sizes)
+        allowed = _allowed(called, tensors, sizes, multiples)
     results = ", ".join(f"out{place or ''}{_kind(leaf, usual)}[{dims}]" for place, (leaf, dims) in enumerate(shapes))
     text = f"{', '.join(tensor.text(usual) for tensor in tensors)} -> {results}"
     plain = not state and len(varied) == len(leaves) == len(args)
-    allowed = _allowed(called, tensors, sizes, multiples)
     return Example(called, text, sizes, multiples, allowed, str(usual).removeprefix("torch."), plain)
 
 
