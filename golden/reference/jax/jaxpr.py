@@ -7,7 +7,9 @@ bound of its own (`NAMED`), and the softmax that JAX writes out, are computed by
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -122,35 +124,50 @@ def line_of(equation: Any) -> str:
 
 
 def _softmax_of(equation: Any, makers: Mapping[Any, Any]) -> tuple[Any, int] | None:
-    """x and the axis, where the equation is e / sum e with e = exp(x - max x), as `jax.nn.softmax` has it."""
+    """x and the axis, where the equation is e / sum e with e = exp(x - max x), as `jax.nn.softmax` has it.
+
+    Both the maximum and the sum stand for the row that they are of: put back along another axis they are no softmax.
+    """
     if equation.primitive.name != "div":
         return None
     above, below = equation.invars
-    summed = _made_by(below, makers, "reduce_sum", through=("broadcast_in_dim",))
-    exponential = _made_by(above, makers, "exp")
+    summed, back = _made_by(below, makers, "reduce_sum", through=("broadcast_in_dim",))
+    exponential, _ = _made_by(above, makers, "exp")
     if summed is None or exponential is None or summed.invars[0] is not above or len(summed.params["axes"]) != 1:
         return None
-    difference = _made_by(exponential.invars[0], makers, "sub")
+    difference, _ = _made_by(exponential.invars[0], makers, "sub")
     if difference is None:
         return None
     x, axis = difference.invars[0], summed.params["axes"][0]
     through = ("stop_gradient", "broadcast_in_dim", "max")
-    most = _made_by(difference.invars[1], makers, "reduce_max", through=through)
+    most, also = _made_by(difference.invars[1], makers, "reduce_max", through=through)
     if most is None or most.invars[0] is not x or tuple(most.params["axes"]) != (axis,):
         return None
-    return x, axis
+    own = [place for place in range(len(x.aval.shape)) if place != axis]
+    return (x, axis) if own == _places(own, back) == _places(own, also) else None
 
 
-def _made_by(atom: Any, makers: Mapping[Any, Any], name: str, through: Sequence[str] = ()) -> Any:
-    """The equation of that name that made an atom, seen through those that pass its numbers on."""
+def _made_by(atom: Any, makers: Mapping[Any, Any], name: str, through: Sequence[str] = ()) -> tuple[Any, list[Any]]:
+    """The equation of that name that made an atom, None where another did; and those seen through, the last first."""
+    passed: list[Any] = []
     while not hasattr(atom, "val") and atom in makers:
         equation = makers[atom]
         if equation.primitive.name == name:
-            return equation
+            return equation, passed
         if equation.primitive.name not in through or (equation.primitive.name == "max" and not _with_least(equation)):
-            return None
+            return None, passed
+        passed.append(equation)
         atom = equation.invars[-1] if equation.primitive.name == "max" else equation.invars[0]
-    return None
+    return None, passed
+
+
+def _places(axes: Sequence[int], passed: Sequence[Any]) -> list[int]:
+    """Along which axes those that are left of a reduction come to lie where it is put back."""
+    places = list(range(len(axes)))
+    for equation in reversed(passed):
+        if equation.primitive.name == "broadcast_in_dim":
+            places = [equation.params["broadcast_dimensions"][place] for place in places]
+    return places
 
 
 def _with_least(equation: Any) -> bool:
@@ -166,13 +183,21 @@ def _closed(jaxpr: Any, operands: Sequence[Tensor]) -> list[Tensor]:
 
 def _call(operands: Sequence[Tensor], **parameters: Any) -> list[Tensor]:
     jaxpr = next(parameters[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in parameters)
-    name = str(parameters.get("name", ""))
+    name = str(parameters.get("name", "")) if _is_own(jaxpr) else ""
     if name == "log_softmax":
         axes = next(part.params["axes"] for part in jaxpr.eqns if part.primitive.name == "reduce_max")
         return [torch.log_softmax(operands[0], axes[0])] if len(axes) == 1 else _closed(jaxpr, operands)
     if name in NAMED and len(jaxpr.out_avals) == 1 and all(x.is_floating_point() for x in operands):
         return [NAMED[name](*operands)]
     return _closed(jaxpr, operands)
+
+
+def _is_own(jaxpr: Any) -> bool:
+    """Whether a function is one of JAX itself, and not a reference's of the same name."""
+    import jax
+
+    source = getattr(getattr(getattr(jaxpr, "jaxpr", jaxpr), "debug_info", None), "func_src_info", None)
+    return f" at {Path(jax.__file__).parent}{os.sep}" in str(source)
 
 
 def _cond(operands: Sequence[Tensor], *, branches: Sequence[Any], **_: Any) -> list[Tensor]:

@@ -61,6 +61,30 @@ def _gradient(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return jax.grad(lambda x: jnp.sum(function(x) * jnp.cos(function(x))))
 
 
+@jax.jit
+def silu(x: Any) -> Any:
+    """Not that of JAX, though it bears its name."""
+    return x * nn.sigmoid(1.702 * x)
+
+
+def _shifted(x: Any, axis: int) -> Any:
+    return jnp.exp(x - x.max(axis, keepdims=True))
+
+
+SQUARES: dict[str, Callable[[Any], Any]] = {
+    "softmax written out": lambda x: (e := _shifted(x, -1)) / e.sum(-1)[..., None],
+    "sums put back along columns": lambda x: (e := _shifted(x, -1)) / e.sum(-1)[..., None, :],
+    "sums of columns put back along rows": lambda x: (e := _shifted(x, -2)) / e.sum(-2)[..., None],
+    "maxima put back along columns": lambda x: (e := jnp.exp(x - x.max(-1)[..., None, :])) / e.sum(-1, keepdims=True),
+    "sums transposed": lambda x: (e := _shifted(x, -1)) / e.sum(-1, keepdims=True).mT,
+    "sums of others": lambda x: _shifted(x, -1) / _shifted(x + x.mT, -1).sum(-1, keepdims=True),
+    "sums of the square root": lambda x: (
+        _shifted(x, -1) / jnp.exp((x - x.max(-1, keepdims=True)) / 2).sum(-1)[..., None]
+    ),
+    "sums of one matrix for another": lambda x: (e := _shifted(x, -1)) / jnp.moveaxis(e.sum(-1), 0, 1)[..., None],
+}
+"""Quotients of exponentials of square matrices, of which only the first is a softmax of rows."""
+
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "softmax": nn.softmax,
     "softmax of columns": lambda x: nn.softmax(x, axis=0),
@@ -133,6 +157,34 @@ def test_gives_what_jax_gives(name: str) -> None:
     for want, got in zip(wanted, results, strict=True):
         assert str(got.dtype) == f"torch.{want.dtype}"
         np.testing.assert_allclose(got.numpy(), np.asarray(want), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", SQUARES)
+def test_only_a_softmax_is_taken_for_one(name: str) -> None:
+    """Where sums or maxima are put back along another axis, or are of other numbers, what is written is computed."""
+    x = np.random.default_rng(0).standard_normal((4, 4, 4))
+    with jax.enable_x64(True):
+        wanted = SQUARES[name](jnp.asarray(x))
+        got = from_jax(SQUARES[name])(torch.tensor(x))
+    np.testing.assert_allclose(got.numpy(), np.asarray(wanted), rtol=1e-12)
+
+
+def test_the_softmax_that_jax_writes_out_is_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows, columns and what stands between them, by JAX or by hand, come with the bound of a softmax."""
+    asked: list[int] = []
+    softmax = torch.softmax
+    monkeypatch.setattr(torch, "softmax", lambda x, axis: asked.append(axis) or softmax(x, axis))
+    x = torch.randn(3, 4, 5)
+    by_jax = [lambda x, axis=axis: nn.softmax(x, axis=axis) for axis in range(3)]
+    for function in (*by_jax, SQUARES["softmax written out"]):
+        from_jax(function)(x)
+    assert asked == [0, 1, 2, 2]
+
+
+def test_a_reference_s_own_function_is_not_taken_for_that_of_jax() -> None:
+    """A jitted function that bears the name of one of JAX is computed as it is written."""
+    x = torch.linspace(-3, 3, 8)
+    torch.testing.assert_close(from_jax(silu)(x), x * torch.sigmoid(1.702 * x))
 
 
 def test_products_of_16_bits_are_summed_in_the_dtype_that_jax_is_told() -> None:
