@@ -335,9 +335,7 @@ def _bases(
         picked = sets if len(sets) <= most else [choose(sets) for _ in range(most)]
         for options in picked:
             drawn = [sized.case(choose, style=style, options=dict(options)) for _ in range(draws)]
-            yield min(
-                drawn, key=lambda case: (min(case.sizes.values(), default=2) < 2, case.definition.cost(case.sizes))
-            )
+            yield min(drawn, key=lambda c: (min(c.sizes.values(), default=2) < 2, c.definition.cost(c.sizes)))
 
 
 def _with_plain_factors(case: Case, distribution: str) -> Case:

@@ -1,6 +1,7 @@
 """The rows of the table, by family."""
 
 from assay.golden.reference.rows import (
+    activations,
     attention,
     choices,
     creation,
@@ -19,6 +20,7 @@ from assay.golden.reference.rows import (
 )
 
 __all__ = [
+    "activations",
     "attention",
     "choices",
     "creation",

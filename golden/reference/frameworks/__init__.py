@@ -18,7 +18,7 @@ def in_torch(reference: Callable[..., Any]) -> Callable[..., Any]:
 
         return from_jax(reference)
     if framework == "numpy":
-        from assay.golden.reference.numpy_like import from_numpy
+        from assay.golden.reference.frameworks.numpy_like import from_numpy
 
         return from_numpy(reference)
     return reference
