@@ -41,17 +41,30 @@ class _Array(NDArrayOperatorsMixin):
         self.tensor = tensor
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """What the ufunc gives, or the array that it is told to write to (``out=``, and in ``y += x``)."""
+        outs = kwargs.pop("out", None)
         names = {"__call__": "", "reduce": {"add": "sum", "multiply": "prod", "maximum": "amax", "minimum": "amin"}}
         found = names.get(method)
         name = ufunc.__name__ if found == "" else found.get(ufunc.__name__) if isinstance(found, dict) else None
-        return _computed(name or f"{ufunc.__name__}.{method}", inputs, kwargs)
+        if outs is None:
+            return _computed(name or f"{ufunc.__name__}.{method}", inputs, kwargs)
+        mask = kwargs.pop("where", True) if method == "__call__" else True
+        results = _computed(name or f"{ufunc.__name__}.{method}", inputs, kwargs)
+        several = results if isinstance(results, tuple) else (results,)
+        kept = tuple(
+            result if out is None else _written(out, result, mask) for out, result in zip(outs, several, strict=True)
+        )
+        return kept if isinstance(results, tuple) else kept[0]
 
     def __array_function__(self, function: Any, types: Any, args: Sequence[Any], kwargs: Any) -> Any:
         home = function.__module__.removeprefix("numpy").lstrip(".")
         return _computed(f"{home}.{function.__name__}".lstrip("."), args, kwargs)
 
     def __array__(self, *_: Any, **__: Any) -> Any:
-        raise MissingOperation("numpy.asarray of a number: a reference must compute with NumPy's own functions alone")
+        raise MissingOperation(
+            "numpy.asarray of a number: a reference must compute with NumPy's own functions alone, in arrays that are "
+            "made of its arguments (numpy.zeros_like(x))"
+        )
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(torch_numpy.ndarray(self.tensor), name)
@@ -76,6 +89,31 @@ class _Array(NDArrayOperatorsMixin):
         return float(self.tensor)
 
 
+def _check_out(out: Any) -> None:
+    """Raise `MissingOperation` where results are to be written to an array of NumPy's own, which can't hold them."""
+    if isinstance(out, np.ndarray):
+        mend = "make it of an argument, as by numpy.zeros_like(x), or write y = y + x in place of y += x"
+        raise MissingOperation(
+            f"numpy: expected an array that holds numbers to write to, got one of NumPy's own; {mend}"
+        )
+
+
+def _written(out: Any, result: Any, mask: Any) -> Any:
+    """``out`` with a result written into it, where the mask allows, by NumPy's rules of shapes and of dtypes."""
+    _check_out(out)
+    value = result.tensor if isinstance(result, _Array) else torch.as_tensor(result)
+    if not torch.can_cast(value.dtype, out.tensor.dtype):
+        raise TypeError(f"numpy: cannot cast from {value.dtype} to the {out.tensor.dtype} of the array to write to")
+    wide = torch.broadcast_shapes(value.shape, out.tensor.shape)  # type: ignore[no-untyped-call]
+    if wide != out.tensor.shape:
+        raise ValueError(f"numpy: a result of {tuple(value.shape)} does not fit an array of {tuple(out.tensor.shape)}")
+    if mask is not True:
+        chosen = mask.tensor if isinstance(mask, _Array) else torch.as_tensor(mask)
+        value = torch.where(chosen, value, out.tensor)
+    out.tensor.copy_(value)
+    return out
+
+
 def _computed(name: str, args: Sequence[Any], kwargs: Any) -> Any:
     found: Any = torch_numpy
     for part in name.split("."):
@@ -86,6 +124,7 @@ def _computed(name: str, args: Sequence[Any], kwargs: Any) -> Any:
 
 
 def _call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    _check_out(kwargs.get("out"))
     return tree_map(_wrapped, function(*_unwrapped(list(args)), **_unwrapped(kwargs)))
 
 

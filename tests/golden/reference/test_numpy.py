@@ -32,6 +32,43 @@ def _softmax(x: Any) -> Any:
     return weights / weights.sum(-1, keepdims=True)
 
 
+def _accumulated(x: Any) -> Any:
+    total = np.zeros_like(x[0])
+    alias = total
+    for row in x:
+        total += row
+        total *= 0.5
+    return alias - 1
+
+
+def _in_parts(x: Any) -> Any:
+    y = x.copy()
+    y[:, 1:] += x[:, :-1]
+    y[0] **= 2
+    first = y[1]
+    first -= x[2]
+    return y
+
+
+def _into_others(x: Any) -> Any:
+    y, z = np.empty_like(x), np.zeros_like(x)
+    np.exp(x, out=y)
+    np.multiply(y, y, out=y)
+    np.add(y, 1.0, y)
+    np.sqrt(y, out=z, where=x > 0)
+    np.add.reduce(x, axis=0, out=z[0])
+    np.cumsum(x, axis=1, out=y)
+    x.max(axis=1, out=y[:, 3])
+    np.add(z, y[::-1], out=y)
+    return y
+
+
+def _narrowed(x: Any) -> Any:
+    y = np.zeros_like(x, dtype=np.float32)
+    y += x
+    return y.astype(np.float64)
+
+
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "softmax": _softmax,
     "gelu": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
@@ -46,6 +83,10 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "constants": lambda x: x * np.arange(8.0) + np.float64(2.5),
     "in place": _shifted,
     "loop": _recurrence,
+    "added in place": _accumulated,
+    "parts in place": _in_parts,
+    "written to others": _into_others,
+    "written to fewer bits": _narrowed,
 }
 
 
@@ -61,3 +102,20 @@ def test_what_leaves_the_protocol_is_refused() -> None:
     """A conversion into an array of NumPy's own would lose what the numbers hold."""
     with pytest.raises(MissingOperation, match="own functions alone"):
         from_numpy(lambda x: np.asarray(x) + 1)(torch.ones(2))
+
+
+REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
+    "an array of NumPy's own": (lambda x: np.add(x, 1, out=np.zeros(2)), MissingOperation, r"zeros_like\(x\)"),
+    "its reduction": (lambda x: np.sum(x, axis=0, out=np.zeros(())), MissingOperation, r"y = y \+ x"),
+    "a method's": (lambda x: x.sum(axis=0, out=np.zeros(())), MissingOperation, r"y = y \+ x"),
+    "whole numbers": (lambda x: np.exp(x, out=np.zeros_like(x, dtype=np.int64)), TypeError, "cannot cast"),
+    "fewer places": (lambda x: np.add(x, 1, out=x[:1]), ValueError, r"\(2,\) does not fit an array of \(1,\)"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_can_not_be_written_to_is_refused(name: str) -> None:
+    """An array that can't hold the result is named, with how to mend it, where NumPy's rules or ours say so."""
+    function, error, message = REFUSED[name]
+    with pytest.raises(error, match=message):
+        from_numpy(function)(torch.ones(2, dtype=torch.float64))
