@@ -1,18 +1,22 @@
-"""Which operations of PyTorch's own OpInfo database numbers can be computed with.
+"""Which operations of PyTorch's OpInfo database numbers can be computed with, and which of KernelBench's references.
 
-Run: ``python benchmarks/coverage.py [NAME...]``. Each deterministic operation with float32 is called with a few of its
-samples: as a reference in float64 balls, whose radius must hold what PyTorch gives in float64, and once more under the
-default contract, which must admit what PyTorch gives in float32.
+Run: ``python benchmarks/coverage.py KERNELBENCH`` writes docs/coverage.md, KERNELBENCH being the folder of that name in
+a copy of the public repository; ``python benchmarks/coverage.py --only NAME...`` prints what becomes of some of them.
+Each deterministic operation with float32 is called with a few of its samples: as a reference in float64 balls, whose
+radius must hold what PyTorch gives in float64, and once more under the default contract, which must admit what PyTorch
+gives in float32.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 import types
 import unittest
 import warnings
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import date
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +30,12 @@ from assay.golden.errors import MissingOperation, Undecided
 from assay.golden.evaluation.golden import golden_of
 from assay.golden.reference.evaluation import Evaluation
 from assay.golden.reference.tensor import NumberTensor, read
+from assay.runtime.files import write_text_atomically
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import kernelbench  # noqa: E402
 
 SAMPLES = 4
 _SPECIAL = 2e-9
@@ -139,23 +149,54 @@ def _ulp(x: torch.Tensor) -> torch.Tensor:
     return (torch.nextafter(value, torch.full_like(value, torch.inf)) - value).double().nan_to_num(0.0)
 
 
-def main(names: list[str]) -> None:
-    """Print a line for each operation that isn't ok, and the counts."""
-    warnings.simplefilter("ignore")
-    counts: Counter[str] = Counter()
+def outcomes(names: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
+    """Each operation, or those of these names, and its `outcome`."""
     for info in operations():
         label = f"{info.name}{'.' + info.variant_test_name if info.variant_test_name else ''}"
-        if (names and label not in names and info.name not in names) or torch.float32 not in info.dtypes:
-            continue
-        started = time.perf_counter()
-        words = outcome(info)
-        counts[words.partition(":")[0]] += 1
-        if words != "ok" or names:
-            print(f"{label}: {words} ({time.perf_counter() - started:.1f} s)", flush=True)
-    text = "{} of {} deterministic operations on real numbers ({:.1%}): {}"
-    left_out = counts["random"] + counts["complex"] + counts["unwritten"] + counts["no float64"] + counts["no samples"]
-    asked = max(counts.total() - left_out, 1)
-    print(text.format(counts["ok"], asked, counts["ok"] / asked, dict(counts)))
+        if (not names or label in names or info.name in names) and torch.float32 in info.dtypes:
+            yield label, outcome(info)
+
+
+def page(folder: Path) -> Iterator[str]:
+    """The lines of docs/coverage.md."""
+    found = dict(outcomes())
+    counts = Counter(words.partition(":")[0] for words in found.values())
+    left_out = sum(counts[kind] for kind in ("random", "complex", "unwritten", "no float64", "no samples"))
+    asked = len(found) - left_out
+    yield from (
+        "# What references may be made of",
+        "",
+        f"Written by `python benchmarks/coverage.py KERNELBENCH` with PyTorch {torch.__version__} on {date.today()}.",
+        "",
+        "## PyTorch's OpInfo database",
+        "",
+        f"Of {asked} deterministic operations on real numbers {counts['ok']} ({counts['ok'] / asked:.1%}) are computed "
+        f"with: on up to {SAMPLES} of the database's samples the golden holds what PyTorch gives in float64 (to "
+        f"{_SPECIAL:g}, which its own special functions are off), and the default contract's tolerance what it gives "
+        f"in float32. Left out are {left_out} that draw random numbers, are complex, or have no samples in float64.",
+        "The others:",
+        "",
+        *(f"- `{label}`: {words[:160]}" for label, words in found.items() if words.partition(":")[0] in _LACKING),
+        "",
+        "## KernelBench's references",
+        "",
+        *kernelbench.section(folder, MODEL),
+    )
+
+
+_LACKING = ("missing", "golden", "tolerance", "error")
+
+
+def main(arguments: list[str]) -> None:
+    """Write the page, or print what becomes of single operations."""
+    warnings.simplefilter("ignore")
+    if arguments[:1] == ["--only"]:
+        for label, words in outcomes(arguments[1:]):
+            print(f"{label}: {words}", flush=True)
+    elif len(arguments) == 1 and Path(arguments[0], "level1").is_dir():
+        write_text_atomically(ROOT / "docs" / "coverage.md", "\n".join(page(Path(arguments[0]))) + "\n")
+    else:
+        sys.exit("coverage: expected the folder KernelBench of a copy of that repository, or --only NAME...")
 
 
 if __name__ == "__main__":

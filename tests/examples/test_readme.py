@@ -31,3 +31,19 @@ def test_the_first_example_prints_what_readme_shows(tmp_path: Path) -> None:
     assert matches(shown, done.stdout), f"{shown}\nbut printed is\n{done.stdout}{done.stderr}"
     assert not matches(shown.replace("special     broken", "special     kept"), done.stdout)
     assert not matches(shown.replace("range broken", "numbers broken"), done.stdout)
+
+
+def test_a_reference_is_asked_as_readme_says(tmp_path: Path) -> None:
+    """The example with a function of one's own passes an honest kernel, and fails one that leaves out the bias."""
+    blocks = re.findall(r"```python\n(.*?)```\n", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
+    code = next(code for code in blocks if "def reference(" in code)
+    kernel = "import torch\nfrom assay.verify import check\n\n\ndef my_fused_kernel(x, bias):\n    return {}\n\n\n"
+    for result, status in (
+        ("torch.nn.functional.gelu(x.float() + bias.float()).to(x.dtype)", 0),
+        ("torch.nn.functional.gelu(x.float()).to(x.dtype)", 1),
+    ):
+        path = tmp_path / f"kernels{status}.py"
+        path.write_text(kernel.format(result) + code, encoding="utf-8")
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run([sys.executable, path], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == status, done.stdout + done.stderr
