@@ -206,7 +206,8 @@ class BallArithmetic(CodeBalls, DeltaBalls, ScoreBalls, MomentBalls, DecisionBal
 
         Or as one value, and the difference to the other times a logistic function of the scores' difference: with
         both visible, an error relative to the values themselves, and in the log-sum-exp to the scores. Of more than two
-        pair by pair: the k-th merge adds such errors, and its scores bring those of the k - 1 before it.
+        pair by pair: the k-th merge adds such errors, and its scores bring those of the k - 1 before it. Of the
+        log-sum-exp see `_merged_level`.
         """
         if self.model.accumulate.operands:  # no unit forms sums of two
             uncut = replace(self.model, accumulate=replace(self.model.accumulate, operands=""))
@@ -229,7 +230,29 @@ class BallArithmetic(CodeBalls, DeltaBalls, ScoreBalls, MomentBalls, DecisionBal
         both = pairs * (pairs + 1) / 2 * own
         rad = rad * pairs.clamp(min=1) + both * size.sum(-2, keepdim=True)
         lse_rad = lse.radius * pairs.clamp(min=1) + both * score.abs().sum(-1, keepdim=True)
+        lse_rad = torch.minimum(lse_rad, torch.maximum(lse.radius, self._merged_level(scores, visible, pairs)))
         return self.ball(out.mid, rad), Ball(lse.mid, lse_rad, self.model)
+
+    def _merged_level(self, scores: Ball, visible: Tensor, pairs: Tensor) -> Tensor:
+        """What merging ``pairs`` + 1 log-sum-exps two by two, in any order or tree, may lose.
+
+        log(e^a + e^b) is off by a mean of the errors of a and b, so the errors of the merges add up at most. All levels
+        lie between the least score and the largest plus log n: none is larger than A, and no two are farther apart than
+        R. One merge, from either state on, loses a function of a - b, relative to R + log 2, differences, and what
+        another base costs: 2 u for each of a, b and the largest, and `BASE_CHANGE` of the result's parts.
+        """
+        known = visible & scores.mid.isfinite()
+        most = torch.where(known, scores.mid, -math.inf).amax(-1, keepdim=True)
+        least = torch.where(known, scores.mid, math.inf).amin(-1, keepdim=True)
+        further = torch.log1p(pairs)
+        size = torch.where(known, scores.mid.abs(), 0.0).amax(-1, keepdim=True) + further
+        apart = torch.where(most.isfinite(), most - least, 0.0) + further
+        model = self.model
+        functions = max(model.function_error(name) for name in ("sigmoid", "log", "softplus"))
+        own = functions + _MERGED_DIFFERENCE * self.u
+        one = own * (apart + 1) + (2 * BASE_CHANGE + 6) * self.u * size
+        one = one + model.function_error("exp") + 2 * self.u * (2 + model.ulps.get("log_near_one", 0.0)) + model.tiny
+        return pairs * one * (1 + 8 * pairs * own)
 
     def _certified_attention(
         self,

@@ -1,6 +1,6 @@
 """The default contract holds honest float32 quantisers, microscaled and sparse products, and merges; not coarser ones.
 
-Largest share of the radius that any of them used: gemm_mxfp8 0.07, gemm_nvfp4 0.07, gemm_2to4 0.32, merge_states 0.26.
+Largest share of the radius that any of them used: gemm_mxfp8 0.07, gemm_nvfp4 0.07, gemm_2to4 0.32, merge_states 0.36.
 """
 
 import math
@@ -19,8 +19,9 @@ from assay.golden.evaluation.binding import run
 from assay.golden.evaluation.golden import golden_of
 from assay.verify.contract import Contract
 from tests.golden.allowance import KINDS, Use, codes, report, rows, uses, worst
-from tests.golden.float32 import LN2, LOG2E, Functions, fma
+from tests.golden.float32 import Functions, fma
 from tests.golden.honest_products import DOTS
+from tests.golden.honest_scans import merges
 
 Tensor = torch.Tensor
 FORMATS = {"quantize_fp8": ("float8_e4m3fn", 448.0), "quantize_int8": ("int8", 127.0)}
@@ -133,28 +134,6 @@ def test_honest_sparse_products_keep_the_contract(record_property: Any) -> None:
         tensors = (values, index.to(torch.uint8), b)
         found += uses("gemm_2to4", tensors, {}, results, where=f"{kind} by {other}")
     report("gemm_2to4", found, record_property)
-
-
-def merges(f: Functions, oa: Tensor, la: Tensor, ob: Tensor, lb: Tensor) -> Iterator[tuple[str, Any]]:
-    """In base e and base 2, by the sum of weights or by the new log-sum-exp, and by a logistic function."""
-    m = torch.maximum(la, lb)
-    wide = [part[..., None] for part in (la, lb, m)]
-    for name, wa, wb in (
-        ("base e", f.exp(la - m), f.exp(lb - m)),
-        ("base 2", f.exp2((la - m) * LOG2E), f.exp2((lb - m) * LOG2E)),
-        ("folded", f.exp2(fma(la, LOG2E, -(m * LOG2E))), f.exp2(fma(lb, LOG2E, -(m * LOG2E)))),
-    ):
-        total = wa + wb
-        lse = m + f.log(total)
-        a, b, s = wa[..., None], wb[..., None], total[..., None]
-        yield f"{name}, divided last", (f.divide(a * oa + b * ob, s), lse)
-        yield f"{name}, shares", (f.divide(a, s) * oa + f.divide(b, s) * ob, (m * LOG2E + f.log2(total)) * LN2)
-    lse = m + f.log(f.exp(la - m) + f.exp(lb - m))
-    yield "by the new lse", (f.exp(wide[0] - lse[..., None]) * oa + f.exp(wide[1] - lse[..., None]) * ob, lse)
-    share = f.sigmoid(wide[0] - wide[1])
-    softplus = torch.clamp(lb - la, min=0) + f.log(1 + f.exp(-(lb - la).abs()))
-    yield "logistic", (fma(share, oa - ob, ob), la + softplus)
-    yield "logistic, unfused", (ob - share * (ob - oa), la + softplus)
 
 
 def test_honest_merges_keep_the_contract(record_property: Any) -> None:

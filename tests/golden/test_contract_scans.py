@@ -36,8 +36,8 @@ def convolved(kind: str, n: int) -> Iterator[Call]:
 
 
 def partial(kind: str, n: int) -> Iterator[Call]:
-    for states in (1, 2, 5):
-        lse = rows("wide", 3 * states, 2, seed=1)
+    for states, level, mean in ((1, "wide", 0.0), (2, "wide", 0.0), (5, "wide", 0.0), (5, "normal", 3000.0)):
+        lse = rows(level, 3 * states, 2, seed=1) + mean
         lse[::4] = -math.inf
         yield (rows(kind, 6 * states, n).reshape(3, states, 2, n), lse.reshape(3, states, 2)), {}
 
