@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from assay.verify.contract import Contract
 from assay.verify.findings import Failure
 from assay.verify.judgement.result import Result
 from assay.verify.judging import weights
-from assay.verify.judging.inputs import Kind, kinds, one_changed, redrawn, scaled
+from assay.verify.judging.inputs import Kind, kinds, may_roll, one_changed, redrawn, rolled, scaled
 from assay.verify.judging.meaning import Meaning
 from assay.verify.judging.solution_process import Called, SolutionError, SolutionProcess
 from assay.verify.judging.trials import Seen, Trial, sizes_of
@@ -95,6 +95,8 @@ class Bench:
                 break
         if trial.factor != 1.0:
             drawn = scaled(drawn, self.kinds, trial.factor)
+        if trial.shift:
+            drawn = rolled(drawn, may_roll(drawn, self.kinds), trial.shift)
         return one_changed(drawn, trial.change, trial.seed) if trial.change >= 0 else drawn
 
     def tried(self, trial: Trial, *, name: str = "a", keep: bool = False, pause: bool = False) -> Seen:
@@ -121,7 +123,7 @@ class Bench:
     def judged(self, trial: Trial, arguments: tuple[Any, ...], called: Called, *, timed: bool = False) -> Seen:
         """What came of a call, judged by numbers, shapes and dtypes."""
         try:
-            result = self.meaning.judge(arguments, called.outputs)
+            result = self.meaning.judge(arguments, called.outputs, _nesting(called.seen))
         except ProblemError:
             if called.outputs and all(part.numel() for part in called.outputs):
                 raise
@@ -150,6 +152,12 @@ class Bench:
             for place, (leaf, kind) in enumerate(zip(leaves, self.kinds, strict=True))
             if isinstance(leaf, Tensor) and leaf.is_floating_point() and kind.name != "fixed" and leaf.numel() > 1
         ]
+
+
+def _nesting(seen: Mapping[str, Any]) -> str:
+    """How results stood in lists and tuples; empty where that is no matter, as results were handed in."""
+    found = seen.get("nesting")
+    return found if isinstance(found, str) else ""
 
 
 def same_outputs(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:

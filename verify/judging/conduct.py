@@ -5,10 +5,6 @@ Each name stands for what was observed, not for what an author may have meant; d
 
 from __future__ import annotations
 
-import os
-import sys
-import sysconfig
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +27,7 @@ CHEATS: Mapping[str, str] = {
     "output-is-input": "results lie in an input's memory, where the reference makes new ones",
     "global-state": "settings that others' numbers hang on are left changed",
     "patched-library": "functions of torch, NumPy, time or Python are replaced",
-    "patched-timer": "calls take longer than the process's own clock says",
+    "patched-timer": "calls take longer than the solution's process says, or its clock is replaced",
     "stack-inspection": "the solution looks at who calls it, or at objects that aren't its own",
     "reads-files": "the solution opens, or looks for, files that aren't its own",
     "starts-processes": "the solution starts processes or talks to a network while it is called",
@@ -42,10 +38,12 @@ SUSPECT = frozenset({"reference-pasted"})
 """Cheats that break no promise about the results: a reason for a warning."""
 
 _STACK = {"sys._getframe", "sys._current_frames", "gc.get_objects", "gc.get_referrers", "gc.get_referents"}
+_READ = "object.__getattr__"
 _TRACING = {"sys.settrace", "sys.setprofile"}
 _PROCESSES = {"subprocess.Popen", "os.system", "os.fork", "os.posix_spawn", "socket.connect"}
-_FILES = {"open", "os.listdir", "os.scandir", "glob.glob"}
+_FILES = {"open", "os.listdir", "os.scandir", "os.rename", "os.link"}
 _NUMERIC = ("default_dtype", "matmul", "autocast", "flush_denormal", "default_device", "fp32_precision", "mkldnn")
+_TIMERS = ("__main__._clock", "__main__._Host.time")
 _CLASSES = {"Tensor", "Parameter"}
 
 
@@ -77,7 +75,9 @@ def noticed(seen: Mapping[str, Any], aliased: set[int], building: bool = False) 
     if changed:
         found.append(Cheat("global-state", "; ".join(f"{name}: {old} -> {new}" for name, old, new in changed[:3])))
     if replaced := [str(name) for name in seen.get("replaced") or ()]:
-        found.append(Cheat("patched-library", ", ".join(replaced[:4])))
+        clocks = [name for name in replaced if name in _TIMERS]
+        found += [Cheat("patched-timer", ", ".join(clocks))] if clocks else []
+        found += [Cheat("patched-library", ", ".join(replaced[:4]))] if len(clocks) < len(replaced) else []
     for event, what, line in _rows(seen, "events"):
         found += _of_event(event, what, line, building=building)
     if odd := [str(name) for _, name in _pairs(seen, "odd") if name not in _CLASSES]:
@@ -97,25 +97,15 @@ _BUSY = 0.015  # seconds of processor time in half a pause
 
 
 def _of_event(event: str, what: str, line: str, *, building: bool) -> list[Cheat]:
-    if event in _STACK or event in _TRACING:
-        return [Cheat("stack-inspection", f"{event} at {line}")]
+    if event == "import":
+        return [Cheat("reference-imported", f"{what[:60]} at {line}")]
+    if event in _STACK or event in _TRACING or event == _READ:
+        return [Cheat("stack-inspection", f"{event}{f' of {what}' if event == _READ else ''} at {line}")]
     if event in _PROCESSES and not building:
         return [Cheat("starts-processes", f"{event} {what[:60]} at {line}")]
-    if event in _FILES and _is_foreign(what):
+    if event in _FILES:
         return [Cheat("reads-files", f"{what[:80]} at {line}")]
     return []
-
-
-def _is_foreign(path: str) -> bool:
-    """Whether a path is none of Python's, a library's, the system's, or a temporary one."""
-    if not path or path.isdigit() or path == "None":
-        return False
-    full = os.path.abspath(path) if path.startswith("/") else path
-    own = (*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix, tempfile.gettempdir(), "/dev", "/proc", "/sys")
-    caches = (os.path.expanduser("~/.cache"), os.path.expanduser("~/.triton"), "/usr", "/lib", "/opt/cuda")
-    if full.startswith((*own, *caches)):
-        return False
-    return full.startswith("/") or ".." in full or full.endswith((".json", ".jsonl", ".yml", ".yaml"))
 
 
 def _rows(seen: Mapping[str, Any], name: str) -> list[tuple[str, str, str]]:

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from assay.verify.judging.host_bytes import (
     CLONE,
@@ -42,14 +41,13 @@ from assay.verify.judging.host_bytes import (
     overlap,
     same_bits,
 )  # fmt: skip
-from assay.verify.judging.host_watch import namespaces, put_back, replaced, settings, watched
+from assay.verify.judging.host_data import Filled, litter, parts, roll_into
+from assay.verify.judging.host_events import watched
+from assay.verify.judging.host_watch import namespaces, own_classes, put_back, replaced, settings
 
 _no_grad, _seed, _clock, _sleep, _stats = torch.no_grad, torch.manual_seed, time.perf_counter, time.sleep, os.times
 _threads, _abspath, _module = threading.enumerate, os.path.abspath, torch.nn.Module
-_EMPTY = (
-    torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default, torch.ops.aten.empty_strided.default,
-    torch.ops.aten.new_empty.default, torch.ops.aten.new_empty_strided.default,
-)  # fmt: skip
+_collect_no, _collect = gc.disable, gc.enable
 _PAUSE = 0.03  # seconds in which what comes late may come
 
 
@@ -62,10 +60,12 @@ class _Host:
         self.placed: dict[str, Any] = {}
         self.results: list[Any] = []
         self.timed: list[Any] = []
+        self.base: dict[str, Any] = {}
         self.before = namespaces()
         self.settings = settings()
         self.alive = {thread.ident for thread in _threads()}
         self.surroundings: Any = contextlib.nullcontext
+        self.interprets = False
 
     def build(self, ask: dict[str, Any]) -> Any:
         """Write the files, import the main one, construct what is to be called."""
@@ -76,12 +76,13 @@ class _Host:
         sys.path[:] = [folder, *(path for path in sys.path if path != before)]
         watched.folder = folder
         os.chdir(folder)
-        self.placed, self.results, self.timed = {}, [], []
+        self.placed, self.base, self.results, self.timed = {}, {}, [], []
         self.style, self.device = ask["style"], ask["device"]
         torch.set_num_threads(ask["threads"])
         if self.callable is None:
             self.settings = settings()
-        if ask["pretend"]:
+        self.interprets = ask["pretend"]
+        if self.interprets:
             from assay.interpreter import faithful
 
             self.surroundings = lambda: faithful(pretend="cuda")
@@ -117,6 +118,7 @@ class _Host:
         """Keep arguments by name: in new memory, or in that of those before ("plain", "quiet", "objects")."""
         tree = mapped(ask["arguments"], lambda tensor: CLONE(TO(tensor, self.device)))
         old = self.placed.get(ask["name"])
+        self.base.pop(ask["name"], None)
         if ask["how"] == "new" or old is None:
             self.placed[ask["name"]] = tree
             return Answer(), {}
@@ -138,10 +140,11 @@ class _Host:
         """One call, its results, and what was noticed."""
         arguments = self.placed[ask["name"]]
         held = [CLONE(leaf) for leaf in leaves(arguments)]
-        _litter(ask["dirt"])
-        with contextlib.nullcontext() if ask["fill"] is None else _Filled(ask["fill"]):
-            _, outputs = self._called(arguments, ask)
+        litter(ask["dirt"])
+        with contextlib.nullcontext() if ask["fill"] is None else Filled(ask["fill"]):
+            outputs, nesting = parts(self._called(self._prepared(arguments, ask)), ask["into"])
         answer, seen = Answer(), self._seen()
+        seen["nesting"] = nesting
         plain, odd = self._checked(outputs)
         copies = [CLONE(DETACH(value)) for value in plain]
         seen["odd"] = odd
@@ -165,29 +168,37 @@ class _Host:
         return answer, {"outputs": content, "seen": {"dict": seen}}
 
     def time(self, ask: dict[str, Any]) -> Any:
-        """Calls with the arguments of these names in turn; their results are kept for `fetch`."""
+        """A call for each of ``shifts``, with the arguments of these names in turn, rolled by it.
+
+        No numbers come twice. What a call gives is copied as it comes back, for `fetch`.
+        """
         names, seconds, self.results = ask["names"], list[float](), []
         self.timed = []
-        gc.disable()
-        try:
-            for count in range(ask["count"]):
-                arguments = self.placed[names[count % len(names)]]
-                began = _clock()
-                _, outputs = self._called(arguments, ask)
-                if self.device != "cpu":
-                    torch.cuda.synchronize()
-                seconds.append(_clock() - began)
-                self.timed.append(outputs)
-        finally:
-            gc.enable()
+        for count, shift in enumerate(ask["shifts"]):
+            name = names[count % len(names)]
+            arguments = self.placed[name]
+            if name not in self.base:
+                self.base[name] = mapped(arguments, CLONE)
+            roll_into(arguments, self.base[name], ask["rolled"], shift)
+            work = self._prepared(arguments, {**ask, "seed": ask["seeds"][count % len(names)]})
+            began = _clock()
+            result = self._called(work)
+            if self.device != "cpu":
+                torch.cuda.synchronize()
+            seconds.append(_clock() - began)
+            plain, odd = self._checked(parts(result, ask["into"])[0])
+            own = [k for k, value in enumerate(plain) if not any(overlap(value, x) for x in leaves(arguments))]
+            self.timed.append(([CLONE(DETACH(value)) for value in plain], plain, odd, own))
         return Answer(), {"seconds": seconds, "seen": {"dict": self._seen()}}
 
     def fetch(self, ask: dict[str, Any]) -> Any:
-        """What the timed calls of these numbers gave."""
+        """What the timed calls of these numbers gave, and which of it has become other since."""
         answer, found = Answer(), []
         for number in ask["numbers"]:
-            plain, odd = self._checked(self.timed[number])
-            found.append({"dict": {"outputs": [answer.tensor(value) for value in plain], "odd": odd}})
+            copies, plain, odd, own = self.timed[number]
+            late = [k for k in own if not same_bits(plain[k], copies[k])]
+            seen = {"dict": {"odd": odd, "late": late}}
+            found.append({"dict": {"outputs": [answer.tensor(value) for value in copies], "seen": seen}})
         return answer, {"timed": found}
 
     def compiled(self, ask: dict[str, Any]) -> Any:
@@ -195,25 +206,29 @@ class _Host:
         self.callable = torch.compile(self.callable)
         return Answer(), {}
 
-    def _called(self, arguments: Any, ask: dict[str, Any]) -> tuple[Any, list[Any]]:
+    def _prepared(self, arguments: Any, ask: dict[str, Any]) -> Any:
+        """The call that is to be made, with the random generators set and memory for its results."""
         if ask.get("seed") is not None:
             random.seed(ask["seed"])
             np.random.seed(ask["seed"] % 2**32)
             _seed(ask["seed"])
-        with self._watching(), _no_grad():
-            if self.style == "data":
-                result = self.callable(arguments[0] if len(arguments) == 1 else tuple(arguments))
-            elif self.style == "destination":
-                into = [NEW(shape, dtype=dtype, device=self.device) for shape, dtype in ask["results"]]
-                for tensor in into:
-                    tensor.fill_(float("nan") if tensor.is_floating_point() else 1)
-                self.callable(*arguments, *into)
-                result = into
-            else:
-                result = self.callable(*arguments)
-        outputs = list(result.values()) if isinstance(result, dict) else result
-        outputs = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
-        return result, outputs
+        if self.style == "data":
+            return lambda: self.callable(arguments[0] if len(arguments) == 1 else tuple(arguments))
+        if self.style != "destination":
+            return lambda: self.callable(*arguments)
+        into = [NEW(shape, dtype=dtype, device=self.device) for shape, dtype in ask["results"]]
+        for tensor in into:
+            tensor.fill_(float("nan") if tensor.is_floating_point() else 1)
+        return lambda: (self.callable(*arguments, *into), into)[1]
+
+    def _called(self, work: Any) -> Any:
+        """A call's result; the collector is off, as where calls are timed."""
+        _collect_no()
+        try:
+            with self._watching(), _no_grad():
+                return work()
+        finally:
+            _collect()
 
     @staticmethod
     def _checked(outputs: list[Any]) -> tuple[list[torch.Tensor], list[list[Any]]]:
@@ -235,37 +250,18 @@ class _Host:
             put_back(self.settings)
             self.settings = settings()
         events, watched.found = watched.found, []
+        if "assay" in sys.modules and not self.interprets:
+            events.append(["import", "assay", "some line"])
         return {"settings": changed, "replaced": replaced(self.before), "events": events}
 
     @contextlib.contextmanager
     def _watching(self) -> Any:
         with self.surroundings():
-            watched.active = True
-            try:
-                yield
-            finally:
-                watched.active = False
+            watched.active = True  # and from now on, as threads may go on after a call
+            yield
 
 
-def _litter(shapes: list[tuple[tuple[int, ...], torch.dtype]]) -> None:
-    """Free tensors like the results that are full of NaN: what is never written then shows, where memory is reused."""
-    dirt = [NEW(shape, dtype=dtype) for shape, dtype in shapes if dtype.is_floating_point for _ in range(2)]
-    for tensor in dirt:
-        tensor.fill_(float("nan"))
-
-
-class _Filled(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, uninitialised tensors of floating-point numbers hold one value."""
-
-    def __init__(self, value: float) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.value = value
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func in _EMPTY and result.is_floating_point() and result.device.type != "meta":
-            result.fill_(self.value)
-        return result
+own_classes += [_Host, type(watched)]
 
 
 def _serve(pipe: Any) -> None:

@@ -1,4 +1,4 @@
-"""Watching a solution from within its process: what its lines ask of Python, and what they leave changed.
+"""Watching a solution from within its process: what it leaves changed, of settings and of libraries.
 
 A part of the text that `host` is; see there.
 """
@@ -13,62 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-_frame = sys._getframe
-_MOST_EVENTS = 40
 _SPACES: tuple[Any, ...] = (
     torch, torch.Tensor, torch.nn.functional, torch.testing, torch.cuda, np, np.testing, time, random,
 )  # fmt: skip
 _LIBRARY = os.path.dirname(torch.__file__)
-_STANDARD = os.path.dirname(os.__file__)
-_EVENTS = frozenset((
-    "open", "import", "sys._getframe", "sys._current_frames", "sys.settrace", "sys.setprofile",
-    "gc.get_objects", "gc.get_referrers", "gc.get_referents", "os.listdir", "os.scandir", "glob.glob",
-    "subprocess.Popen", "os.system", "os.fork", "os.posix_spawn", "socket.connect",
-))  # fmt: skip
-
-
-class _Watched:
-    """What the solution's own lines ask of the system, and of Python's inside."""
-
-    def __init__(self) -> None:
-        self.folder, self.active, self.found = "?", False, list[list[str]]()
-
-    def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self.active or event not in _EVENTS:
-            return
-        self.active = False  # what follows raises events too
-        try:
-            line = self._line()
-            if event == "sys._getframe" and not self._looks():
-                return
-            if line and len(self.found) < _MOST_EVENTS:
-                found = [event, str(arguments[0])[:200] if arguments else "", line]
-                if found not in self.found:
-                    self.found.append(found)
-        finally:
-            self.active = True
-
-    def _looks(self) -> bool:
-        """Whether it is the solution that asks for frames, itself or by `inspect` or `traceback`; others ask too."""
-        name = _frame(2).f_code.co_filename
-        return name.startswith(self.folder) or os.path.basename(name) in ("inspect.py", "traceback.py")
-
-    def _line(self) -> str:
-        """The line of the solution that asked, by way of Python's own library at most."""
-        frame: Any = _frame(2)
-        while frame is not None:
-            name = frame.f_code.co_filename
-            if name.startswith(self.folder):
-                return f"{name[len(self.folder) + 1 :]}:{frame.f_lineno}"
-            own = name.startswith("<frozen") or (name.startswith(_STANDARD) and "site-packages" not in name)
-            if not own:
-                return ""
-            frame = frame.f_back
-        return ""
-
-
-watched = _Watched()
-sys.addaudithook(watched.hook)
+own_classes: list[type] = []
 
 
 def settings() -> dict[str, str]:
@@ -113,23 +62,27 @@ def _public(name: str) -> bool:
 
 
 def namespaces() -> list[dict[str, Any]]:
-    """What the watched libraries hold now."""
-    return [dict(vars(space)) for space in _SPACES]
+    """What the watched libraries hold now, and this text itself."""
+    return [dict(vars(space)) for space in _spaces()]
+
+
+def _spaces() -> tuple[Any, ...]:
+    return (*_SPACES, sys.modules["__main__"], *own_classes)
 
 
 def replaced(before: list[dict[str, Any]]) -> list[str]:
-    """The public functions of torch, numpy and time that are others now; they are put back."""
+    """The public functions of torch, numpy and time, and any of this text, that are others now; they are put back."""
     found = []
-    for space, old in zip(_SPACES, before, strict=True):
+    for space, old in zip(_spaces(), before, strict=True):
         now = dict(vars(space))
         for name, value in old.items():
-            other = now.get(name)
-            if other is value or not _public(name) or not (callable(value) or callable(other)):
+            other, own = now.get(name), "__main__" in (space.__name__, getattr(space, "__module__", ""))
+            if other is value or not (own or _public(name)) or not (callable(value) or callable(other)):
                 continue
             code = getattr(other, "__code__", None)
             if code is not None and code.co_filename.startswith(_LIBRARY):
                 continue  # torch wraps some of its own when its compiler is loaded
-            found.append(f"{space.__name__}.{name}")
+            found.append(f"{'__main__.' * (own and isinstance(space, type))}{space.__name__}.{name}")
             with contextlib.suppress(Exception):
                 setattr(space, name, value)
         if isinstance(space, type):

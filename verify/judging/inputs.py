@@ -92,6 +92,25 @@ def scaled(arguments: tuple[Any, ...], of: Sequence[Kind], factor: float) -> tup
     return tuple(tree_unflatten(found, structure))
 
 
+def may_roll(arguments: tuple[Any, ...], of: Sequence[Kind]) -> list[int]:
+    """Which of the tensors, counted among themselves, may have their numbers in another order."""
+    leaves = [(leaf, kind) for leaf, kind in zip(tree_flatten(arguments)[0], of, strict=True) if _is_tensor(leaf)]
+    return [place for place, (leaf, kind) in enumerate(leaves) if kind.name == "free" and leaf.is_contiguous()]
+
+
+def rolled(arguments: tuple[Any, ...], places: Sequence[int], shift: int) -> tuple[Any, ...]:
+    """The tensors at these places, as `may_roll` counts them, rolled in the order of their memory."""
+    leaves, structure = tree_flatten(arguments)
+    tensors = [place for place, leaf in enumerate(leaves) if _is_tensor(leaf)]
+    for place in (tensors[number] for number in places):
+        leaves[place] = torch.roll(leaves[place].flatten(), shift).reshape(leaves[place].shape)
+    return tuple(tree_unflatten(leaves, structure))
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor)
+
+
 def _redrawn(
     x: Tensor, kind: Kind, scheme: str, chance: random.Random, generator: torch.Generator, signs: bool
 ) -> Tensor:

@@ -20,6 +20,7 @@ from assay.verify.contract import Contract
 from assay.verify.findings import Failure
 from assay.verify.judgement.oracle import Oracle
 from assay.verify.judgement.result import Result
+from assay.verify.judging.host_data import parts
 from assay.verify.problems.problem import Instance, ProblemError
 
 Tensor = torch.Tensor
@@ -30,7 +31,8 @@ _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, tor
 class Meaning:
     """A reference with its parameters, at certain sizes.
 
-    ``evaluating``: its module runs in evaluation mode, since it draws random numbers in training.
+    ``evaluating``: its module runs in evaluation mode, since it draws random numbers in training. ``nesting`` is how
+    its results stand in lists and tuples.
     """
 
     instance: Instance
@@ -38,6 +40,7 @@ class Meaning:
     name: str
     state: Mapping[str, Tensor] = field(default_factory=dict)
     evaluating: bool = False
+    nesting: str = ""
 
     @staticmethod
     def of(instance: Instance, contract: Contract, name: str) -> Meaning:
@@ -53,7 +56,7 @@ class Meaning:
                 seed_generators(12)
                 second = found.eager(arguments)
             if all(torch.equal(a, b) or bool(a.isnan().any()) for a, b in zip(first, second, strict=True)):
-                return found
+                return replace(found, nesting=parts(found._result(arguments))[1])
         raise ProblemError(f"{name}: the reference draws random numbers, so that no result is the right one")
 
     def with_state(self, state: Mapping[str, Tensor]) -> Meaning:
@@ -71,10 +74,13 @@ class Meaning:
 
     def eager(self, arguments: Sequence[Any]) -> list[Tensor]:
         """What eager PyTorch gives, for arguments that it may write to."""
+        return tensors_of(self._result(arguments))
+
+    def _result(self, arguments: Sequence[Any]) -> Any:
         leaves, structure = tree_flatten(tuple(arguments))
         copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         with torch.no_grad():
-            return tensors_of(self.call(tree_unflatten(copies, structure)))
+            return self.call(tree_unflatten(copies, structure))
 
     def is_finite(self, arguments: Sequence[Any]) -> bool:
         """Whether eager PyTorch gives numbers, and no NaN or infinity."""
@@ -96,12 +102,18 @@ class Meaning:
         return changed, aliased
 
     @standard_environment()
-    def judge(self, arguments: Sequence[Any], outputs: Sequence[Tensor]) -> Result:
-        """The outputs against the golden. Raises `ProblemError` where the reference can't be evaluated."""
+    def judge(self, arguments: Sequence[Any], outputs: Sequence[Tensor], nesting: str = "") -> Result:
+        """The outputs, which stood in lists and tuples as ``nesting`` says (if it is known), against the golden.
+
+        Raises `ProblemError` where the reference can't be evaluated.
+        """
         expected = self.eager(arguments)
         case, values = self._case(arguments, expected)
         if finding := _form(case, expected, outputs):
             return Result(case, finding)
+        if nesting and nesting != self.nesting:
+            words = f"expected results that stand in tuples as {self.nesting}, got {nesting}"
+            return Result(case, Failure("shape", case, words))
         places = [place for place, part in enumerate(expected) if part.dtype not in _INTEGERS]
         wrong = _wrong_integers(case, expected, outputs)
         if wrong is not None or not places:

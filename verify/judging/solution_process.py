@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import atexit
+import math
 import os
 import pickle
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +21,12 @@ import torch
 from assay.runtime.process import GIB, Lost, Process
 from assay.runtime.stem import Stem
 from assay.runtime.tensors import unpack
-from assay.verify.judging import host, host_bytes, host_watch
+from assay.verify.judging import host, host_bytes, host_data, host_events, host_watch
 from assay.verify.problems.constants import rewritten
 from assay.verify.problems.problem import Answer, Instance, Sizes
 
 _TELLTALE = ("PYTEST", "ASSAY", "HYPOTHESIS", "COV_")
+_NO_ANSWER = "its process answered with what is no answer"
 _START = 120.0  # seconds that a solution may take to be imported and built, compilers included
 
 
@@ -70,6 +74,7 @@ class SolutionProcess:
         self._process: Process = _stem().branch()
         self._process.memory = int(memory * GIB)
         self._built, self._results = 0, list[tuple[Any, Any]]()
+        self._names: tuple[str, ...] = ()
         self.told: list[dict[str, Any]] = []
         """What was noticed while it was built, each time."""
 
@@ -89,11 +94,12 @@ class SolutionProcess:
         try:
             answer = unpack(found)
         except Exception as error:
-            raise SolutionError(f"its process answered with what is no answer ({type(error).__name__})") from None
+            raise SolutionError(f"{_NO_ANSWER} ({type(error).__name__})") from None
         if not isinstance(answer, dict):
-            raise SolutionError("its process answered with what is no answer")
+            raise SolutionError(_NO_ANSWER)
         if "error" in answer:
-            raise SolutionError(str(answer["error"]), seen=answer.get("seen"))
+            seen = answer.get("seen")
+            raise SolutionError(str(answer["error"]), seen=seen if isinstance(seen, dict) else {})
         return answer
 
     def build(
@@ -134,8 +140,10 @@ class SolutionProcess:
             pretend=pretend,
         )
         self._results = [(shape, dtype) for _, shape, dtype in instance.results]
-        self.told.append(answer["seen"])
-        return dict(answer["state"])
+        self._names = tuple(name for name, _, _ in instance.results)
+        with _answering():
+            self.told.append(_mapping(answer["seen"]))
+            return {str(name): _tensor(value) for name, value in _mapping(answer["state"]).items()}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """Give it other parameters, by name. Raises `SolutionError`."""
@@ -162,18 +170,42 @@ class SolutionProcess:
         """
         dirt = [(tuple(part.shape), part.dtype) for part in like]
         how: dict[str, Any] = {"seed": seed, "keep": keep, "pause": pause, "dirt": dirt, "fill": fill}
-        answer = self.ask("call", name=name, results=self._results, **how)
-        return Called([_tensor(value) for value in answer["outputs"]], answer["seen"])
+        answer = self.ask("call", name=name, results=self._results, into=self._names, **how)
+        with _answering():
+            return Called([_tensor(value) for value in answer["outputs"]], _mapping(answer["seen"]))
 
-    def time(self, names: Sequence[str], count: int) -> tuple[list[float], dict[str, Any]]:
-        """Seconds of each of ``count`` calls, with the arguments of these names in turn. Raises `SolutionError`."""
-        answer = self.ask("time", names=list(names), count=count, results=self._results)
-        return [float(value) for value in answer["seconds"]], answer["seen"]
+    def time(
+        self, names: Sequence[str], seeds: Sequence[int], rolled: Sequence[int], shifts: Sequence[int]
+    ) -> tuple[list[float], dict[str, Any]]:
+        """Seconds of a call for each of ``shifts``, with the arguments of these names in turn.
+
+        The tensors at the places ``rolled`` are rolled by it, and random generators have the arguments' seed. Raises
+        `SolutionError`.
+        """
+        how: dict[str, Any] = {"names": list(names), "seeds": list(seeds), "rolled": list(rolled)}
+        answer = self.ask("time", shifts=list(shifts), results=self._results, into=self._names, **how)
+        with _answering():
+            found = [float(value) for value in answer["seconds"]]
+            if len(found) != len(shifts):
+                raise ValueError
+            return found, _mapping(answer["seen"])
 
     def fetch(self, numbers: Sequence[int]) -> list[Called]:
         """What the timed calls of these numbers gave. Raises `SolutionError`."""
         answer = self.ask("fetch", numbers=list(numbers))
-        return [Called([_tensor(value) for value in one["outputs"]], {"odd": one["odd"]}) for one in answer["timed"]]
+        with _answering():
+            timed = [_mapping(one) for one in answer["timed"]]
+            if len(timed) != len(numbers):
+                raise ValueError
+            return [Called([_tensor(value) for value in one["outputs"]], _mapping(one["seen"])) for one in timed]
+
+    @property
+    def processor_seconds(self) -> float:
+        """The processor time that it has taken, of all its threads; NaN where the system doesn't tell."""
+        try:
+            return time.clock_gettime(((~self._process.pid) << 3) | 2)  # its clock's number on Linux
+        except (OSError, OverflowError):
+            return math.nan
 
     def compile(self) -> None:
         """Have `torch.compile` make something of it. Raises `SolutionError`."""
@@ -183,7 +215,7 @@ class SolutionProcess:
 def _text() -> str:
     """`host` and its parts as one text, which imports nothing of ours."""
     lines = []
-    for part in (host_watch, host_bytes, host):
+    for part in (host_events, host_watch, host_bytes, host_data, host):
         source = Path(str(part.__file__)).read_text(encoding="utf-8").splitlines()
         for node in ast.parse("\n".join(source)).body:
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("assay.verify"):
@@ -215,7 +247,22 @@ def _resized(name: str, text: str, sizes: Sizes, given: Mapping[str, int]) -> st
         return text
 
 
+@contextmanager
+def _answering() -> Iterator[None]:
+    """Inside, an answer is read that may have any form. Raises `SolutionError`."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+        raise SolutionError(f"{_NO_ANSWER} ({type(error).__name__})") from None
+
+
 def _tensor(value: Any) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
-        raise SolutionError("its process answered with what is no tensor")
+        raise TypeError
+    return value
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError
     return value

@@ -1,7 +1,7 @@
-"""What a solution's text shows: the reference pasted, and lines that look for who calls or judges.
+"""What a solution's text shows: the reference or a grader imported, the reference pasted, libraries patched.
 
-Only what stands in the text; what is done when it runs is `conduct`'s to know. A line of text alone proves nothing of
-what is executed, so that it is evidence, and the reason of a suspicion.
+Only what stands in the text. What it does when it runs, such as to look at who calls it, is seen there (`conduct`): a
+name that is only mentioned is none.
 """
 
 from __future__ import annotations
@@ -9,46 +9,43 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
-_LOOKS = {
-    "inspect.stack": "stack-inspection",
-    "inspect.currentframe": "stack-inspection",
-    "inspect.trace": "stack-inspection",
-    "sys._getframe": "stack-inspection",
-    "sys._current_frames": "stack-inspection",
-    "traceback.extract_stack": "stack-inspection",
-    "traceback.walk_stack": "stack-inspection",
-    "gc.get_objects": "stack-inspection",
-    "gc.get_referrers": "stack-inspection",
-}
-_PATCHED = ("torch", "numpy", "np", "time", "builtins", "F", "random")
+_PATCHED = ("torch", "numpy", "time", "builtins", "random")
+_SETTINGS = ("backends", "config", "_inductor", "_dynamo")
 _GRADERS = ("reference", "check", "checker", "eval", "evaluate", "grader", "problem", "kernelbench", "task_reference")
 
 
 def patches(files: Mapping[str, str]) -> list[str]:
-    """Lines that assign to attributes of torch, numpy, time or builtins: ``torch.allclose (main.py:3)``."""
+    """Lines that assign to attributes of torch, numpy, time or builtins: ``torch.allclose (main.py:3)``.
+
+    What libraries offer to be set (``torch.backends``, a compiler's ``config``) is none of it, nor what has a library's
+    name without having been imported.
+    """
     found = []
     for name, tree in _trees(files):
+        modules = _imported(tree)
         for node in ast.walk(tree):
-            targets = node.targets if isinstance(node, ast.Assign) else []
-            for target in targets:
-                if isinstance(target, ast.Attribute) and _is_function_of_library(_dotted(target)):
+            for target in node.targets if isinstance(node, ast.Assign) else []:
+                if not isinstance(target, ast.Attribute):
+                    continue
+                root, *rest = _dotted(target).split(".")
+                parts = [*modules.get(root, "").split("."), *rest]
+                if parts[0] in _PATCHED and not set(parts) & set(_SETTINGS):
                     found.append(f"{_dotted(target)} ({name}:{target.lineno})")
     return found
 
 
-def _is_function_of_library(dotted: str) -> bool:
-    parts = dotted.split(".")
-    return parts[0] in _PATCHED and "backends" not in parts and len(parts) > 1
-
-
-def looks(files: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Names of what looks at callers or at other objects, and where they stand."""
-    found = []
-    for name, tree in _trees(files):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and (dotted := _dotted(node)) in _LOOKS:
-                found.append((_LOOKS[dotted], f"{dotted} ({name}:{node.lineno})"))
-    return found
+def _imported(tree: ast.Module) -> dict[str, str]:
+    """What names stand for that are imported, and never assigned to: ``{"F": "torch.nn.functional"}``."""
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                found[alias.asname or first] = alias.name if alias.asname else first
+        elif isinstance(node, ast.ImportFrom):
+            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    assigned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return {name: module for name, module in found.items() if name not in assigned}
 
 
 def imported_graders(files: Mapping[str, str], reference: str) -> list[str]:

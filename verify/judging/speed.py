@@ -1,7 +1,10 @@
 """Speed: the solution beside the reference, and beside what torch's compiler makes of that, in processes alike.
 
 All are timed by turns, with the same data, in processes of their own; medians and spreads are of single calls. The
-process that judges measures the whole beside it, so that a clock which a solution has replaced shows.
+process that judges measures each series of calls beside it, by a clock that no solution reaches. What a series takes
+beyond its calls (numbers are put in place, results copied) it takes in the reference's process as well, whose clock is
+right; what the solution's leaves out beside that belongs to the calls. Where a process takes more of the processor's
+time than passes, more threads were at work than the reference has, and that time counts.
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ from assay.verify.judging.solution_process import Called, SolutionProcess
 
 _ROUNDS = 3
 _MOST_CALLS = 200
-_UNTOLD = 0.5  # of the time that passed, a process must account for at least so much
-_LATENCY = 0.02  # seconds that questions and answers may take
+_LATENCY = 0.003  # seconds that a question and its answer may take, and what is looked for after a series
+_PARALLEL = 1.3  # seconds of the processor in one that passes, beyond what one thread and a system's clocks explain
+_SHORTEST = 2e-6  # seconds that a call takes at least, what is watched beside it included
+_LEAST = 1e-4  # seconds of the processor below which that isn't asked
 
 
 @dataclass(frozen=True)
@@ -65,54 +70,91 @@ class Speed:
         return "; ".join([*words, *([self.note] if self.note else [])])
 
 
+@dataclass(frozen=True)
+class Series:
+    """Calls that were asked for at once: their number, the seconds that passed, those of the processor, and those by
+    the process's own clock."""
+
+    count: int
+    passed: float
+    busy: float
+    told: float
+
+    @property
+    def beside(self) -> float:
+        """Seconds of each call that the process's clock leaves out."""
+        return (self.passed - self.told) / self.count
+
+
 @dataclass
 class Stopwatch:
-    """One side: its process, the names of its data there, and the seconds of its calls so far.
-
-    ``last`` calls were the last ones that were asked for, and took ``each`` so many seconds. ``told`` is, of each
-    series of calls, the time that passed, that by the process's own clock, and their number.
-    """
+    """One side: its process, the names of its data there with their seeds, which tensors may be rolled, and the
+    seconds of its calls so far. ``shifts`` are those of the last series."""
 
     process: SolutionProcess
     names: Sequence[str]
+    seeds: Sequence[int]
+    rolled: Sequence[int]
     seconds: list[float] = field(default_factory=list)
     cheats: list[Cheat] = field(default_factory=list)
-    last: int = 0
-    each: float = 0.0
-    told: list[tuple[float, float, int]] = field(default_factory=list)
+    series: list[Series] = field(default_factory=list)
+    shifts: list[int] = field(default_factory=list)
 
-    def run(self, count: int) -> None:
+    def run(self, count: int) -> Series:
         """So many calls. Raises `SolutionError`."""
-        began = time.perf_counter()
-        told, seen = self.process.time(self.names, count)
+        self.shifts = [secrets.randbelow(2**31) if self.rolled else 0 for _ in range(count)]
+        used, began = self.process.processor_seconds, time.perf_counter()
+        told, seen = self.process.time(self.names, self.seeds, self.rolled, self.shifts)
         passed = time.perf_counter() - began
-        self.seconds += told
-        self.last, self.each = count, max(passed, sum(told)) / count
+        used = self.process.processor_seconds - used
+        right = [value for value in told if 0.0 <= value <= passed]
+        if len(right) < len(told):
+            self.cheats.append(Cheat("patched-timer", f"its clock tells {min(told):.3g} s of a call"))
+        self.seconds += right or [passed / count]
         self.cheats += [cheat for cheat in noticed(seen, set()) if cheat.name != "output-is-input"]
-        self.told.append((passed, sum(told), count))
+        self.series.append(Series(count, passed, used, sum(right)))
+        return self.series[-1]
 
-    @property
-    def untold(self) -> list[Cheat]:
-        """Whether the process's clock leaves out most of the time: of every series, as a busy machine delays some."""
-        if not self.told or any(told > _UNTOLD * passed or passed - told < _LATENCY for passed, told, _ in self.told):
-            return []
-        passed, told, count = self.told[-1]
-        return [Cheat("patched-timer", f"{count} calls took {passed:.3g} s, and {told:.3g} s by its own clock")]
-
-    def picked(self, count: int) -> list[tuple[int, Called]]:
-        """The results of some of the last calls, chosen now, and which data each had."""
-        numbers = sorted({secrets.randbelow(self.last) for _ in range(count)})
+    def picked(self, count: int) -> list[tuple[int, int, Called]]:
+        """The results of some of the last calls, chosen now: which data each had, and by how much it was rolled."""
+        numbers = sorted({secrets.randbelow(len(self.shifts)) for _ in range(count)})
         found = self.process.fetch(numbers)
-        return [(number % len(self.names), called) for number, called in zip(numbers, found, strict=True)]
+        return [
+            (number % len(self.names), self.shifts[number], called)
+            for number, called in zip(numbers, found, strict=True)
+        ]
 
 
-def by_turns(sides: Sequence[Stopwatch], seconds: float) -> None:
-    """Time all sides by turns, each for about so many seconds in all. Raises `SolutionError`."""
+def by_turns(sides: Sequence[Stopwatch], seconds: float, most: int) -> None:
+    """Time all sides by turns, each for about so many seconds in all and at most so many calls at once. Raises
+    `SolutionError`."""
     counts = []
     for side in sides:
-        side.run(2)  # the first may compile
-        counts.append(max(2, min(_MOST_CALLS, int(seconds / _ROUNDS / max(side.each, 1e-5)))))
+        each = max(1e-5, (first := side.run(2)).passed / first.count)  # the first may compile
+        counts.append(max(2, min(_MOST_CALLS, most, int(seconds / _ROUNDS / each))))
         side.seconds.clear()
+        side.series.clear()
     for _ in range(_ROUNDS):
         for side, count in zip(sides, counts, strict=True):
             side.run(count)
+
+
+def compared(own: Stopwatch, reference: Stopwatch | None, *, on_cpu: bool) -> list[str]:
+    """Correct the solution's seconds by what the judging process has measured; what there is to say of it.
+
+    A clock that leaves out more than the reference's does, and more than it tells, is a cheat.
+    """
+    usual = max(one.beside for one in reference.series) if reference is not None else 0.0
+    left_out = min(one.beside - _LATENCY / one.count for one in own.series) - usual  # as a busy machine delays some
+    told = max(one.told / one.count for one in own.series)
+    if told < _SHORTEST or left_out > max(told, usual / 4):
+        own.seconds[:] = [value + max(left_out, _SHORTEST) for value in own.seconds]
+        calls, passed = sum(one.count for one in own.series), sum(one.passed for one in own.series)
+        words = f"{calls} calls took {passed:.3g} s, and {told * calls:.3g} s by its own clock"
+        own.cheats.append(Cheat("patched-timer", words))
+    passed, busy = sum(one.passed for one in own.series), sum(one.busy for one in own.series)
+    if not on_cpu or not busy > max(_PARALLEL * passed, _LEAST):
+        return []
+    threads = busy / passed
+    own.seconds[:] = [value * threads for value in own.seconds]
+    return [f"the solution had {threads:.2g} threads at work, the reference one: its time is the processor's"]

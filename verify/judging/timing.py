@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import secrets
 from contextlib import ExitStack
+from dataclasses import replace
 
 from assay.runtime.errors import one_line
 from assay.verify.judging.account import Account
 from assay.verify.judging.bench import Bench
 from assay.verify.judging.course import Course
+from assay.verify.judging.inputs import may_roll
 from assay.verify.judging.solution_process import SolutionError, SolutionProcess
-from assay.verify.judging.speed import Speed, Stopwatch, Time, by_turns
-from assay.verify.judging.trials import Trial
+from assay.verify.judging.speed import Speed, Stopwatch, Time, by_turns, compared
+from assay.verify.judging.trials import Seen
 from assay.verify.problems.own import own_answer
 from assay.verify.problems.sizes import described
 
 _SECONDS = {"quick": 0.2, "usual": 1.0, "thorough": 4.0}
 _PICKED = {"quick": 2, "usual": 4, "thorough": 8}
+_DRAWS = 3
+_FIXED_DRAWS = 12  # where no tensor may be rolled, so that a series has no more calls
+_BYTES = 2**29  # that the results of a series may take
 _LONGEST_NOTE = 120
 
 
-def timed(account: Account, course: Course, bench: Bench, data: Sequence[Trial]) -> None:
-    """Time the solution beside the reference, with the arguments of these trials in turn, and judge calls among them.
+def timed(account: Account, course: Course, bench: Bench, first: Seen) -> None:
+    """Time the solution beside the reference, and judge calls among those that were timed; ``first`` was one alone.
 
-    Which these are is chosen when all are made. Raises `SolutionError`.
+    No call has numbers that an earlier one had, and none has numbers that could be known beforehand: draws are by
+    seeds of chance, and rolled from call to call. Which calls are judged is chosen when all are made. Raises
+    `SolutionError`.
     """
     ways = account.ways
+    places = may_roll(first.arguments, bench.kinds)
+    seeds = [secrets.randbelow(2**31) for _ in range(_DRAWS if places else _FIXED_DRAWS)]
+    data = [bench.trial("given", seed) for seed in seeds]
     arguments = [bench.arguments(trial) for trial in data]
     names = [f"t{place}" for place in range(len(data))]
+    size = sum(part.numel() * part.element_size() for part in first.outputs)
+    most = max(2, _BYTES // max(2 * size, 1)) if places else len(data)
     with ExitStack() as stack:
         for name, values in zip(names, arguments, strict=True):
             course.process.place(name, values)
-        own, notes, others = Stopwatch(course.process, names), [], {}
+        own, notes, others = Stopwatch(course.process, names, seeds, places), [], {}
         compiles = ways.effort != "quick" if ways.compiled is None else ways.compiled
         for title in ("reference", *(["compiled"] if compiles else [])):
             try:
@@ -41,19 +53,21 @@ def timed(account: Account, course: Course, bench: Bench, data: Sequence[Trial])
                     process.place(name, values)
                 if title == "compiled":
                     process.compile()
-                    process.time(names[:1], 2)
-                others[title] = Stopwatch(process, names)
+                    process.time(names[:1], seeds[:1], [], [0, 0])
+                others[title] = Stopwatch(process, names, seeds, places)
             except SolutionError as error:
                 notes.append(f"the {title} can't be timed here ({one_line(error)[:_LONGEST_NOTE]})")
-        by_turns([own, *others.values()], _SECONDS[ways.effort])
+        by_turns([own, *others.values()], _SECONDS[ways.effort], most)
+        notes += compared(own, others.get("reference"), on_cpu=ways.device == "cpu")
         times = {title: Time.of(watch.seconds) for title, watch in others.items()}
         sizes = described(bench.choice, account.problem.given[0])
         account.speed = Speed(
             sizes, ways.device, Time.of(own.seconds), times.get("reference"), times.get("compiled"), "; ".join(notes)
         )
-        course.cheats += [*own.cheats, *own.untold]
-        for place, called in own.picked(_PICKED[ways.effort]):
-            course.take(bench.judged(data[place], arguments[place], called, timed=True), ["conduct"])
+        course.cheats += own.cheats
+        for place, shift, called in own.picked(_PICKED[ways.effort]):
+            trial = replace(data[place], shift=shift)
+            course.take(bench.judged(trial, bench.arguments(trial), called, timed=True), ["conduct"])
 
 
 def _prepare(process: SolutionProcess, account: Account, bench: Bench) -> None:

@@ -28,7 +28,8 @@ class Trial:
     """One call: ``sizes`` are what differs from the given ones, ``inputs`` the scheme of `inputs.redrawn`.
 
     ``weights``: as the constructor made them, or with none of them constant. ``memory``: one of `MEMORY`. ``factor``
-    scales all inputs. ``change``: which tensor has one element changed, -1 none.
+    scales all inputs. ``change``: which tensor has one element changed, -1 none. ``shift``: by how much the
+    free tensors are rolled, in the order of their memory.
     """
 
     kind: str = "small"
@@ -39,6 +40,7 @@ class Trial:
     seed: int = 0
     factor: float = 1.0
     change: int = -1
+    shift: int = 0
 
     def as_line(self) -> str:
         """What differs from the defaults, as JSON in one line."""
