@@ -12,7 +12,8 @@ from assay.verify.problems.axes import value_of
 from assay.verify.problems.constants import constants, rewritten
 from assay.verify.problems.problem import ProblemError
 from assay.verify.problems.reading import read, read_problem
-from assay.verify.problems.sizes import extent, limits, near, odd, small
+from assay.verify.problems.sizes import edge, extent, limits, near, odd, small
+from assay.verify.problems.workload_inputs import drawn
 
 from .judged.kernels import LINEAR, linear
 
@@ -243,6 +244,26 @@ def test_a_verdict_is_written_back_as_a_trace(trace: Path, tmp_path: Path) -> No
     assert evaluation["performance"]["latency_ms"] > 0
 
 
+def test_a_workload_that_was_not_judged_is_listed_and_has_no_trace(trace: Path) -> None:
+    """Neither one beyond this effort, nor one that ran at lesser sizes; only what was timed has a latency."""
+    definition = {**DEFINITION, "constraints": []}
+    (trace / "definition.json").write_text(json.dumps(definition))
+    sizes = {"huge": 2**22, "a": 40, "b": 9, "c": 5}
+    lines = [{**WORKLOADS[0], "uuid": name, "axes": {"T": rows}} for name, rows in sizes.items()]
+    (trace / "workload.jsonl").write_text("\n".join(json.dumps({"workload": one}) for one in lines))
+    verdict = judge(trace, trace / "solution.json", effort="quick")
+    assert verdict.outcome == "PASS", str(verdict)
+    assert traces(verdict) == []
+    assert [name for name in sizes if any(f"({name})" in words for words in verdict.not_judged)] == list(sizes)
+    assert "was" in verdict.not_judged[0]
+    (trace / "workload.jsonl").write_text("\n".join(json.dumps({"workload": one}) for one in lines[1:]))
+    found = traces(judge(trace, trace / "solution.json"))
+    assert [(one["workload"]["uuid"], one["evaluation"]["status"]) for one in found] == [
+        (name, "PASSED") for name in ("a", "b", "c")
+    ]
+    assert [one["evaluation"]["performance"]["latency_ms"] > 0 for one in found] == [True, False, False]
+
+
 @pytest.mark.parametrize(
     ("change", "status"),
     [
@@ -348,3 +369,43 @@ def test_a_reference_that_looks_at_numbers_is_asked_with_some(tmp_path: Path) ->
     verdict = judge(tmp_path, tmp_path / "s.json", effort="quick", timed=False)
     assert verdict.outcome == "PASS", str(verdict)
     assert any(words.startswith("small: total=") for words in verdict.sizes)
+
+
+def test_a_function_has_its_own_order_of_arguments(tmp_path: Path) -> None:
+    """Whatever the order in which a module names them when it calls it."""
+    text = ROBUST.replace("fn(x, self.weight, self.eps)", "fn(x, eps=self.eps, weight=self.weight)")
+    files = {"func_forward.py": text, "config_forward.json": CONFIG, "forward.py": FORWARD}
+    folder = _folder(tmp_path, files)
+    problem, _ = read(folder, folder)
+    x, weight, eps = problem.make(problem.given[0], 0).draw(0)
+    assert (x.ndim, weight.ndim, eps) == (2, 1, 1e-5)
+    assert judge(folder, folder, effort="quick", timed=False).outcome == "PASS"
+
+
+def test_sizes_one_more_than_blocks_are_tried(tmp_path: Path) -> None:
+    """129 of the size that is given largest, 33 of others, none beyond what was given; what is lost there is seen."""
+    text = LINEAR.replace("batch = 96", "batch = 256").replace("features = 64", "features = 48")
+    (tmp_path / "problem.py").write_text(text)
+    problem = read_problem(tmp_path / "problem.py")
+    given, limit = problem.given[0], limits("quick")
+    base = small(problem, given, limit["small"])
+    assert base is not None
+    choice = edge(problem, base, given, limit["wide"])
+    assert choice is not None
+    assert (choice.kind, choice.sizes["batch"], choice.sizes["features"]) == ("edge", 129, 33)
+    body = "SOFTMAX\nif x.shape[0] > 32 and x.shape[0] % 32 == 1:\n    result[-1] = 0\nreturn result"
+    (tmp_path / "solution.py").write_text(linear(body))
+    assert judge(tmp_path / "problem.py", tmp_path / "solution.py", effort="quick", timed=False).outcome == "FAIL"
+
+
+@pytest.mark.parametrize(
+    ("name", "indices"),
+    [("expert_ids", True), ("kv_indices", True), ("idx", True), ("page_table", True)]
+    + [(name, False) for name in ("width", "hidden", "valid", "kind", "grid", "talent")],
+)
+def test_integers_are_indices_where_a_word_of_their_name_says_so(name: str, indices: bool) -> None:
+    """`width` and `hidden` are none; indices lie within the smallest axis of pages or experts."""
+    content = {"name": "any", "axes": {}, "inputs": {name: {"shape": ["n"], "dtype": "int32"}}}
+    (found,) = drawn(content, {}, {"n": 400, "num_experts": 4}, {}, Path())
+    assert bool(((found >= 0) & (found < 4)).all()) == indices
+    assert bool((found < 0).any()) != indices

@@ -13,11 +13,11 @@ import torch
 
 from assay.cli.main import main
 from assay.verify import Contract
-from assay.verify.judging import weights
+from assay.verify.judging import batch, weights
 from assay.verify.judging.inputs import kind_of, redrawn
 from assay.verify.judging.procedure import judge
 
-from .judged.kernels import LINEAR, RELU, linear, solution
+from .judged.kernels import AFFINE, LINEAR, RELU, linear, solution
 
 GOOD = linear("SOFTMAX\nreturn result")
 WRONG = linear("SOFTMAX\nreturn result * 1.001")
@@ -116,6 +116,43 @@ def test_weights_are_shared_by_order_where_names_differ(tmp_path: Path) -> None:
     assert verdict.outcome == "PASS", str(verdict)
 
 
+PLAIN = """
+import torch
+from torch import nn
+
+
+class ModelNew(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        MAKES
+
+    def forward(self, x):
+        return RESULT
+"""
+
+
+@pytest.mark.parametrize(
+    ("makes", "result", "outcome"),
+    [
+        ("self.weight = torch.rand(features) + 0.5", "x * self.weight", "FAIL"),
+        ("self.kept = {'w': torch.rand(features) + 0.5}", "x * self.kept['w']", "FAIL"),
+        ("self.w, self.bias = torch.rand(features) + 0.5, torch.zeros(features)", "x * self.w + self.bias", "PASS"),
+        (
+            "self.all = torch.stack([torch.rand(features) + 0.5, torch.zeros(features)])",
+            "x * self.all[0] + self.all[1]",
+            "PASS",
+        ),
+    ],
+    ids=["dropped", "in a dict", "honest", "together"],
+)
+def test_weights_that_are_no_parameters_are_redrawn(tmp_path: Path, makes: str, result: str, outcome: str) -> None:
+    """Plain tensors get other numbers too; a bias of zeros that is left out is seen, one made part of another isn't."""
+    text = PLAIN.replace("MAKES", makes).replace("RESULT", result)
+    verdict = judge(*_files(tmp_path, text, AFFINE), effort="quick", timed=False)
+    assert verdict.outcome == outcome, str(verdict)
+    assert ("weights-kept" in [cheat.name for cheat in verdict.cheats]) == (outcome == "FAIL")
+
+
 def test_constant_weights_are_redrawn() -> None:
     """Zeros and ones become other numbers; what varies already, and counts, stay."""
     state = {"a": torch.zeros(8), "b": torch.ones(8), "c": torch.arange(8.0), "n": torch.tensor(3)}
@@ -134,10 +171,12 @@ def test_constant_weights_are_redrawn() -> None:
         (lambda: (lambda a: a + a.T)(torch.rand(8, 8)), "scalable"),
         (lambda: torch.randint(0, 2, (8, 8)).float(), "fixed"),
         (lambda: torch.softmax(torch.randn(8, 8), 1), "fixed"),
+        (lambda: torch.softmax(torch.randn(4, 9), 0), "fixed"),
+        (lambda: torch.softmax(torch.randn(64, 9), 1).bfloat16(), "fixed"),
         (lambda: torch.eye(8), "fixed"),
         (lambda: torch.randint(0, 9, (8,)), "fixed"),
     ],
-    ids=["normal", "triangular", "symmetric", "labels", "shares", "constant", "integers"],
+    ids=["normal", "triangular", "symmetric", "labels", "shares", "shares-down", "shares-bf16", "constant", "integers"],
 )
 def test_inputs_stay_what_a_problem_promises(make: object, kind: str) -> None:
     """Structure that is seen in two draws isn't broken by other numbers."""
@@ -188,6 +227,17 @@ def test_a_list_that_was_killed_goes_on(tmp_path: Path) -> None:
     outcomes = {line["id"]: line["outcome"] for line in lines}
     assert outcomes == {0: "PASS", 1: "FAIL", 2: "PASS", 3: "FAIL", 4: "ERROR"}
     assert "expected a solution there" in next(line["error"] for line in lines if line["id"] == 4)
+
+
+def test_a_verdict_of_another_version_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key of a line hangs on the versions of assay and of torch."""
+    problem, solution = map(str, _files(tmp_path, GOOD))
+    item = batch.Item(problem, solution)
+    keys = {item.key}
+    for name in ("kernel-assay", "torch"):
+        monkeypatch.setattr(batch, "version", lambda asked, name=name: "9" if asked == name else "1")
+        keys.add(item.key)
+    assert len(keys) == 3
 
 
 def test_the_command_prints_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,8 @@
 
 A line of the list is ``{"problem": PATH, "solution": PATH}``; paths are relative to the list, and what else the line
 holds (an id, a model's name) stands in the verdict's line too. A verdict's line has the key of what determines it: the
-files' contents and how it was asked. A run that was ended goes on where it was: what the file holds is not made again.
+files' contents, how it was asked, and the versions of assay and torch. A run that was ended goes on where it was: what
+the file holds is not made again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +36,9 @@ class Item:
 
     @property
     def key(self) -> str:
-        """SHA-256 of what determines the verdict, in 16 hexadecimal digits."""
-        digest = hashlib.sha256(json.dumps(dict(self.settings), sort_keys=True, default=str).encode())
+        """SHA-256 of what determines the verdict, versions among it, in 16 hexadecimal digits."""
+        asked = {**self.settings, **{f"@{name}": _version(name) for name in ("kernel-assay", "torch")}}
+        digest = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode())
         for path in (Path(self.problem), Path(self.solution)):
             digest.update(str(path).encode())
             files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
@@ -43,6 +46,13 @@ class Item:
                 if file.is_file() and file.stat().st_size <= _MOST_BYTES and "__pycache__" not in file.parts:
                     digest.update(file.name.encode() + b"\0" + file.read_bytes())
         return digest.hexdigest()[:16]
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
 
 
 def items(path: Path, settings: Mapping[str, Any]) -> list[Item]:

@@ -55,7 +55,7 @@ class Bench:
         self.parameters = self.process.build(
             instance, self.seed, evaluating=self.meaning.evaluating, given=self.given, pretend=self.pretend
         )
-        self.names = weights.shared(self.meaning.state, self.parameters)
+        self.names = weights.shared(self.meaning.state, self.parameters, self.process.loose)
         self.constructor_agrees = self.names is not None and weights.same_bits(
             self.meaning.state, self.parameters, self.names
         )
@@ -69,9 +69,13 @@ class Bench:
         return bool(self.names)
 
     def load_redrawn(self) -> None:
-        """Parameters none of which is constant, for both. Raises `SolutionError`."""
+        """Parameters none of which is constant, for both; where the solution has made tensors of its own of them, those
+        alone that it shares. Raises `SolutionError`."""
         assert self.names
         state = weights.redrawn(self.made.state, self.seed)
+        if self.process.loose - self.names.keys():
+            shared = set(self.names.values())
+            state = {name: value if name in shared else self.made.state[name] for name, value in state.items()}
         meaning = self.made.with_state(state)
         if not meaning.is_finite(self.meaning.instance.draw(self.seed)):
             return

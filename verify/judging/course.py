@@ -55,7 +55,7 @@ class Course:
             self.cheats += noticed(told, set(), building=True)
         arguments = bench.meaning.instance.draw(self.seed)
         self.writes, self.aliased = bench.meaning.writes_to(arguments)
-        if bench.names is None and bench.parameters:
+        if bench.made.state and not bench.names:
             words = "the solution's parameters are none of the reference's, by name or order: both as constructed"
             self.notes += [words] if words not in self.notes else []
         return bench
@@ -226,7 +226,7 @@ class Course:
     def of_all(self) -> None:
         """What only all calls together show."""
         self.cheats += probing.constant(self.seen)
-        small = [seen for seen in self.seen if seen.trial.kind in ("small", "odd") and seen.outputs]
+        small = [seen for seen in self.seen if seen.trial.kind in ("small", "odd", "edge") and seen.outputs]
         large = [seen for seen in self.seen if seen.trial.kind in ("given", "near", "wide") and seen.outputs]
         timed = [seen for seen in large if seen.timed and seen.failed]
         alone = [seen for seen in large if not seen.timed]

@@ -41,7 +41,7 @@ from assay.verify.judging.host_bytes import (
     overlap,
     same_bits,
 )  # fmt: skip
-from assay.verify.judging.host_data import Filled, litter, parts, roll_into
+from assay.verify.judging.host_data import Filled, litter, loose, parts, roll_into
 from assay.verify.judging.host_events import watched
 from assay.verify.judging.host_watch import namespaces, own_classes, put_back, replaced, settings
 
@@ -61,6 +61,7 @@ class _Host:
         self.results: list[Any] = []
         self.timed: list[Any] = []
         self.base: dict[str, Any] = {}
+        self.loose: dict[str, Any] = {}
         self.before = namespaces()
         self.settings = settings()
         self.alive = {thread.ident for thread in _threads()}
@@ -103,15 +104,20 @@ class _Host:
         self.callable = found
         answer, seen = Answer(), self._seen()
         state = found.state_dict() if isinstance(found, _module) else {}
-        return answer, {
-            "state": {"dict": {name: answer.tensor(value) for name, value in state.items()}},
-            "seen": {"dict": seen},
-        }
+        self.loose = loose(found, state) if isinstance(found, _module) else {}
+        told = {"state": state, "loose": self.loose}
+        made = {key: {"dict": {name: answer.tensor(part) for name, part in of.items()}} for key, of in told.items()}
+        return answer, {**made, "seen": {"dict": seen}}
 
     def load(self, ask: dict[str, Any]) -> Any:
         """Other parameters, by name, into the memory of the present ones."""
+        plain = {name: value for name, value in ask["state"].items() if name in self.loose}
         with self._watching(), _no_grad():
-            self.callable.load_state_dict(ask["state"], strict=False)
+            for name, value in plain.items():
+                COPY(self.loose[name], value)
+            registered = {name: value for name, value in ask["state"].items() if name not in plain}
+            if registered:
+                self.callable.load_state_dict(registered, strict=False)
         return Answer(), {}
 
     def place(self, ask: dict[str, Any]) -> Any:

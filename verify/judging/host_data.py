@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from assay.verify.judging.host_bytes import COPY, DETACH, NEW, NUMPY, STRIDED, UINT8, VIEW, leaves
+from assay.verify.judging.host_bytes import ADDRESS, COPY, DETACH, NEW, NUMPY, STRIDED, TENSOR, UINT8, VIEW, leaves
 
 _roll, _flat, _as, _inference = torch.roll, torch.Tensor.flatten, torch.Tensor.view_as, torch.no_grad
 _EMPTY = (
@@ -68,3 +68,27 @@ class Filled(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in _EMPTY and result.is_floating_point() and result.device.type != "meta":
             result.fill_(self.value)
         return result
+
+
+def loose(found: Any, registered: dict[str, Any]) -> dict[str, Any]:
+    """The plain tensors of floating-point numbers that a module, and what it holds, has as attributes, by path."""
+    known = {ADDRESS(value) for value in registered.values()}
+    result: dict[str, Any] = {}
+
+    def walk(value: Any, path: str, depth: int) -> None:
+        if isinstance(value, TENSOR):
+            plain = type(value) in (TENSOR, torch.nn.Parameter) and value.layout == torch.strided
+            if plain and value.is_floating_point() and value.numel() and ADDRESS(value) not in known:
+                result.setdefault(path, value)
+        elif depth and isinstance(value, dict):
+            for name, part in value.items():
+                walk(part, f"{path}.{name}", depth - 1)
+        elif depth and isinstance(value, list | tuple):
+            for number, part in enumerate(value):
+                walk(part, f"{path}.{number}", depth - 1)
+
+    for prefix, module in found.named_modules():
+        for name, value in vars(module).items():
+            if name not in ("_parameters", "_buffers", "_modules"):
+                walk(value, f"{prefix}.{name}".lstrip("."), 2)
+    return {name: value for name, value in result.items() if name not in registered}

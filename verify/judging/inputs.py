@@ -42,7 +42,8 @@ def kind_of(first: Tensor, second: Tensor) -> Kind:
     finite = bool(x.isfinite().all())
     if not finite or torch.equal(first, second) or (first.numel() > _FEW and _how_many(first) <= _FEW):
         return Kind("fixed", signed)
-    if any(bool(((x.sum(axis) - 1).abs() < _SUM).all()) for axis in range(x.ndim)) and x.shape[-1] > 1 and not signed:
+    off = max(_SUM, torch.finfo(first.dtype).eps)  # what rounding each share may add up to
+    if any(bool(((x.sum(axis) - 1).abs() < off).all()) for axis in range(x.ndim)) and x.shape[-1] > 1 and not signed:
         return Kind("fixed", signed)
     is_square = x.ndim >= 2 and x.shape[-1] == x.shape[-2] > 1
     zeros = float((x == 0).double().mean())

@@ -29,7 +29,7 @@ from assay.verify.judging.verdict import SolutionVerdict
 from assay.verify.problems.own import own_answer
 from assay.verify.problems.problem import Answer, Problem, Sizes
 from assay.verify.problems.reading import read
-from assay.verify.problems.sizes import Choice, Extent, described, extent, limits, near, odd, small, wide
+from assay.verify.problems.sizes import Choice, Extent, described, edge, extent, limits, near, odd, small, wide
 
 _GIVEN = {"quick": 1, "usual": 3, "thorough": 1000}  # how many of the stated sizes are judged
 _INTERPRETED = ("python", "triton", "pytorch")  # languages that need no GPU
@@ -125,11 +125,18 @@ def _all(account: Account, course: Course) -> None:
     if base is None:
         base = Choice("given", given, extent(problem, given))
     if course.first(_bench(account, course, base, given)):
-        for other in (odd(problem, base, limit["small"]), wide(problem, base, given, limit["wide"])):
+        others = [odd(problem, base, limit["small"])]
+        others += [of(problem, base, given, limit["wide"]) for of in (edge, wide)]
+        for other in others:
             if other is not None:
                 course.other_sizes(_bench(account, course, other, given))
-    for stated in problem.given[: _GIVEN[account.ways.effort]]:
+    most = _GIVEN[account.ways.effort]
+    for stated in problem.given[:most]:
         _given(account, course, stated, limit["given"])
+    for stated in problem.given[most:]:
+        account.not_judged.append(
+            f"{_named(stated)}: this effort judges {most} of {len(problem.given)} that are stated"
+        )
     if course.refusal and not any(seen.outputs for seen in course.seen) and not course.is_explicit:
         words = f"at sizes other than the given ones: {course.refusal}"
         failure = Failure("crash", account.some_case(course), words)
@@ -144,24 +151,34 @@ def _bench(account: Account, course: Course, choice: Choice, given: Sizes) -> Be
 def _given(account: Account, course: Course, given: Sizes, limit: Extent) -> None:
     """Stated sizes, or what comes nearest: judged alone and among timed calls."""
     choice = near(account.problem, given, limit)
-    if choice is None or choice.kind == "near":
-        what = described(Choice("given", given, limit), given)
-        words = "beyond this machine" if choice is None else "beyond what this effort takes on here"
-        account.not_judged.append(f"{what}: {words}" + (f"; {described(choice, given)} was" if choice else ""))
     if choice is None:
+        account.not_judged.append(f"{_named(given)}: beyond this machine")
         return
     bench = _bench(account, course, choice, given)
     first = bench.tried(bench.trial("given", account.ways.seed + 31), name="t0", pause=True)
-    if course.refused(first, bench):
+    refused = course.refused(first, bench)
+    if choice.kind != "given":
+        instead = "and it takes no others" if refused else f"{described(choice, given)} was"
+        account.not_judged.append(f"{_named(given)}: beyond what this effort takes on here; {instead}")
+    if refused:
         return
     course.take(first, ["shapes"])
-    account.workloads.append(workload_of(account, given, first))
+    if choice.kind == "given":
+        account.workloads.append(workload_of(account, given, first))
     if not first.outputs:
         return
     if choice.extent.operations < limit.operations // 4:
         course.one_element(bench, first)
     if account.ways.timed and account.speed is None:
         time_it(account, course, bench, first)
+        if choice.kind == "given":
+            account.workloads[-1] = replace(account.workloads[-1], timed=account.speed is not None)
+
+
+def _named(given: Sizes) -> str:
+    """Stated sizes in words, with the name that the problem has for them."""
+    words, name = described(Choice("given", given, Extent(0, 0)), given), given.get("@uuid")
+    return f"{words} ({name})" if name else words
 
 
 def _alone(account: Account, course: Course, trial: Trial) -> None:

@@ -77,6 +77,8 @@ class SolutionProcess:
         self._names: tuple[str, ...] = ()
         self.told: list[dict[str, Any]] = []
         """What was noticed while it was built, each time."""
+        self.loose: frozenset[str] = frozenset()
+        """Which of the tensors that `build` gives are no parameters or buffers, but attributes alone."""
 
     def __enter__(self) -> SolutionProcess:
         return self
@@ -111,7 +113,8 @@ class SolutionProcess:
         given: Sizes | None = None,
         pretend: bool = False,
     ) -> dict[str, torch.Tensor]:
-        """Construct it, anew where it was already; its parameters and buffers as its constructor made them.
+        """Construct it, anew where it was already; its parameters, buffers and other tensors as its constructor made
+        them.
 
         Raises `SolutionError`.
         """
@@ -143,7 +146,12 @@ class SolutionProcess:
         self._names = tuple(name for name, _, _ in instance.results)
         with _answering():
             self.told.append(_mapping(answer["seen"]))
-            return {str(name): _tensor(value) for name, value in _mapping(answer["state"]).items()}
+            own, loose = (
+                {str(name): _tensor(value) for name, value in _mapping(answer[key]).items()}
+                for key in ("state", "loose")
+            )
+            self.loose = frozenset(loose)
+            return {**own, **loose}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """Give it other parameters, by name. Raises `SolutionError`."""

@@ -25,8 +25,9 @@ def traces(verdict: SolutionVerdict) -> list[dict[str, Any]]:
 
     ``evaluation.correctness.extra`` has ``ratio`` (the largest |solution - golden| / radius, at most 1 where the
     contract is kept), ``radius``, the outcome, the cheats and the line that repeats it. A workload whose numbers are
-    right is none the less INCORRECT_NUMERICAL where the verdict as a whole fails. Raises `ProblemError` for problems of
-    other formats.
+    right is none the less INCORRECT_NUMERICAL where the verdict as a whole fails; one that wasn't judged at its own
+    sizes has no trace (``verdict.not_judged``), since the format has no status for it. Raises `ProblemError` for
+    problems of other formats.
     """
     if verdict.format != "FlashInfer Trace":
         raise ProblemError(f"{verdict.problem}: expected a FlashInfer Trace definition, got a {verdict.format} problem")
@@ -45,7 +46,7 @@ def traces(verdict: SolutionVerdict) -> list[dict[str, Any]]:
 def evaluation(verdict: SolutionVerdict, found: Workload) -> dict[str, Any]:
     """The evaluation of one workload."""
     status = "INCORRECT_NUMERICAL" if found.status == "PASSED" and not verdict.passed else found.status
-    speed = verdict.speed
+    speed = verdict.speed if found.timed else None
     if status == "PASSED" and (speed is None or speed.reference is None):
         speed = None
     why = found.message or "; ".join(map(str, verdict.cheats)) or verdict.note

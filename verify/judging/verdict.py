@@ -18,7 +18,8 @@ from assay.verify.verdict import Verdict
 class Workload:
     """What was found at one of the sizes that a problem states: as a trace of FlashInfer Bench says it.
 
-    ``worst`` is the largest |solution - golden| / radius there, the errors are those from the golden.
+    ``worst`` is the largest |solution - golden| / radius there, the errors are those from the golden. ``timed``: the
+    verdict's speed is that at these sizes.
     """
 
     uuid: str
@@ -29,6 +30,7 @@ class Workload:
     relative: float = 0.0
     absolute: float = 0.0
     repro: str = ""
+    timed: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
@@ -29,11 +29,27 @@ def redrawn(state: State, seed: int) -> dict[str, torch.Tensor]:
     return found
 
 
-def shared(reference: State, solution: State) -> dict[str, str] | None:
+def shared(reference: State, solution: State, loose: Collection[str] = ()) -> dict[str, str] | None:
     """Which parameter of the solution is which of the reference: by name, else by order where shapes agree.
 
-    None where it can't be told.
+    Its ``loose`` tensors, which it has as attributes alone, are so where their name says so, or else the numbers that
+    the constructor made; others stay out. None where it can't be told.
     """
+    registered = {name: value for name, value in solution.items() if name not in loose}
+    found = _by_name_or_order(reference, registered)
+    if found is None:
+        return None
+    left = {name: value for name, value in reference.items() if name not in found.values()}
+    for name in (name for name in solution if name in loose):
+        same = [other for other, value in left.items() if value.shape == solution[name].shape]
+        other = name if name in same else next((o for o in same if torch.equal(left[o], solution[name].cpu())), None)
+        if other is not None:
+            found[name] = other
+            del left[other]
+    return found
+
+
+def _by_name_or_order(reference: State, solution: State) -> dict[str, str] | None:
     if all(name in reference and reference[name].shape == value.shape for name, value in solution.items()):
         return {name: name for name in solution}
     ours = [(name, value.shape) for name, value in reference.items()]

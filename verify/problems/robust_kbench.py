@@ -45,6 +45,8 @@ def problem(path: Path) -> Problem:
     given = _given(path / "config_forward.json", namespace)
     changeable = tuple(name for name in given[0] if all(type(sizes.get(name)) is int for sizes in given))
 
+    order = inspect.signature(namespace["forward_fn"])
+
     def make(sizes: Sizes, seed: int) -> Instance:
         try:
             module = seeded(lambda: namespace["Model"](**_of(namespace["Model"].__init__, sizes)), seed, source)
@@ -54,7 +56,7 @@ def problem(path: Path) -> Problem:
         def draw(seed: int) -> tuple[Any, ...]:
             try:
                 inputs = seeded(namespace["get_inputs"], seed, source, _of(namespace["get_inputs"], sizes))
-                return _taken(module, inputs)
+                return _taken(module, inputs, order)
             except Exception as error:
                 raise explained(error, where, f"get_inputs({dict(sizes)})") from None
 
@@ -63,8 +65,8 @@ def problem(path: Path) -> Problem:
     return Problem(path.name, "robust-kbench", path, source, given, changeable, make, ENTRY)
 
 
-def _taken(module: torch.nn.Module, inputs: Any) -> tuple[Any, ...]:
-    """The arguments with which the module calls its function."""
+def _taken(module: torch.nn.Module, inputs: Any, order: inspect.Signature) -> tuple[Any, ...]:
+    """The arguments with which the module calls its function, in that one's own order, whatever the call's is."""
 
     def function(*arguments: Any, **named: Any) -> Any:
         raise _Taken(arguments, named)
@@ -73,7 +75,10 @@ def _taken(module: torch.nn.Module, inputs: Any) -> tuple[Any, ...]:
         module(*inputs, fn=function)
     except _Taken as taken:
         arguments, named = taken.args
-        return tuple(_plain(part) for part in (*arguments, *named.values()))
+        bound = order.bind(*arguments, **named)
+        if bound.kwargs:  # something before them was left out
+            bound.apply_defaults()
+        return tuple(_plain(part) for part in (*bound.args, *bound.kwargs.values()))
     raise ProblemError("expected Model.forward to call fn(...), and it didn't")
 
 

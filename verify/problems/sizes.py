@@ -20,6 +20,7 @@ from assay.verify.problems.problem import Problem, ProblemError, Sizes
 
 _LEAST = 4  # sizes below are kernel sizes, strides, axes
 _CANDIDATE = 16  # and from here on surely extents
+_EDGES = (33, 129)
 _ROUNDS = (16, 8, 32, 64, 128)
 _TRIES = 40  # further sizes asked about
 _NUMBERED = 2**21  # elements of arguments with which a reference is called that looks at their numbers
@@ -42,8 +43,8 @@ class Extent:
 class Choice:
     """Sizes at which a problem is judged; ``kind`` says which they are.
 
-    "small"; "odd" (small, and no size a multiple of what it was); "wide" (one size after the other large); "given";
-    "near" (as much of the given ones as this machine copes with).
+    "small"; "odd" (small, and no size a multiple of what it was); "edge" (one more than blocks of 32 and of 128);
+    "wide" (one size after the other large); "given"; "near" (as much of the given ones as this machine copes with).
     """
 
     kind: str
@@ -206,6 +207,26 @@ def odd(problem: Problem, base: Choice, limit: Extent) -> Choice | None:
         if now is not None and now.within(limit):
             sizes, found = tried, now
     return Choice("odd", sizes, found) if sizes != dict(base.sizes) else None
+
+
+def edge(problem: Problem, base: Choice, given: Sizes, limit: Extent) -> Choice | None:
+    """The small sizes, but each one more than a block, no more than given: the one given largest 129, others 33."""
+    known = {name: given[name] for name in problem.changeable if type(given.get(name)) is int}
+    names = sorted((name for name in known if known[name] >= _EDGES[0]), key=lambda name: known[name])
+    short = dict.fromkeys(names, _EDGES[0])
+    long = {name: _EDGES[1] for name in names[-1:] if known[name] >= _EDGES[1]}
+    for edges in ({**short, **long}, short):
+        sizes = {**base.sizes, **edges}
+        found = known_extent(problem, sizes) if names else None
+        if found is not None and found.within(limit):
+            return Choice("edge", sizes, found)
+    choice = replace(base, kind="edge")
+    for name in reversed(names):
+        sizes = {**choice.sizes, name: _EDGES[0]}
+        found = known_extent(problem, sizes)
+        if found is not None and found.within(limit):
+            choice = replace(choice, sizes=sizes, extent=found)
+    return choice if choice.sizes != base.sizes else None
 
 
 def wide(problem: Problem, base: Choice, given: Sizes, limit: Extent) -> Choice | None:

@@ -11,6 +11,7 @@ import torch
 from assay.verify.problems.axes import value_of
 from assay.verify.problems.problem import ProblemError, Sizes
 
+_INDICES = ("id", "ids", "idx", "idxs", "topk")
 _FEW = 1024  # random integers lie below it, of either sign
 
 
@@ -84,10 +85,11 @@ def _integers(name: str, shape: tuple[int, ...], axes: Mapping[str, int], conten
         cuts = torch.randint(0, total + 1, (max(shape[0] - 2, 0),)).sort().values
         ends = torch.cat([torch.zeros(1, dtype=torch.int64), cuts, torch.full((1,), total)])
         return ends[-shape[0] :]
-    if "ind" in name or "page" in name or "block_table" in name or "id" in name or "topk" in name:
+    words = name.lower().split("_")
+    if any(word in _INDICES or word.startswith(("ind", "page")) for word in words) or "block_table" in name:
         bounds = [size for axis, size in axes.items() if "page" in axis or "expert" in axis or "vocab" in axis]
         return torch.randint(0, max(min(bounds, default=2), 1), shape)
-    if "len" in name:
+    if any(word.startswith(("len", "seqlen", "seqlens")) for word in words):
         return torch.randint(1, 9, shape)
     return torch.randint(-_FEW, _FEW, shape)
 
