@@ -249,13 +249,18 @@ CREATIONS: dict[Any, Callable[..., Any]] = {}
 """Operations that make tensors of no tensors' numbers, by ATen overload: of the evaluation, themselves, arguments."""
 
 
-def branches(evaluated: Callable[[Evaluation], Any], xp: Any, operands: torch.dtype | None) -> list[Any]:
-    """What a reference gives under each of the admissible answers to the questions that it asks."""
+def branches(
+    evaluated: Callable[[Evaluation], Any],
+    xp: Any,
+    operands: torch.dtype | None,
+    make: Callable[..., Evaluation] = Evaluation,
+) -> list[Any]:
+    """What a reference gives under each of the admissible answers to what it asks; ``make`` makes the evaluations."""
     waiting: list[list[Any]] = [[]]
     results = []
     while waiting:
         answers = waiting.pop()
-        evaluation = Evaluation(xp, operands, answers)
+        evaluation = make(xp, operands, answers)
         results.append(evaluated(evaluation))
         taken = [admissible[0] for admissible in evaluation.asked]
         for place in range(len(answers), len(taken)):
@@ -269,12 +274,17 @@ def asking_line() -> str:
     """The line of the reference that is being run: the innermost that is neither PyTorch's nor ours."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if not name.startswith(("torch.", _HERE)) and name not in ("torch", "contextlib", "functools"):
+        if is_of_reference(frame):
             code = frame.f_code
             return f"{code.co_filename.rpartition('/')[2]}:{frame.f_lineno} in {code.co_name}"
         frame = frame.f_back
     return "the reference"
+
+
+def is_of_reference(frame: FrameType) -> bool:
+    """Whether a frame is neither PyTorch's nor ours."""
+    name = frame.f_globals.get("__name__", "")
+    return not name.startswith(("torch.", _HERE)) and name not in ("torch", "contextlib", "functools")
 
 
 def _stage(source: torch.dtype, target: torch.dtype) -> str:

@@ -56,6 +56,7 @@ class Definition:
 
     name: str
     forms: tuple[Reference, ...]
+    evaluation: Callable[..., Evaluation] = Evaluation
 
     def __post_init__(self) -> None:
         own = getattr(self.forms[0], "__module__", None) or "__main__"
@@ -85,7 +86,9 @@ class Definition:
         self, xp: Arithmetic, numbers: Sequence[Any], dtypes: Sequence[torch.dtype], options: Mapping[str, Any]
     ) -> Any:
         operands = _operands(dtypes)
-        first, *others = (_results(form, xp, numbers, dtypes, operands, options) for form in self.forms)
+        first, *others = (
+            _results(form, xp, numbers, dtypes, operands, options, self.evaluation) for form in self.forms
+        )
         for form, other in zip(self.forms[1:], others, strict=True):
             self._compare(xp, first, other, form)
         if not others:
@@ -147,10 +150,11 @@ def _results(
     dtypes: Sequence[torch.dtype],
     operands: torch.dtype | None,
     options: Mapping[str, Any],
+    make: Callable[..., Evaluation],
 ) -> tuple[Any, ...]:
     """The results of a reference in the arithmetic's numbers, under all admissible answers to what it asks."""
 
-    found = branches(lambda evaluation: _run(form, evaluation, numbers, dtypes, options), xp, operands)
+    found = branches(lambda evaluation: _run(form, evaluation, numbers, dtypes, options), xp, operands, make)
     return found[0] if len(found) == 1 else tuple(_hull(xp, parts) for parts in zip(*found, strict=True))
 
 

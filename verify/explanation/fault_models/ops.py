@@ -10,18 +10,18 @@ _VECTOR, _TILE = 8, 16
 
 
 def listed(op: Spec) -> bool:
-    """Any op."""
-    return op.listed
+    """Any op, and any reference."""
+    return op.listed or op.typed
 
 
 def quantizes(op: Spec) -> bool:
     """Ops some of whose results are codes that they round to."""
-    return op.listed and any(tensor.role == "rounded" for tensor in op.signature().returns)
+    return listed(op) and any(tensor.role == "rounded" for tensor in op.signature().returns)
 
 
 def gives_numbers(op: Spec) -> bool:
     """All others: their results are numbers."""
-    return op.listed and not quantizes(op)
+    return listed(op) and not quantizes(op)
 
 
 def takes_numbers(op: Spec) -> bool:
@@ -30,13 +30,14 @@ def takes_numbers(op: Spec) -> bool:
 
 
 def sums(op: Spec) -> bool:
-    """Ops with a sum inside."""
-    return gives_numbers(op) and op.reduction is not None
+    """Ops with a sum inside, and references, which may have some."""
+    return gives_numbers(op) and (op.reduction is not None or op.typed)
 
 
 def sums_tails(op: Spec) -> bool:
     """Ops whose sums may have a last part that fills no tile."""
-    return sums(op) and any(_unit(op, found, op.reduction.over) % _TILE for found in op.signatures if op.reduction)
+    units = [_unit(op, found, op.reduction.over) for found in op.signatures if op.reduction]
+    return sums(op) and (op.typed or any(unit % _TILE for unit in units))
 
 
 def sums_nothing(op: Spec) -> bool:
