@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,9 +22,11 @@ from assay.verify.findings import Failure
 from assay.verify.judgement.oracle import Oracle
 from assay.verify.judgement.result import Result
 from assay.verify.judging.host_data import parts
+from assay.verify.judging.undecided import left_open
 from assay.verify.problems.problem import Instance, ProblemError
 
 Tensor = torch.Tensor
+_OPEN = "integers that a tie or a rounding of the reference leaves open"
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool)
 
 
@@ -115,15 +118,40 @@ class Meaning:
             words = f"expected results that stand in tuples as {self.nesting}, got {nesting}"
             return Result(case, Failure("shape", case, words))
         places = [place for place, part in enumerate(expected) if part.dtype not in _INTEGERS]
-        wrong = _wrong_integers(case, expected, outputs)
+        wrong, left_out = self._wrong_integers(case, arguments, expected, outputs)
+        unjudged = left_out.total()
         if wrong is not None or not places:
             nonzero = sum(int(part.count_nonzero()) for part in expected)
-            return Result(case, wrong, judged=sum(part.numel() for part in expected), nonzero=nonzero)
+            judged = sum(part.numel() for part in expected) - unjudged
+            return Result(case, wrong, judged=judged, nonzero=nonzero, unjudged=unjudged, left_out=left_out)
         plain = [outputs[place] for place in places]
         try:
-            return Oracle(self.contract.of(case.definition)).judge(case, values, tuple(plain))
+            found = Oracle(self.contract.of(case.definition)).judge(case, values, tuple(plain))
         except Exception as error:
             raise ProblemError(f"{self.name}: the golden can't be evaluated ({one_line(error)})") from error
+        return replace(found, unjudged=found.unjudged + unjudged, left_out=found.left_out + left_out)
+
+    def _wrong_integers(
+        self, case: Case, arguments: Sequence[Any], expected: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> tuple[Failure | None, Counter[tuple[str, str]]]:
+        """Integers and truth values that aren't the reference's; those that it leaves open itself are left out."""
+        left_out: Counter[tuple[str, str]] = Counter()
+        pairs = [pair for pair in enumerate(zip(expected, outputs, strict=True)) if pair[1][0].dtype in _INTEGERS]
+        if all(torch.equal(right, got) for _, (right, got) in pairs):
+            return None, left_out
+        with generators_kept():
+            open_ = left_open(lambda: self.eager(arguments), expected)
+        for place, (right, got) in pairs:
+            within = got >= right.min().clamp(max=0) if got.numel() else open_[place]  # no index is negative
+            is_wrong = (right != got) & ~(open_[place] & within)
+            wrong = is_wrong.nonzero()
+            if len(wrong):
+                index = tuple(int(part) for part in wrong[0])
+                words = f"{len(wrong)} of {right.numel()} elements differ"
+                found = (float(got[index]), float(right[index]), 0.0, float("inf"), len(wrong), right.numel())
+                return Failure("exact", case, words, f"y{place}", index, *found), left_out
+            left_out[f"y{place}", _OPEN] += int((right != got).sum())
+        return None, +left_out
 
     def case(self, arguments: Sequence[Any]) -> Case:
         """The case that these arguments are, as a report shows it."""
@@ -201,16 +229,4 @@ def _form(case: Case, expected: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
             return Failure("shape", case, words, f"y{place}")
         if got.dtype != right.dtype:
             return Failure("dtype", case, f"expected {_dtype(right)}, got {_dtype(got)}", f"y{place}")
-    return None
-
-
-def _wrong_integers(case: Case, expected: Sequence[Tensor], outputs: Sequence[Tensor]) -> Failure | None:
-    """Integers and truth values that aren't the reference's."""
-    for place, (right, got) in enumerate(zip(expected, outputs, strict=True)):
-        if right.dtype in _INTEGERS and not torch.equal(right, got):
-            wrong = (right != got).nonzero()
-            index = tuple(int(part) for part in wrong[0])
-            words = f"{len(wrong)} of {right.numel()} elements differ"
-            found = (float(got[index]), float(right[index]), 0.0, float("inf"), len(wrong), right.numel())
-            return Failure("exact", case, words, f"y{place}", index, *found)
     return None
