@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from assay.golden.reference import reference_spec
 from assay.verify import examine
 from assay.verify.explanation.fault_models import fault_models_of
+from assay.verify.mutation.power import power
 
 ASKED: dict[str, Any] = {"dtype": "float32", "effort": "quick"}
 
@@ -147,3 +148,10 @@ def test_faults_have_the_line_of_the_reference() -> None:
     ]
     assert sum("the factor 0.5 is left out" in fault.description for fault in faults) == 1
     assert all("`y = y * 0.5 + x`" in fault.description for fault in faults)
+
+
+def test_power_is_measured_for_a_reference() -> None:
+    """Kernels with each of the reference's faults are caught, and counted by family."""
+    report = power(masked_softmax, tensors="x[S,T] -> y[S,T]", dtype="float32", examples=5, families=["mask", "scale"])
+    assert len(report.trials) >= 4
+    assert all(trial.caught for trial in report.trials), str(report)

@@ -25,6 +25,7 @@ from assay.verify.explanation.fault_models import fault_models_of
 from assay.verify.explanation.fault_models.evaluation import evaluate, kernel_of
 from assay.verify.explanation.fault_models.fault_model import FAMILIES, FaultModel
 from assay.verify.mutation.power_report import PowerReport, Tried
+from assay.verify.reference import Reference, question_of
 from assay.verify.settings import Settings
 
 _CHECK = re.compile(r"\s*(allclose|assert_close)\s*(?:\(\s*([^,()]+?)\s*,\s*([^,()]+?)\s*\))?\s*")
@@ -36,15 +37,16 @@ Progress = Callable[[str, int, int], None]
 
 
 def power(
-    op: str,
+    op: str | Reference | Sequence[Reference],
     *,
+    tensors: str | None = None,
     examples: int = 50,
     families: Sequence[str] | None = None,
     against: str = "",
     progress: Progress | None = None,
     **settings: Any,
 ) -> PowerReport:
-    """Examine every fault model of spec ``op`` that these settings admit.
+    """Examine every fault model of spec ``op``, or of a reference with its ``tensors``, that these settings admit.
 
     ``settings`` are dtype, out_dtype, options, shapes, contract, seed and layouts, as `assay.verify.examine` takes
     them. ``families`` are the fault families to try, all where left out.
@@ -54,7 +56,10 @@ def power(
     read, and where the kernel without a fault does not pass the examination, or fails the plain check.
     """
     given = {name: value for name, value in settings.items() if value is not None}
-    return measured(Settings(op, examples=examples, **given), families=families, against=against, progress=progress)
+    question = question_of(op, tensors)
+    return measured(
+        Settings(question, examples=examples, **given), families=families, against=against, progress=progress
+    )
 
 
 def measured(
@@ -63,14 +68,15 @@ def measured(
     """`power` with its settings as a record; of those that say how a kernel is run none count."""
     started = time.perf_counter()
     settings = replace(settings.anywhere(), every_aspect=False, at=())
-    op, out_dtype = settings.definition.name, settings.out_dtype
+    definition, out_dtype = settings.definition, settings.out_dtype
+    op = definition.reference if definition.typed else definition.name
     question = ask(kernel_of(None, op), settings)
     tolerances = _tolerances(against) if against else None
     for family in families or ():
         if family not in FAMILIES:
             raise SettingError(f"families: {unknown('family', family, FAMILIES)}")
     faults = [fault for fault in _admitted(question, op) if fault.family in (families or FAMILIES)]
-    _require_a_pass(question, against, tolerances)
+    _require_a_pass(question, op, against, tolerances)
     trials = []
     for place, fault in enumerate(faults):
         if progress is not None:
@@ -93,9 +99,10 @@ def measured(
     return PowerReport(op, question.dtype, contract, settings.fuzzed, tuple(trials), against, seconds)
 
 
-def _require_a_pass(question: Question, against: str, check: tuple[str, tuple[float, float] | None] | None) -> None:
+def _require_a_pass(
+    question: Question, op: str, against: str, check: tuple[str, tuple[float, float] | None] | None
+) -> None:
     """Raise `SettingError` unless the kernel without a fault, in float32 inside, passes what faults are put to."""
-    op = question.definition.name
     verdict = examination(kernel_of(None, op, question.settings.out_dtype), question.settings)
     if not verdict.passed:
         why = verdict.failure.message if verdict.failure is not None else verdict.note
