@@ -94,13 +94,19 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
     def sigmoid(self, x: Ball) -> Ball:
         """s(x + e) - s(x) <= s (1 - s) (exp(e) - 1); where exp(-x) overflows a kernel gives zero, and s(x) < exp(x)."""
         mid = torch.sigmoid(x.mid)
-        error = torch.where(torch.isinf(x.mid), 0.0, x.radius + 2 * self.u * x.mid.abs())
+        own = self.model.function_error("exp") + self.u + self.model.function_error("div")  # 1 / (1 + exp(-x))
+        own = max(0.0, own - self.model.function_error("sigmoid"))
+        error = x.radius + 2 * self.u * x.mid.abs()
+        largest = float(error.max()) if error.numel() else math.inf
+        if largest < 0.5 and largest - float(x.mid.min()) < math.log(self.model.largest):
+            # Nothing vanishes, expm1(e) <= e (1 + e), and the other bound is no less.
+            spread = mid * ((1.0 - mid) + 2.0**-52) * error * (1.0 + largest)
+            return self._function(mid, spread + own * (mid + spread) if own else spread, "sigmoid")
+        error = torch.where(torch.isinf(x.mid), 0.0, error)
         spread = torch.fmin(mid * torch.sigmoid(-x.mid) * expm1_upper(error), torch.sigmoid(error - x.mid.abs()))
         spread = torch.where(torch.isinf(x.radius), math.inf, spread)  # the argument may have overflowed, into NaN
         may_vanish = -x.mid + error > math.log(self.model.largest)
         most = torch.maximum(mid, torch.exp(x.mid + error))
-        own = self.model.function_error("exp") + self.u + self.model.function_error("div")  # 1 / (1 + exp(-x))
-        own = max(0.0, own - self.model.function_error("sigmoid"))
         return self._function(mid, torch.where(may_vanish, most, spread + own * (mid + spread)), "sigmoid")
 
     def rsqrt(self, x: Ball) -> Ball:

@@ -57,7 +57,7 @@ class _Placed(Evaluation):  # type: ignore[no-untyped-call]
         return super().__torch_dispatch__(func, (), args, kwargs)
 
 
-class Recorded(_Placed):
+class Recorded(_Placed):  # type: ignore[no-untyped-call]
     """Notes the places, and the arguments of the first call at each."""
 
     def __init__(self, xp: Any, operands: torch.dtype | None = None, answers: Sequence[Any] = ()) -> None:
@@ -70,7 +70,7 @@ class Recorded(_Placed):
         return super().asked_at(place, func, args, kwargs)
 
 
-class Altered(_Placed):
+class Altered(_Placed):  # type: ignore[no-untyped-call]
     """Computes something else at one place."""
 
     def __init__(

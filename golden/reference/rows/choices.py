@@ -30,9 +30,9 @@ def ranked(xp: Any, number: Any, k: int, largest: bool) -> tuple[Any, Tensor, Te
     nan = xp.enclosure(number)[0].isnan()
     if bool(nan.any()):
         values, first, final = ranked(xp, xp.chosen(nan, constant(xp, torch.inf), number), k, largest)
-        place, many = torch.arange(values.shape[-1]), nan.sum(-1, keepdim=True)
-        last = place < many if largest else place >= nan.shape[-1] - many
-        return xp.chosen(last, constant(xp, torch.nan), values), first, final
+        order, many = torch.arange(values.shape[-1]), nan.sum(-1, keepdim=True)
+        are_nan = order < many if largest else order >= nan.shape[-1] - many
+        return xp.chosen(are_nan, constant(xp, torch.nan), values), first, final
     signed = -number if largest else number
     least, most = xp.enclosure(signed)
     ordered = xp.ordered(signed)[..., :k]

@@ -76,13 +76,12 @@ def _square(xp: Any, x: Any) -> Any:
 
 def beyond_numbers(xp: Any, eager: Callable[..., Any], y: Any, *operands: Any) -> Any:
     """``y``, and where an operand is an infinity or NaN what PyTorch's function says of it: rules, not arithmetic."""
-    known, special, values = True, False, []
-    for operand in operands:
-        least, most = xp.enclosure(constant(xp, operand))
-        known = known & ((least == most) | (least.isnan() & most.isnan()))
+    ends = [xp.enclosure(constant(xp, operand)) for operand in operands]
+    special, values = torch.tensor(False), [least for least, _ in ends]
+    for least in values:
         special = special | ~least.isfinite()
-        values.append(least)
-    special = torch.as_tensor(known & special)
+    for least, most in ends:
+        special = special & ((least == most) | (least.isnan() & most.isnan()))
     if not bool(special.any()):
         return y
     found = eager(*values)

@@ -26,7 +26,7 @@ def fault_models() -> tuple[FaultModel, ...]:
 def fault_models_of(op: str) -> tuple[FaultModel, ...]:
     """The fault models of a spec, those of its own file, or of a reference's operations, first."""
     definition = spec(op)
-    own = (of_file(fault, definition) for fault in definition.faults if isinstance(fault, Fault))
+    own = tuple(of_file(fault, definition) for fault in definition.faults if isinstance(fault, Fault))
     if definition.typed:
         from assay.verify.explanation.fault_models.references import of_reference
 
