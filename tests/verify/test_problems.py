@@ -15,141 +15,21 @@ from assay.verify.problems.reading import read, read_problem
 from assay.verify.problems.sizes import edge, extent, limits, near, odd, small
 from assay.verify.problems.workload_inputs import drawn
 
+from .judged.formats import (
+    CONFIG,
+    CONSTANTS,
+    DEFINITION,
+    FORWARD,
+    INTO,
+    REFERENCE,
+    ROBUST,
+    SUBMISSION,
+    TASK,
+    TASK_YML,
+    WORKLOADS,
+    filled,
+)
 from .judged.kernels import LINEAR, linear
-
-CONSTANTS = """
-N = 2048 * 2  # rows
-height = width = 128
-shape = (64, 3, 5)
-a, b = 7, 9
-rate: float = 0.5
-count: int = 12
-twice = N * 2
-flag = True
-"""
-
-DEFINITION = {
-    "name": "scaled_rows",
-    "op_type": "norm",
-    "axes": {
-        "T": {"type": "var"},
-        "H": {"type": "const", "value": 24},
-        "TH": {"type": "expr", "expression": "T * H"},
-    },
-    "inputs": {"x": {"shape": ["T", "H"], "dtype": "float32"}, "s": {"shape": None, "dtype": "float32"}},
-    "outputs": {"y": {"shape": ["T", "H"], "dtype": "float32"}},
-    "reference": "import torch\n\ndef run(x, s):\n    return torch.softmax(x * s, -1)\n",
-    "constraints": ["T <= 4096"],
-}
-WORKLOADS = [
-    {
-        "uuid": f"w{rows}",
-        "axes": {"T": rows},
-        "inputs": {"x": {"type": "random"}, "s": {"type": "scalar", "value": 0.5}},
-    }
-    for rows in (40, 9)
-]
-INTO = """
-import torch
-
-def run(x, s, y):
-    z = torch.exp((x - x.amax(1, keepdim=True)) * s)
-    y.copy_(z / z.sum(1, keepdim=True))
-"""
-
-REFERENCE = """
-import torch
-from task import input_t
-from utils import checker
-
-
-def ref_kernel(data: input_t):
-    a, b, out = data
-    out[...] = a + 2 * b
-    return out
-
-
-def generate_input(size: int, wide: bool, seed: int):
-    generator = torch.Generator().manual_seed(seed)
-    shape = (size, 2 * size if wide else size)
-    a, b = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
-    return a, b, torch.empty(shape)
-
-
-check_implementation = checker(ref_kernel)
-"""
-SUBMISSION = """
-import torch
-from task import input_t
-
-def custom_kernel(data: input_t):
-    a, b, out = data
-    return torch.add(a, b, alpha=2, out=out)
-"""
-TASK = """
-from typing import TypedDict
-
-input_t = tuple
-
-
-class TestSpec(TypedDict):
-    size: int
-"""
-TASK_YML = """
-lang: "py"
-tests:
-  - {"size": 17, "wide": False, "seed": 3}
-  - {size: 33, wide: true, seed: 4}   # as YAML has it
-benchmarks:
-  - {"size": 40, "wide": False, "seed": 5}
-"""
-
-ROBUST = """
-import torch
-from torch import nn
-
-
-def forward_fn(x, weight, eps):
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
-
-
-class Model(nn.Module):
-    def __init__(self, features=32, eps=1e-5, init_method="ones"):
-        super().__init__()
-        made = torch.ones(features) if init_method == "ones" else torch.randn(features)
-        self.weight, self.eps = nn.Parameter(made), eps
-
-    def forward(self, x, fn=forward_fn):
-        return fn(x, self.weight, self.eps)
-
-
-def get_inputs(batch=8, features=32):
-    return [torch.randn(batch, features)]
-
-
-input_names = ["x"]
-"""
-FORWARD = """
-import torch
-
-def forward(x, weight, eps):
-    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight
-"""
-CONFIG = {
-    "single_input_configs": [{"batch": 24}],
-    "single_init_configs": [{"init_method": "random"}],
-    "single_shared_configs": [{"features": 48}],
-    "multi_input_configs": [{"batch": 3}, {"batch": 5}],
-    "multi_init_configs": [{}],
-    "multi_shared_configs": [{"features": 16}],
-}
-
-
-def _folder(folder: Path, files: dict[str, object]) -> Path:
-    for name, content in files.items():
-        text = content if isinstance(content, str) else json.dumps(content)
-        (folder / name).write_text(text)
-    return folder
 
 
 @pytest.fixture
@@ -163,7 +43,7 @@ def trace(tmp_path: Path) -> Path:
         "sources": [{"path": "main.py", "content": INTO}],
     }
     lines = "\n".join(json.dumps({"definition": "scaled_rows", "workload": one}) for one in WORKLOADS)
-    return _folder(tmp_path, {"definition.json": DEFINITION, "workload.jsonl": lines, "solution.json": solution})
+    return filled(tmp_path, {"definition.json": DEFINITION, "workload.jsonl": lines, "solution.json": solution})
 
 
 def test_constants_are_what_literals_set() -> None:
@@ -190,7 +70,7 @@ def test_constants_of_a_solution_follow_where_they_were_the_same() -> None:
 
 def test_kernelbench(tmp_path: Path) -> None:
     """The class is constructed with its arguments; small, odd and given sizes all run."""
-    _folder(tmp_path, {"p.py": LINEAR, "s.py": linear("SOFTMAX\nreturn result")})
+    filled(tmp_path, {"p.py": LINEAR, "s.py": linear("SOFTMAX\nreturn result")})
     problem, answer = read(tmp_path / "p.py", tmp_path / "s.py")
     assert (problem.format, problem.given[0], answer.entry.name) == (
         "KernelBench", {"batch": 96, "features": 64}, "ModelNew",
@@ -209,7 +89,7 @@ def test_kernelbench(tmp_path: Path) -> None:
 
 def test_sizes_beyond_a_machine_are_asked_without_memory(tmp_path: Path) -> None:
     """A problem of a terabyte has an extent, and sizes near the given ones that fit."""
-    _folder(tmp_path, {"p.py": LINEAR.replace("batch = 96", "batch = 2 ** 32")})
+    filled(tmp_path, {"p.py": LINEAR.replace("batch = 96", "batch = 2 ** 32")})
     problem = read_problem(tmp_path / "p.py")
     assert extent(problem, problem.given[0]).elements > 2**38
     choice = near(problem, problem.given[0], limits("quick")["given"])
@@ -289,10 +169,10 @@ def test_expressions_of_axes() -> None:
         value_of("__import__('os')", {"a": 1})
 
 
-def test_reference_folder(tmp_path: Path) -> None:
+def test_referencefilled(tmp_path: Path) -> None:
     """Benchmarks and tests are the given sizes, the seed is none; the answer gets the data as one argument."""
     files = {"reference.py": REFERENCE, "task.yml": TASK_YML, "task.py": TASK}
-    _folder(tmp_path, {**files, "utils.py": "def checker(f):\n    return f\n", "submission.py": SUBMISSION})
+    filled(tmp_path, {**files, "utils.py": "def checker(f):\n    return f\n", "submission.py": SUBMISSION})
     problem, answer = read(tmp_path, tmp_path / "submission.py")
     assert [dict(sizes) for sizes in problem.given] == [
         {"size": 40, "wide": False}, {"size": 17, "wide": False}, {"size": 33, "wide": True},
@@ -305,7 +185,7 @@ def test_reference_folder(tmp_path: Path) -> None:
 
 def test_robust_kbench(tmp_path: Path) -> None:
     """The lists of the configuration are the given sizes; the solution stands for the function of the module."""
-    _folder(tmp_path, {"func_forward.py": ROBUST, "config_forward.json": CONFIG, "forward.py": FORWARD})
+    filled(tmp_path, {"func_forward.py": ROBUST, "config_forward.json": CONFIG, "forward.py": FORWARD})
     problem, answer = read(tmp_path, tmp_path)
     assert [(sizes["batch"], sizes["features"]) for sizes in problem.given] == [(24, 48), (3, 16), (5, 16)]
     assert problem.changeable == ("features", "batch")
@@ -316,7 +196,7 @@ def test_robust_kbench(tmp_path: Path) -> None:
 
 def test_what_is_no_problem_is_told_in_one_line(tmp_path: Path) -> None:
     """No such file, another file, a solution without its class."""
-    _folder(tmp_path, {"p.py": LINEAR, "s.py": "x = 1\n", "text.md": "# no"})
+    filled(tmp_path, {"p.py": LINEAR, "s.py": "x = 1\n", "text.md": "# no"})
     for problem, solution, words in (
         ("none.py", "s.py", "expected a problem there, got no such file"),
         ("text.md", "s.py", "expected a KernelBench file"),
@@ -365,7 +245,7 @@ def test_a_reference_that_looks_at_numbers_is_asked_with_some(tmp_path: Path) ->
         "spec": {"language": "python", "entry_point": "main.py::run", "destination_passing_style": False},
         "sources": [{"path": "main.py", "content": SEGMENTS.replace("x[first:last].sum(0)", "x[first:last].T.sum(1)")}],
     }
-    _folder(tmp_path, {"definition.json": definition, "workload.jsonl": json.dumps(workload), "s.json": solution})
+    filled(tmp_path, {"definition.json": definition, "workload.jsonl": json.dumps(workload), "s.json": solution})
     verdict = judge(tmp_path, tmp_path / "s.json", effort="quick", timed=False)
     assert verdict.outcome == "PASS", str(verdict)
     assert any(words.startswith("small: total=") for words in verdict.sizes)
@@ -375,7 +255,7 @@ def test_a_function_has_its_own_order_of_arguments(tmp_path: Path) -> None:
     """Whatever the order in which a module names them when it calls it."""
     text = ROBUST.replace("fn(x, self.weight, self.eps)", "fn(x, eps=self.eps, weight=self.weight)")
     files = {"func_forward.py": text, "config_forward.json": CONFIG, "forward.py": FORWARD}
-    folder = _folder(tmp_path, files)
+    folder = filled(tmp_path, files)
     problem, _ = read(folder, folder)
     x, weight, eps = problem.make(problem.given[0], 0).draw(0)
     assert (x.ndim, weight.ndim, eps) == (2, 1, 1e-5)

@@ -1,11 +1,13 @@
 """Times of solutions: by a clock that none reaches, of calls that none can foresee or tell from others."""
 
+import time
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 
+from assay.verify.judging import host
 from assay.verify.judging.inputs import Kind, may_roll, rolled
 from assay.verify.judging.procedure import judge
 from assay.verify.judging.solution_process import SolutionProcess
@@ -176,3 +178,22 @@ def test_processor_time_of_a_process_can_be_read() -> None:
 
     with SolutionProcess(Answer("none", {}, "none.py", Entry("none"))) as process:
         assert 0 <= process.processor_seconds < 60
+
+
+def test_memory_that_is_handed_in_is_made_before_the_clock_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that writes into its last arguments is timed without their allocation."""
+
+    def slow(*shape: Any, **how: Any) -> torch.Tensor:
+        time.sleep(0.05)
+        return torch.empty(*shape, **how)
+
+    monkeypatch.setattr(host, "NEW", slow)
+    monkeypatch.setattr(host.watched, "active", False)
+    made = host._Host()
+    made.style, made.callable = "destination", lambda x, y: y.copy_(x)
+    made.placed["a"] = (torch.ones(3),)
+    ask = {"names": ["a"], "seeds": [1], "rolled": [0], "shifts": [1, 2], "into": ("y",)}
+    _, content = made.time({**ask, "results": [((3,), torch.float32)]})
+    assert max(content["seconds"]) < 0.05
+    assert [len(part) for part in made.timed[0][:2]] == [1, 1]
+    assert made.timed[0][0][0].tolist() == [1, 1, 1]
