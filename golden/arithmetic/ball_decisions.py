@@ -151,9 +151,17 @@ class DecisionBalls(FunctionBalls):
         rad = mid.abs() * expm1_upper(error) + count * self.model.tiny
         largest = x.magnitude.prod(-1, keepdim=True) * (1 + 2 * count * self.u)
         rad = torch.where(mid == 0, torch.where(largest == 0, 0.0, largest + count * self.model.tiny), rad)
-        partial = torch.cumsum(torch.log(x.magnitude).clamp(min=0), -1)[..., -1:]  # the largest product of any of them
-        overflow = (partial > math.log(self.model.largest)) & mid.isfinite()
-        return self.ball(mid, torch.where(overflow, math.inf, rad))
+        logs = torch.log(x.magnitude)
+        grown, shrunk = (
+            part.sum(-1, keepdim=True) for part in (logs.clamp(min=0), logs.clamp(max=0))
+        )  # of any of them
+        overflow = (grown > math.log(self.model.largest)) & mid.isfinite()
+        if self.model.certifies:
+            return self.ball(mid, torch.where(overflow, math.inf, rad))
+        vanishing = shrunk < math.log(self.model.tiny) if self.model.tiny else torch.zeros_like(overflow)
+        rad = torch.where(vanishing, rad + count * self.model.tiny * torch.exp(grown), rad)
+        made = self.ball(mid, torch.where(overflow, math.inf, rad))
+        return self.unspecified(vanishing & (grown > math.log(self.model.largest)), made)  # an infinity times zero
 
     def largest_of(self, x: Ball) -> Ball:
         if x.rad is None or not x.shape[-1]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from assay.golden.errors import DefinitionError
-from assay.verify import examine
+from assay.verify import Contract, examine
 
 ASKED: dict[str, Any] = {"dtype": "float32", "effort": "quick", "shrinking": False}
 
@@ -109,3 +109,23 @@ def test_a_mask_may_be_an_example() -> None:
 
     assert examine(lambda x, mask: torch.where(mask, x, 0.0), filled, inputs=inputs, **ASKED).passed
     assert not examine(lambda x, mask: x, filled, inputs=inputs, **ASKED).passed
+
+
+def test_both_sides_of_a_step_are_right() -> None:
+    """A number that lies within rounding of half a step may be rounded either way, and no other."""
+
+    def stepped(x: Any) -> Any:
+        scale = x.abs().amax(-1, keepdim=True) / 127
+        return (x / scale).round() * scale
+
+    def multiplied(x: Any) -> Any:
+        largest = x.abs().amax(-1, keepdim=True)
+        return (x * (127 / largest)).round() * (largest / 127)
+
+    def one_off(x: Any) -> Any:
+        scale = x.abs().amax(-1, keepdim=True) / 127
+        return ((x / scale).round() + 1) * scale
+
+    asked = {**ASKED, "tensors": "x[T,D] -> y[T,D]", "contract": Contract(nonfinite="unspecified")}
+    assert examine(multiplied, stepped, **asked).aspects["numbers"].status == "kept"
+    assert examine(one_off, stepped, **asked).outcome == "FAIL"

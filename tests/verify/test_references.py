@@ -93,6 +93,24 @@ def test_another_process_makes_the_spec_from_its_name() -> None:
     assert verdict.passed, str(verdict)
 
 
+def test_sizes_that_the_reference_refuses_are_no_fault_of_the_kernel() -> None:
+    """A batch norm of one value has no variance: both say so, which is listed; its own refusals are faults."""
+
+    def normed(x: Any) -> Any:
+        return F.batch_norm(x, None, None, training=True)
+
+    def refusing(x: Any) -> Any:
+        if x.shape[0] > 8:
+            raise ValueError("too many rows")
+        return normed(x)
+
+    asked: dict[str, Any] = {"tensors": "x[N,C,L] -> y[N,C,L]", "dtype": "float32", "effort": "quick"}
+    verdict = examine(lambda x: normed(x), normed, **asked, shrinking=False)
+    assert verdict.passed, str(verdict)
+    assert any("the reference refuses these sizes too" in words for words in verdict.refused)
+    assert not examine(refusing, normed, **asked, shrinking=False).passed
+
+
 def test_a_question_that_cannot_be_asked() -> None:
     """Without tensors, or with a text that isn't one, the error says what is expected."""
     with pytest.raises(SettingError, match="expected what the reference takes and gives"):

@@ -20,7 +20,7 @@ from assay.verify.cases.case import Case, Inputs
 from assay.verify.execution.compiled import every_variant_compiled
 from assay.verify.execution.frameworks import framework_named
 from assay.verify.execution.memory import PoisonedMemory, litter
-from assay.verify.execution.refusals import refusal
+from assay.verify.execution.refusals import refusal, refused_by_reference
 from assay.verify.execution.signature import call_in_words, is_of_signature
 from assay.verify.execution.time_limit import KernelTimeout, Pace, time_limit
 from assay.verify.findings import Kind
@@ -160,7 +160,7 @@ class Call:
                 return Finding(sanitizer.finding.kind, str(sanitizer.finding))
             if missing := _not_interpreted(error):
                 return Finding("not_interpreted", one_line(missing))
-            if words := refusal(error, case, self.refuses):
+            if words := refusal(error, case, self.refuses) or refused_by_reference(error, case):
                 return Finding("refused", words)
             if self.watch.allocates:
                 self.watch.give_up_allocations()

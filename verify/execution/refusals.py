@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from assay.runtime.errors import unknown
-from assay.verify.cases.case import Case
+from assay.runtime.errors import one_line, unknown
+from assay.verify.cases.case import Case, all_contents
 from assay.verify.errors import SettingError
 
 ERRORS = (ValueError, NotImplementedError, RuntimeError)
@@ -61,6 +61,23 @@ def refusal(error: BaseException, case: Case, refuses: Mapping[str, str]) -> str
         if re.search(pattern, str(error)) and _holds(condition, sizes):
             where = f" where {condition}" if condition else ""
             return f"{type(error).__name__} {pattern!r}{where}"
+    return ""
+
+
+def refused_by_reference(error: BaseException, case: Case) -> str:
+    """The words of an error at sizes which the reference itself, called by PyTorch, refuses too; empty where not."""
+    definition = case.definition
+    if not definition.typed or not isinstance(error, ERRORS):
+        return ""
+    values = all_contents(case)
+    keywords = {tensor.name: values.pop(tensor.name) for tensor in case.signature.tensors if tensor.keyword}
+    form: Any = definition.definition
+    try:
+        form.forms[0](*values.values(), **case.options, **keywords)
+    except ERRORS as own:
+        return f"the reference refuses these sizes too ({type(own).__name__}: {one_line(own)[:120]})"
+    except Exception:
+        return ""
     return ""
 
 

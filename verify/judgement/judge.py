@@ -149,6 +149,9 @@ def tolerance(
     where NaN and infinities of what is masked or never read come out, of infinite radius.
     """
     value, own, radius = golden.value.double(), golden.radius, allowed.radius
+    if not rounded:  # of a choice that rounding leaves open the exact result is one end, and the middle another number
+        apart = (allowed.value.double() - value).abs()
+        radius = radius + torch.where(apart.isfinite(), apart, 0.0)
     free = torch.zeros_like(value, dtype=torch.bool)
     if spilled is not None:
         free = spilled.radius.isinf() & radius.isfinite() & allowed.value.isfinite()

@@ -13,6 +13,7 @@ from assay.golden.arithmetic import BallArithmetic
 from assay.golden.evaluation.binding import run
 from assay.golden.evaluation.golden import golden_of
 from assay.golden.reference import reference_spec
+from tests.golden.reference.test_small_references import FLOAT32
 
 VALUES = (0.0, 1.0, -1.0, 0.5, -2.0, 1e30, math.inf, -math.inf, math.nan, 3.0, -20.0, 100.0)
 ROWS = [
@@ -89,6 +90,16 @@ def test_of_a_number_of_which_nothing_is_known_the_kind_is_open() -> None:
     found = run(definition, BallArithmetic(), [torch.tensor([0.0, 2.0])], {})[0]
     assert float(golden_of(found).value[0]) == 0.0
     assert not bool(golden_of(found).radius[1] == 0) or bool(golden_of(found).value[1] == 0)
+
+
+def test_a_product_that_overflows_or_vanishes_by_turns_is_open() -> None:
+    """1e30 * 1e30 * 1e-30 * 1e-30 is one, infinite, zero or NaN in float32, as the order has it; 2 * 3 is six."""
+    definition = reference_spec(lambda x: x.prod(-1), "x[R,N] -> y[R]")
+    given = [torch.tensor([[1e30, 1e30, 1e-30, 1e-30], [2.0, 3.0, 1.0, 1.0]])]
+    allowed = golden_of(run(definition, BallArithmetic(FLOAT32), given, {})[0])
+    assert float(allowed.radius[0]) == math.inf
+    assert float(allowed.radius[1]) < 1e-5
+    assert float(golden_of(run(definition, BallArithmetic(), given, {})[0]).radius[0]) < 1e-12
 
 
 @pytest.mark.parametrize(("least", "most"), [(1.0, math.inf), (-math.inf, 2.0), (-math.inf, math.inf)])

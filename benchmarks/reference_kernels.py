@@ -1,0 +1,66 @@
+"""What an examination against a reference catches, over the small references of the tests.
+
+Run: ``python benchmarks/reference_kernels.py``. For each reference: its function run by PyTorch in float32, which must
+not fail; and a kernel for each fault of its operations that a small case shows (`of_reference`), which must.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from assay.golden.reference import reference_spec
+from assay.runtime.errors import AssayError
+from assay.verify import examine
+from assay.verify.explanation.fault_models.evaluation import kernel_of
+from assay.verify.explanation.fault_models.references import of_reference
+
+
+def main() -> None:
+    """Print a line for each reference, and the counts."""
+    from tests.golden.reference.small_references import SMALL
+
+    torch.set_num_threads(1)
+    asked: dict[str, Any] = {"dtype": "float32", "effort": "quick", "shrinking": False, "every_aspect": False}
+    failed, missed, tried = [], [], 0
+    for name, (reference, tensors, sizes) in SMALL.items():
+        started = time.process_time()
+        fixed = {symbol: [size] for symbol, size in sizes.items()}
+        definition = reference_spec(reference, tensors)
+
+        def eager(*given: Any, reference: Any = reference) -> Any:
+            return reference(*given)
+
+        for shapes in ({}, fixed):
+            try:
+                verdict = examine(eager, reference, tensors=tensors, shapes=shapes, **asked)
+                break
+            except AssayError:
+                continue
+        if verdict.outcome == "FAIL":
+            failed.append(name)
+        faults, lost = 0, []
+        for fault in of_reference(definition):
+            try:
+                found = examine(
+                    kernel_of(fault, definition.reference), reference, tensors=tensors, shapes=shapes, **asked
+                )
+            except AssayError:
+                continue
+            faults += 1
+            if found.outcome != "FAIL":
+                lost.append(f"{fault.name}: {fault.description}")
+        tried, missed = tried + faults, missed + lost
+        print(f"{name:28} eager {verdict.outcome}, {faults - len(lost)} of {faults} faults caught", end=" ")
+        print(f"({time.process_time() - started:.0f} s)", *(f"\n    missed {words}" for words in lost), flush=True)
+    print(f"eager kernels that fail: {failed}; of {tried} faults {len(missed)} missed")
+
+
+if __name__ == "__main__":
+    main()
