@@ -110,15 +110,18 @@ class DeltaBalls(ScanBalls):
         rad = read_inverse.abs() @ (rho + per_rho @ off) + across_read @ (delta + per_delta @ off)
         rad = rad + read_error @ (u_.abs() + off) + state * (reaching + most_read @ off) + 3 * u * out.abs() + tiny
         held = held + (size_k.amax(-1, keepdim=True).amax(-2, keepdim=True) * off).sum(-2, keepdim=True)
+        unscaled = self.matmul(q, self.swap(k))  # where the scale comes last
+        unscaled_read = seen * d * (q.magnitude @ size_k.mT)
         everything = (
-            ("", most @ (u_.abs() + off) + given),
+            ("", size_b.clamp(min=1.0) * (size_v + strict * d * pairs @ (u_.abs() + off))),
             ("", most_read @ (u_.abs() + off)),
+            ("", unscaled_read @ (u_.abs() + off)),
             ("updates", sized @ (given + reached + most @ off)),
             ("updates", sized @ (size_b * size_k).amax(-1, keepdim=True)),
-            ("updates", size_q.amax(-1, keepdim=True)),
+            ("updates", torch.maximum(size_q, q.magnitude).amax(-1, keepdim=True)),
             ("state", held),
             ("inverse", sized.amax(-1, keepdim=True)),
-            ("scores", read_size.amax(-1, keepdim=True)),
+            ("scores", torch.maximum(read_size, seen * d * unscaled.magnitude).amax(-1, keepdim=True)),
         )
         return self._bounded(out, rad, everything)
 

@@ -307,7 +307,7 @@ class Arithmetic(Decisions[N, Idx], ABC):
         ahead = behind[None, :] - behind[:, None]
         lower = self.where(ahead < 0, self.matmul(k * beta[..., None], self.swap(k)) * decays, 0.0)
         updates = self.solve_unit_lower(lower, v * beta[..., None])
-        scores = self.where(ahead <= 0, self.scores(q, k, factor) * decays, 0.0)
+        scores = self.where(ahead <= 0, self.matmul(q * factor, self.swap(k)) * decays, 0.0)
         return self.matmul(self.round(scores, "scores"), updates)
 
     def attend_backward(

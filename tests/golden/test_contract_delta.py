@@ -82,3 +82,20 @@ def test_a_solution_lies_in_the_balls_of_its_system() -> None:
         off = torch.tensor([[float(x.mid()) for x in row] for row in exact]) - balls.mid
         assert bool((off.abs() <= balls.radius + 1e-15).all())
         assert bool((balls.radius < 1e-4).all())
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "dtype"), [(0, 6e4, torch.float16), (2, 3e38, torch.float32), (2, 3e38, torch.bfloat16)]
+)
+def test_nothing_is_said_where_an_honest_kernel_may_overflow(place: int, value: float, dtype: torch.dtype) -> None:
+    """Scores that the scale makes small too late, and values less what the state holds of them, before beta."""
+    tensors = list(call(4, "same", "none", dtype))
+    large = torch.full_like(tensors[place][..., :1], value)
+    signs = 1 - 2.0 * (torch.arange(4) % 2).reshape(1, 4, 1, 1) if place else tensors[1].sign()
+    tensors[place] = (large * signs).expand(tensors[place].shape).contiguous().to(dtype)
+    tensors[4] = tensors[4] * 0.5
+    model = Contract().model(spec("gated_delta_rule"), format_named(str(dtype).removeprefix("torch.")))
+    options = {"scale": 2.0**-4, "normalized": False}
+    ball: Any = run(spec("gated_delta_rule"), BallArithmetic(model), tuple(tensors), options)[0]
+    assert bool(ball.mid.isfinite().all())
+    assert bool(ball.radius[:, 1:].isinf().all())
