@@ -17,6 +17,23 @@ from assay.golden.arithmetic.model import RADIUS_ROUNDING
 
 Tensor = torch.Tensor
 
+_LOG_LARGEST = math.log(torch.finfo(torch.float64).max)
+
+
+def _product(x: Tensor) -> Tensor:
+    """The product along the last axis, which is kept; of fractions, and of powers of two, so that none overflows."""
+    fraction, exponent = torch.frexp(x)
+    total = exponent.to(torch.int64).sum(-1, keepdim=True)
+    while fraction.shape[-1] > 1:
+        if fraction.shape[-1] % 2:
+            fraction = torch.cat([fraction, torch.ones_like(fraction[..., :1])], -1)
+        fraction, exponent = torch.frexp(fraction[..., 0::2] * fraction[..., 1::2])
+        total = total + exponent.to(torch.int64).sum(-1, keepdim=True)
+    if not fraction.shape[-1]:
+        return x.prod(-1, keepdim=True)
+    half = total.clamp(-3000, 3000) // 2  # in two steps, neither of which overflows where the product does not
+    return torch.ldexp(torch.ldexp(fraction, half), total.clamp(-3000, 3000) - half)
+
 
 class DecisionBalls(FunctionBalls):
     """Ball arithmetic with choices that hang on a number's side."""
@@ -142,32 +159,48 @@ class DecisionBalls(FunctionBalls):
     def prod(self, x: Ball) -> Ball:
         """n - 1 roundings in any order: |prod| (prod(1 + r/|x|) (1 + u)^(n-1) - 1), or the product of magnitudes."""
         count = x.shape[-1]
-        mid = x.mid.prod(-1, keepdim=True)
         if count <= 1 and x.rad is None:
-            return Ball(mid, None, self.model)
+            return Ball(x.mid.prod(-1, keepdim=True), None, self.model)
+        mid = _product(x.mid)
         size = x.mid.abs()
         grown = torch.where(size == 0, 0.0, torch.log1p(x.radius / torch.where(size == 0, 1.0, size)))
         error = (grown.sum(-1, keepdim=True) + max(count - 1, 0) * self.u) * RADIUS_ROUNDING
-        rad = mid.abs() * expm1_upper(error) + count * self.model.tiny
+        rad = mid.abs() * expm1_upper(error) + self._lost_below(x)
         largest = x.magnitude.prod(-1, keepdim=True) * (1 + 2 * count * self.u)
         rad = torch.where(mid == 0, torch.where(largest == 0, 0.0, largest + count * self.model.tiny), rad)
-        logs = torch.log(x.magnitude)
-        grown, shrunk = (
-            part.sum(-1, keepdim=True) for part in (logs.clamp(min=0), logs.clamp(max=0))
-        )  # of any of them
-        overflow = (grown > math.log(self.model.largest)) & mid.isfinite()
-        if self.model.certifies:
-            return self.ball(mid, torch.where(overflow, math.inf, rad))
-        vanishing = shrunk < math.log(self.model.tiny) if self.model.tiny else torch.zeros_like(overflow)
-        rad = torch.where(vanishing, rad + count * self.model.tiny * torch.exp(grown), rad)
-        made = self.ball(mid, torch.where(overflow, math.inf, rad))
-        return self.unspecified(vanishing & (grown > math.log(self.model.largest)), made)  # an infinity times zero
+        partial = torch.cumsum(torch.log(x.magnitude).clamp(min=0), -1)[..., -1:]  # the largest product of any of them
+        largest_of_any = math.log(self.model.largest) if self.model.largest < math.inf else _LOG_LARGEST
+        overflow = (partial > largest_of_any) & x.mid.isfinite().all(-1, keepdim=True)
+        return self.ball(torch.where(overflow & mid.isinf(), 0.0, mid), torch.where(overflow, math.inf, rad))
+
+    def _lost_below(self, x: Ball) -> Tensor:
+        """What subnormal products of some of the factors lose, times what the others may multiply it by.
+
+        A product of any is at least that of those below one: where that is normal, nothing is lost but at the end.
+        """
+        once = x.shape[-1] * self.model.tiny
+        size = (x.mid.abs() - x.radius).clamp(min=0)
+        least = torch.log(torch.where(x.mid == 0, 1.0, size)).clamp(max=0).sum(-1, keepdim=True)
+        others = torch.exp(torch.log(x.magnitude).clamp(min=0).sum(-1, keepdim=True) * (1 + 1e-12))
+        below = math.log(2 * self.model.compute.smallest_normal)
+        lost = torch.where(least < below, once * others, torch.full_like(others, once))
+        return lost.nan_to_num(nan=math.inf, posinf=math.inf)
+
+    def settled(self, x: Ball) -> Ball:
+        """An infinite midpoint is what the number is: it has no radius; one that is lost is infinite."""
+        if x.rad is None:
+            return x
+        infinite, lost = x.mid.isinf(), x.rad.isnan()
+        if not bool(infinite.any()) and not bool(lost.any()):
+            return x
+        rad = torch.where(lost, math.inf, x.rad)
+        return Ball(x.mid, torch.where(infinite, 0.0, rad), self.model)
 
     def largest_of(self, x: Ball) -> Ball:
         if x.rad is None or not x.shape[-1]:
             return self.max(x)
         mid = x.mid.amax(-1, keepdim=True)
-        rad = torch.broadcast_to(x.rad, x.mid.shape)
+        rad = torch.where(x.mid.isfinite(), x.rad, 0.0).nan_to_num(nan=math.inf, posinf=math.inf)
         up, down = (x.mid + rad).amax(-1, keepdim=True) - mid, mid - (x.mid - rad).amax(-1, keepdim=True)
         return Ball(mid, torch.where(mid.isfinite(), torch.maximum(up, down) + mid.abs() * 2.0**-52, 0.0), self.model)
 

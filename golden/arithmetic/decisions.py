@@ -105,6 +105,10 @@ class Decisions(Generic[N, Idx]):
         """A function of Arb's numbers, element by element, that only Arb encloses."""
         raise NotImplementedError
 
+    def settled(self: Any, x: N) -> N:
+        """The number, of which nothing is open where it is infinite."""
+        return x
+
     def prod(self: Any, x: N) -> N:
         """The product along the last axis, which is kept; in any order."""
         total: Any = self.exact(torch.ones((*map(int, x.shape[:-1]), 1), dtype=torch.float64))

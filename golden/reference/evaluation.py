@@ -187,6 +187,7 @@ class Evaluation(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return least.to(dtype)
         elif dtype.itemsize < 4 and not stage:
             stage = f"eager_{str(dtype).removeprefix('torch.')}"
+        number = self.xp.settled(number)
         return self._tensor(Box(number, stage), dtype, tuple(map(int, number.shape)))
 
     def computed(self, names: str, numbers: Sequence[Any], result: Any) -> None:
@@ -217,8 +218,8 @@ class Evaluation(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not isinstance(tensor, NumberTensor) and not tensor.is_floating_point():
             return tensor
         least, most = self.xp.enclosure(self.number(tensor))
-        if not torch.equal(least, most):
-            raise self.undecided(f"{int((least != most).sum())} of {least.numel()} numbers")
+        if bool((open_ := (least != most) & ~(least.isnan() & most.isnan())).any()):
+            raise self.undecided(f"{int(open_.sum())} of {least.numel()} numbers")
         return least.to(tensor.dtype)
 
     def answer(self, admissible: Sequence[Any]) -> Any:

@@ -7,9 +7,10 @@ without numbers (PyTorch's fake ones), or else on real ones. The shapes of the r
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,10 +127,14 @@ def _names(reference: Any, args: Sequence[Any], leaves: Sequence[Any], varied: S
 
 @contextmanager
 def _fake() -> Iterator[FakeTensorMode]:
-    with ExitStack() as stack:
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
-        stack.enter_context(torch.no_grad())
-        yield mode
+    """A mode in which tensors have shapes alone; what PyTorch logs of those that a reference refuses is not shown."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was, log.disabled = log.disabled, True
+    try:
+        with torch.no_grad():
+            yield FakeTensorMode(allow_non_fake_inputs=True)
+    finally:
+        log.disabled = was
 
 
 def _shapes(called: Called, tensors: Sequence[_Tensor], shapes: Sequence[Sequence[int]]) -> list[torch.Tensor] | None:

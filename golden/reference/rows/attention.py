@@ -32,7 +32,7 @@ def attended(
     causal: bool,
     scale: float | None,
 ) -> tuple[Any, Any]:
-    """softmax(q k^T scale + bias, masked) v and its log-sum-exp; a row that sees nothing gives NaN, as PyTorch's."""
+    """softmax(q k^T scale + bias, masked) v and its log-sum-exp; a row that sees nothing gives zero, as PyTorch's."""
     xp = evaluation.xp
     q, k, v = operand(evaluation, query), operand(evaluation, key), operand(evaluation, value)
     times = query.shape[-3] // max(key.shape[-3], 1) if query.ndim > 2 and key.ndim > 2 else 1

@@ -158,7 +158,9 @@ def _searchsorted(
     order = xp.compare(line, given.reshape((*map(int, given.shape), 1)) if len(given.shape) else given)
     at_or_below = side == "right" or right
     certain = order.less | order.same if at_or_below else order.less
-    possible = ~(order.more | order.unordered) if at_or_below else ~(order.more | order.same | order.unordered)
+    possible = ~order.more if at_or_below else ~(order.more | order.same)  # what NaN is among them hangs on the search
+    nan = xp.compare(given, given).unordered  # the largest
+    certain = certain | (nan[..., None] if nan.ndim else nan)
     return _places(evaluation, certain.sum(-1), possible.sum(-1), torch.int32 if out_int32 else torch.int64)
 
 

@@ -189,9 +189,27 @@ def _vector_norm(
     return reduced(evaluation, x, dim, keepdim, norm, dtype or x.dtype)
 
 
+def beyond_rows(xp: Any, eager: Callable[[Tensor], Tensor], y: Any, x: Any) -> Any:
+    """``y``, and what PyTorch's function says of rows of x whose largest is no number: rules, no arithmetic."""
+    least, most = xp.enclosure(x)
+    if not least.shape[-1]:
+        return y
+    largest = least.amax(-1, keepdim=True)
+    special = ~largest.isfinite() & (largest.isnan() | (largest == most.amax(-1, keepdim=True)))
+    if not bool(special.any()):
+        return y
+    found = eager(torch.where(special, least, 0.0))
+    return xp.chosen(special.expand(found.shape), xp.exact(found), y)
+
+
+def logsumexp_of(xp: Any, x: Any) -> Any:
+    """Along the last axis, which is kept; of a row of -inf alone it is that."""
+    return beyond_rows(xp, lambda a: a.logsumexp(-1, keepdim=True), xp.logsumexp(x), x)
+
+
 @row("logsumexp")
 def _logsumexp(evaluation: Evaluation, x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
-    return reduced(evaluation, x, dim, keepdim, evaluation.xp.logsumexp)
+    return reduced(evaluation, x, dim, keepdim, lambda n: logsumexp_of(evaluation.xp, n))
 
 
 def along(evaluation: Evaluation, x: Tensor, dim: int, function: Callable[[Any], Any], dtype: Any = None) -> Tensor:
@@ -230,7 +248,7 @@ def _logcumsumexp(evaluation: Evaluation, x: Tensor, dim: int) -> Tensor:
     xp = evaluation.xp
 
     def sums(n: Any) -> Any:
-        parts = [xp.logsumexp(n[..., : place + 1]) for place in range(n.shape[-1])]
+        parts = [logsumexp_of(xp, n[..., : place + 1]) for place in range(n.shape[-1])]
         return xp.concatenate(parts, -1) if parts else n
 
     return along(evaluation, x, dim, sums)
@@ -245,4 +263,9 @@ def _softmax(evaluation: Evaluation, x: Tensor, dim: int, half_to_float: Any = F
 @row("_log_softmax log_softmax.int")
 def _log_softmax(evaluation: Evaluation, x: Tensor, dim: int, half_to_float: Any = False) -> Tensor:
     dtype = half_to_float if isinstance(half_to_float, torch.dtype) else torch.float32 if half_to_float else x.dtype
-    return along(evaluation, x, dim, evaluation.xp.log_softmax, dtype)
+    xp = evaluation.xp
+
+    def logarithms(n: Any) -> Any:
+        return beyond_rows(xp, lambda a: a.log_softmax(-1), xp.log_softmax(n), n)
+
+    return along(evaluation, x, dim, logarithms, dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import logging.handlers
 import sys
 import warnings
 
@@ -44,3 +46,15 @@ def test_an_error_is_told_though_what_was_printed_is_not(capfd: pytest.CaptureFi
     with pytest.raises(ValueError, match="expected something else"):
         example_of(refusing, lambda: torch.randn(4, 6))
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_size_that_a_mask_refuses_is_not_logged() -> None:
+    """PyTorch logs the refusal with its stack; that is no word to the caller."""
+    log, found = logging.getLogger("torch._subclasses.fake_tensor"), logging.handlers.BufferingHandler(1000)
+    log.addHandler(found)
+    try:
+        example_of(lambda x, mask: x.masked_fill(~mask, 0.0), lambda: [torch.randn(8, 8), torch.ones(8, 8).bool()])
+    finally:
+        log.removeHandler(found)
+    assert [record.getMessage() for record in found.buffer] == []
+    assert not log.disabled

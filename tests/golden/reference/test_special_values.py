@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
 
+import mpmath
 import pytest
 import torch
 
@@ -77,6 +79,85 @@ def test_a_reduction_follows_the_rules_for_nan(name: str) -> None:
 def test_nan_is_sorted_last_as_the_largest(descending: bool) -> None:
     """However many there are, and infinities beside them."""
     holds(lambda x: x.sort(-1, descending=descending).values, "x[R,N] -> y[R,N]", torch.tensor(ROWS))
+
+
+MASKED: dict[str, Callable[[Any], Any]] = {
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "logcumsumexp": lambda x: x.logcumsumexp(-1),
+    "softmax of computed scores": lambda x: (x * 1.5 + 0.25).softmax(-1),
+    "shifted by hand": lambda x: ((x + 0.25) - (x + 0.25).amax(-1, keepdim=True)).exp(),
+    "largest": lambda x: (x + 0.25).amax(-1),
+}
+
+
+@pytest.mark.parametrize("certified", [True, False])
+@pytest.mark.parametrize("name", MASKED)
+def test_masked_places_leave_nothing_open(name: str, certified: bool) -> None:
+    """-inf is what it is: a row with it has small radii, a row of it alone gives what PyTorch does."""
+    infinite = -math.inf
+    x = torch.tensor([[infinite, 1.0, infinite, 2.0], [0.5, infinite, infinite, infinite], [infinite] * 4])
+    if "by hand" in name or "computed" in name:
+        x = x[:2]  # NaN
+    reference = MASKED[name]
+    right = reference(x.double())
+    arithmetic = BallArithmetic() if certified else BallArithmetic(FLOAT32)
+    signature = f"x[R,N] -> y[{'R,N' if right.ndim == 2 else 'R'}]"
+    golden = golden_of(run(reference_spec(reference, signature), arithmetic, [x], {})[0])
+    numbers = golden.value.isfinite()
+    assert torch.equal(numbers, right.isfinite())
+    assert torch.equal(golden.value.isnan(), right.isnan())
+    assert bool((golden.radius[numbers] < 1e-5).all())
+    assert bool(((golden.value - right).abs() <= golden.radius + 1e-13)[numbers].all())
+
+
+PRODUCTS = [
+    [1e-38, 1e-38, 1e38, 1.0, 1.0, 1.0],
+    [1e-30, 1e-20, 1e30, 1e20, 2.0, 1.0],
+    [1e-45, 0.5, 2.0, 1.0, 1.0, 1.0],
+    [3.0, -0.25, 7.0, 1.5, 1.0, 1.0],
+    [0.0, 1e-30, 1e-30, 3.0, 1.0, 1.0],
+]
+
+
+def test_a_product_may_lose_a_factor_to_underflow_in_any_order() -> None:
+    """Every order of the factors in float32 is admitted, and ordinary numbers keep a small radius."""
+    x = torch.tensor(PRODUCTS)
+    definition = reference_spec(lambda x: x.prod(-1), "x[R,N] -> y[R]")
+    allowed = golden_of(run(definition, BallArithmetic(FLOAT32), [x], {})[0])
+    for order in itertools.permutations(range(6)):
+        got = torch.ones(len(x))
+        for place in order:
+            got = got * x[:, place]
+        off = (allowed.value - got.double()).abs()
+        assert bool((off <= allowed.radius + 2.0**-24 * got.abs()).all()), order
+    assert float(allowed.radius[3]) < 1e-4
+
+
+def test_a_product_that_overflows_on_the_way_is_the_number_or_open() -> None:
+    """1e6000 is no float64, but times 1e-6000 it is; what isn't known is no infinity, nor NaN."""
+    x = torch.tensor([[1e30] * 200 + [1e-30] * 200, [1e30] * 200 + [0.0] * 200])
+    golden = golden_of(run(reference_spec(lambda x: x.prod(-1), "x[R,N] -> y[R]"), BallArithmetic(), [x], {})[0])
+    assert not bool(golden.value.isinf().any())
+    assert not bool(golden.value.isnan().any())
+
+
+def test_the_tail_of_erfc_is_known_relative_to_itself() -> None:
+    """Its logarithm has a golden wherever float32 has a number of it."""
+    x = torch.linspace(-3, 9, 100)
+    golden = golden_of(run(reference_spec(lambda x: x.erfc().log(), "x[N] -> y[N]"), BallArithmetic(), [x], {})[0])
+    right = [float(mpmath.log(mpmath.erfc(float(place)))) for place in x]
+    off = (golden.value - torch.tensor(right, dtype=torch.float64)).abs()
+    assert float(golden.radius.max()) < 1e-13
+    assert bool((off <= golden.radius + 2.0**-52 * golden.value.abs()).all())
+
+
+def test_nan_has_a_place_among_the_sorted_and_is_known() -> None:
+    """It is beyond all numbers for a search, and a choice that passes it over is decided."""
+    x, y = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([math.nan, 2.0, math.inf, -math.inf])
+    holds(lambda x, y: torch.searchsorted(x, y) * 1.0, "x[N], y[M] -> z[M]", x, y)
+    holds(lambda x, y: torch.searchsorted(x, y, right=True) * 1.0, "x[N], y[M] -> z[M]", x, y)
+    holds(lambda x: x.nanmedian(-1).values, "x[R,N] -> y[R]", torch.tensor(ROWS))
 
 
 def test_of_a_number_of_which_nothing_is_known_the_kind_is_open() -> None:
