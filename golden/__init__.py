@@ -3,8 +3,9 @@
 ``evaluate(op, *tensors, **options)`` gives a `Golden`, ``specs()`` the names of the ops, ``spec(name)`` one of them,
 and ``admissible(op, *tensors, chosen=..., **options)`` tells which of a kernel's choices are right.
 
-Ops of one's own: ``define`` registers one, with options that ``choice``, ``flag`` and ``number`` make (or an `Option`),
-its `Reduction`, and faults that its kernels have (`Fault`); docs/adding-an-op.md is the guide.
+Ops of one's own: ``define_torch`` registers a PyTorch function as one, ``define`` a definition over any arithmetic,
+with options that ``choice``, ``flag`` and ``number`` make (or an `Option`), its `Reduction`, and faults that its
+kernels have (`Fault`); docs/adding-an-op.md is the guide.
 """
 
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from assay.golden.evaluation.choices import admissible
     from assay.golden.evaluation.golden import Golden
     from assay.golden.options import Option, choice, flag, number
+    from assay.golden.reference.own import define_torch
     from assay.golden.registry import Fault, Reduction, Spec, define, spec, specs
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "admissible",
     "choice",
     "define",
+    "define_torch",
     "evaluate",
     "flag",
     "number",

@@ -26,12 +26,12 @@ from assay.golden.reference.called import Called
 from assay.golden.reference.conditioning import Watched, remarks
 from assay.golden.reference.evaluation import Evaluation, branches
 from assay.golden.reference.frameworks import in_torch
-from assay.golden.reference.source import source_of
 from assay.golden.reference.tensor import NumberTensor, read
 from assay.golden.registry import Spec, register
 from assay.golden.signature import parse
 from assay.runtime.errors import AssayError
 from assay.runtime.own_modules import import_own
+from assay.runtime.source import source_of
 
 NARROW = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 STAGES: Mapping[str, str | None] = {
@@ -217,7 +217,7 @@ def reference_spec(
             raise DefinitionError(f"reference: expected a function or a module, got {type(form).__name__}")
     text = " ".join(tensors.split())
     try:
-        signature = parse(_with_roles(text))
+        signature = parse(with_roles(text))
     except ValueError as error:
         raise DefinitionError(f"tensors={tensors!r}: {error}") from None
     for tensor in signature.tensors:
@@ -231,15 +231,15 @@ def reference_spec(
     title = name or _name(forms[0])
     addresses = [_address(form) for form in forms]
     called = f"{'|'.join(addresses)}({text})" if all(addresses) else f"{title}({text})"
-    defaults = {**_defaults(forms[0], len([t for t in signature.tensors if not t.keyword])), **(options or {})}
+    own = options_of(forms[0], len([t for t in signature.tensors if not t.keyword]))
     return register(
         Spec(
             title,
             Definition(title, tuple(map(in_torch, forms))),
-            _with_roles(text),
-            options={key: _option(value) for key, value in defaults.items()},
+            with_roles(text),
+            options={**own, **{key: _option(value) for key, value in (options or {}).items()}},
             stages=STAGES,
-            version=_version(forms),
+            version=version_of(forms),
             listed=False,
             multiples=multiples or {},
             sizes={symbol: tuple(several) for symbol, several in (sizes or {}).items()},
@@ -249,7 +249,7 @@ def reference_spec(
     )
 
 
-def _with_roles(text: str) -> str:
+def with_roles(text: str) -> str:
     """``text`` where a mask among the inputs is ``code(2)``, and integers among the results are numbers like others."""
     given, arrow, results = text.partition("->")
     given = re.sub(r"(:bool\[[^\]]*\])(?!=)", r"\1=code(2)", given)
@@ -294,7 +294,7 @@ def _address(form: Reference) -> str:
     return f"{module}:{path}" if found is form else ""
 
 
-def _defaults(form: Reference, tensors: int) -> dict[str, Any]:
+def options_of(form: Reference, tensors: int) -> dict[str, Option]:
     """The keywords that a reference has beyond its tensors, with their defaults."""
     if isinstance(form, Called):
         return {}
@@ -305,7 +305,9 @@ def _defaults(form: Reference, tensors: int) -> dict[str, Any]:
         return {}
     plain = (bool, int, float, str, tuple, type(None))
     return {
-        p.name: p.default for p in parameters[tensors:] if p.default is not p.empty and isinstance(p.default, plain)
+        p.name: _option(p.default)
+        for p in parameters[tensors:]
+        if p.default is not p.empty and isinstance(p.default, plain)
     }
 
 
@@ -313,7 +315,7 @@ def _option(default: Any) -> Option:
     return Option(default, lambda value: True, "anything that the reference takes")
 
 
-def _version(forms: Sequence[Reference]) -> int:
+def version_of(forms: Sequence[Reference]) -> int:
     """A number of the references' source: goldens of another text don't count."""
     targets = [form.target if isinstance(form, Called) else form for form in forms]
     return zlib.crc32("".join(source_of(target) for target in targets).encode())

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from assay.golden.reference import reference_spec
-from assay.golden.reference.source import source_of
+from assay.runtime.source import source_of
 
 TEXT = """
 import torch
