@@ -61,6 +61,14 @@ class DecisionBalls(FunctionBalls):
         mid, rad = torch.where(open_end, 0.0, mid), torch.where(open_end, math.inf, rad)
         return Ball(mid, torch.where(least.isnan() & most.isnan(), 0.0, rad), self.model)
 
+    def held(self, y: Ball, x: Ball) -> tuple[Ball, bool]:
+        overflows = bool((x.mid.isfinite() & y.mid.isinf()).any())
+        return (y if y.rad is None else Ball(y.mid, y.bounded(y.mid, y.rad), self.model)), overflows
+
+    def open_beyond(self, x: Ball) -> Ball:
+        beyond = ~x.mid.isfinite()
+        return Ball(torch.where(beyond, 0.0, x.mid), torch.where(beyond, math.inf, x.radius), self.model)
+
     def hull(self, x: Ball, y: Ball) -> Ball:
         """Between the ends; nothing is said where one may be NaN, or infinite and the other not."""
         (a, b), (c, d) = self.enclosure(x), self.enclosure(y)

@@ -57,6 +57,14 @@ class Decisions(Generic[N, Idx]):
         unordered = (least.isnan() & most.isnan()) | (below.isnan() & above.isnan())
         return Order(less, more, same, unordered)
 
+    def held(self, y: N, x: N) -> tuple[N, bool]:
+        """y, which a function without poles gives of x, as a kernel holds it; whether here it overflows."""
+        return y, False
+
+    def open_beyond(self, x: N) -> N:
+        """x, of which nothing is known where it is infinite or NaN: an overflow that is none in truth led to it."""
+        return x
+
     def select(self, certain: Tensor, possible: Tensor, x: N, y: N) -> N:
         """x where ``certain``, y where not ``possible``, either between."""
         chosen = self.chosen(certain, x, y)

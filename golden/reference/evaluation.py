@@ -31,6 +31,7 @@ class Evaluation(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """One run of a reference over numbers of the arithmetic ``xp``.
 
     ``operands``: the dtype to which kernels round what enters products (that of the inputs, where it has 16 bits).
+    ``overflowed``: whether an exponential that float64 can't hold was used, so that infinities and NaN say nothing.
     ``answers`` are the first of the answers to questions that numbers leave open; `asked` gathers, for each question,
     all that are admissible, the one taken first.
     """
@@ -43,6 +44,7 @@ class Evaluation(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.operands = operands
         self.answers = answers
         self.asked: list[list[Any]] = []
+        self.overflowed = False
         self._decomposing: list[Any] = []
         self._outside: dict[int, tuple[torch.Tensor, NumberTensor]] = {}
 
@@ -189,6 +191,12 @@ class Evaluation(TorchDispatchMode):  # type: ignore[no-untyped-call]
             stage = f"eager_{str(dtype).removeprefix('torch.')}"
         number = self.xp.settled(number)
         return self._tensor(Box(number, stage), dtype, tuple(map(int, number.shape)))
+
+    def held(self, y: Any, x: Any) -> Any:
+        """y, an exponential of x, as an operand."""
+        number, overflows = self.xp.held(y, x)
+        self.overflowed |= overflows
+        return number
 
     def computed(self, names: str, numbers: Sequence[Any], result: Any) -> None:
         """An elementwise operation was made, of these numbers, with this result; here that is nothing."""

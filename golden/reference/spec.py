@@ -178,7 +178,8 @@ def _tensor(evaluation: Evaluation, number: Any, dtype: torch.dtype) -> torch.Te
 def _number(evaluation: Evaluation, leaf: Any) -> Any:
     """A result as the arithmetic has it: numbers before their last rounding, which is the kernel's own."""
     if isinstance(leaf, NumberTensor):
-        return read(leaf, unrounded=True)
+        number = read(leaf, unrounded=True)
+        return evaluation.xp.open_beyond(number) if evaluation.overflowed and not leaf.box.as_operand else number
     if isinstance(leaf, torch.Tensor) and not leaf.is_floating_point():
         return evaluation.xp.integers(leaf)
     return evaluation.xp.exact(leaf if not isinstance(leaf, torch.Tensor) else leaf.detach().double())

@@ -8,7 +8,7 @@ that a radius leaves open are such tensors too, with 0, 1 or what lies between i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,17 @@ class Box:
 
     A number that is given as a function is made where it is first asked for: places of maxima, which few ask for.
     ``stage`` names a rounding that a kernel may make at what the box holds; it is made where the number is used, and
-    not where it is returned, for a result is rounded into its dtype anyway.
+    not where it is returned, for a result is rounded into its dtype anyway. ``as_operand`` makes of the number what is
+    known of it where it is used: one beyond a format's range is right where it is returned.
     """
 
-    __slots__ = ("_number", "rounded", "stage")
+    __slots__ = ("_number", "as_operand", "rounded", "stage")
 
-    def __init__(self, number: Any, stage: str = "") -> None:
+    def __init__(self, number: Any, stage: str = "", as_operand: Callable[[Any], Any] | None = None) -> None:
         self._number = number
         self.stage = stage
-        self.rounded: Any = None  # what the stage makes of the number, once it was asked for
+        self.as_operand = as_operand
+        self.rounded: Any = None  # what both make of the number, once it was asked for
 
     @property
     def number(self) -> Any:
@@ -112,11 +114,12 @@ def read(tensor: NumberTensor, *, unrounded: bool = False) -> Any:
 
 
 def settled(box: Box, xp: Any) -> Any:
-    """The number of a box, rounded if a rounding was still to come."""
-    if not box.stage:
+    """The number of a box as an operand, rounded if a rounding was still to come."""
+    if not box.stage and box.as_operand is None:
         return box.number
     if box.rounded is None:
-        box.rounded = xp.round(box.number, box.stage)
+        number = box.number if box.as_operand is None else box.as_operand(box.number)
+        box.rounded = xp.round(number, box.stage) if box.stage else number
     return box.rounded
 
 
@@ -128,7 +131,7 @@ def write(tensor: NumberTensor, number: Any, stage: str = "") -> None:
     if tuple(number.shape) != shape:
         number = broadcast(xp, number, shape)
     if covers(tensor, math.prod(whole)):
-        box.number, box.stage, box.rounded = number, stage, None
+        box.number, box.stage, box.rounded, box.as_operand = number, stage, None, None
         return
     stride, offset = tensor.stride(), int(tensor.storage_offset())
 
@@ -142,8 +145,8 @@ def write(tensor: NumberTensor, number: Any, stage: str = "") -> None:
             view.copy_(new)
         return flat.reshape(whole)
 
-    if box.stage not in ("", stage):
-        box.number, box.stage = settled(box, xp), ""
+    if box.stage not in ("", stage) or box.as_operand is not None:
+        box.number, box.stage, box.as_operand = settled(box, xp), "", None
     box.number = xp.rearranged(change, [box.number, number])
     box.stage, box.rounded = stage or box.stage, None
 

@@ -111,6 +111,31 @@ def test_sizes_that_the_reference_refuses_are_no_fault_of_the_kernel() -> None:
     assert not examine(refusing, normed, **asked, shrinking=False).passed
 
 
+NAIVE: dict[str, tuple[Any, Any, str]] = {
+    "softmax": (
+        lambda x: x.exp() / x.exp().sum(-1, keepdim=True), lambda x: x.softmax(-1), "x[R,N] -> y[R,N]",
+    ),
+    "log-sum-exp": (lambda x: x.exp().sum(-1).log(), lambda x: x.logsumexp(-1), "x[R,N] -> y[R]"),
+    "sigmoid": (lambda x: 1 / (1 + torch.exp(-x)), torch.sigmoid, "x[R,N] -> y[R,N]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAIVE)
+def test_a_stable_kernel_is_right_where_the_reference_overflows(name: str) -> None:
+    """Exponentials that no float64 holds leave open what follows from them, and no number is blamed for it."""
+    reference, kernel, tensors = NAIVE[name]
+    asked: dict[str, Any] = {"tensors": tensors, "dtype": "float32", "effort": "quick", "shrinking": False}
+    assert examine(lambda x: kernel(x), reference, **asked).passed
+    assert not examine(lambda x: kernel(x) * 1.001, reference, **asked).passed
+
+
+def test_an_exponential_that_overflows_is_infinite() -> None:
+    """Where it is the result itself, nothing is left open."""
+    asked: dict[str, Any] = {"tensors": "x[R,N] -> y[R,N]", "dtype": "float32", "effort": "quick", "shrinking": False}
+    assert examine(lambda x: x.exp(), lambda x: torch.exp(x), **asked).passed
+    assert not examine(lambda x: x.exp().clamp(max=3e38), lambda x: torch.exp(x), **asked).passed
+
+
 def test_a_question_that_cannot_be_asked() -> None:
     """Without tensors, or with a text that isn't one, the error says what is expected."""
     with pytest.raises(SettingError, match="expected what the reference takes and gives"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from assay.golden.reference.table import constant, elementwise
+from assay.golden.reference.table import constant, elementwise, promoted, row
 
 
 @elementwise("add.Tensor add.Scalar")
@@ -156,10 +156,23 @@ def _register_function(name: str) -> None:
         return xp.function(name, x)
 
 
-_FUNCTIONS = """exp exp2 expm1 log log2 log10 log1p tanh erf erfc erfinv sigmoid sqrt rsqrt reciprocal
-sin cos tan asin acos atan sinh cosh asinh acosh atanh lgamma digamma"""
+def _register_growing(name: str) -> None:
+    @row(name)
+    def computed(evaluation: Any, x: torch.Tensor) -> torch.Tensor:
+        xp, number = evaluation.xp, evaluation.number(x)
+        result = xp.function(name, number)
+        evaluation.computed(name, [number], result)
+        found = evaluation.made(result, promoted([x], floating=True))
+        found.box.as_operand = lambda y: evaluation.held(y, number)
+        return found
+
+
+_FUNCTIONS = """log log2 log10 log1p tanh erf erfc erfinv sigmoid sqrt rsqrt reciprocal
+sin cos tan asin acos atan asinh acosh atanh lgamma digamma"""
 for _name in _FUNCTIONS.split():
     _register_function(_name)
+for _name in ("exp", "exp2", "expm1", "sinh", "cosh"):
+    _register_growing(_name)
 
 
 def _register_step(name: str) -> None:
