@@ -160,7 +160,7 @@ class Call:
                 return Finding(sanitizer.finding.kind, str(sanitizer.finding))
             if missing := _not_interpreted(error):
                 return Finding("not_interpreted", one_line(missing))
-            if words := refusal(error, case, self.refuses) or refused_by_reference(error, case):
+            if words := refusal(error, case, self.refuses) or refused_by_reference(error, case, arguments, keywords):
                 return Finding("refused", words)
             if self.watch.allocates:
                 self.watch.give_up_allocations()

@@ -9,11 +9,11 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from assay.runtime.errors import one_line, unknown
-from assay.verify.cases.case import Case, all_contents
+from assay.verify.cases.case import Case
 from assay.verify.errors import SettingError
 
 ERRORS = (ValueError, NotImplementedError, RuntimeError)
@@ -64,18 +64,17 @@ def refusal(error: BaseException, case: Case, refuses: Mapping[str, str]) -> str
     return ""
 
 
-def refused_by_reference(error: BaseException, case: Case) -> str:
-    """The words of an error at sizes which the reference itself, called by PyTorch, refuses too; empty where not."""
-    definition = case.definition
+def refused_by_reference(
+    error: BaseException, case: Case, arguments: Sequence[Any], keywords: Mapping[str, Any]
+) -> str:
+    """The words of an error on arguments that the reference, called by PyTorch, refuses too; empty where it is none."""
+    definition: Any = case.definition
     if not definition.typed or not isinstance(error, ERRORS):
         return ""
-    values = all_contents(case)
-    keywords = {tensor.name: values.pop(tensor.name) for tensor in case.signature.tensors if tensor.keyword}
-    form: Any = definition.definition
     try:
-        form.forms[0](*values.values(), **case.options, **keywords)
+        definition.definition.forms[0](*arguments, **keywords)
     except ERRORS as own:
-        return f"the reference refuses these sizes too ({type(own).__name__}: {one_line(own)[:120]})"
+        return f"the reference refuses these arguments too ({type(own).__name__}: {one_line(own)[:120]})"
     except Exception:
         return ""
     return ""
