@@ -17,11 +17,22 @@ Function = Callable[..., Any]  # of numbers of Arb
 
 
 def _polygamma(n: int) -> Function:
-    """(-1)^(n+1) n! zeta(n + 1, x); digamma of zero."""
+    """(-1)^(n+1) n! zeta(n + 1, x); digamma of zero. Below zero the terms up to the first positive one are added."""
     if n == 0:
         return lambda x: x.digamma()
     factor = (-1) ** (n + 1) * math.factorial(n)
-    return lambda x: (x * 0 + n + 1).zeta(x) * factor
+
+    def polygamma(x: Any) -> Any:
+        below = max(0, math.ceil(-float(x.mid()))) if x.is_finite() else 0
+        if below > _MOST_TERMS:
+            return x * math.nan
+        terms = sum(((x + place) ** -(n + 1) for place in range(below)), x * 0)
+        return ((x * 0 + n + 1).zeta(x + below) + terms) * factor
+
+    return polygamma
+
+
+_MOST_TERMS = 10_000
 
 
 def _spherical(x: Any) -> Any:
@@ -64,17 +75,29 @@ _FUNCTIONS: dict[str, Function] = {
 
 
 def _register(name: str, function: Function) -> None:
+    eager = getattr(torch.ops.aten, name)
+
     @row(f"{name} {name}.self_scalar {name}.other_scalar")
     def computed(evaluation: Evaluation, *args: Any) -> Tensor:
-        return _special(evaluation, function, args)
+        return _special(evaluation, function, eager, args)
 
 
-def _special(evaluation: Evaluation, function: Function, args: Any) -> Tensor:
+def _special(evaluation: Evaluation, function: Function, eager: Function, args: Any) -> Tensor:
+    """The function where Arb has a number; NaN or infinite where PyTorch says so, beyond the domain and at poles."""
     xp = evaluation.xp
     shape = torch.broadcast_shapes(*(arg.shape for arg in args if isinstance(arg, Tensor)))  # type: ignore[no-untyped-call]
     zero = xp.exact(torch.zeros(shape, dtype=torch.float64))
     numbers = [(evaluation.number(arg) if isinstance(arg, Tensor) else constant(xp, arg)) + zero for arg in args]
-    return evaluation.made(xp.special(function, *numbers), promoted(args, floating=True))
+    found, ends = xp.special(function, *numbers), [xp.enclosure(number) for number in numbers]
+    least, most = xp.enclosure(found)
+    unknown = (least.isnan() | least.isinf()) & (most.isnan() | most.isinf())
+    if bool(unknown.any()):
+        classes = eager(*(low for low, _ in ends))
+        unknown = unknown & ~classes.isfinite()
+        for low, high in ends:
+            unknown = unknown & ((low == high) | (low.isnan() & high.isnan()))
+        found = xp.chosen(unknown, xp.interval(classes, classes), found)
+    return evaluation.made(found, promoted(args, floating=True))
 
 
 for _name, _function in _FUNCTIONS.items():
@@ -83,7 +106,13 @@ for _name, _function in _FUNCTIONS.items():
 
 @row("polygamma")
 def _polygammas(evaluation: Evaluation, n: int, x: Tensor) -> Tensor:
-    return _special(evaluation, _polygamma(n), (x,))
+    """Below zero kernels reflect at pi x, which they round."""
+    xp, number = evaluation.xp, evaluation.number(x)
+    pi = xp.constant(lambda sqrt, pi: pi)
+    least = xp.enclosure(number)[0]
+    reflected = xp.chosen((least < 0) & (least != least.floor()), number * pi / pi, number)
+    given = evaluation.made(reflected, x.dtype)
+    return _special(evaluation, _polygamma(n), lambda values: torch.polygamma(n, values), (given,))
 
 
 @row("angle")

@@ -189,3 +189,16 @@ def test_an_interval_without_an_end_is_open(least: float, most: float) -> None:
     ball = BallArithmetic().interval(torch.tensor([least]).double(), torch.tensor([most]).double())
     assert bool(ball.mid.isfinite().all())
     assert bool((ball.radius == math.inf).all())
+
+
+@pytest.mark.parametrize("name", ["polygamma", "bessel_y0", "modified_bessel_k0", "zeta"])
+def test_a_special_function_has_a_class_beyond_its_domain(name: str) -> None:
+    """Below zero, and at poles, what PyTorch says; between the poles of polygamma the numbers."""
+    x = torch.tensor([-1.5, -0.25, 0.0, 0.5, 3.0])
+    functions: dict[str, Callable[..., Any]] = {
+        "polygamma": lambda x: torch.polygamma(1, x),
+        "bessel_y0": torch.special.bessel_y0,
+        "modified_bessel_k0": torch.special.modified_bessel_k0,
+        "zeta": lambda x: torch.special.zeta(x, 2.0),
+    }
+    holds(lambda x: functions[name](x), "x[N] -> y[N]", x)
