@@ -29,13 +29,16 @@ ROWS = [
 ]
 
 
-def holds(reference: Callable[..., Any], tensors: str, *given: torch.Tensor) -> None:
-    """The golden is of the class that eager mode gives in float64, and as near as its radius says; nowhere open."""
+def holds(reference: Callable[..., Any], tensors: str, *given: torch.Tensor, off: float = 1e-13) -> None:
+    """The golden is of the class that eager mode gives in float64, and as near as its radius says; nowhere open.
+
+    ``off``: what PyTorch itself is off, of the value.
+    """
     right = reference(*(x.double() for x in given)).double()
     golden = golden_of(run(reference_spec(reference, tensors), BallArithmetic(), list(given), {})[0])
     value, radius = golden.value.double(), golden.radius.double()
     alike = (value == right) | (value.isnan() & right.isnan())
-    near = (value - right).abs() <= radius + 1e-13 * right.abs()
+    near = (value - right).abs() <= radius + off * right.abs()
     wrong = ~torch.where(value.isfinite(), near & radius.isfinite(), alike)
     assert not wrong.any(), f"{given}: {value[wrong]} +- {radius[wrong]}, expected {right[wrong]}"
 
@@ -201,4 +204,4 @@ def test_a_special_function_has_a_class_beyond_its_domain(name: str) -> None:
         "modified_bessel_k0": torch.special.modified_bessel_k0,
         "zeta": lambda x: torch.special.zeta(x, 2.0),
     }
-    holds(lambda x: functions[name](x), "x[N] -> y[N]", x)
+    holds(lambda x: functions[name](x), "x[N] -> y[N]", x, off=1e-6)
