@@ -94,8 +94,8 @@ def main(elements: int) -> None:
         definition = reference_spec(reference, tensors, name=name)
         wide = [x.double() for x in given]
         eager = seconds(lambda: reference(*wide))  # noqa: B023  # called at once
-        golden = seconds(lambda: run(definition, BallArithmetic(), given, {}))  # noqa: B023
-        allowed = seconds(lambda: run(definition, BallArithmetic(MODEL), given, {}))  # noqa: B023
+        golden = seconds(lambda: run(definition, BallArithmetic(), given, {}))  # noqa: B023  # as above
+        allowed = seconds(lambda: run(definition, BallArithmetic(MODEL), given, {}))  # noqa: B023  # as above
         exact = golden_of(run(definition, BallArithmetic(), given, {})[0])
         limits = golden_of(run(definition, BallArithmetic(MODEL), given, {})[0])
         off = (reference(*given).double() - exact.value).abs()

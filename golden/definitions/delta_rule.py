@@ -8,7 +8,7 @@ import numpy as np
 
 from assay.golden.arithmetic.base import Arithmetic, N
 from assay.golden.definitions.attention import score_scale
-from assay.golden.definitions.heads import by_head, by_place, decays, places_ahead, touched
+from assay.golden.definitions.heads import SIZES, by_head, by_place, decays, places_ahead, touched
 from assay.golden.definitions.norm_family import l2norm
 from assay.golden.inputs.distributions import Draws
 from assay.golden.inputs.random_bits import normal
@@ -104,8 +104,7 @@ def _read_before_written(xp: Any, *tensors: Any, **options: Any) -> Any:
     separable=("H",),
     columns="Dv",
     empty=(),
-    sizes={"D": (8, 16, 32, 64), "Dv": (8, 16, 24, 64), "H": (1, 2, 3), "B": (1, 2),
-           "T": (1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 65)},
+    sizes=SIZES,
     work="2*B*H*T*(T+D)*(Dv+T)",
     inputs={
         "k": {

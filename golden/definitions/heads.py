@@ -6,6 +6,14 @@ from typing import Any
 
 from assay.golden.arithmetic.base import Arithmetic, Idx, N
 
+SIZES = {
+    "D": (8, 16, 32, 64),
+    "Dv": (8, 16, 24, 64),
+    "H": (1, 2, 3),
+    "B": (1, 2),
+    "T": (1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 65),
+}
+
 
 def by_head(xp: Arithmetic[N], x: N) -> N:
     """[B, T, H, ...] as [B, H, T, ...]."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from assay.golden.arithmetic.base import Arithmetic, N
 from assay.golden.definitions.attention import score_scale
-from assay.golden.definitions.heads import by_head, by_place, decays, places_ahead, touched
+from assay.golden.definitions.heads import SIZES, by_head, by_place, decays, places_ahead, touched
 from assay.golden.options import flag, number
 from assay.golden.registry import Fault, Reduction, define
 
@@ -131,8 +131,7 @@ def _gate_late(xp: Any, q: Any, k: Any, v: Any, *gate: Any, scale: Any, gated: b
     separable=("H",),
     columns="Dv",
     empty=(),
-    sizes={"D": (8, 16, 32, 64), "Dv": (8, 16, 24, 64), "H": (1, 2, 3), "B": (1, 2),
-           "T": (1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 65)},
+    sizes=SIZES,
     work="2*B*H*T*(T+D)*Dv",
     inputs={
         "gate": {

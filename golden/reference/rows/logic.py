@@ -19,8 +19,16 @@ def _compared(names: str, certain: Callable[[Order], Tensor], excluded: Callable
     @row(names)
     def compare(evaluation: Evaluation, x: Any, y: Any) -> Tensor:
         a, b = (evaluation.number(v) if isinstance(v, Tensor) else constant(evaluation.xp, v) for v in (x, y))
-        order = evaluation.xp.compare(a, b)
+        order = evaluation.xp.compare(a, b) if x is not y else _with_itself(evaluation, a)
         return mask(evaluation, certain(order), ~excluded(order))
+
+
+def _with_itself(evaluation: Evaluation, number: Any) -> Order:
+    """A number beside itself, of which PyTorch asks whether it is NaN: the same, however far it is off."""
+    least, most = evaluation.xp.enclosure(number)
+    nan, unknown = least.isnan() & most.isnan(), (least.isinf() | most.isinf()) & (least != most)
+    never = torch.zeros_like(nan)
+    return Order(never, never, ~nan & ~unknown, nan)
 
 
 _compared("lt.Tensor lt.Scalar", lambda o: o.less, lambda o: o.more | o.same | o.unordered)
@@ -99,7 +107,7 @@ def _of_kind(name: str, is_it: Callable[[Tensor], Tensor]) -> None:
         return mask(evaluation, certain, certain | unknown)
 
 
-for _name in ("isnan", "isinf", "isfinite", "isposinf", "isneginf"):
+for _name in ("isnan", "isinf", "isposinf", "isneginf"):  # isfinite is made of comparisons
     _of_kind(_name, getattr(torch, _name))
 
 
