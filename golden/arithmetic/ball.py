@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from assay.golden.arithmetic.double_double import add_radii, two_sum
-from assay.golden.arithmetic.model import RoundingModel, outward
+from assay.golden.arithmetic.model import RoundingModel, all_finite, outward
 
 Tensor = torch.Tensor
 
@@ -42,8 +42,8 @@ class Ball:
 
     @property
     def radius(self) -> Tensor:
-        """The radius as a tensor."""
-        return torch.zeros_like(self.mid) if self.rad is None else self.rad
+        """The radius as a tensor, to be read only."""
+        return self.mid.new_zeros(()).expand(self.mid.shape) if self.rad is None else self.rad
 
     @property
     def magnitude(self) -> Tensor:
@@ -53,7 +53,7 @@ class Ball:
     @cached_property
     def is_finite(self) -> bool:
         """Whether all midpoints are finite."""
-        return bool(torch.isfinite(self.mid).all())
+        return all_finite(self.mid)
 
     @cached_property
     def largest(self) -> Tensor:

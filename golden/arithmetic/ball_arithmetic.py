@@ -15,10 +15,13 @@ from assay.formats.format import format_named
 from assay.formats.rounding import round_to
 from assay.golden.arithmetic.ball import Ball, lowest_bit
 from assay.golden.arithmetic.base import Arithmetic, Formula
-from assay.golden.arithmetic.model import EVALUATION, RoundingModel, outward
+from assay.golden.arithmetic.blocks import in_blocks
+from assay.golden.arithmetic.model import EVALUATION, RoundingModel, all_finite, outward
 from assay.golden.arithmetic.working_precision import working_precision
 
 Tensor = torch.Tensor
+
+_FEW = 8  # terms of a sum that tell whether it may be exact
 
 
 class ElementaryBalls(Arithmetic[Ball, Tensor]):
@@ -49,6 +52,9 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
             return Ball(mid, None, self.model)
         return Ball(mid, torch.tensor(off * (1 + 1e-15) + self.u * abs(value)), self.model)
 
+    def in_blocks(self, function: Callable[..., Any], *numbers: Any, whole: int = 0) -> Any:
+        return in_blocks(function, numbers, whole)
+
     def ball(self, mid: Tensor, rad: Tensor) -> Ball:
         """A ball whose radius is infinite where a kernel may overflow."""
         made = Ball(mid, rad, self.model)
@@ -67,7 +73,7 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         mid = torch.exp(argument)
         error = error + 2 * self.u * argument.abs()
         spread = mid * expm1_upper(error)
-        if not bool(torch.isfinite(spread).all()):
+        if not all_finite(spread):
             spread = torch.where(mid == 0, torch.exp(argument + error), spread)
             spread = torch.where(argument == -math.inf, 0.0, spread)
         return self._function(mid, spread, "exp")
@@ -146,6 +152,9 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
             return self.ball(mid, torch.where(overflow, math.inf, rad + rounding * x.rad.sum(axis, keepdim=True)))
         if terms == 0:
             return Ball(mid, None, self.model)
+        few = lowest_bit(x.mid.narrow(axis, 0, min(_FEW, x.shape[axis]))).amin(axis, keepdim=True)
+        if not bool((magnitude <= few * 2.0**self.model.accumulate.exact_bits).any()):
+            return self.ball(mid, rad)  # the unit of all is no larger than that of a few
         unit = lowest_bit(x.mid).amin(axis, keepdim=True)
         return self._summed(mid, rad, magnitude, unit)
 
@@ -229,7 +238,7 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
 
     def _may_be_exact(self, a: Tensor, b: Tensor, magnitude: Tensor) -> bool:
         """Whether a few terms of each sum leave it possible that some sum is exact: their unit is no smaller."""
-        units = lowest_bit(a[..., :8]).amin(-1).amax() * lowest_bit(b[..., :8, :]).amin(-2).amax()
+        units = lowest_bit(a[..., :_FEW]).amin(-1).amax() * lowest_bit(b[..., :_FEW, :]).amin(-2).amax()
         return not bool(magnitude.amin() > units * 2.0**self.model.accumulate.exact_bits)
 
     def unspecified(self, rows: Tensor | Callable[[], Tensor], x: Ball) -> Ball:

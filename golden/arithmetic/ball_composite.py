@@ -57,9 +57,9 @@ class BallArithmetic(CodeBalls, DeltaBalls, ScoreBalls, MomentBalls, DecisionBal
         """x times a gate, or x divided by what the gate is the reciprocal of."""
         product = x * gate
         product = Ball(product.mid, product.radius + self.model.function_underflow("div"), self.model)
-        closed = x.mid == -math.inf
-        if not bool(closed.any()):
+        if not x.mid.numel() or bool(x.mid.amin() > -math.inf):
             return product
+        closed = x.mid == -math.inf
         return Ball(torch.where(closed, 0.0, product.mid), torch.where(closed, 0.0, product.radius), self.model)
 
     def gather(self, x: Ball, index: Tensor) -> Ball:
@@ -111,7 +111,7 @@ class BallArithmetic(CodeBalls, DeltaBalls, ScoreBalls, MomentBalls, DecisionBal
         overflow = (a * b > self.model.largest) | (b * c > self.model.largest) | (a * c > self.model.largest)
         rad = y.rad + self.model.function_underflow("div") * (a + b + c)
         product = Ball(y.mid, torch.where(overflow & y.mid.isfinite(), math.inf, rad), self.model)
-        if bool(y.mid.isfinite().all()):
+        if y.is_finite:
             return product
         least, certain = torch.ones_like(y.mid), torch.zeros_like(y.mid, dtype=torch.bool)  # that it is NaN
         for factor in factors:
@@ -178,7 +178,7 @@ class BallArithmetic(CodeBalls, DeltaBalls, ScoreBalls, MomentBalls, DecisionBal
         if values.rad is not None:
             rad = rad + (weights + weighted_error) @ values.rad / least
         mid = out
-        if not bool(torch.isfinite(values.mid).all()):
+        if not values.is_finite:
             mid = weighted_values(weights, visible, values.mid)
             # Every factor on a weight's way is at least the weight: running maxima rise towards the last one and lie at
             # or above the scores, and sums of weights are one or more. So none vanishes unless the weight may.

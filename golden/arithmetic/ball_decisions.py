@@ -62,7 +62,7 @@ class DecisionBalls(FunctionBalls):
         return Ball(mid, torch.where(least.isnan() & most.isnan(), 0.0, rad), self.model)
 
     def held(self, y: Ball, x: Ball) -> tuple[Ball, bool]:
-        overflows = bool((x.mid.isfinite() & y.mid.isinf()).any())
+        overflows = not y.is_finite and bool((x.mid.isfinite() & y.mid.isinf()).any())
         return (y if y.rad is None else Ball(y.mid, y.bounded(y.mid, y.rad), self.model)), overflows
 
     def open_beyond(self, x: Ball) -> Ball:
@@ -198,9 +198,9 @@ class DecisionBalls(FunctionBalls):
         """An infinite midpoint is what the number is: it has no radius; one that is lost is infinite."""
         if x.rad is None:
             return x
-        infinite, lost = x.mid.isinf(), x.rad.isnan()
-        if not bool(infinite.any()) and not bool(lost.any()):
+        if x.is_finite and not bool(x.rad.isnan().any()):
             return x
+        infinite, lost = x.mid.isinf(), x.rad.isnan()
         rad = torch.where(lost, math.inf, x.rad)
         return Ball(x.mid, torch.where(infinite, 0.0, rad), self.model)
 

@@ -20,7 +20,7 @@ from assay.golden.arithmetic.ball_arithmetic import (
     spread_of_log,
     spread_of_tanh,
 )
-from assay.golden.arithmetic.model import outward
+from assay.golden.arithmetic.model import all_finite, outward
 from assay.golden.arithmetic.real import torch_function
 
 Tensor = torch.Tensor
@@ -108,7 +108,7 @@ class FunctionBalls(ElementaryBalls):
         if name in _EXPONENTIAL:
             spread = _EXPONENTIAL[name](self, x, mid)
         elif x.rad is None:
-            spread = torch.zeros_like(mid)
+            spread = x.radius
         else:
             spread = torch.where(x.radius == 0, 0.0, _SPREADS[name](x.mid, mid, x.radius))
             mid, spread = self._at_the_edge(name, x, mid, spread)
@@ -118,8 +118,10 @@ class FunctionBalls(ElementaryBalls):
         elif name == "erfc" and self.model.certifies:
             size = 4.0 * size  # PyTorch's own keeps two ulps, in the tail too
         own = self.model.function_error(name) * size + self.model.function_underflow(name)
-        rad = torch.where(torch.isfinite(mid), spread + own, 0.0)
-        return Ball(mid, torch.where(spread.isinf() & mid.isfinite(), math.inf, rad), self.model)
+        rad = spread + own
+        if not all_finite(mid):
+            rad = torch.where(mid.isfinite(), torch.where(spread.isinf(), math.inf, rad), 0.0)
+        return Ball(mid, rad, self.model)
 
     def _at_the_edge(self, name: str, x: Ball, mid: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
         """Anything where the ball holds a pole or the end of the domain."""

@@ -227,7 +227,7 @@ class GradientBalls(FunctionBalls):
         With rho the relative error of a row's weights, A = |dout| |v|^T and m = sum P A: dP is at most A and off by
         gamma A, delta at most m and off by (rho + 2 gamma) m; so dS is off by (2 rho + 3 gamma + 8u) P (A + m).
         """
-        if any(x.rad is not None or not bool(torch.isfinite(x.mid).all()) for x in tensors) or 0 in scores.shape:
+        if any(x.rad is not None or not x.is_finite for x in tensors) or 0 in scores.shape:
             return None
         q, k, v, dout = (x.mid for x in tensors)
         error = self._row_error(scores, visible, torch.where(visible, scores.mid, -math.inf).amax(-1, keepdim=True))
@@ -304,7 +304,7 @@ class GradientBalls(FunctionBalls):
         rad = torch.where(visible.any(-1)[:, None], rad, 0.0)
         anything = (visible & a.radius.isinf()).any(-1, keepdim=True)  # NaN too, which no factor of zero takes away
         rad = torch.where((magnitude > self.model.largest) | anything, math.inf, rad)
-        if self.model.certifies or bool(a.mid.isfinite().all() & b.mid.isfinite().all()):
+        if self.model.certifies or (a.is_finite and b.is_finite):
             return Ball(mid, rad, self.model)
         touched = (visible.double() @ b.mid.isinf().double() > 0) | a.mid.isinf().any(-1, keepdim=True)
         return Ball(torch.where(touched, 0.0, mid), torch.where(touched, math.inf, rad), self.model)

@@ -288,6 +288,10 @@ class Arithmetic(Decisions[N, Idx], ABC):
         """Ranges of rows, each of ``width`` numbers, that are best evaluated at a time."""
         return [(0, rows)]
 
+    def in_blocks(self, function: Callable[..., Any], *numbers: Any, whole: int = 0) -> Any:
+        """``function(*numbers)``, independent along all axes but the last ``whole``, however much at a time is best."""
+        return function(*numbers)
+
     def scores(self, q: N, k: N, scale: N | float) -> N:
         """q k^T scale over the last two axes; q scale may be rounded as "query", each product as "scores"."""
         return self.round(self.matmul(self.round(q * scale, "query"), self.swap(k)), "scores")

@@ -151,6 +151,11 @@ class RoundingModel:
         return values == round_to(values, self.compute)
 
 
+def all_finite(x: torch.Tensor) -> bool:
+    """Whether all elements are finite numbers, as their sum shows unless it overflows."""
+    return math.isfinite(float(x.sum())) or bool(torch.isfinite(x).all())
+
+
 def outward(radius: torch.Tensor) -> torch.Tensor:
     """At or above what the radius stands for, to be subtracted from."""
     return radius * RADIUS_ROUNDING

@@ -49,7 +49,8 @@ def elementwise(names: str, *, floating: bool = False) -> Callable[[Row], Row]:
         def computed(evaluation: Any, *args: Any, **kwargs: Any) -> Any:
             dtype = promoted(args, floating)
             numbers = [evaluation.number(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
-            result = function(evaluation.xp, *numbers, **kwargs)
+            xp = evaluation.xp
+            result = xp.in_blocks(lambda *parts: function(xp, *parts, **kwargs), *numbers)
             evaluation.computed(names, numbers, result)
             return evaluation.made(result, dtype)
 

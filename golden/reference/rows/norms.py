@@ -17,8 +17,13 @@ Tensor = torch.Tensor
 
 def standardized(xp: Any, number: Any, eps: float) -> tuple[Any, Any, Any]:
     """(x - mean) / sqrt(variance + eps) along the last axis, the mean, and the reciprocal root."""
-    centred, root = xp.standardize(number, eps)
-    return centred * root, xp.mean(number), root
+
+    def rows(x: Any) -> tuple[Any, Any, Any]:
+        centred, root = xp.standardize(x, eps)
+        return centred * root, xp.mean(x), root
+
+    found: tuple[Any, Any, Any] = xp.in_blocks(rows, number, whole=1)
+    return found
 
 
 def _affine(evaluation: Evaluation, y: Any, weight: Tensor | None, bias: Tensor | None, shape: Any) -> Any:
@@ -116,9 +121,8 @@ def _batch_norm(
         return evaluation.made(out, x.dtype), evaluation.made(none, x.dtype), evaluation.made(none, x.dtype)
     axes = [0, *range(2, x.ndim)]
     flat = last(xp, number, axes)
-    centred, root = xp.standardize(flat, eps)
-    mean = xp.mean(flat)
-    y = (centred * root).reshape((channels, x.shape[0], *x.shape[2:]))
+    y, mean, root = standardized(xp, flat, eps)
+    y = y.reshape((channels, x.shape[0], *x.shape[2:]))
     y = xp.rearranged(lambda a: transposed(a[0], (1, 0, *range(2, x.ndim))), [y])
     out = _affine(evaluation, y, weight, bias, shape)
     made = [evaluation.made(n.reshape((channels,)), x.dtype) for n in (mean, root)]

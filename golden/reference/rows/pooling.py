@@ -115,7 +115,7 @@ def _avg_pool(axes: int) -> None:
         steps = as_list(stride, axes) if stride else kernel
         sides = as_list(padding, axes)
         windows, out = _windows(evaluation, x, axes, kernel, steps, sides, [1] * axes, ceil_mode, 0.0)
-        total = xp.sum(windows)
+        total = xp.in_blocks(xp.sum, windows, whole=1)
         counts = torch.ones((), dtype=torch.float64)
         for axis in range(axes):
             start = torch.arange(out[axis]) * steps[axis] - sides[axis]

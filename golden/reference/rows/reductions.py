@@ -52,7 +52,7 @@ def reduced(
         number, axes = number.reshape((1,)), [0]
         result = function(number).reshape(())
     else:
-        result = function(last(xp, number, axes))
+        result = xp.in_blocks(function, last(xp, number, axes), whole=1)
         kept = [1 if axis in axes else size for axis, size in enumerate(shape)]
         result = result.reshape(tuple(kept) if keepdim else tuple(n for a, n in enumerate(shape) if a not in axes))
     return evaluation.made(result, dtype or x.dtype)
@@ -221,9 +221,9 @@ def along(evaluation: Evaluation, x: Tensor, dim: int, function: Callable[[Any],
     axis = dim % x.ndim
     order.append(order.pop(axis))
     if axis == x.ndim - 1:
-        return evaluation.made(function(number), dtype or x.dtype)
+        return evaluation.made(xp.in_blocks(function, number, whole=1), dtype or x.dtype)
     back = [order.index(place) for place in range(x.ndim)]
-    moved = function(xp.rearranged(lambda arrays: transposed(arrays[0], order), [number]))
+    moved = xp.in_blocks(function, xp.rearranged(lambda arrays: transposed(arrays[0], order), [number]), whole=1)
     return evaluation.made(xp.rearranged(lambda arrays: transposed(arrays[0], back), [moved]), dtype or x.dtype)
 
 
