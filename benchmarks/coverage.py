@@ -1,7 +1,8 @@
-"""Which operations of PyTorch's OpInfo database numbers can be computed with, and which of KernelBench's references.
+"""Which operations of PyTorch's OpInfo database numbers can be computed with, and which public references.
 
-Run: ``python benchmarks/coverage.py KERNELBENCH`` writes docs/coverage.md, KERNELBENCH being the folder of that name in
-a copy of the public repository; ``python benchmarks/coverage.py --only NAME...`` prints what becomes of some of them.
+Run: ``python benchmarks/coverage.py KERNELBENCH DEFINITIONS`` writes docs/coverage.md, KERNELBENCH being the folder of
+that name in a copy of the public repository, DEFINITIONS a folder of FlashInfer Trace's; ``python
+benchmarks/coverage.py --only NAME...`` prints what becomes of some operations of PyTorch.
 Each deterministic operation with float32 is called with a few of its samples: as a reference in float64 balls, whose
 radius must hold what PyTorch gives in float64, and once more under the default contract, which must admit what PyTorch
 gives in float32.
@@ -35,7 +36,7 @@ from assay.runtime.files import write_text_atomically
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import kernelbench  # noqa: E402  # found by the path above
+from benchmarks import flashinfer_definitions, kernelbench  # noqa: E402  # found by the path above
 
 SAMPLES = 4
 _SPECIAL = 2e-9
@@ -163,7 +164,7 @@ def outcomes(names: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
             yield label, outcome(info)
 
 
-def page(folder: Path) -> Iterator[str]:
+def page(problems: Path, definitions: Path) -> Iterator[str]:
     """The lines of docs/coverage.md."""
     found = dict(outcomes())
     counts = Counter(words.partition(":")[0] for words in found.values())
@@ -172,7 +173,8 @@ def page(folder: Path) -> Iterator[str]:
     yield from (
         "# What references may be made of",
         "",
-        f"Written by `python benchmarks/coverage.py KERNELBENCH` with PyTorch {torch.__version__} on {date.today()}.",
+        f"Written by `python benchmarks/coverage.py KERNELBENCH DEFINITIONS` with PyTorch {torch.__version__} on "
+        f"{date.today()}.",
         "",
         "## PyTorch's OpInfo database",
         "",
@@ -186,7 +188,11 @@ def page(folder: Path) -> Iterator[str]:
         "",
         "## KernelBench's references",
         "",
-        *kernelbench.section(folder, MODEL),
+        *kernelbench.section(problems, MODEL),
+        "",
+        "## FlashInfer Trace's definitions",
+        "",
+        *flashinfer_definitions.section(definitions, MODEL),
     )
 
 
@@ -199,10 +205,13 @@ def main(arguments: list[str]) -> None:
     if arguments[:1] == ["--only"]:
         for label, words in outcomes(arguments[1:]):
             print(f"{label}: {words}", flush=True)
-    elif len(arguments) == 1 and Path(arguments[0], "level1").is_dir():
-        write_text_atomically(ROOT / "docs" / "coverage.md", "\n".join(page(Path(arguments[0]))) + "\n")
+    elif len(arguments) == 2 and Path(arguments[0], "level1").is_dir() and Path(arguments[1]).is_dir():
+        write_text_atomically(ROOT / "docs" / "coverage.md", "\n".join(page(*map(Path, arguments))) + "\n")
     else:
-        sys.exit("coverage: expected the folder KernelBench of a copy of that repository, or --only NAME...")
+        sys.exit(
+            "coverage: expected the folder KernelBench of a copy of that repository and a folder of definitions of "
+            "FlashInfer Trace, or --only NAME..."
+        )
 
 
 if __name__ == "__main__":

@@ -162,6 +162,24 @@ def test_a_wrong_solution_has_the_formats_status(trace: Path, change: tuple[str,
     assert [found["evaluation"]["status"] for found in traces(verdict)] == [status]
 
 
+def test_a_definition_without_workloads_is_read_as_far_as_it_says(tmp_path: Path) -> None:
+    """Axes without a size are variable, constraints set usual sizes, and the reference may have a name of its own."""
+    content = {
+        "name": "any",
+        "axes": {"T": {"type": "var"}, "S": {"type": "var"}, "page": {"type": "const"}},
+        "constraints": ["S > 20", "T == S + 1"],
+        "inputs": {"probs": {"shape": ["T", "S"], "dtype": "float32"}},
+        "outputs": {"y": {"shape": ["T"], "dtype": "float32"}},
+        "reference": "def _twice(x):\n    return 2 * x\n\ndef _rows_reference(probs):\n    return _twice(probs.sum(-1))",
+    }
+    (tmp_path / "any.json").write_text(json.dumps(content))
+    problem = read_problem(tmp_path / "any.json")
+    assert {name: problem.given[0][name] for name in ("T", "S")} == {"T": 22, "S": 21}
+    instance = problem.make(problem.given[0], 0)
+    (probs,) = instance.draw(0)
+    assert torch.allclose(instance.reference(probs), torch.full((22,), 2.0))
+
+
 def test_expressions_of_axes() -> None:
     """The usual operators over axes; anything else is refused."""
     assert value_of("(a + 7) // 8 * 8 - b % 2", {"a": 9, "b": 3}) == 15

@@ -30,6 +30,13 @@ _OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
+_NEAREST: Mapping[type[ast.AST], Callable[[int, int], int]] = {
+    ast.Eq: lambda size, bound: bound,
+    ast.Gt: lambda size, bound: max(size, bound + 1),
+    ast.GtE: max,
+    ast.Lt: lambda size, bound: min(size, bound - 1),
+    ast.LtE: min,
+}
 _LAST = re.compile(r"(\w+)\s*==\s*(\w+)\[-1\](?:\.item\(\))?")
 
 
@@ -55,9 +62,9 @@ class Axes:
         variable, expressions = [], {}
         for name, axis in content["axes"].items():
             match axis.get("type", "var"):
-                case "const":
+                case "const" if "value" in axis:
                     constant[name] = int(axis["value"])
-                case "var":
+                case "var" | "const":
                     variable.append(name)
                 case "expr":
                     expressions[name] = str(axis["expression"])
@@ -110,9 +117,10 @@ class Axes:
         sizes = dict.fromkeys(self.variable, _USUAL)
         for text in self.constraints:
             tree = ast.parse(text, mode="eval").body
-            if isinstance(tree, ast.Compare) and isinstance(tree.left, ast.Name) and tree.left.id in sizes:
-                others = {**self.constant, **sizes}
-                sizes[tree.left.id] = int(value_of(ast.unparse(tree.comparators[0]), others))
+            match tree:
+                case ast.Compare(left=ast.Name(id=name), ops=[op], comparators=[right]) if name in sizes:
+                    bound = int(value_of(ast.unparse(right), {**self.constant, **sizes}))
+                    sizes[name] = _NEAREST[type(op)](sizes[name], bound) if type(op) in _NEAREST else sizes[name]
         return sizes
 
 

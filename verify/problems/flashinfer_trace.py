@@ -7,6 +7,7 @@ own function (``custom_inputs_entrypoint``).
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -45,7 +46,8 @@ def problem(path: Path) -> Problem:
     axes = Axes.of(content, file)
     source: str = content["reference"]
     namespace = executed(source, file)
-    if not callable(namespace.get("run")):
+    run = _run(source, namespace)
+    if run is None:
         raise ProblemError(f"{file}: reference: expected a function run, got none")
     given = tuple(_sizes(workload, axes) for workload in workloads(file, content["name"])) or (axes.usual(),)
     results = content["outputs"]
@@ -62,7 +64,7 @@ def problem(path: Path) -> Problem:
                 raise explained(error, file, f"inputs at {found}") from None
 
         made = tuple((name, _shape(axes, part, found), dtype_of(part["dtype"], file)) for name, part in results.items())
-        return Instance(sizes, _by_position(namespace["run"], tuple(results)), draw, results=made)
+        return Instance(sizes, _by_position(run, tuple(results)), draw, results=made)
 
     entry = Entry("run", "function", "destination")
     return Problem(
@@ -77,6 +79,12 @@ def problem(path: Path) -> Problem:
         names=tuple(content["inputs"]),
         wanted=axes.allows,
     )
+
+
+def _run(source: str, namespace: Mapping[str, Any]) -> Any:
+    """The function ``run`` of a reference; of one without it, as FlashInfer's own dumps are, its last function."""
+    names = ["run", *(node.name for node in reversed(ast.parse(source).body) if isinstance(node, ast.FunctionDef))]
+    return next((namespace[name] for name in names if callable(namespace.get(name))), None)
 
 
 def _by_position(run: Any, names: tuple[str, ...]) -> Any:

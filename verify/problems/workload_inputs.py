@@ -72,6 +72,8 @@ def _random(name: str, shape: Any, dtype: torch.dtype, axes: Mapping[str, int], 
     if dtype == torch.bool:
         return torch.randint(0, 2, shape).bool()
     if dtype.is_floating_point:
+        if "probs" in name:
+            return torch.rand(shape).softmax(-1).to(dtype)
         values = torch.randn(shape)
         values = values.clamp(-2, 2) if dtype.itemsize == 1 else values
         return values.abs().to(dtype) if "scale" in name else values.to(dtype)

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.golden.arithmetic import BallArithmetic
-from assay.golden.errors import MissingOperation
+from assay.golden.errors import MissingOperation, Undecided
 from assay.golden.evaluation.binding import run
 from assay.golden.evaluation.golden import golden_of
 from assay.golden.reference import reference_spec
+from assay.golden.reference.evaluation import Evaluation
 
 Step = Callable[[Any], Any]
 
@@ -116,3 +117,20 @@ def test_answers_that_rounding_admits_are_all_taken() -> None:
     golden = golden_of(ball)
     for factor in (2.0, 3.0):
         assert bool(((golden.value - factor * x).abs() <= golden.radius).all())
+
+
+def test_bits_of_known_numbers_are_read() -> None:
+    """Codes that are viewed as floats are those numbers; bits of what rounding leaves open are told as such."""
+    codes = torch.tensor([0x38, 0xB8, 0x7F, 0x01], dtype=torch.uint8)
+    with Evaluation(BallArithmetic()) as evaluation:
+        found = codes.view(torch.float8_e4m3fn).float() * 2
+    golden = golden_of(evaluation.number(found))
+    assert golden.value[[0, 1, 3]].tolist() == [2.0, -2.0, 2.0**-8]
+    assert bool(golden.value[2].isnan())
+
+    def bits_of_a_root(x: torch.Tensor) -> torch.Tensor:
+        return torch.sqrt(x).view(torch.int32).float()
+
+    definition = reference_spec(bits_of_a_root, "x[T] -> y[T]")
+    with pytest.raises(Undecided, match="that rounding leaves open"):
+        run(definition, BallArithmetic(), (torch.tensor([2.0]),), {})
