@@ -104,7 +104,7 @@ def fingerprint(model: torch.nn.Module, batches: Sequence[Any], *settings: objec
             digest.update(f"{key} {shown}".encode())
             digest.update(_bytes(value) if isinstance(value, torch.Tensor) else b"")
     digest.update(repr(settings).encode())
-    for name in ("torch", "numpy", "transformers"):
+    for name in ("torch", "numpy", "transformers", "xllamacpp"):
         with suppress(PackageNotFoundError):
             digest.update(f"{name} {version(name)}".encode())
     for source in sorted(Path(__file__).parent.rglob("*.py")):

@@ -8,7 +8,7 @@ import torch
 from assay.precision.observation.sites import Site, Statistics
 from assay.precision.observation.streaming import Weights
 from assay.precision.schemes import SCHEMES, FakeQuantizer, Moments, Quantizer, Scheme
-from assay.precision.schemes.fitting import awq_factors, fit_values, fit_weight, smooth_factors, smoothed
+from assay.precision.schemes.fitting import awq_factors, fit_blocks, fit_values, fit_weight, smooth_factors, smoothed
 
 _EXPERTS = 8
 """Of a layer's experts so many tell its column factors."""
@@ -61,6 +61,8 @@ class QParams:
         rotated = scheme.transform == "hadamard"
 
         def fitted() -> FakeQuantizer:
+            if quantizer.blocks:
+                return fit_blocks(quantizer, weight, self.importance(name))
             factors = self._awq_factors(name, quantizer, weight)
             largest = None if rotated else self._largest(name, quantizer)
             return fit_weight(quantizer, weight, self._moments(name), factors, rotated, largest)
@@ -82,6 +84,14 @@ class QParams:
         if scheme.transform == "smooth":
             return self._smoothed(name, scheme, weight, expert)[1]
         return self.values(name, scheme)
+
+    def importance(self, name: str) -> torch.Tensor | None:
+        """Of the columns [K] of a weight, as ggml weights its errors; None where no input was seen."""
+        seen = self._seen.get((name, ""))
+        if seen is None or not seen.rows:
+            return None
+        sums, count = seen.importance()
+        return sums / count
 
     def _smoothed(
         self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None

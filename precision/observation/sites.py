@@ -23,6 +23,9 @@ _ENOUGH = 1 << 16
 _ROUTED = 256
 """Rows of a batch of which a router's logits are kept."""
 
+_LEAST = 1e-12
+"""Share of the largest importance of a column that every column has."""
+
 _FUSED = (
     ("experts", re.compile(r"experts(\.\d+)?(\.\w+)?$")),
     ("qkv", re.compile(r"(q_proj|k_proj|v_proj|query|key|value|q_lin|k_lin|v_lin)$")),
@@ -133,6 +136,18 @@ class Statistics:
             raise ValueError("expected values that passed, got none: ask for rows first")
         count = max(self.looked_at, 1)
         return Moments(self.total / count, self.square / count, self.largest, torch.cat(self.rows))
+
+    def importance(self) -> tuple[torch.Tensor, int]:
+        """Sums of squares of an input's columns [K] and the rows that they are over, as an importance matrix has them.
+
+        None is less than `_LEAST` of the largest, for quantisers divide by sums of them; all are one where none is
+        above zero.
+        """
+        if self.square is None:
+            raise ValueError("expected values that passed, got none: ask for rows first")
+        largest = self.square.amax()
+        sums = self.square.clamp(min=float(largest) * _LEAST) if largest > 0 else torch.ones_like(self.square)
+        return sums, max(self.looked_at, 1)
 
 
 class Observer:

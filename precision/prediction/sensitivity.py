@@ -305,6 +305,6 @@ def change_of(stored: FakeQuantizer, x: torch.Tensor) -> torch.Tensor:
 
 def _identity(stored: FakeQuantizer) -> object:
     """What tells stored forms of one tensor apart."""
-    if stored.scales is None and stored.columns is None and stored.divisor is None:
+    if all(each is None for each in (stored.scales, stored.columns, stored.divisor, stored.packed)):
         return stored.quantizer, stored.rotated
     return id(stored)

@@ -9,6 +9,7 @@ from functools import cache
 
 import torch
 
+from assay.precision.schemes.ggml import pack, rounded, unpack
 from assay.precision.schemes.quantizer import Quantizer
 from assay.precision.schemes.scheme import Scheme
 from assay.precision.schemes.storage import Scales, divisor_of, grouped, scales_of, store
@@ -54,6 +55,8 @@ class FakeQuantizer:
     rotated: bool = False
     divisor: torch.Tensor | None = None
     """NVFP4's scale of the tensor, fixed for an input while those of its groups are not."""
+    packed: torch.Tensor | None = None
+    """Blocks of ggml that a weight is stored in, uint8 [..., N, row bytes]; None for an input, which is stored anew."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.rotated:
@@ -64,6 +67,8 @@ class FakeQuantizer:
 
     def of_rows(self, start: int, stop: int) -> FakeQuantizer:
         """How rows start to stop of a weight [N, K] are stored; of blocks, ``start`` is the first row of one."""
+        if self.packed is not None:
+            return replace(self, packed=self.packed[start:stop])
         if self.scales is None or self.scales.scale.shape[0] == 1:
             return self
         size = self.quantizer.size if self.quantizer.per == "block" else 1
@@ -71,6 +76,8 @@ class FakeQuantizer:
 
     def at_rows(self, index: torch.Tensor) -> FakeQuantizer:
         """How the rows of an index of a table [V, D] are stored, whose scales aren't those of blocks."""
+        if self.packed is not None:
+            return replace(self, packed=self.packed[index.cpu()])
         if self.scales is None or self.scales.scale.shape[0] == 1:
             return self
         return self._scaled(index)
@@ -81,6 +88,11 @@ class FakeQuantizer:
         return replace(self, scales=Scales(self.scales.scale[rows], zero, self.scales.divisor))
 
     def _stored(self, x: torch.Tensor) -> torch.Tensor:
+        if self.quantizer.blocks:
+            read = (
+                rounded(x, self.quantizer.blocks) if self.packed is None else unpack(self.packed, self.quantizer.blocks)
+            )
+            return read.to(x.device)
         if self.divisor is not None:
             return store(x, self.quantizer, scales_of(x, self.quantizer, divisor=self.divisor))
         return store(x, self.quantizer, self.scales)
@@ -162,6 +174,12 @@ def fit_weight(
         return FakeQuantizer(quantizer, scales_of(weight if columns is None else columns, quantizer), factors)
     importance = seen.square if quantizer.rule == "output" and seen is not None else None
     return FakeQuantizer(quantizer, _clipped(quantizer, weight, importance))
+
+
+def fit_blocks(quantizer: Quantizer, weight: torch.Tensor, importance: torch.Tensor | None) -> FakeQuantizer:
+    """How a weight [N, K] or [E, N, K] is stored in blocks of ggml; importance: [K], of its input, or None."""
+    assert quantizer.blocks is not None
+    return FakeQuantizer(quantizer, packed=pack(weight, quantizer.blocks, importance))
 
 
 def _clipped(quantizer: Quantizer, weight: torch.Tensor, importance: torch.Tensor | None) -> Scales:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from assay.formats.format import Format, format_named
+from assay.precision.schemes.ggml import BlockType, block_types
 
 Granularity = Literal["element", "tensor", "row", "group", "block"]
 Rule = Literal["absmax", "mse", "output", "awq"]
@@ -18,7 +19,7 @@ class Quantizer:
     """
 
     format: str
-    """Element format, of `assay.formats`."""
+    """Element format, of `assay.formats`; or a block type of ggml, of configs/ggml.toml, which its code stores."""
     per: Granularity = "element"
     """What shares a scale: nothing has one ("element": a plain cast), the tensor, a row, a group of `size` along the
     row, or a block of `size` rows by `size` columns."""
@@ -38,7 +39,12 @@ class Quantizer:
     @property
     def element(self) -> Format:
         """The element format."""
-        return format_named(self.format)
+        return self.blocks.element if self.blocks else format_named(self.format)
+
+    @property
+    def blocks(self) -> BlockType | None:
+        """The block type of ggml that it stores in; None: it has scales as the other fields say."""
+        return block_types().get(self.format)
 
     def bits(self, shape: tuple[int, ...]) -> float:
         """Bits that a tensor of this shape takes, scales and zero-points included."""
@@ -46,6 +52,8 @@ class Quantizer:
         for length in shape:
             elements *= length
         rows = elements / columns if columns else 0.0
+        if self.blocks:
+            return rows * -(-columns // self.blocks.block) * self.blocks.bytes * 8
         scales = {
             "element": 0.0,
             "tensor": 1.0,

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from assay.precision.errors import UnknownScheme
+from assay.precision.schemes.ggml import BlockType, block_types
 from assay.precision.schemes.quantizer import Quantizer
 from assay.runtime.errors import unknown
 
@@ -66,6 +67,10 @@ def _micro(format: str) -> Quantizer:
     return Quantizer(format=format, per="group", size=32, scale_format="float8_e8m0fnu")
 
 
+def _blocks(kind: BlockType) -> Quantizer:
+    return Quantizer(format=kind.name, per="group", size=kind.block, rule="output")
+
+
 _E4M3, _E5M2, _E2M1 = "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"
 # Scales that a checkpoint holds are bfloat16 (or powers of two, or e4m3); those taken from the values at hand float32.
 _FP8_CHANNEL = Quantizer(format=_E4M3, per="row", scale_format="bfloat16")
@@ -118,6 +123,22 @@ _WEIGHT_ONLY = [
     _linear("w-nvfp4", _NVFP4),
 ]
 
+_GGML = [
+    scheme
+    for kind in block_types().values()
+    if kind.weights
+    for stored, other in ((_blocks(kind), block_types()[kind.activations]),)
+    for scheme in (
+        # No input of a table tells an importance.
+        replace(
+            _linear(kind.name, stored, on_request=True),
+            places=_LINEAR if kind.importance == "required" else _TABLE,
+        ),
+        _linear(f"{kind.name}-{other.name}", stored, _blocks(other), compute="int8", on_request=True),
+    )
+]
+"""Weights in blocks of ggml, and with them the rounding of inputs that its CPU products do."""
+
 _VALUES = [
     Scheme(name="a-fp8", places=_ACTIVATION, activation=_FP8_TOKEN, compute="fp8"),
     Scheme(name="a-e5m2", places=_ACTIVATION, activation=Quantizer(format=_E5M2), compute="fp8", on_request=True),
@@ -138,7 +159,7 @@ _REDUCTIONS = [
 ]
 
 SCHEMES: dict[str, Scheme] = {
-    scheme.name: scheme for scheme in [*_CASTS, *_BOTH, *_WEIGHT_ONLY, *_VALUES, *_REDUCTIONS]
+    scheme.name: scheme for scheme in [*_CASTS, *_BOTH, *_WEIGHT_ONLY, *_GGML, *_VALUES, *_REDUCTIONS]
 }
 """Every scheme by its name."""
 

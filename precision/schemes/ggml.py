@@ -1,0 +1,156 @@
+"""ggml's block types: facts of configs/ggml.toml, and tensors stored and read back by ggml's own code.
+
+The code is that of the shared library in the wheel of xllamacpp: what llama-quantize calls, of that version and build.
+Rows are stored each for itself: any of them may be stored, or read back, alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import torch
+
+from assay.configs import table
+from assay.formats.format import Format
+from assay.precision.errors import BadModel, WrongShape
+from assay.runtime.lazy import optional
+
+_LARGEST = 65504.0
+"""Scales are float16; some quantisers end the process where one overflows."""
+_CHUNK = 1 << 16
+"""Elements, at the least, that a thread stores at a time."""
+_LARGEST = 1e30
+"""A square, weighted by its column's importance, of which a row's sum stays far from float32's end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockType:
+    """A row of configs/ggml.toml."""
+
+    name: str
+    number: int
+    block: int
+    bytes: int
+    code: int
+    activations: str
+    importance: Literal["used", "required", "ignored"]
+    fallback: str = ""
+    weights: bool = True
+
+    @property
+    def ggml_name(self) -> str:
+        """The name that ggml, and a tensor-type file, has for it."""
+        return self.name.removeprefix("ggml-")
+
+    @property
+    def element(self) -> Format:
+        """Its codes, as whole numbers of so many bits; those of some types are indices of tables."""
+        source = "ggml-common.h of llama.cpp"
+        return Format(name=self.name, kind="integer", bits=self.code, precision=self.code, source=source)
+
+    def row_bytes(self, columns: int) -> int:
+        """Bytes of a row. Raises WrongShape where it isn't whole blocks."""
+        if columns % self.block:
+            raise WrongShape(f"expected rows of a multiple of {self.block} elements for {self.name}, got {columns}")
+        return columns // self.block * self.bytes
+
+
+@cache
+def block_types() -> dict[str, BlockType]:
+    """All block types by name."""
+    return {name: BlockType(name=name, **row) for name, row in table("ggml").items()}
+
+
+def pack(x: torch.Tensor, kind: BlockType, importance: torch.Tensor | None = None) -> torch.Tensor:
+    """The blocks (uint8 [..., row bytes], on the CPU) that ggml's quantiser stores a weight x [..., K] in.
+
+    importance: [K], positive: what the squared error of each column is weighted by, as with ``llama-quantize
+    --imatrix``. Raises WrongShape for rows that aren't whole blocks and for a type that needs an importance without
+    one, BadModel for values that aren't finite or beyond float16, NotInstalled.
+    """
+    if kind.importance == "required" and importance is None:
+        raise WrongShape(f"expected the inputs of a weight that {kind.name} stores, got none: take another scheme")
+    values, columns = _laid(x), x.shape[-1]
+    largest = float(values.abs().amax()) if values.numel() else 0.0
+    if not largest <= _LARGEST:
+        raise BadModel(f"expected weights up to {_LARGEST:g} for {kind.name}, got {largest:g}: take another scheme")
+    packed = torch.empty(*x.shape[:-1], kind.row_bytes(columns), dtype=torch.uint8)
+    weights = None if importance is None else _laid(importance.expand(columns))
+    square = float(values.abs().amax()) ** 2 if values.numel() else 0.0
+    if square * (1.0 if weights is None else max(float(weights.amax()), 1.0)) > _LARGEST:
+        raise BadModel(f"expected weights that {kind.name} can store, got {square**0.5:.1e}: take other formats")
+    quantize = _library().ggml_quantize_chunk
+    source, target = _address(values), _address(packed)
+
+    def some(start: int, stop: int) -> None:
+        quantize(kind.number, source, target, start * columns, stop - start, columns, _address(weights))
+
+    _by_rows(some, values.numel() // max(columns, 1), columns)
+    return packed
+
+
+def unpack(packed: torch.Tensor, kind: BlockType) -> torch.Tensor:
+    """The values (float32 [..., K]) of blocks (uint8 [..., row bytes], on the CPU)."""
+    blocks = packed.contiguous()
+    values = torch.empty(*packed.shape[:-1], packed.shape[-1] // kind.bytes * kind.block)
+    _function("dequantize_row", kind)(_address(blocks), _address(values), values.numel())
+    return values
+
+
+def rounded(x: torch.Tensor, kind: BlockType) -> torch.Tensor:
+    """x [..., K] (float32) as a product of ggml's CPU code has its other operand, rounded to ``kind`` first.
+
+    A block with NaN or an infinity in it is NaN: what ggml makes of one isn't defined.
+    """
+    laid = torch.unflatten(x, -1, (-1, kind.block)) if x.numel() else x
+    spoilt = ~laid.isfinite().all(-1, keepdim=True)
+    values = _laid(torch.where(spoilt, 0.0, laid))
+    packed = torch.empty(*x.shape[:-1], kind.row_bytes(x.shape[-1]), dtype=torch.uint8)
+    _function("quantize_row", kind)(_address(values), _address(packed), values.numel())
+    found = unpack(packed, kind).to(x.device)
+    return torch.where(spoilt, torch.nan, found.view(laid.shape)).view(x.shape) if x.numel() else x
+
+
+@cache
+def _library() -> Any:
+    found = ctypes.CDLL(optional("xllamacpp.xllamacpp", purpose="a scheme of ggml", extra="gguf").__file__)
+    found.ggml_quantize_chunk.restype = ctypes.c_size_t
+    address, whole = ctypes.c_void_p, ctypes.c_int64
+    found.ggml_quantize_chunk.argtypes = [ctypes.c_int, address, address, whole, whole, whole, address]
+    return found
+
+
+@cache
+def _function(what: str, kind: BlockType) -> Callable[..., None]:
+    """The library's function of a type, of three arguments: from where, to where, how many elements."""
+    name = kind.ggml_name.replace("_k", "_K")
+    found: Any = getattr(_library(), f"{what}_{name}")
+    found.restype, found.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+    return found
+
+
+def installed() -> None:
+    """Raise NotInstalled where ggml's code is missing."""
+    _library()
+
+
+def _by_rows(some: Callable[[int, int], None], rows: int, columns: int) -> None:
+    """Rows in turn, by as many threads as torch has; which takes which changes no bit."""
+    step = max(_CHUNK // max(columns, 1), 1)
+    starts = range(0, rows, step)
+    with ThreadPoolExecutor(max(min(torch.get_num_threads(), len(starts)), 1)) as pool:
+        for done in [pool.submit(some, start, min(start + step, rows)) for start in starts]:
+            done.result()
+
+
+def _laid(x: torch.Tensor) -> torch.Tensor:
+    return x.detach().to("cpu", torch.float32).contiguous()
+
+
+def _address(x: torch.Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
