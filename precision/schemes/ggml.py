@@ -24,8 +24,6 @@ _LARGEST = 65504.0
 """Scales are float16; some quantisers end the process where one overflows."""
 _CHUNK = 1 << 16
 """Elements, at the least, that a thread stores at a time."""
-_LARGEST = 1e30
-"""A square, weighted by its column's importance, of which a row's sum stays far from float32's end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +79,6 @@ def pack(x: torch.Tensor, kind: BlockType, importance: torch.Tensor | None = Non
         raise BadModel(f"expected weights up to {_LARGEST:g} for {kind.name}, got {largest:g}: take another scheme")
     packed = torch.empty(*x.shape[:-1], kind.row_bytes(columns), dtype=torch.uint8)
     weights = None if importance is None else _laid(importance.expand(columns))
-    square = float(values.abs().amax()) ** 2 if values.numel() else 0.0
-    if square * (1.0 if weights is None else max(float(weights.amax()), 1.0)) > _LARGEST:
-        raise BadModel(f"expected weights that {kind.name} can store, got {square**0.5:.1e}: take other formats")
     quantize = _library().ggml_quantize_chunk
     source, target = _address(values), _address(packed)
 
