@@ -46,7 +46,9 @@ def audit(
         float | None,
         typer.Option(metavar="MS", help="Longest decode step on the target, by the roofline; of encoders, pass."),
     ] = None,
-    target: Annotated[str, typer.Option(metavar="NAME", help="h200, b200, ...: whose formats are chosen from.")] = "",
+    target: Annotated[
+        str, typer.Option(metavar="NAME", help="h200, llama.cpp, llama.cpp@h200, ...: whose formats are chosen from.")
+    ] = "",
     metric: Annotated[str, typer.Option(metavar="kl|relative", help="kl; relative for encoders.")] = "",
     formats: Annotated[str, typer.Option(metavar="A,B,...", help="Names of schemes, where not all.")] = "",
     sequence: Annotated[int | None, typer.Option(min=2, help="Tokens of a sequence; 256, or what fits.")] = None,

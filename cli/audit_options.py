@@ -38,19 +38,16 @@ def assignment_of(path: Path) -> dict[str, str]:
 
 def check_names(names: Sequence[str] | None, target: str, metric: str) -> None:
     """Raise for a metric or schemes that there are not or that the target lacks, before anything is loaded."""
-    from assay.precision.choice.roofline import device_named, running
     from assay.precision.metrics import metric_named
-    from assay.precision.schemes import ggml, scheme_named
+    from assay.precision.schemes import scheme_named
+    from assay.precision.targets import formats_of, target_named
 
     metric_named(metric or "kl")
-    device = device_named(target) if target else None
+    aimed = target_named(target or None)
     for name in names or ():
-        scheme = scheme_named(name)
-        if scheme.weight is not None and scheme.weight.blocks:
-            ggml.installed()
-        how = running(device, scheme) if device else None
-        if how is not None and not how.native:
-            raise UnknownOption(f"--formats {name}: {how.note}; leave it out, or choose another --target")
+        if note := aimed.lacks(scheme_named(name)):
+            raise UnknownOption(f"--formats {name}: {note}; leave it out, or choose another --target")
+    formats_of(names, target or None)
 
 
 def check_checkpoint(model: torch.nn.Module) -> None:

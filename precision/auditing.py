@@ -18,7 +18,7 @@ from assay.precision.choice.assignment import Assignment
 from assay.precision.choice.explanation import untrusted
 from assay.precision.choice.problem import Quantity
 from assay.precision.choice.recommendation import Recommender
-from assay.precision.choice.roofline import Cost, Roofline, Shape, device_named, formats_of
+from assay.precision.choice.roofline import Cost, Roofline, Shape, device_named
 from assay.precision.metrics import metric_named
 from assay.precision.observation.observing import observe
 from assay.precision.observation.qparams import QParams
@@ -38,10 +38,9 @@ from assay.precision.prediction.trials import (
     tried,
     without_gradient,
 )
+from assay.precision.targets import DEFAULT_DEVICE, formats_of, target_named
 from assay.runtime.errors import names_checked
 
-_DEVICE = "h100"
-"""Whose times are told where no target is given."""
 _CHOSEN = 16
 """Points of the front of bytes and error that are measured to calibrate."""
 
@@ -58,10 +57,10 @@ class Audit:
     ``attention_mask`` [B, T] takes padding out of the metric.
     metric: "kl", nats per position at the logits; "relative", of last_hidden_state, logits or a tensor; or a loss,
     called with outputs and batch, that gives a number for each sequence [B].
-    formats: names of schemes; None: all but those that are looked at on request only. target: a device of
-    configs/devices.toml, whose formats bound the menus. bits: of the model's own weights, where they are not those it
-    is given with. shape: what is served, for times and the bytes of the KV cache. kept: where what an earlier audit
-    computed is, and this one's goes.
+    formats: names of schemes; None: all but those that are looked at on request only. target: an engine of
+    configs/engines.toml, a device of configs/devices.toml or ``engine@device``, which bound the menus; times are the
+    device's. bits: of the model's own weights, where they are not those it is given with. shape: what is served, for
+    times and the bytes of the KV cache. kept: where what an earlier audit computed is, and this one's goes.
     Raises BadModel, NoData, UnknownScheme, UnknownOption, UnknownDevice.
     """
 
@@ -107,7 +106,7 @@ class Audit:
         self.observed = self.observed.without_gradient(without_gradient(self.predictor, self._simulated))
         self.predictor = replace(self.predictor, observed=self.observed)
         self.roofline = Roofline(
-            device_named(target or _DEVICE),
+            target_named(target).device or device_named(DEFAULT_DEVICE),
             self.observed.every,
             shape or Shape.of(self.model),
             self.bits,

@@ -36,7 +36,7 @@ class BadAssignment(AssayError, ValueError):
 
 
 class UnknownDevice(AssayError, ValueError):
-    """No device of `configs/devices.toml` has this name: pick one of those that the message names."""
+    """No device of `configs/devices.toml` or engine of `configs/engines.toml` has this name: see the message."""
 
 
 class CannotExport(AssayError, ValueError):

@@ -11,14 +11,13 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
 
 from assay.configs import table
 from assay.precision.errors import UnknownDevice, WrongShape
 from assay.precision.observation.sites import Site
-from assay.precision.schemes import SCHEMES, Quantizer, Scheme, scheme_named
-from assay.precision.schemes.scheme import DEFAULTS
+from assay.precision.schemes import Quantizer, Scheme, scheme_named
 from assay.runtime.errors import unknown
 
 _EXPERT = re.compile(r"^(.*\bexperts)\.(\d+)\.")
@@ -144,17 +143,6 @@ def running(device: Device, scheme: Scheme) -> Running:
     if fine and not device.microscaling:
         return Running("bf16", False, f"{device.name} has no scales in its products: {scheme.name} runs in bf16")
     return Running(scheme.compute, True)
-
-
-def formats_of(formats: Collection[str] | None, target: str | None) -> tuple[str, ...]:
-    """The schemes to look at, of those asked for (None: the default ones) the ones that a device has."""
-    names = tuple(DEFAULTS if formats is None else dict.fromkeys(formats))
-    for name in names:
-        scheme_named(name)
-    if target is not None:
-        device = device_named(target)
-        names = tuple(name for name in names if running(device, SCHEMES[name]).native)
-    return names
 
 
 class Roofline:

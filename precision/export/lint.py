@@ -5,35 +5,34 @@ from typing import Any
 
 import torch
 
-from assay.precision.choice.roofline import device_named, running
 from assay.precision.export.patterns import matches
 from assay.precision.export.plan import fused_name, units_of
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import SCHEMES, scheme_named
+from assay.precision.targets import target_named
 from assay.runtime.errors import listed
 
 
 def lint(assignment: Mapping[str, str], sites: Mapping[str, Site], target: str | None = None) -> list[str]:
     """Warnings about an assignment itself.
 
-    Linears that are fused and disagree; weights that are tied; schemes that the device ``target`` of
-    configs/devices.toml has no products for. Raises UnknownDevice, UnknownScheme.
+    Linears that are fused and disagree; weights that are tied; schemes that ``target``, an engine, a device or both as
+    `audit` takes it, lacks. Raises UnknownDevice, UnknownScheme.
     """
     found = []
-    for unit, members in units_of(sites).items():
+    aimed = target_named(target)
+    fused = units_of(sites) if aimed.engine is None or aimed.engine.fused else {}
+    for unit, members in fused.items():
         names = {assignment.get(member) for member in members}
         if len(names) > 1:
             choices = ", ".join(f"{name.rpartition('.')[2]} {assignment.get(name, 'as it is')}" for name in members)
             found.append(f"{unit}: serving engines run its linears as one product, which takes one scheme: {choices}")
     found += _tied(assignment, sites)
-    if target is not None:
-        device = device_named(target)
-        fallen: dict[str, list[str]] = {}
-        for name, scheme in assignment.items():
-            how = running(device, scheme_named(scheme))
-            if not how.native:
-                fallen.setdefault(how.note, []).append(name)
-        found += [f"{note}, at {listed(names)}: not what was simulated" for note, names in fallen.items()]
+    fallen: dict[str, list[str]] = {}
+    for name, scheme in assignment.items():
+        if note := aimed.lacks(scheme_named(scheme)):
+            fallen.setdefault(note, []).append(name)
+    found += [f"{note}, at {listed(names)}: not what was simulated" for note, names in fallen.items()]
     return found
 
 

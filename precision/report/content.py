@@ -59,7 +59,7 @@ def content_of(
         fingerprint=fingerprint,
         seconds={stage: round(spent, 3) for stage, spent in audit.seconds.items()},
         noise_floor=audit.noise_floor,
-        device=audit.target or "h100",
+        device=audit.roofline.device.name,
         untouched=record.Costs(**_costs(untouched, model.decodes)),
         recommended=record.Recommended(**assigned(chosen, model.decodes), met=chosen.met, why=chosen.why),
         exports=[_export(audit, part) for part in exports],

@@ -24,7 +24,7 @@ from tests.precision.tiny_models import edit_json, edit_weights
         (("--max-bytes", "0"), "--max-bytes 0; expected a number above 0"),
         (("--max-time", "nan"), "--max-time nan; expected"),
         (("--metric", "accuracy"), "expected metric 'kl', 'relative'"),
-        (("--target", "h2000"), "unknown device 'h2000'; did you mean 'h200'"),
+        (("--target", "h2000"), "unknown device or engine 'h2000'; did you mean 'h200'"),
         (("--formats", "w4a61"), "unknown scheme 'w4a61'; did you mean"),
         (("--formats", "fp8,mxfp4", "--target", "h100"), "--formats mxfp4: h100 has no fp4 products"),
         (("--formats", "fp8", "--target", "a100"), "--formats fp8: a100 has no fp8 products"),
