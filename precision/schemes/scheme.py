@@ -128,13 +128,18 @@ _GGML = [
     for kind in block_types().values()
     if kind.weights
     for stored, other in ((_blocks(kind), block_types()[kind.activations]),)
+    # No input of a table tells an importance, and none is rounded.
+    for places in (_LINEAR if kind.importance == "required" else _TABLE,)
     for scheme in (
-        # No input of a table tells an importance.
-        replace(
-            _linear(kind.name, stored, on_request=True),
-            places=_LINEAR if kind.importance == "required" else _TABLE,
+        Scheme(name=kind.name, places=places, weight=stored, on_request=True),
+        Scheme(
+            name=f"{kind.name}-{other.name}",
+            places=places,
+            weight=stored,
+            activation=_blocks(other),
+            compute="int8",
+            on_request=True,
         ),
-        _linear(f"{kind.name}-{other.name}", stored, _blocks(other), compute="int8", on_request=True),
     )
 ]
 """Weights in blocks of ggml, and with them the rounding of inputs that its CPU products do."""

@@ -71,7 +71,9 @@ def test_formats_of_a_target() -> None:
 def test_formats_that_a_target_lacks_are_refused_on_the_command_line() -> None:
     """The engine or the device that lacks one is named."""
     check_names(["q4_k"], "llama.cpp@h200", "kl")
-    with pytest.raises(UnknownOption, match=r"--formats fp8: llama.cpp takes q8_0, .*, and has no fp8; leave it out"):
+    with pytest.raises(
+        UnknownOption, match=r"--formats fp8: llama.cpp takes q8_0-q8_0, .*, and has no fp8; leave it out"
+    ):
         check_names(["q4_k", "fp8"], "llama.cpp", "kl")
     with pytest.raises(UnknownOption, match="--formats mxfp4: h200 has no fp4 products"):
         check_names(["mxfp4"], "h200", "kl")
