@@ -88,7 +88,7 @@ def audit(
     from assay.precision.auditing import audit as examine
     from assay.precision.cache import Cache, fingerprint
     from assay.precision.choice.roofline import Shape
-    from assay.precision.export import unstorable
+    from assay.precision.export import unexportable
     from assay.precision.loading import load
     from assay.precision.report import record
     from assay.precision.report.page import plotly_source
@@ -135,7 +135,7 @@ def audit(
             limits["bytes"] = found.cost({}).bytes / 2
         began = time.monotonic()
         sites = {str(site): site for site in found.sites}
-        fixed = list(unstorable(found.model, sites)) if wanted or checkpoint else []  # what no checkpoint can hold
+        fixed = unexportable(found.model, sites, wanted, checkpoint)  # what none of these can hold
         time_of = "max_time" if decodes else "max_prefill"
         chosen = found.recommend(limits["error"], limits["bytes"], fixed=fixed, **{time_of: limits["time"]})
         front = found.pareto()

@@ -3,8 +3,9 @@
 In: a model, an assignment of site names to scheme names, and the fitted quantisation parameters. Out: files, and notes
 of what they don't express. Called by `assay audit --export` and by users.
 
-exporting (all of it, into one folder) · configurations (a file for each stack) · checkpoint (quantised weights) ·
-lint · target and plan (what stacks are given) · patterns (names that they match) · manifest (what an export wrote).
+exporting (all of it, into one folder) · configurations (a file for each stack) · checkpoint (quantised weights) · gguf
+(names, importance matrix) · lint · target and plan (what stacks are given) · patterns (names that they match) ·
+manifest (what an export wrote).
 """
 
 from assay.precision.export.checkpoint import (
@@ -18,7 +19,7 @@ from assay.precision.export.configurations.compressed_tensors import quantizatio
 from assay.precision.export.configurations.modelopt import hf_quant_config
 from assay.precision.export.configurations.torchao import fqn_to_config
 from assay.precision.export.configurations.vllm import command_line, online_config
-from assay.precision.export.exporting import FORMATS, Exported, Part, clear, export
+from assay.precision.export.exporting import FORMATS, Exported, Part, clear, export, unexportable
 from assay.precision.export.lint import lint, lint_config, lint_scales
 from assay.precision.export.target import Recipe
 
@@ -40,6 +41,7 @@ __all__ = [
     "online_config",
     "packed_zero_points",
     "quantization_config",
+    "unexportable",
     "unstorable",
     "write_checkpoint",
 ]

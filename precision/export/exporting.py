@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,6 +12,7 @@ from assay.precision.errors import CannotExport
 from assay.precision.export import manifest
 from assay.precision.export.checkpoint.folder import config_json, dtype_of
 from assay.precision.export.checkpoint.pieces import pieces_of
+from assay.precision.export.checkpoint.storable import unstorable
 from assay.precision.export.checkpoint.writing import write_checkpoint
 from assay.precision.export.configurations import TARGETS
 from assay.precision.export.lint import lint
@@ -87,16 +89,15 @@ def export(
     origin = Path(source) if source is not None and Path(source).is_dir() else None
     if dtype is None:
         dtype = dtype_of(model, config_json(model, origin)) if hasattr(model, "config") else torch.bfloat16
-    names = {name: [piece.name for piece in pieces] for name, pieces in pieces_of(model, sites).items()}
-    request = Request(assignment=assignment, sites=sites, dtype=dtype, names=names, model=str(source or "MODEL"))
-    said: dict[str, list[str]] = {line: ["lint"] for line in lint(assignment, sites, target)}
-    texts: dict[str, str] = {}
+    request = _request(model, sites, assignment=assignment, dtype=dtype, model=str(source or "MODEL"), fits=fits)
+    fuses = checkpoint or not all(TARGETS[name].apart for name in formats)
+    said: dict[str, list[str]] = {line: ["lint"] for line in lint(assignment, sites, target, fuses=fuses)}
+    texts: dict[str, str | bytes] = {}
     parts: list[Part] = []
     refused = ""
     for name in dict.fromkeys(formats):
-        recipe_of, texts_of = TARGETS[name]
-        recipe = recipe_of(request)
-        files = texts_of(request, recipe) if recipe.held else {}
+        recipe = TARGETS[name].recipe(request)
+        files = TARGETS[name].files(request, recipe) if recipe.held else {}
         _note(said, name, [*recipe.notes, *([] if files else [_NOTHING])])
         if files:
             parts.append(Part(name, tuple(folder / file for file in files), recipe.held))
@@ -111,7 +112,7 @@ def export(
         place = Path(room) / "new"  # with the rights that a folder of the user has
         place.mkdir()
         for file, text in texts.items():
-            (place / file).write_text(text, encoding="utf-8")
+            (place / file).write_bytes(text if isinstance(text, bytes) else text.encode())
         if checkpoint:
             try:
                 made = write_checkpoint(
@@ -137,6 +138,20 @@ def export(
     return Exported(tuple(parts), notes, refused)
 
 
+def unexportable(
+    model: torch.nn.Module, sites: Mapping[str, Site], formats: Collection[str], checkpoint: bool = False
+) -> list[str]:
+    """Names of the sites with a weight that one of ``formats``, or the checkpoint, holds in their own format only.
+
+    They are what to leave as it is where a model is exported so (`Audit.recommend`, ``fixed``). Raises CannotExport,
+    NotInstalled.
+    """
+    own = [TARGETS[name].fixed for name in formats]
+    found = list(unstorable(model, sites)) if checkpoint or None in own else []
+    request = _request(model, sites, assignment={})
+    return list(dict.fromkeys([*found, *(name for fixed in own if fixed is not None for name in fixed(request))]))
+
+
 def clear(out: str | Path) -> bool:
     """Remove what an earlier export wrote into the folder ``out``, and nothing else; whether there was anything."""
     return manifest.remove(Path(out))
@@ -146,3 +161,8 @@ def _note(said: dict[str, list[str]], who: str, lines: Collection[str]) -> None:
     """Put down lines of a format, beside those that others said too."""
     for line in lines:
         said.setdefault(line, []).append(who)
+
+
+def _request(module: torch.nn.Module, sites: Mapping[str, Site], **rest: Any) -> Request:
+    names = {name: [piece.name for piece in pieces] for name, pieces in pieces_of(module, sites).items()}
+    return Request(sites=sites, names=names, module=module, **rest)

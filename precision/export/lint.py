@@ -13,15 +13,17 @@ from assay.precision.targets import target_named
 from assay.runtime.errors import listed
 
 
-def lint(assignment: Mapping[str, str], sites: Mapping[str, Site], target: str | None = None) -> list[str]:
+def lint(
+    assignment: Mapping[str, str], sites: Mapping[str, Site], target: str | None = None, *, fuses: bool = True
+) -> list[str]:
     """Warnings about an assignment itself.
 
-    Linears that are fused and disagree; weights that are tied; schemes that ``target``, an engine, a device or both as
-    `audit` takes it, lacks. Raises UnknownDevice, UnknownScheme.
+    Linears that are fused and disagree, where what serves them fuses; weights that are tied; schemes that ``target``,
+    an engine, a device or both as `audit` takes it, lacks. Raises UnknownDevice, UnknownScheme.
     """
     found = []
     aimed = target_named(target)
-    fused = units_of(sites) if aimed.engine is None or aimed.engine.fused else {}
+    fused = units_of(sites) if fuses and (aimed.engine is None or aimed.engine.fused) else {}
     for unit, members in fused.items():
         names = {assignment.get(member) for member in members}
         if len(names) > 1:

@@ -88,10 +88,12 @@ def plan_of(
     dtype: torch.dtype = torch.bfloat16,
     *,
     experts: bool = False,
+    tables: bool = False,
 ) -> Plan:
     """Sort an assignment of site names to scheme names; ``dtype``: of what isn't quantised.
 
-    experts: parameters that hold several experts have a place too; otherwise they are noted.
+    experts: parameters that hold several experts have a place too, tables: tables of embeddings, as linears; otherwise
+    they are noted.
 
     Raises CannotExport for a site that the model has not, UnknownScheme for a scheme that there is not.
     """
@@ -110,7 +112,7 @@ def plan_of(
             plan.caches[name] = scheme
         elif site.place not in ("linear", "embedding") or scheme.weight is None:
             plan.note(name, scheme.name, "only weights, inputs of linears and the KV cache can be given a format")
-        elif site.place == "embedding":
+        elif site.place == "embedding" and not tables:
             plan.note(name, scheme.name, "no serving stack loads a quantised table of embeddings")
         elif len(site.shape) > 2 and experts:
             plan.experts[name] = scheme

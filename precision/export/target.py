@@ -1,12 +1,15 @@
 """Export targets: what a serving stack reads of an assignment. A new one is one file in `configurations`."""
 
+from __future__ import annotations
+
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from assay.precision.observation.qparams import QParams
 from assay.precision.observation.sites import Site
 
 Names = Mapping[str, Sequence[str]]
@@ -35,20 +38,43 @@ class Request:
     names: Names = field(default_factory=dict)
     model: str = "MODEL"
     """The directory or hub name that engines are given."""
+    module: torch.nn.Module | None = None
+    fits: QParams | None = None
+    """The scales and importances that the simulation used."""
 
 
-Texts = Callable[[Request, Recipe], dict[str, str]]
+Files = Callable[[Request, Recipe], Mapping[str, str | bytes]]
 """The files by name, of a recipe that expresses something."""
 
-TARGETS: dict[str, tuple[Callable[[Request], Recipe], Texts]] = {}
-"""Every export target by the name that ``--export`` takes: how its recipe is made, and its files."""
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """How a serving stack is told."""
+
+    recipe: Callable[[Request], Recipe]
+    files: Files
+    fixed: Callable[[Request], Collection[str]] | None = None
+    """Sites that it holds in no other format than their own; None: those that a checkpoint doesn't (`unstorable`)."""
+    apart: bool = False
+    """It takes a format for each linear, where engines run q, k and v as one product."""
 
 
-def register(name: str, recipe: Callable[[Request], Recipe], texts: Texts) -> None:
+TARGETS: dict[str, Target] = {}
+"""Every export target by the name that ``--export`` takes."""
+
+
+def register(
+    name: str,
+    recipe: Callable[[Request], Recipe],
+    files: Files,
+    *,
+    fixed: Callable[[Request], Collection[str]] | None = None,
+    apart: bool = False,
+) -> None:
     """Make an export target known."""
-    TARGETS[name] = recipe, texts
+    TARGETS[name] = Target(recipe, files, fixed, apart)
 
 
-def json_file(name: str) -> Texts:
+def json_file(name: str) -> Files:
     """A target's files where it is one, the recipe's content as JSON."""
     return lambda request, recipe: {name: json.dumps(recipe.content, indent=2) + "\n"}

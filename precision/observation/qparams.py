@@ -87,11 +87,13 @@ class QParams:
 
     def importance(self, name: str) -> torch.Tensor | None:
         """Of the columns [K] of a weight, as ggml weights its errors; None where no input was seen."""
+        seen = self.squares(name)
+        return None if seen is None else seen[0] / seen[1]
+
+    def squares(self, name: str) -> tuple[torch.Tensor, int] | None:
+        """Sums of squares of the input's columns [K] of a weight, and of how many rows; None where none was seen."""
         seen = self._seen.get((name, ""))
-        if seen is None or not seen.rows:
-            return None
-        sums, count = seen.importance()
-        return sums / count
+        return None if seen is None or not seen.rows else seen.importance()
 
     def _smoothed(
         self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None

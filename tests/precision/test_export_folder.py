@@ -59,7 +59,7 @@ def test_what_is_refused_leaves_nothing(tmp_path: Path) -> None:
         write({"lm_head": "e5m2"}, tmp_path / "out", checkpoint=True)
     assert set(STACKS) <= set(FORMATS)
     with pytest.raises(CannotExport, match="expected formats of"):
-        write(fp8(), tmp_path / "out", "gguf")
+        write(fp8(), tmp_path / "out", "gptq")
     assert list(tmp_path.iterdir()) == []
 
 

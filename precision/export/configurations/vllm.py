@@ -74,10 +74,12 @@ def _cache(plan: Plan) -> str | None:
     return _CACHES.get(next(iter(kinds))) if len(kinds) == 1 else None
 
 
-def _texts(request: Request, recipe: Recipe) -> dict[str, str]:
+def _texts(request: Request, recipe: Recipe) -> dict[str, str | bytes]:
     """The command, and the recipe where it says anything about linears."""
-    command = {"vllm.txt": command_line(request.model, request.assignment, request.sites) + "\n"}
-    return json_file("vllm.json")(request, recipe) | command if recipe.content["targets"] else command
+    command: dict[str, str | bytes] = {
+        "vllm.txt": command_line(request.model, request.assignment, request.sites) + "\n"
+    }
+    return {**json_file("vllm.json")(request, recipe), **command} if recipe.content["targets"] else command
 
 
 register("vllm", lambda request: online_config(request.assignment, request.sites, request.dtype), _texts)

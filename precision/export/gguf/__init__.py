@@ -1,0 +1,4 @@
+"""What llama.cpp is given beside a recipe.
+
+names (of tensors, by gguf's tables) · importance (the matrix, a file for llama-quantize).
+"""

@@ -1,0 +1,79 @@
+"""What the tensors of a model are called in GGUF: by the tables of the package gguf, those of llama.cpp's converter."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from assay.precision.errors import CannotExport
+from assay.precision.observation.sites import Site
+from assay.runtime.lazy import optional
+
+_OTHERWISE = {
+    "cohere": "command-r",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "gemma3_text": "gemma3",
+    "llama4_text": "llama4",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "phi": "phi2",
+}
+"""Names of transformers' model types that gguf has another name for than the same letters."""
+
+_EXPERT = re.compile(r"(\bexperts\.)\d+\.")
+_UNQUANTISED = re.compile(r"_norm\.|ffn_gate_inp\.|ssm_conv1d|shortconv\.conv|position_embd|token_types|attn_rel_b")
+"""Tensors that llama-quantize leaves as they are, whatever it is told (tensor_allows_quantization)."""
+
+
+def library() -> Any:
+    """The package gguf. Raises NotInstalled."""
+    return optional("gguf", purpose="--export gguf", extra="gguf")
+
+
+def quantised(tensor: str) -> bool:
+    """Whether llama-quantize gives a tensor of two or more dimensions the type that it is told."""
+    return tensor.endswith(".weight") and _UNQUANTISED.search(tensor) is None
+
+
+class TensorNames:
+    """Names in GGUF by those of a model's parameters. Raises CannotExport for an architecture that gguf hasn't."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        gguf = library()
+        config = getattr(model, "config", None)
+        kind = str(getattr(config, "model_type", type(model).__name__))
+        known = {_letters(name): architecture for architecture, name in gguf.MODEL_ARCH_NAMES.items()}
+        found = known.get(_letters(_OTHERWISE.get(kind, kind)))
+        layers = getattr(config, "num_hidden_layers", None)
+        if found is None or layers is None:
+            raise CannotExport(f"expected a model whose architecture gguf {_version()} has names for, got {kind!r}")
+        self.architecture = str(gguf.MODEL_ARCH_NAMES[found])
+        self._map = gguf.get_tensor_name_map(found, layers)
+
+    def __getitem__(self, parameter: str) -> str | None:
+        """The tensor that a parameter, or that of one expert, is in; None where gguf has no name for it."""
+        name: str | None = self._map.get_name(_EXPERT.sub(r"\1", parameter), try_suffixes=(".weight", ".bias"))
+        return name
+
+    def of_sites(self, sites: Mapping[str, Site], names: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+        """The tensors of each site with a weight of its own; none where gguf has no name. ``names``: of checkpoints."""
+        found = {}
+        for name, site in sites.items():
+            if site.shape and not site.tied:
+                several = [self[f"{piece}.weight"] for piece in names.get(name) or [name]]
+                found[name] = tuple(dict.fromkeys(each for each in several if each)) if all(several) else ()
+        return found
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("gguf")
