@@ -1,0 +1,83 @@
+"""MLX: a program that converts a model by mlx-lm 0.32, each linear quantised as the assignment has it.
+
+mlx_lm takes parameters for each layer from a function in Python only, so what is written is the call itself.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from assay.precision.export.plan import plan_of
+from assay.precision.export.target import Recipe, Request, register
+from assay.precision.observation.sites import Site
+from assay.precision.schemes import Scheme
+
+_MODES = {"w-mxfp4": ("mxfp4", 32), "w-nvfp4": ("nvfp4", 16)}
+_LEAST = 32
+"""Columns that rows are checked to be a multiple of, of all that mlx_lm quantises."""
+
+_PROGRAM = '''"""Quantises each layer as an audit chose: mlx-lm, on a machine with MLX."""
+
+from mlx_lm import convert
+
+LAYERS = {{
+{layers}}}
+
+convert(
+    {model!r},
+    "mlx_model",
+    quantize=True,
+    q_group_size={least},
+    quant_predicate=lambda path, module: LAYERS.get(path, False),
+)
+'''
+
+
+def quant_predicate(
+    assignment: Mapping[str, str], sites: Mapping[str, Site], dtype: torch.dtype = torch.bfloat16
+) -> Recipe:
+    """What mlx_lm's ``quant_predicate`` returns for the path of each linear of an assignment; for others False.
+
+    MLX searches scales and biases of its own. Raises CannotExport and UnknownScheme as `plan_of` does.
+    """
+    plan = plan_of(assignment, sites, dtype)
+    layers = plan.expressed(_parameters)
+    for name, scheme in plan.caches.items():
+        plan.note(name, scheme.name, "mlx_lm takes a quantised cache where it generates, not from a file")
+    for name in [name for name in layers if sites[name].shape[-1] % _LEAST]:
+        plan.note(name, plan.linears[name].name, f"MLX quantises rows of a multiple of {_LEAST}")
+        del layers[name]
+    return plan.recipe({"layers": layers}, layers)
+
+
+def _parameters(scheme: Scheme) -> tuple[dict[str, Any] | None, str]:
+    """What MLX has for a scheme, or why it has nothing."""
+    weight = scheme.weight
+    if scheme.name in _MODES:
+        mode, size = _MODES[scheme.name]
+        return {"group_size": size, "bits": 4, "mode": mode}, ""
+    if (
+        weight is None
+        or scheme.activation is not None
+        or weight.per != "group"
+        or weight.element.kind != "integer"
+        or weight.blocks is not None
+        or weight.symmetric
+        or weight.rule != "absmax"
+    ):
+        return None, "MLX has groups of integers with a bias (-asym), MXFP4 and NVFP4, of weights alone"
+    return {"group_size": weight.size, "bits": weight.element.bits, "mode": "affine"}, ""
+
+
+def _files(request: Request, recipe: Recipe) -> dict[str, str]:
+    layers = "".join(f"    {name!r}: {each!r},\n" for name, each in recipe.content["layers"].items())
+    return {"mlx_convert.py": _PROGRAM.format(layers=layers, model=request.model, least=_LEAST)}
+
+
+register(
+    "mlx",
+    lambda request: quant_predicate(request.assignment, request.sites, request.dtype),
+    _files,
+    apart=True,
+)
