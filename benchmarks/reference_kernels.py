@@ -1,7 +1,8 @@
 """What an examination against a reference catches, over the small references of the tests.
 
-Run: ``python benchmarks/reference_kernels.py``. For each reference: its function run by PyTorch in float32, which must
-not fail; and a kernel for each fault of its operations that a small case shows (`of_reference`), which must.
+Run: ``python benchmarks/reference_kernels.py [written]``. For each reference: its function run by PyTorch in float32,
+which must not fail; and a kernel for each fault of its operations that a small case shows (`of_reference`), which must.
+``written``: for each of tests/verify/references the kernels that were written for it, at usual effort.
 """
 
 from __future__ import annotations
@@ -63,5 +64,29 @@ def main() -> None:
     print(f"eager kernels that fail: {failed}; of {tried} faults {len(missed)} missed, {refused} not tried")
 
 
+def written() -> None:
+    """Print a line for each reference that has kernels of its own, and the counts."""
+    from tests.verify.references import CASES
+
+    torch.set_num_threads(1)
+    failed, missed, honest, faulty = [], [], 0, 0
+    for case in CASES:
+        asked: dict[str, Any] = {"tensors": case.tensors, "dtype": case.dtype, "shrinking": False, **case.asked}
+        started = time.process_time()
+        flagged = [
+            place
+            for place, kernel in enumerate(case.honest)
+            if examine(kernel, case.reference, **asked).outcome not in ("PASS", "WARN")
+        ]
+        passed = [
+            words for words, kernel in case.faulty.items() if examine(kernel, case.reference, **asked).outcome == "PASS"
+        ]
+        honest, faulty = honest + len(case.honest), faulty + len(case.faulty)
+        failed += [f"{case.name}, honest {place}" for place in flagged]
+        missed += [f"{case.name}: {words}" for words in passed]
+        print(f"{case.name:24} {time.process_time() - started:5.0f} s", *flagged, *passed, flush=True)
+    print(f"{len(CASES)} references: of {honest} honest kernels fail {failed}; of {faulty} faulty ones pass {missed}")
+
+
 if __name__ == "__main__":
-    main()
+    written() if sys.argv[1:] == ["written"] else main()

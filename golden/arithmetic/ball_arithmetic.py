@@ -147,16 +147,30 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         lost = self.model.gamma(terms) + (self.rescaling(x.shape[axis]) if rescaled else 0.0)
         rounding = self.model.sum_rounding(x.shape[axis])
         rad = lost * rounding * magnitude
-        if x.rad is not None:
-            overflow = (magnitude > self.model.largest) & torch.isfinite(mid)  # of a partial sum
-            return self.ball(mid, torch.where(overflow, math.inf, rad + rounding * x.rad.sum(axis, keepdim=True)))
-        if terms == 0:
-            return Ball(mid, None, self.model)
-        few = lowest_bit(x.mid.narrow(axis, 0, min(_FEW, x.shape[axis]))).amin(axis, keepdim=True)
-        if not bool((magnitude <= few * 2.0**self.model.accumulate.exact_bits).any()):
-            return self.ball(mid, rad)  # the unit of all is no larger than that of a few
-        unit = lowest_bit(x.mid).amin(axis, keepdim=True)
-        return self._summed(mid, rad, magnitude, unit)
+        if x.rad is None:
+            if terms == 0:
+                return Ball(mid, None, self.model)
+            few = lowest_bit(x.mid.narrow(axis, 0, min(_FEW, x.shape[axis]))).amin(axis, keepdim=True)
+            if bool((magnitude <= few * 2.0**self.model.accumulate.exact_bits).any()):  # the unit of all is no larger
+                return self._summed(mid, rad, magnitude, lowest_bit(x.mid).amin(axis, keepdim=True))
+        else:
+            rad = rad + rounding * x.rad.sum(axis, keepdim=True)
+        return self._partly_overflowing(mid, rad, magnitude)
+
+    def _partly_overflowing(self, mid: Tensor, rad: Tensor, magnitude: Tensor) -> Ball:
+        """A sum whose partial sums, in some order, reach as far as its positive terms, or as its negative ones.
+
+        Where overflow is followed (`RoundingModel.beyond`), the sum is infinite if those of one sign overflow, and
+        anything if both do.
+        """
+        if self.model.beyond == "infinity":
+            above, below = ((magnitude + side * mid) / 2 > self.model.range for side in (1, -1))
+            followed = torch.where(above, math.inf, torch.where(below, -math.inf, mid))
+            both = above & below & mid.isfinite()
+            rad = torch.where(both, math.inf, torch.where(above | below, 0.0, rad))
+            return Ball(torch.where(both, 0.0, torch.where(mid.isfinite(), followed, mid)), rad, self.model)
+        overflow = (magnitude > self.model.largest) & torch.isfinite(mid)
+        return self.ball(mid, torch.where(overflow, math.inf, rad))
 
     def rescaling(self, terms: int) -> float:
         """Error of a running sum of ``terms`` that is multiplied by exp(old - new) once a block (`RoundingModel`)."""
@@ -169,13 +183,11 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
 
         A unit below the format's least number is lost to underflow.
         """
-        overflow = magnitude > self.model.largest
         exact = outward(magnitude) <= unit * 2.0**self.model.accumulate.exact_bits
-        exact &= ~overflow & (unit > self.model.underflow(self.model.accumulate.format))
+        exact &= (magnitude <= self.model.range) & (unit > self.model.underflow(self.model.accumulate.format))
         if bool(exact.all()):
             return Ball(mid, None, self.model)
-        rad = torch.where(overflow & torch.isfinite(mid), math.inf, torch.where(exact, 0.0, rad))
-        return Ball(mid, rad, self.model)
+        return self._partly_overflowing(mid, torch.where(exact, 0.0, rad), magnitude)
 
     def max(self, x: Ball) -> Ball:
         if x.shape[-1] == 0:
@@ -219,7 +231,7 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
             None if plus is None else plus.rad,
         ):
             rad = rad if spread is None else rad + spread * rounding
-        return self.ball(mid, torch.where(magnitude > self.model.largest, math.inf, rad))
+        return self._partly_overflowing(mid, rad, magnitude)
 
     def operand(self, x: Ball) -> Ball:
         """``x`` as a unit reads it that cuts operands toward zero, or as code that rounds them before: no farther off.
@@ -278,8 +290,9 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
             return x
         size = x.magnitude
         lost = format.unit_roundoff * size + self.model.underflow(format)
-        if x.rad is None and not self.model.flush:  # what the format holds already isn't rounded
-            lost = torch.where(round_to(x.mid, format) == x.mid, 0.0, lost)
+        if x.rad is None:  # what the format holds already isn't rounded, but may be flushed
+            flushed = torch.where(size < format.smallest_normal, size, 0.0) if self.model.flush else 0.0
+            lost = torch.where(round_to(x.mid, format) == x.mid, flushed, lost)
         rad = torch.where(size > format.largest, math.inf, x.radius + lost)
         return Ball(x.mid, rad, self.model)
 

@@ -23,7 +23,7 @@ def in_blocks(function: Callable[..., Any], numbers: Sequence[Any], whole: int =
     ball, or a tuple of them, of their common shape but for the last ``whole`` axes.
     """
     balls = [number for number in numbers if isinstance(number, Ball)]
-    shape = torch.broadcast_shapes(*(ball.shape for ball in balls))
+    shape = tuple(torch.broadcast_shapes(*(ball.shape for ball in balls)))  # type: ignore[no-untyped-call]
     if math.prod(shape) < _WORTHWHILE:
         return function(*numbers)
     made: list[_Joined] = []

@@ -170,7 +170,7 @@ def test_a_definition_without_workloads_is_read_as_far_as_it_says(tmp_path: Path
         "constraints": ["S > 20", "T == S + 1"],
         "inputs": {"probs": {"shape": ["T", "S"], "dtype": "float32"}},
         "outputs": {"y": {"shape": ["T"], "dtype": "float32"}},
-        "reference": "def _twice(x):\n    return 2 * x\n\ndef _rows_reference(probs):\n    return _twice(probs.sum(-1))",
+        "reference": "def _twice(x):\n    return 2 * x\n\ndef _rows(probs):\n    return _twice(probs.sum(-1))",
     }
     (tmp_path / "any.json").write_text(json.dumps(content))
     problem = read_problem(tmp_path / "any.json")

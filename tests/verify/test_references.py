@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from assay.golden.errors import DefinitionError
 from assay.golden.reference import example_of
 from assay.golden.registry import spec
-from assay.verify import examine
+from assay.verify import Contract, examine
 from assay.verify.errors import SettingError
 
 TENSORS = "x[T,D], weight[D] -> y[T,D]"
@@ -249,3 +249,43 @@ def test_an_ill_conditioned_formula_is_remarked_on() -> None:
     assert "elements overflow" in overflows.remarks[0]
     assert "formula     on data of a large mean" in str(overflows)
     assert examine(stable, stable, tensors="x[T,D] -> y[T,D]", **asked).remarks == ()
+
+
+def test_a_flush_is_no_rounding_of_what_the_format_holds() -> None:
+    """Where subnormals may be flushed, a product of 16-bit numbers that is truncated is as wrong as elsewhere."""
+
+    def product(x: Any, w: Any) -> Any:
+        return x @ w.T
+
+    def rounded(x: Any, w: Any) -> Any:
+        return (x.float() @ w.float().T).to(x.dtype)
+
+    def truncated(x: Any, w: Any) -> Any:
+        return ((x.float() @ w.float().T).view(torch.int32) & -65536).view(torch.float32).to(x.dtype)
+
+    flushing = {"dtype": "bfloat16", "effort": "quick", "contract": Contract(subnormals="flush"), "shrinking": False}
+    tensors = "x[T,K], w[N,K] -> y[T,N]"
+    assert examine(rounded, product, tensors=tensors, **flushing).outcome == "PASS"
+    verdict = examine(truncated, product, tensors=tensors, **flushing)
+    assert verdict.aspects["numbers"].status == "broken", str(verdict)
+
+
+def test_a_sum_that_overflows_on_the_way_may_end_at_either_side() -> None:
+    """Of terms of both signs a partial sum may overflow to either infinity: what follows from one isn't judged."""
+
+    def layer(x: Any, w: Any) -> Any:
+        return torch.relu(x @ w.T)
+
+    def one_term_after_the_other(x: Any, w: Any) -> Any:
+        total = torch.zeros(x.shape[0], w.shape[0])
+        for place in range(x.shape[1]):
+            total += x[:, place : place + 1] * w[:, place]
+        return torch.relu(total)
+
+    def half(x: Any, w: Any) -> Any:
+        return one_term_after_the_other(x, w) / 2
+
+    asked = {"tensors": "x[T,K], w[N,K] -> y[T,N]", "effort": "quick", "shapes": {"K": [2, 7, 33]}, "shrinking": False}
+    verdict = examine(one_term_after_the_other, layer, dtype="float32", **asked)
+    assert verdict.outcome == "PASS", str(verdict)
+    assert examine(half, layer, dtype="float32", **asked).outcome == "FAIL"

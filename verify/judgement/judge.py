@@ -164,6 +164,7 @@ def tolerance(
     if inside is not None and not rounded:
         unbounded, infinite = inside
         overflows = radius.isinf() & allowed.value.isfinite() & unbounded.radius.isfinite() & unbounded.value.isfinite()
+        overflows &= infinite.radius.isfinite() | ~infinite.value.isfinite()  # else anything may follow from one
         radius, no_number = torch.where(overflows, unbounded.radius, radius), no_number | overflows
         beside = Golden(torch.where(overflows, infinite.value, math.nan), infinite.radius)
     said = torch.isfinite(radius) | ~torch.isfinite(allowed.value)
