@@ -4,8 +4,8 @@ In: a model, an assignment of site names to scheme names, and the fitted quantis
 of what they don't express. Called by `assay audit --export` and by users.
 
 exporting (all of it, into one folder) · configurations (a file for each stack) · checkpoint (quantised weights) · gguf
-(names, importance matrix) · lint · target and plan (what stacks are given) · patterns (names that they match) ·
-manifest (what an export wrote).
+(names, importance matrix, a file of the model) · lint · target and plan (what stacks are given) · patterns (names that
+they match) · manifest (what an export wrote).
 """
 
 from assay.precision.export.checkpoint import (
@@ -20,6 +20,7 @@ from assay.precision.export.configurations.modelopt import hf_quant_config
 from assay.precision.export.configurations.torchao import fqn_to_config
 from assay.precision.export.configurations.vllm import command_line, online_config
 from assay.precision.export.exporting import FORMATS, Exported, Part, clear, export, unexportable
+from assay.precision.export.gguf.model import WrittenFile, write_gguf
 from assay.precision.export.lint import lint, lint_config, lint_scales
 from assay.precision.export.target import Recipe
 
@@ -29,6 +30,7 @@ __all__ = [
     "Part",
     "Recipe",
     "Written",
+    "WrittenFile",
     "clear",
     "command_line",
     "export",
@@ -44,4 +46,5 @@ __all__ = [
     "unexportable",
     "unstorable",
     "write_checkpoint",
+    "write_gguf",
 ]
