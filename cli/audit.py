@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from assay.precision.choice.assignment import Assignment
     from assay.precision.export import Exported
     from assay.precision.loading import Loaded
+    from assay.precision.report import record
 
 _LONGEST = 256
 """Tokens of a sequence where nothing else is asked for."""
@@ -38,6 +40,10 @@ def audit(
     ],
     text: Annotated[Path, typer.Option(metavar="FILE", help="Text like that which the model will see, in UTF-8.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for audit.json, report.html and what is computed.")],
+    check: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Text that the choice is judged on; else a quarter of --text is held out."),
+    ] = None,
     max_kl: Annotated[
         float | None, typer.Option(metavar="X", help="Largest error, in the metric's unit: nats per token for kl.")
     ] = None,
@@ -83,9 +89,12 @@ def audit(
     for flag, limit in (("--max-kl", max_kl), ("--max-bytes", size), ("--max-time", max_time)):
         if limit is not None and not limit > 0:
             raise UnknownOption(f"{flag} {limit:g}; expected a number above 0")
+    if check is not None and check.exists() and text.exists() and check.samefile(text):
+        raise UnknownOption(f"--check {check} is --text; give a text of its own, or leave --check away")
     if compare and (wanted or checkpoint):
         raise UnknownOption("--compare writes no exports; leave --export and --checkpoint away, or --compare")
     from assay.precision.auditing import audit as examine
+    from assay.precision.baseline import baselines
     from assay.precision.cache import Cache, fingerprint
     from assay.precision.choice.roofline import Shape
     from assay.precision.export import unexportable
@@ -106,8 +115,8 @@ def audit(
     metric = metric or ("relative" if loaded.kind == "encoder" else "kl")
     decodes = loaded.kind not in ("encoder", "classifier")
     length = sequence or min(_LONGEST, loaded.positions or _LONGEST)
-    batches = loaded.batches(text, sequence=length, sequences=sequences, batch=batch, lines=lines)
-    digest = fingerprint(loaded.model, batches, metric, names, target, seed)
+    batches, held_out = loaded.parts(text, check, sequence=length, sequences=sequences, batch=batch, lines=lines)
+    digest = fingerprint(loaded.model, [*batches, *(held_out or ())], len(batches), metric, names, target, seed)
     kept = Cache(out / "kept", digest, fresh=not resume)
     if resume and _foreign(kept):
         words = "another model, text, set of options that what is measured depends on, or version of assay"
@@ -120,6 +129,7 @@ def audit(
             metric,
             names,
             target or None,
+            check=held_out,
             seed=seed,
             bits=loaded.stored.itemsize * 8,
             shape=shape,
@@ -138,6 +148,8 @@ def audit(
         fixed = unexportable(found.model, sites, wanted, checkpoint)  # what none of these can hold
         time_of = "max_time" if decodes else "max_prefill"
         chosen = found.recommend(limits["error"], limits["bytes"], fixed=fixed, **{time_of: limits["time"]})
+        most = math.inf if max_kl is None else max_kl
+        simple = baselines(found, chosen, fixed=fixed, max_error=most, caches=decodes)
         front = found.pareto()
         found.seconds["choosing"] = time.monotonic() - began
         began = time.monotonic()
@@ -150,11 +162,9 @@ def audit(
     stored = str(loaded.stored).removeprefix("torch.")
     about = {
         "model": record.Model(loaded.name, loaded.kind, stored, sum(p.numel() for p in found.model.parameters())),
-        "data": record.Data(
-            str(text),
-            sequences=sum(len(each["input_ids"]) for each in batches),
-            tokens=sum(int(each["attention_mask"].sum()) for each in batches),
-        ),
+        "data": _data(text, batches),
+        "held_out": None if held_out is None else _data(check or text, held_out),
+        "baselines": simple,
         "settings": record.Settings(
             metric=found.metric.name,
             unit=found.metric.unit,
@@ -174,6 +184,13 @@ def audit(
         raise
     _report(found, chosen, front, about, exported, out)
     return int(not chosen.met or bool(exported and exported.refused))
+
+
+def _data(text: Path, batches: Sequence[Mapping[str, Any]]) -> record.Data:
+    from assay.precision.report import record
+
+    sequences = sum(len(each["input_ids"]) for each in batches)
+    return record.Data(str(text), sequences, tokens=sum(int(each["attention_mask"].sum()) for each in batches))
 
 
 class Stages(ExitStack):
@@ -222,7 +239,7 @@ def _report(
     out: Path,
 ) -> None:
     """Write audit.json and report.html, and print the summary; what exports don't express goes to standard error."""
-    from assay.precision.auditing import advise
+    from assay.precision.advising import advise
     from assay.precision.report import content_of, page, summary
 
     parts = exported.parts if exported else ()

@@ -1,5 +1,6 @@
 """The audit of a model: its sites, what any assignment of formats to them will cost, and which one to take."""
 
+import math
 import random
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -11,11 +12,12 @@ from typing import Any
 import torch
 
 from assay.formats.errors import UnknownOption
-from assay.precision.advice import Finding, findings, reasons
-from assay.precision.advice.passes import Routing, random_control, routing_of
+from assay.precision.advice import reasons
+from assay.precision.advice.passes import Routing, routing_of
 from assay.precision.cache import Cache
 from assay.precision.choice.assignment import Assignment
 from assay.precision.choice.explanation import untrusted
+from assay.precision.choice.judging import Judge
 from assay.precision.choice.problem import Quantity
 from assay.precision.choice.recommendation import Recommender
 from assay.precision.choice.roofline import Cost, Roofline, Shape, device_named
@@ -24,25 +26,29 @@ from assay.precision.observation.observing import observe
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.running import in_float32, normalised
 from assay.precision.observation.sites import Site
-from assay.precision.prediction.calibration import UNCALIBRATED, Calibration
+from assay.precision.prediction.calibration import UNCALIBRATED
+from assay.precision.prediction.measuring import Part, agreement, measured, part_of
 from assay.precision.prediction.predictor import Predictor
 from assay.precision.prediction.products import differentiate
 from assay.precision.prediction.quadratic_form import Prediction, QuadraticForm
-from assay.precision.prediction.simulation import error_of
 from assay.precision.prediction.trials import (
     KINDS,
     Alone,
     Trial,
+    calibrated,
     checked_alone,
     random_assignment,
+    renewed,
     tried,
     without_gradient,
 )
+from assay.precision.sampling import MeasuredError, relative_spread
 from assay.precision.targets import DEFAULT_DEVICE, formats_of, target_named
 from assay.runtime.errors import names_checked
 
-_CHOSEN = 16
-"""Points of the front of bytes and error that are measured to calibrate."""
+_CHOSEN = 22
+"""Points of the front of bytes and error that are measured to calibrate: an interval of 95 % takes 19, and the front
+gives some less than it is asked for."""
 
 Progress = Callable[[str, int, int], None]
 """Told the stage, how many of its steps are done, and how many there are."""
@@ -55,6 +61,8 @@ class Audit:
     as it was. Weights of 16 bits are computed with in float32.
     batches: dicts of keyword arguments, tuples, or tensors; the first dimension of a batch holds its sequences. An
     ``attention_mask`` [B, T] takes padding out of the metric.
+    check: held-out batches like them, which `measure` and what `recommend` reports are over; what is fitted, predicted
+    and chosen only sees ``batches``. None: they are over ``batches`` too.
     metric: "kl", nats per position at the logits; "relative", of last_hidden_state, logits or a tensor; or a loss,
     called with outputs and batch, that gives a number for each sequence [B].
     formats: names of schemes; None: all but those that are looked at on request only. target: an engine of
@@ -73,6 +81,7 @@ class Audit:
         formats: Collection[str] | None = None,
         target: str | None = None,
         *,
+        check: Sequence[Any] | None = None,
         seed: int = 0,
         bits: int | None = None,
         shape: Shape | None = None,
@@ -86,6 +95,7 @@ class Audit:
         """Of the model's own weights: what a site costs that is left as it is."""
         self.shape = shape
         self.batches = normalised(batches)
+        self.check = None if check is None else normalised(check)
         self.target = target
         self.seconds: dict[str, float] = {}
         """Wall time of each stage."""
@@ -100,10 +110,14 @@ class Audit:
         self._cache = kept
         with self._timed("looking"):
             self.observed = observe(self.model, self.batches, self.metric, schemes, self._steps("looking"))
+            self._chosen_on = Part("choice", self.batches, self.observed.references, self.observed.shares)
+            self._judged_on = self._chosen_on
+            if self.check is not None:
+                self._judged_on = part_of(self.model, self.check, self.metric, "check")
         with self._timed("predicting"):
             self.predictor = Predictor(self.observed, self.metric, self._differentiated())
             """What is predicted from; another one each time that something is learnt."""
-        self.observed = self.observed.without_gradient(without_gradient(self.predictor, self._simulated))
+        self.observed = self.observed.without_gradient(without_gradient(self.predictor, self.trial))
         self.predictor = replace(self.predictor, observed=self.observed)
         self.roofline = Roofline(
             target_named(target).device or device_named(DEFAULT_DEVICE),
@@ -141,9 +155,20 @@ class Audit:
         """The error of an assignment with its 95 % interval. No model is run, but in the first call, to calibrate."""
         return self._calibrated().predict(self.checked(assignment))
 
-    def measure(self, assignment: Mapping[str, str]) -> float:
-        """The error with that assignment simulated, over all calibration data; not finite where the model breaks."""
-        return self._simulated(self.checked(assignment))
+    def measure(self, assignment: Mapping[str, str]) -> MeasuredError:
+        """The error with that assignment simulated, over the held-out batches where there are any: a float with
+        ``low`` and ``high``, its 95 % interval over sequences; not finite where the model breaks."""
+        return self._measured(self._judged_on, self.checked(assignment))
+
+    def trial(self, assignment: Mapping[str, str]) -> MeasuredError:
+        """The same over ``batches``, by which is calibrated and chosen."""
+        return self._measured(self._chosen_on, self.checked(assignment))
+
+    def agreement(self, assignment: Mapping[str, str]) -> float | None:
+        """The share of tokens (of a classifier, of sequences) of which the most likely one stays the same, over what
+        `measure` is over; None for metrics whose outputs have none."""
+        chosen = self.checked(assignment)
+        return agreement(self.model, self._judged_on, self.metric, self.observed, chosen, self._cache)
 
     def recommend(
         self,
@@ -165,15 +190,19 @@ class Audit:
         budgets: dict[Quantity, float | None] = {"error": max_error, "bytes": max_bytes, "kv_bytes": max_kv_bytes}
         budgets |= {"prefill": max_prefill, "decode": max_time}
         kept = {self.observed.owner(self.observed.site(site)) for site in fixed}
-        recommender = Recommender(self._calibrated(), self.measure, self.roofline, kept)
+        predictor = self._calibrated()
+        judge = None if self.check is None else Judge(self.measure, self._sampling())
+        recommender = Recommender(predictor, self.trial, self.roofline, kept, judge=judge, refitted=self._refitted)
         found = recommender.recommend(budgets)
-        self.predictor = recommender.predictor
-        found.why += untrusted(reliability(self, found))
+        if recommender.predictor is not self.predictor:
+            self.predictor = recommender.predictor
+            self.measured, self.chosen = (renewed(self.predictor, each) for each in (self.measured, self.chosen))
+        found.why += untrusted(self.reliability(found))
         return found
 
     def pareto(self, points: int = 16) -> list[tuple[float, float, Prediction, Assignment]]:
         """(bytes, seconds of a decode step, prediction, assignment) of which none is beaten in bytes and error."""
-        recommender = Recommender(self._calibrated(), self.measure, self.roofline)
+        recommender = Recommender(self._calibrated(), self.trial, self.roofline)
         found = [recommender.told(assignment) for assignment in recommender.front(points)]
         return [(each.cost.bytes, each.cost.decode, each.prediction, each) for each in found]
 
@@ -182,18 +211,29 @@ class Audit:
         return self.roofline.total(self.checked(assignment))
 
     @cached_property
-    def noise_floor(self) -> float:
+    def noise_floor(self) -> MeasuredError:
         """The error with every site rounded to bfloat16: below it, what runs in 16 bits can't be told apart."""
-        return self._simulated(dict.fromkeys(self.observed.cast, "bf16"))
+        return self._measured(self._judged_on, dict.fromkeys(self.observed.cast, "bf16"))
+
+    def reliability(self, assignment: Mapping[str, str]) -> list[str]:
+        """`precision.reliability` of an assignment."""
+        chosen, predictor = self.checked(assignment), self._calibrated()
+        return reasons(predictor, chosen, [pair.measured for _, pair in self.measured], self.routing)
 
     def contribution(self, site: str, scheme: str) -> float:
         """The predicted error of one site alone, before calibration."""
         return self.predictor.uncalibrated(self.checked({site: scheme}))[0]
 
     def calibrate(self, count: int = 48) -> None:
-        """Measure ``count`` / 2 schemes alone, of which the prediction is least sure, 16 assignments that are the best
-        by it, and ``count`` random ones, from dense to sparse: the interval is fitted to both kinds."""
-        total, done = count // 2 + _CHOSEN + count, 0
+        """Measure ``count`` / 2 schemes alone, of which the prediction is least sure, and ``count`` of attention and KV
+        caches; 22 assignments that are the best by it, or ``count``; and ``count`` random ones, from dense to sparse.
+
+        A third of the random ones fits the interval's curve and widths; how wide it must be is judged by the others,
+        and by the best ones apart.
+        """
+        best = min(_CHOSEN, count)
+        inside = sum(len(self.menu(site)) for site in self.sites if site.in_attention)
+        total, done = count // 2 + min(count, inside) + best + count, 0
 
         def step() -> None:
             nonlocal done
@@ -202,16 +242,15 @@ class Audit:
 
         with self._timed("measuring"):
             if not self.measured:
-                self.predictor, self.alone = checked_alone(self.predictor, self.measure, count // 2, step)
-                front = Recommender(self.predictor, self.measure, self.roofline).front(_CHOSEN)
-                self.chosen = tried(self.predictor, self.measure, filter(None, front), step)
-            places = range(len(self.measured), count)
-            kinds = ((random.Random(f"{self._seed} {place}"), *KINDS[place % len(KINDS)]) for place in places)
+                self.predictor, self.alone = checked_alone(self.predictor, self.trial, count // 2, count, step)
+                front = Recommender(self.predictor, self.trial, self.roofline).front(best)
+                self.chosen = tried(self.predictor, self.trial, filter(None, front), step)
+            draws = (random.Random(f"{self._seed} {place}") for place in range(len(self.measured), count))
+            kinds = ((draw, *draw.choice(KINDS)) for draw in draws)
             drawn = (random_assignment(self.predictor, draw, share, fine=fine) for draw, share, fine in kinds)
-            self.measured += tried(self.predictor, self.measure, drawn, step)
+            self.measured += tried(self.predictor, self.trial, drawn, step)
         self._progress("measuring", total, total)
-        pairs = ([pair for _, pair in trials] for trials in (self.measured, self.chosen))
-        self.predictor = replace(self.predictor, calibration=Calibration.fitted(*pairs, power=self.metric.power))
+        self.predictor = self._refitted(self.predictor)
 
     def random_assignment(self, draw: random.Random, share: float = 1.0, *, fine: bool = False) -> dict[str, str]:
         """A random scheme at every site, or at a random share of them (one at least); 0: one wherever it may stand.
@@ -239,13 +278,20 @@ class Audit:
             self.calibrate()
         return self.predictor
 
-    def _simulated(self, assignment: Mapping[str, str]) -> float:
-        if self._cache and (found := self._cache.error(assignment)) is not None:
-            return found
-        error = error_of(self.model, self.batches, self.metric, self.observed, assignment)
-        if self._cache:
-            self._cache.note(assignment, error)
-        return error
+    def _refitted(self, predictor: Predictor) -> Predictor:
+        return calibrated(predictor, self.measured, self.chosen, sampling=self._sampling())
+
+    def _sampling(self) -> float:
+        """Standard error of the logarithm of an error over ``check`` over that over ``batches``."""
+        if self.check is None:
+            return 0.0
+        spread = relative_spread(
+            [pair.measured for _, pair in self.measured if isinstance(pair.measured, MeasuredError)]
+        )
+        return spread * math.sqrt(sum(1 / len(part.weights) for part in (self._chosen_on, self._judged_on)))
+
+    def _measured(self, part: Part, assignment: Mapping[str, str]) -> MeasuredError:
+        return measured(self.model, part, self.metric, self.observed, assignment, self._cache)
 
     def _differentiated(self) -> QuadraticForm:
         """The form, from one forward and backward pass a batch, or from the cache."""
@@ -269,23 +315,3 @@ class Audit:
 
 audit = Audit
 """As a function, which it is called as."""
-
-
-def advise(audit: Audit) -> list[Finding]:
-    """All findings of an audit: what breaks first, then what a prediction can't see, what costs most, and notes.
-
-    No assignment is run; one more backward pass over the calibration data gives the random control.
-    """
-    predictor = audit.predictor
-    return findings(predictor, lambda menus: random_control(audit.model, audit.batches, predictor, menus))
-
-
-def reliability(audit: Audit, assignment: Mapping[str, str]) -> list[str]:
-    """Reasons to measure this assignment rather than to trust its prediction, a sentence each; none: trust it.
-
-    Runs one backward pass over the calibration data the first time it is asked about a model with routers, and, like
-    `predict`, the calibration where there is none yet. Raises BadAssignment, UnknownScheme.
-    """
-    chosen = audit.checked(assignment)
-    audit.predict(chosen)  # which calibrates
-    return reasons(audit.predictor, chosen, [pair.measured for _, pair in audit.measured], audit.routing)

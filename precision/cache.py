@@ -38,18 +38,18 @@ class Cache:
         self._errors = {} if fresh else self._read()
         self._earlier = set(self._errors)
 
-    def error(self, assignment: Mapping[str, str]) -> float | None:
-        """The error that was measured of an assignment, None if none was."""
-        line = _line(assignment)
-        self.reused += line in self._earlier
-        return self._errors.get(line)
+    def sequences(self, assignment: Mapping[str, str], part: str) -> np.ndarray | None:
+        """What each sequence of a part of the data adds to an assignment's error, [N]; None if it wasn't measured."""
+        found = self._errors.get(key := (part, _line(assignment)))
+        self.reused += key in self._earlier
+        return None if found is None else np.array(found)
 
-    def note(self, assignment: Mapping[str, str], error: float) -> None:
-        """Keep the measured error of an assignment."""
-        self._errors[_line(assignment)] = error
+    def note(self, assignment: Mapping[str, str], distances: np.ndarray, part: str) -> None:
+        """Keep what each sequence adds to the measured error of an assignment, [N]."""
+        self._errors[part, _line(assignment)] = distances.tolist()
         measured = [
-            {"assignment": json.loads(line), "error": value if math.isfinite(value) else str(value)}
-            for line, value in self._errors.items()
+            {"part": part, "assignment": json.loads(line), "distances": [_plain(value) for value in values]}
+            for (part, line), values in self._errors.items()
         ]
         text = json.dumps({"fingerprint": self.fingerprint, "measured": measured})
         write_text_atomically(self.folder / _MEASURED, text)
@@ -80,12 +80,19 @@ class Cache:
         keys = json.dumps([repr((str(site), part)) for site, part in products.keys])
         write_bytes_atomically(self.folder / _PRODUCTS, save(arrays, {"fingerprint": self.fingerprint, "keys": keys}))
 
-    def _read(self) -> dict[str, float]:
+    def _read(self) -> dict[tuple[str, str], list[float]]:
         with suppress(OSError, ValueError, KeyError, TypeError):
             content = json.loads((self.folder / _MEASURED).read_text(encoding="utf-8"))
             if content["fingerprint"] == self.fingerprint:
-                return {_line(entry["assignment"]): float(entry["error"]) for entry in content["measured"]}
+                return {
+                    (entry["part"], _line(entry["assignment"])): [float(value) for value in entry["distances"]]
+                    for entry in content["measured"]
+                }
         return {}
+
+
+def _plain(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
 
 
 def fingerprint(model: torch.nn.Module, batches: Sequence[Any], *settings: object) -> str:

@@ -41,16 +41,22 @@ class Metric(ABC):
         """The distance of one batch at each of its positions, or a term of it."""
 
     @abstractmethod
-    def weight(self, reference: torch.Tensor, batch: Batch) -> float:
-        """What the sum over a batch is divided by in the end."""
+    def weights(self, reference: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """What sums over sequences are divided by in the end: what each adds to that, float64 [B]."""
 
     def compared(self, output: torch.Tensor, batch: Batch) -> torch.Tensor:
         """The output with zeros where nothing is compared."""
         return _at_valid(output, batch)
 
-    def compare(self, reference: torch.Tensor, output: torch.Tensor, batch: Batch) -> float:
-        """The distance of one batch, summed over its positions; over the sum of weights it is the metric's `mean`."""
-        return float(_at_valid(self.distance(reference, output), batch).sum())
+    def compare(self, reference: torch.Tensor, output: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """The distance of each sequence, summed over its positions, float64 [B]; their sum over the sum of weights is
+        the metric's `mean`."""
+        return _by_sequence(_at_valid(self.distance(reference, output), batch))
+
+    def agreeing(self, reference: torch.Tensor, output: torch.Tensor, batch: Batch) -> torch.Tensor | None:
+        """At how many positions of each sequence both mean the same, float64 [B], of as many as `weights`; None: the
+        metric's outputs mean nothing that agrees or not."""
+        return None
 
     def error(self, squares: Any, weight: float) -> Any:
         """The metric from a sum of squares of (v . dz), numbers or an array of them."""
@@ -94,6 +100,11 @@ def _at_valid(values: torch.Tensor, batch: Batch) -> torch.Tensor:
     return torch.where(_valid(values, batch), values, 0.0)
 
 
+def _by_sequence(values: torch.Tensor) -> torch.Tensor:
+    """Sums over all dimensions but the first, float64 [B]."""
+    return values.double().reshape(len(values), -1).sum(1)
+
+
 def _signs(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.randint(0, 2, like.shape, generator=generator, dtype=like.dtype).mul_(2).sub_(1).to(like.device)
 
@@ -117,8 +128,12 @@ class KL(Metric):
         pairs = zip(reference, output, strict=True)  # one by one: float64 takes twice the memory
         return torch.stack([_divergence(*pair) for pair in pairs])
 
-    def weight(self, reference: torch.Tensor, batch: Batch) -> float:
-        return float(_valid(reference, batch).sum())
+    def weights(self, reference: torch.Tensor, batch: Batch) -> torch.Tensor:
+        return _by_sequence(_valid(reference, batch))
+
+    def agreeing(self, reference: torch.Tensor, output: torch.Tensor, batch: Batch) -> torch.Tensor:
+        same = reference.argmax(-1, keepdim=True) == output.argmax(-1, keepdim=True)
+        return _by_sequence(_at_valid(same.double(), batch))
 
 
 def _divergence(logits: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
@@ -142,8 +157,8 @@ class Relative(Metric):
     def distance(self, reference: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         return (output.double() - reference.double()).square()
 
-    def weight(self, reference: torch.Tensor, batch: Batch) -> float:
-        return float(_at_valid(reference.double().square(), batch).sum())
+    def weights(self, reference: torch.Tensor, batch: Batch) -> torch.Tensor:
+        return _by_sequence(_at_valid(reference.double().square(), batch))
 
 
 class Loss(Relative):
@@ -166,8 +181,8 @@ class Loss(Relative):
     def cotangent(self, output: torch.Tensor, batch: Batch, generator: torch.Generator) -> torch.Tensor:
         return torch.ones_like(output)
 
-    def weight(self, reference: torch.Tensor, batch: Batch) -> float:
-        return float(reference.numel())
+    def weights(self, reference: torch.Tensor, batch: Batch) -> torch.Tensor:
+        return torch.ones_like(reference, dtype=torch.float64)
 
 
 def metric_named(metric: str | Callable[[Any, Batch], torch.Tensor]) -> Metric:

@@ -13,7 +13,7 @@ class Assignment(dict[str, str]):
 
     prediction: Prediction
     measured: float = math.nan
-    """The error with the assignment simulated over the calibration data; NaN: not measured."""
+    """The error with the assignment simulated, over the held-out data where there are any; NaN: not measured."""
     cost: Cost
     """Bytes of weights and KV cache; seconds of a prefill and of a decode step."""
     met: bool = True

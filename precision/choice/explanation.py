@@ -1,5 +1,6 @@
 """What a recommendation says of itself: budgets by the names that `recommend` gives them, with what was asked for."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from assay.precision.amounts import in_bytes, in_error, in_seconds
@@ -46,6 +47,15 @@ def outdone(totals: Totals, limits: Totals, unit: str) -> str:
         return f"predicted to keep the budgets, but measured {in_error(totals['error'])} {unit}"
     has, ask = _apart("error", totals["error"], limits["error"], unit)
     return f"predicted to keep max_error, but measured {has} where at most {ask} was asked for; none tried did better"
+
+
+def unconfirmed(chosen_on: float, totals: Totals, limits: Totals, unit: str) -> str:
+    """Where a choice keeps the error on the data that it was made on, and not on the held-out data."""
+    has, ask = _apart("error", totals["error"], limits.get("error", math.inf), unit)
+    return (
+        f"max_error is kept on the data that was chosen on ({in_error(chosen_on)}), but not on the held-out data: "
+        f"{has} of at most {ask}; give more text, which narrows the gap, or a smaller max_error"
+    )
 
 
 def among(formats: int) -> str:

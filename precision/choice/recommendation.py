@@ -7,7 +7,8 @@ from dataclasses import asdict, fields
 from assay.formats.errors import UnknownOption
 from assay.precision.choice.assignment import Assignment
 from assay.precision.choice.choosing import choose, closest, front
-from assay.precision.choice.explanation import ARGUMENTS, among, bound, missed, outdone
+from assay.precision.choice.explanation import ARGUMENTS, among, bound, missed, outdone, unconfirmed
+from assay.precision.choice.judging import Judge
 from assay.precision.choice.problem import Choice, Group, Option, Quantity, Totals
 from assay.precision.choice.roofline import Cost, Roofline
 from assay.precision.prediction.predictor import Predictor
@@ -62,7 +63,8 @@ class Recommender:
     """What `Audit.recommend` and `Audit.pareto` do.
 
     predictor: it is replaced by what is learnt of it while candidates are measured. measure: an assignment to its
-    error. fixed: names of sites that keep their own format.
+    error. fixed: names of sites that keep their own format. judge: measures what is recommended on held-out data; None:
+    ``measure`` does. refitted: a predictor that learnt something to one whose interval is fitted anew.
     """
 
     def __init__(
@@ -71,9 +73,13 @@ class Recommender:
         measure: Callable[[Mapping[str, str]], float],
         roofline: Roofline,
         fixed: Collection[str] = (),
+        judge: Judge | None = None,
+        refitted: Callable[[Predictor], Predictor] = lambda predictor: predictor,
     ) -> None:
         self.predictor = predictor
         self._measure = measure
+        self._judge = judge
+        self._refitted = refitted
         self._roofline = roofline
         self._fixed = frozenset(fixed)
         self._formats = len({scheme for menu in predictor.observed.menus.values() for scheme in menu})
@@ -96,33 +102,52 @@ class Recommender:
         A budget of the error is one of the measured error: where the prediction was off, the choice is made again. So
         it is where the best choice measures worse than predicted, with the measured errors of the groups to blame.
         """
-        limits = _checked(budgets)
+        asked = _checked(budgets)
+        margin = self._judge.margin if self._judge else 1.0
+        limits = {name: limit / margin if name == "error" else limit for name, limit in asked.items()}
         minimise: Quantity = "bytes" if set(limits) == {"error"} else "error"
         found = self._choices(limits, 1.0, minimise)
         if not found:
-            return self._closest(limits)
+            return self._closest(asked)
         before: list[Choice] = []
         while len(before) < _ROUNDS and self._learn(found[0].schemes):
             before.append(found[0])
             found = self._choices(limits, 1.0, minimise) or found
         share, found = 1.0, [*found[:_MEASURED], *before]
         while True:
-            measured = [self._measured(choice) for choice in found]
-            kept = [each for each in measured if not _over(_totals(each.measured, each.cost), limits)]
+            tried = [self._measured(choice) for choice in found]
+            kept = [each for each in tried if not _over(_totals(each.measured, each.cost), limits)]
             if kept:
                 best = min(kept, key=lambda each: (each.cost.bytes if minimise == "bytes" else 0.0, each.measured))
-                best.why = self._bound(best, limits, minimise)
-                return best
-            nearest = min(measured, key=lambda each: each.measured if math.isfinite(each.measured) else math.inf)
+                return self._judged(best, asked, minimise)
+            nearest = min(tried, key=lambda each: each.measured if math.isfinite(each.measured) else math.inf)
             off = nearest.measured / limits["error"] if "error" in limits else math.nan
             share *= 0.9 / off if 1 < off < math.inf else 0.5
             found = []
             if "error" in limits and share > 0.05:
                 found = self._choices(limits, share, minimise)[:_MEASURED]
             if not found:
+                if not _over(_totals(nearest.measured, nearest.cost), asked):  # only the margin is not kept
+                    return self._judged(nearest, asked, minimise)
                 nearest.met = False
-                nearest.why = outdone(_totals(nearest.measured, nearest.cost), limits, self.predictor.metric.unit)
-                return nearest
+                nearest.why = outdone(_totals(nearest.measured, nearest.cost), asked, self.predictor.metric.unit)
+                return self._reported(nearest)
+
+    def _judged(self, best: Assignment, asked: Totals, minimise: Quantity) -> Assignment:
+        """A choice that keeps the budgets on the data that it was made on, as the held-out data have it."""
+        on_choice = best.measured
+        best = self._reported(best)
+        best.met = not _over(totals := _totals(best.measured, best.cost), asked)
+        if best.met:
+            best.why = self._bound(best, asked, minimise)
+        else:
+            best.why = unconfirmed(on_choice, totals, asked, self.predictor.metric.unit)
+        return best
+
+    def _reported(self, best: Assignment) -> Assignment:
+        if self._judge:
+            best.measured = self._judge.measure(best)
+        return best
 
     def front(self, points: int) -> list[dict[str, str]]:
         """Assignments of which none is predicted to be beaten in bytes and error, by bytes."""
@@ -158,6 +183,8 @@ class Recommender:
                     assignment, before = self._assignment(half), self._squares(half)
                     self.predictor = self.predictor.corrected(assignment, self._measure(assignment))
                     found = found or self._squares(half) != before
+        if found:
+            self.predictor = self._refitted(self.predictor)
         self._renew()
         return found
 
@@ -189,7 +216,7 @@ class Recommender:
     def _closest(self, limits: Totals) -> Assignment:
         """Where no assignment is predicted to keep the limits. An amplitude's excess is that of its square."""
         choice, binding = closest(self._groups, self._squared(limits), error_of=self._squares)
-        best = self._measured(choice)
+        best = self._reported(self._measured(choice))
         totals = _totals(best.measured, best.cost)
         over = _over(totals, limits)
         best.met = not over

@@ -9,6 +9,6 @@ loader (what a name means, what every model must have) · pretrained (Hugging Fa
 
 from assay.precision.loading.loaded import Kind, Loaded
 from assay.precision.loading.loader import bundled, load
-from assay.precision.loading.text import batches_of
+from assay.precision.loading.text import batches_of, parts_of
 
-__all__ = ["Kind", "Loaded", "batches_of", "bundled", "load"]
+__all__ = ["Kind", "Loaded", "batches_of", "bundled", "load", "parts_of"]

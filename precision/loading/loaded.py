@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from assay.precision.errors import BadText
-from assay.precision.loading.text import batches_of
+from assay.precision.loading.text import batches_of, parts_of
 
 Kind: TypeAlias = Literal["causal_lm", "encoder", "classifier", "module", "exported"]
 
@@ -40,13 +40,26 @@ class Loaded:
         Raises `BadText` as `batches_of` does, and where there is no tokenizer, where the tokenizer isn't the model's,
         or where the model takes no sequence of that length.
         """
+        self._check(sequence)
+        return self._known(batches_of(text, self.tokenizer, sequence=sequence, **options))
+
+    def parts(
+        self, text: str | Path, check: str | Path | None = None, *, sequence: int = 256, **options: Any
+    ) -> tuple[list[dict[str, torch.Tensor]], list[dict[str, torch.Tensor]] | None]:
+        """`parts_of` the text: batches to choose on, and held-out ones to judge the choice on. Raises as `batches`."""
+        self._check(sequence)
+        first, second = parts_of(text, self.tokenizer, check, sequence=sequence, **options)
+        return self._known(first), None if second is None else self._known(second)
+
+    def _check(self, sequence: int) -> None:
         if self.tokenizer is None:
             own = self.path is not None and self.path.is_dir()
             remedy = "put its tokenizer.json beside config.json" if own else "audit it in Python, with your own batches"
             raise BadText(f"{self.name} has no tokenizer, so a text can't be cut into tokens; {remedy}")
         if self.positions is not None and sequence > self.positions:
             raise BadText(f"{self.name} takes at most {self.positions} tokens, got sequence={sequence}; choose fewer")
-        batches = batches_of(text, self.tokenizer, sequence=sequence, **options)
+
+    def _known(self, batches: list[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
         last = max(int(batch["input_ids"].max()) for batch in batches)
         if self.vocabulary is not None and last >= self.vocabulary:
             token = self.tokenizer.convert_ids_to_tokens(last)

@@ -30,6 +30,42 @@ def batches_of(
     Raises `BadText` if the text can't be read or gives fewer than two tokens, `UnknownOption` for a length below 2 or
     a count below 1.
     """
+    rows, padding = _rows(text, tokenizer, sequence, sequences, batch, lines)
+    return _batched(rows, batch, padding)
+
+
+def parts_of(
+    text: str | Path,
+    tokenizer: Any,
+    check: str | Path | None = None,
+    *,
+    sequence: int = 256,
+    sequences: int = 64,
+    batch: int = 8,
+    lines: bool = False,
+) -> tuple[list[dict[str, torch.Tensor]], list[dict[str, torch.Tensor]] | None]:
+    """The text as batches to choose on, as `batches_of` gives them, and held-out ones to judge the choice on.
+
+    check: another text, of which a third as many sequences are taken. None: a quarter of the text's own sequences is
+    held out, eight at least but not more than half, evenly spread over the text; of a single sequence none, and then
+    the second is None.
+    """
+    rows, padding = _rows(text, tokenizer, sequence, sequences, batch, lines)
+    if check is not None:
+        others, _ = _rows(check, tokenizer, sequence, max(sequences // 3, 1), batch, lines)
+        return _batched(rows, batch, padding), _batched(others, batch, padding)
+    count = min(max(-(-len(rows) // 4), 8), len(rows) // 2)
+    if not count:
+        return _batched(rows, batch, padding), None
+    held = {(2 * index + 1) * len(rows) // (2 * count) for index in range(count)}
+    parts = ([row for place, row in enumerate(rows) if (place in held) is taken] for taken in (False, True))
+    return tuple(_batched(part, batch, padding) for part in parts)  # type: ignore[return-value]
+
+
+def _rows(
+    text: str | Path, tokenizer: Any, sequence: int, sequences: int, batch: int, lines: bool
+) -> tuple[list[list[int]], int]:
+    """Token sequences, and the token that pads them."""
     for name, value, least in (("sequence", sequence, 2), ("sequences", sequences, 1), ("batch", batch, 1)):
         if value < least:
             raise UnknownOption(f"{name}={value}; expected at least {least}")
@@ -47,8 +83,11 @@ def batches_of(
     if count < 2:
         raise BadText(f"{source} gives {count} token{'s' * (count != 1)}; expected at least 2, so give a longer text")
     whole = [[*before, *row, *after] for row in rows if row]
-    padding = tokenizer.pad_token_id or 0
-    return [_stacked(whole[start : start + batch], padding) for start in range(0, len(whole), batch)]
+    return whole, tokenizer.pad_token_id or 0
+
+
+def _batched(rows: list[list[int]], batch: int, padding: int) -> list[dict[str, torch.Tensor]]:
+    return [_stacked(rows[start : start + batch], padding) for start in range(0, len(rows), batch)]
 
 
 def _read(text: str | Path) -> tuple[str, str]:

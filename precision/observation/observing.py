@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
+import numpy as np
 import torch
 
 from assay.formats.errors import UnknownOption
@@ -22,7 +23,7 @@ from assay.precision.schemes import SCHEMES, scheme_named
 _SAME = 1e-3
 """Relative difference of outputs that summation in another order may make."""
 
-_KEPT = 256 << 20
+KEPT = 256 << 20
 """Bytes of reference outputs that are kept rather than computed again for every measurement."""
 
 
@@ -46,8 +47,8 @@ class Observed:
     qparams: QParams
     references: list[torch.Tensor] | None
     """The outputs that are compared, one a batch; None: too large to be kept."""
-    weight: float
-    """What the metric's sums are divided by."""
+    shares: np.ndarray
+    """[N]: what the metric's sums over sequences are divided by, what each sequence adds to that."""
     sequences: int
     modules: tuple[str, ...]
     """Names of all of the model's modules, those that didn't run too."""
@@ -55,6 +56,11 @@ class Observed:
     """All sites, with a menu or not."""
     no_gradient: tuple[Site, ...] = ()
     """Sites whose formats change the output though no gradient leads back to them: they keep their own."""
+
+    @property
+    def weight(self) -> float:
+        """What the metric's sums are divided by."""
+        return float(self.shares.sum())
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -120,21 +126,22 @@ def observe(
     """
     observer = Observer(model)
     references: list[torch.Tensor] = []
-    size, weight = 0, 0.0
+    size = 0
+    shares: list[np.ndarray] = []
     for index, batch in enumerate(batches):
         with torch.no_grad(), evaluating(model), traced(model, observer):
             outputs = call(model, batch)
         reference = metric.output(outputs, mapping(batch)).detach()
         if not index:
             _check(model, batch, metric, reference)
-        weight += metric.weight(reference, mapping(batch))
+        shares.append(metric.weights(reference, mapping(batch)).numpy(force=True))
         if not bool(metric.compared(reference, mapping(batch)).isfinite().all()):
             raise BadModel(f"expected finite outputs, got NaN or infinities for batch {index}: check model and inputs")
         size += reference.numel() * reference.element_size()
-        if size <= _KEPT:
+        if size <= KEPT:
             references.append(reference)
         done(index + 1)
-    if not weight > 0:
+    if not sum(float(each.sum()) for each in shares) > 0:
         raise NoData(
             f"expected outputs to compare, got none but padding or zeros ({metric.name}): check attention_mask"
         )
@@ -165,8 +172,8 @@ def observe(
             observer.fused(),
             keep=not streamed_parameters(model),
         ),
-        references=references if size <= _KEPT else None,
-        weight=weight,
+        references=references if size <= KEPT else None,
+        shares=np.concatenate(shares),
         sequences=sum(map(batch_size, batches)),
         modules=tuple(name for name, _ in model.named_modules()),
         every=tuple(sites.values()),

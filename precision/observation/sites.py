@@ -33,10 +33,15 @@ _FUSED = (
 )
 """Linears that serving engines run as one product, by the last part of their names."""
 
+_ATTENTION = ("q", "k", "v", "scores", "probabilities")
+"""Roles of the sites within attention."""
+
 _EXPERT = re.compile(r"(experts\.)\d+")
 
 _SPLIT = re.compile(r"(o_proj|out_proj|down_proj|c_proj|output\.dense|out_lin|lin2|fc2|w2|dense_4h_to_h)$")
 """Linears whose K is split over the ranks of tensor parallelism."""
+
+_LAYER = re.compile(r"(?:^|\.)(\d+)(?:[.:]|$)")
 
 
 class Site(str):
@@ -78,9 +83,23 @@ class Site(str):
     """Name of the site whose values come here as they left it: a norm's output in a linear; mostly empty."""
 
     @property
+    def in_attention(self) -> bool:
+        """Whether it is a stage of attention, or what it keeps: not the linears around it."""
+        return self.place == "kv_cache" or self.role in _ATTENTION
+
+    @property
     def parameters(self) -> int:
         """Elements of the weight."""
         return math.prod(self.shape) if self.shape else 0
+
+
+def place_of(name: str) -> tuple[int | None, str]:
+    """The layer of a site or a unit, None outside of the stack, and what it is there: of "model.layers.3.mlp.up_proj"
+    3 and "mlp.up_proj"."""
+    found = _LAYER.search(name)
+    if found is None:
+        return None, name
+    return int(found[1]), name[found.end() :] or name[: found.start()] or "layer"
 
 
 @dataclass(slots=True)

@@ -20,6 +20,9 @@ is known to 1 / sqrt(2 n)."""
 _WORTH = 0.75
 """Jumps are one parameter more, which by chance takes about a twentieth off 20 residuals: a quarter is no chance."""
 
+_NORMAL = 1.96
+"""Standard errors of another text's sequences that the interval has room for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -48,32 +51,49 @@ class Calibration:
     single: float
     jump: float
     quantile: float
+    level: float = 0.95
+    """The share that the interval is to hold for: less than was asked for where too few scores are there."""
+    sampling: float = 0.0
+    """Standard error of the logarithm of the error over the data that is reported on, over that on the data that was
+    calibrated on: zero where they are the same."""
 
     @classmethod
-    def fitted(cls, *kinds: Sequence[Measured], level: float = 0.95, power: float = 1.0) -> Calibration:
-        """From pairs of one kind of assignments or several, each kind in random order: a third fits the curve and the
-        widths, the rest the quantile, the largest of the kinds', so that the interval holds for each of them.
+    def fitted(
+        cls,
+        fit: Sequence[Measured],
+        *judged: Sequence[Measured],
+        level: float = 0.95,
+        power: float = 1.0,
+        sampling: float = 0.0,
+    ) -> Calibration:
+        """From pairs of one kind of assignments, drawn independently: a third of them fits the curve and the widths,
+        the rest the quantile; and of other kinds, which are only judged. The quantile is the largest of the kinds', so
+        that the interval holds for each of them.
 
-        Of n scores the ceil((n + 1) level)-th is taken, the largest where there are fewer than that takes.
+        Of n scores the ceil((n + 1) level)-th is taken. Fewer than level / (1 - level), 19 for 95 %, promise no more
+        than n / (n + 1), by the largest: that is the interval's level then.
         """
+        kinds = (fit, *judged)
         usable = [[pair for pair in kind if 0 < pair.predicted < math.inf and pair.measured != 0] for kind in kinds]
         pairs = [pair for kind in usable for pair in kind]
-        third = np.array([place % 3 == 0 for kind in usable for place in range(len(kind))])
+        third = np.arange(len(pairs)) % 3 == 0
+        third[len(usable[0]) :] = False
         # Where the model broke and the prediction did not say so, no interval is wide enough.
         measured = np.log([pair.measured if math.isfinite(pair.measured) else math.inf for pair in pairs])
-        fit = third & np.isfinite(measured) if pairs else third
-        if fit.sum() < 2:
-            return cls(power, 1.0, 0.0, 0.5, 0.5, 0.0, 2.0)
+        known = third & np.isfinite(measured) if pairs else third
+        if known.sum() < 2:
+            return cls(power, 1.0, 0.0, 0.5, 0.5, 0.0, 2.0, 0.0, sampling)
         predicted, sites = np.array([(pair.predicted, pair.effective) for pair in pairs]).T
-        scale, jumps = _curve(predicted[fit], measured[fit], power)
+        scale, jumps = _curve(predicted[known], measured[known], power)
         share = _share(predicted, jumps, power)
         residual = measured - math.log(scale) - np.log(_jumped(predicted, jumps, power))
-        floor, single, jump = _widths(residual[fit], sites[fit], share[fit])
+        floor, single, jump = _widths(residual[known], sites[known], share[known])
         scores = np.abs(residual) / np.sqrt(floor**2 + single**2 / sites + np.square(jump * share))
         of = np.repeat(np.arange(len(usable)), [len(kind) for kind in usable])
         held = [scores[(of == kind) & ~third] for kind in range(len(usable))]
         quantile = max(_quantile(each, level) for each in held if len(each))
-        return cls(power, scale, jumps, floor, single, jump, quantile)
+        promised = min([level, *(len(each) / (len(each) + 1) for each in held if len(each))])
+        return cls(power, scale, jumps, floor, single, jump, quantile, promised, sampling)
 
     def interval(self, predicted: float, effective: float) -> tuple[float, float, float]:
         """The calibrated error and its interval's ends."""
@@ -83,6 +103,7 @@ class Calibration:
         centre = self.scale * float(_jumped(p, self.jumps, self.power))
         wild = self.jump * float(_share(p, self.jumps, self.power))
         half = self.quantile * math.sqrt(self.floor**2 + self.single**2 / effective + wild**2)
+        half = math.hypot(half, _NORMAL * self.sampling)
         return centre, centre * math.exp(-half), centre * math.exp(half)
 
     def raw(self, error: float) -> float:

@@ -24,8 +24,9 @@ class Predictor:
     calibration: Calibration = UNCALIBRATED
 
     def predict(self, assignment: Mapping[str, str]) -> Prediction:
-        """The error of an assignment with its 95 % interval."""
-        return Prediction(*self.calibration.interval(*self.uncalibrated(assignment)))
+        """The error of an assignment with its interval."""
+        interval = self.calibration.interval(*self.uncalibrated(assignment))
+        return Prediction(*interval, self.calibration.level)
 
     def uncalibrated(self, assignment: Mapping[str, str]) -> tuple[float, float]:
         """The error before calibration, and how many sites it comes from."""

@@ -33,11 +33,13 @@ _CORRELATES = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A predicted error with its 95 % interval, in the metric's unit."""
+    """A predicted error with its interval, in the metric's unit."""
 
     error: float
     low: float
     high: float
+    level: float = 0.95
+    """The share of assignments that the interval is to hold for: less than 95 % where too few were measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,26 +90,11 @@ def _summed(x: torch.Tensor, weight: torch.Tensor, splits: Sequence[Split]) -> t
     return x @ weight.mT if running is None else running  # of no columns at all
 
 
-def error_of(
-    model: torch.nn.Module, batches: Sequence[Any], metric: Metric, observed: Observed, assignment: Mapping[str, str]
-) -> float:
-    """The metric over all batches with an assignment simulated; not finite where the model breaks."""
-    simulator, total, weight = _simulator(observed, assignment), 0.0, 0.0
-    for index, batch in enumerate(batches):
-        if observed.references is not None:
-            reference = observed.references[index]
-        else:
-            reference = _output(model, batch, metric, _simulator(observed, {}))
-        total += metric.compare(reference, _output(model, batch, metric, simulator), mapping(batch))
-        weight += metric.weight(reference, mapping(batch))
-    return float(metric.mean(total, weight))
-
-
-def _simulator(observed: Observed, assignment: Mapping[str, str]) -> Simulator:
+def simulated(
+    model: torch.nn.Module, batch: Any, metric: Metric, observed: Observed, assignment: Mapping[str, str]
+) -> torch.Tensor:
+    """What is compared of the model's outputs for a batch with an assignment simulated."""
     schemes = {name: SCHEMES[scheme] for name, scheme in assignment.items()}
-    return Simulator(schemes, observed.qparams, observed.tied)
-
-
-def _output(model: torch.nn.Module, batch: Any, metric: Metric, simulator: Simulator) -> torch.Tensor:
+    simulator = Simulator(schemes, observed.qparams, observed.tied)
     with torch.no_grad(), evaluating(model), traced(model, simulator):
         return metric.output(call(model, batch), mapping(batch))

@@ -2,9 +2,10 @@
 
 import random
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from assay.precision.observation.sites import Site
-from assay.precision.prediction.calibration import Measured
+from assay.precision.prediction.calibration import Calibration, Measured
 from assay.precision.prediction.perturbations import Key, perturbations_of
 from assay.precision.prediction.predictor import Predictor
 from assay.precision.schemes import SCHEMES
@@ -17,8 +18,8 @@ Trial = tuple[dict[str, str], Measured]
 """An assignment, with its error as it was predicted and as it was measured."""
 
 KINDS = ((1.0, False), (1.0, True), (0.3, False), (0.1, False), (0.0, False))
-"""Of the assignments that are measured to calibrate: the share of sites that they take, and whether finely; a share of
-0: one scheme wherever it may stand."""
+"""Of the assignments that are measured to calibrate, of which each is drawn at random from these: the share of sites
+that they take, and whether finely; a share of 0: one scheme wherever it may stand."""
 
 
 def without_gradient(predictor: Predictor, measure: Measure) -> tuple[Site, ...]:
@@ -36,10 +37,12 @@ def without_gradient(predictor: Predictor, measure: Measure) -> tuple[Site, ...]
 
 
 def checked_alone(
-    predictor: Predictor, measure: Measure, count: int, done: Callable[[], None]
+    predictor: Predictor, measure: Measure, count: int, attention: int, done: Callable[[], None]
 ) -> tuple[Predictor, list[Alone]]:
-    """Measure the ``count`` schemes alone whose predictions have the largest standard errors: mostly some of large
-    errors that few sequences make, where the quadratic form may fail. ``done`` is called after each.
+    """Measure alone the ``count`` schemes whose predictions have the largest standard errors, mostly some of large
+    errors that few sequences make, where the quadratic form may fail; then, of the stages of attention and the KV
+    caches, the ``attention`` ones of the largest errors: rounding there is mispredicted by up to a factor of four,
+    and such errors add up. ``done`` is called after each.
 
     Gives the predictor in which what was measured takes the place of what was predicted, and both.
     """
@@ -49,8 +52,11 @@ def checked_alone(
         for scheme in sorted(menu, key=lambda name: len(perturbations_of(SCHEMES[name]))):
             for key in predictor.keys({str(site): scheme}):
                 schemes.setdefault(key, (str(site), scheme))
+    doubtful = sorted(schemes, key=predictor.form.standard_error, reverse=True)[:count]
+    inside = [key for key in schemes if key not in doubtful and predictor.observed.by_name[key[0]].in_attention]
+    largest = sorted(inside, key=lambda key: predictor.form.of([key]), reverse=True)[:attention]
     found = []
-    for key in sorted(schemes, key=predictor.form.standard_error, reverse=True)[:count]:
+    for key in (*doubtful, *largest):
         name, scheme = schemes[key]
         predicted, measured = predictor.alone(name, scheme), measure({name: scheme})
         predictor = predictor.corrected({name: scheme}, measured)
@@ -69,6 +75,22 @@ def tried(
         found.append((assignment, Measured(error, measure(assignment), effective)))
         done()
     return found
+
+
+def renewed(predictor: Predictor, trials: Iterable[Trial]) -> list[Trial]:
+    """Trials as a predictor that has learnt something predicts them, before calibration."""
+    found = []
+    for assignment, pair in trials:
+        error, effective = predictor.uncalibrated(assignment)
+        found.append((assignment, Measured(error, pair.measured, effective)))
+    return found
+
+
+def calibrated(predictor: Predictor, fit: Iterable[Trial], *judged: Iterable[Trial], sampling: float) -> Predictor:
+    """The predictor with the interval that fits what it predicts of these trials now; `Calibration.fitted`."""
+    kinds = ([pair for _, pair in renewed(predictor, trials)] for trials in (fit, *judged))
+    found = Calibration.fitted(*kinds, power=predictor.metric.power, sampling=sampling)
+    return replace(predictor, calibration=found)
 
 
 def random_assignment(predictor: Predictor, draw: random.Random, share: float, *, fine: bool) -> dict[str, str]:

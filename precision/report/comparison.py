@@ -10,8 +10,9 @@ from assay.precision.amounts import in_bytes, in_error, in_seconds
 from assay.precision.auditing import Audit
 from assay.precision.choice.assignment import Assignment
 from assay.precision.report.content import assigned
-from assay.precision.report.summary import interval
+from assay.precision.report.summary import interval, measured_words
 from assay.precision.report.words import counted, plain
+from assay.precision.sampling import Difference, difference
 
 
 def compared(
@@ -19,22 +20,25 @@ def compared(
 ) -> dict[str, Any]:
     """Error, bytes and times of both, as plain data, and the verdict in words.
 
-    Both are measured on the same calibration data. They count as alike where their errors differ by no more than the
-    noise floor. decodes: the model has a KV cache and decode steps. Raises BadAssignment for one that doesn't fit the
-    model.
+    Both are measured over the same sequences, the held-out ones where there are any. One is better where the interval
+    of the paired difference says so and the difference is above the noise floor. decodes: the model has a KV cache and
+    decode steps. Raises BadAssignment for one that doesn't fit the model.
     """
-    both = []
+    both, errors = [], []
     for name, schemes in zip(names, assignments, strict=True):
         assignment = Assignment(schemes)
         assignment.prediction, assignment.cost = audit.predict(schemes), audit.cost(schemes)
         assignment.measured = audit.measure(schemes)
+        errors.append(assignment.measured)
         both.append({"name": name, **plain(msgspec.to_builtins(assigned(assignment, decodes)))})
     first, second = assignments
     differ = [name for name in audit.sites if first.get(name) != second.get(name)]
-    words, better = _verdict(both, audit.noise_floor)
+    gap = difference(*errors)
+    words, better = _verdict(names, gap, audit.noise_floor)
     return {
         "unit": audit.metric.unit,
-        "noise_floor": plain(audit.noise_floor),
+        "noise_floor": plain(float(audit.noise_floor)),
+        "difference": plain({"error": gap.error, "low": gap.low, "high": gap.high}),
         "compared": both,
         "sites_that_differ": [str(name) for name in differ],
         "better": better,
@@ -42,19 +46,25 @@ def compared(
     }
 
 
-def _verdict(both: Sequence[Mapping[str, Any]], floor: float) -> tuple[str, str | None]:
-    """Which has the smaller measured error, by how much against the noise floor."""
-    a, b = (math.inf if one["measured"] is None else float(one["measured"]) for one in both)
-    if not math.isfinite(a) and not math.isfinite(b):
+def _verdict(names: Sequence[str], gap: Difference, floor: float) -> tuple[str, str | None]:
+    """Which has the smaller error, by how much, where its interval and the noise floor let that be said."""
+    if math.isnan(gap.error):
         return "both break the model", None
-    gap = abs(a - b)
-    if gap <= floor:
-        return f"they can't be told apart: their errors differ by {gap:.3g}, the noise floor is {floor:.3g}", None
-    better, worse = both if a < b else both[::-1]
-    if not math.isfinite(gap):
-        return f"{better['name']} is better: {worse['name']} breaks the model", better["name"]
-    times = f", {gap / floor:.3g} times the noise floor" if floor > 0 else ""
-    return f"{better['name']} is better, by {gap:.3g}{times}", better["name"]
+    better, worse = names if gap.error < 0 else reversed(names)
+    if math.isinf(gap.error):
+        return f"{better} is better: {worse} breaks the model", better
+    if gap.sign == 0:
+        return f"they can't be told apart on this text: A minus B is {_signed(gap)}", None
+    if abs(gap.error) <= floor:
+        return f"they can't be told apart in 16 bits: A minus B is {_signed(gap)}, the noise floor is {floor:.3g}", None
+    low, high = sorted((abs(gap.low), abs(gap.high)))
+    size = f"{in_error(abs(gap.error))} (95 %: {in_error(low)} to {in_error(high)})"
+    times = f", {abs(gap.error) / floor:.3g} times the noise floor" if floor > 0 else ""
+    return f"{better} is better, by {size}{times}", better
+
+
+def _signed(gap: Difference) -> str:
+    return f"{in_error(gap.error)} (95 %: {in_error(gap.low)} to {in_error(gap.high)})"
 
 
 def in_lines(content: Mapping[str, Any]) -> str:
@@ -64,7 +74,7 @@ def in_lines(content: Mapping[str, Any]) -> str:
         lines += [
             f"  {letter}           {one['name']}",
             f"    predicted   {interval(one['prediction'])} {content['unit']}",
-            f"    measured    {in_error(one['measured'])} {content['unit']}",
+            f"    measured    {measured_words(one)} {content['unit']}",
             f"    costs       weights {in_bytes(one['bytes'])}, {_times(one)}",
         ]
     lines.append(f"  differ      at {counted(len(content['sites_that_differ']), 'site')}")

@@ -13,13 +13,15 @@ import torch
 from assay.precision.advice import Finding
 from assay.precision.amounts import in_bytes, in_error
 from assay.precision.auditing import Audit
+from assay.precision.baseline import Baseline
 from assay.precision.choice.assignment import Assignment
 from assay.precision.choice.roofline import Cost
 from assay.precision.export import Part
-from assay.precision.observation.sites import Site
+from assay.precision.observation.sites import Site, place_of
 from assay.precision.prediction.quadratic_form import Prediction
 from assay.precision.report import record
-from assay.precision.report.words import Group, grouped, place_of, plain
+from assay.precision.report.words import Group, grouped, plain
+from assay.precision.sampling import MeasuredError
 from assay.precision.schemes import SCHEMES
 
 _WORST = 6
@@ -35,15 +37,18 @@ def content_of(
     findings: Sequence[Finding],
     exports: Sequence[Part] = (),
     *,
+    baselines: Sequence[Baseline] = (),
     model: record.Model,
     data: record.Data,
+    held_out: record.Data | None = None,
     settings: record.Settings,
     fingerprint: str,
 ) -> dict[str, Any]:
     """The content of audit.json, a `record.Content`: only what JSON has, by the schema audit.schema.json.
 
     front: as `Audit.pareto` gives it. findings: as `advise` gives them, the most important first. exports: what was
-    written of ``chosen``. Numbers that aren't finite are strings, errors that nobody measured null.
+    written of ``chosen``. baselines: what stands beside it. Numbers that aren't finite are strings, errors that nobody
+    measured null.
     """
     sites = [_site(audit, site, chosen) for site in audit.sites]
     groups = [group for group in grouped(msgspec.to_builtins(sites)) if group.scheme or group.weighty]
@@ -55,18 +60,23 @@ def content_of(
         | {"python": platform.python_version()},
         model=model,
         data=data,
+        held_out=held_out,
         settings=settings,
         fingerprint=fingerprint,
         seconds={stage: round(spent, 3) for stage, spent in audit.seconds.items()},
-        noise_floor=audit.noise_floor,
+        noise_floor=float(audit.noise_floor),
         device=audit.roofline.device.name,
         untouched=record.Costs(**_costs(untouched, model.decodes)),
-        recommended=record.Recommended(**assigned(chosen, model.decodes), met=chosen.met, why=chosen.why),
+        recommended=record.Recommended(
+            **assigned(chosen, model.decodes), met=chosen.met, why=chosen.why, agreement=audit.agreement(chosen)
+        ),
+        baselines=[_baseline(each, model.decodes) for each in baselines],
+        coverage=_coverage(audit, front),
         exports=[_export(audit, part) for part in exports],
         pareto=[record.Assigned(**assigned(assignment, model.decodes)) for *_, assignment in front],
         changes=[_change(audit, group, chosen, untouched) for group in groups],
         calibration=[
-            record.Pair(_told(audit.predict(assignment)), pair.measured, len(assignment))
+            record.Pair(_told(audit.predict(assignment)), float(pair.measured), len(assignment))
             for assignment, pair in audit.measured
         ],
         sites=sites,
@@ -145,13 +155,42 @@ def assigned(assignment: Assignment, decodes: bool) -> dict[str, Any]:
     return {
         "assignment": dict(assignment),
         "prediction": _told(assignment.prediction),
-        "measured": assignment.measured,
+        "measured": float(assignment.measured),
+        "interval": _interval(assignment.measured),
         **_costs(assignment.cost, decodes),
     }
 
 
 def _told(prediction: Prediction) -> record.Prediction:
-    return record.Prediction(prediction.error, prediction.low, prediction.high)
+    return record.Prediction(prediction.error, prediction.low, prediction.high, prediction.level)
+
+
+def _interval(measured: float) -> record.Interval | None:
+    if not isinstance(measured, MeasuredError) or not math.isfinite(measured):
+        return None
+    return record.Interval(measured.low, measured.high)
+
+
+def _baseline(found: Baseline, decodes: bool) -> record.Baseline:
+    apart = record.Interval(found.difference.low, found.difference.high)
+    return record.Baseline(
+        name=found.name,
+        assignment=dict(found.assignment),
+        measured=float(found.measured),
+        interval=_interval(found.measured),
+        difference=found.difference.error,
+        apart=apart if math.isfinite(found.difference.error) else None,
+        instead=found.instead,
+        words=found.words,
+        **_costs(found.cost, decodes),
+    )
+
+
+def _coverage(audit: Audit, front: Sequence[tuple[float, float, Prediction, Assignment]]) -> record.Coverage:
+    """Of the front's assignments that were measured, those alone that no interval was fitted to."""
+    fitted = [assignment for assignment, _ in (*audit.chosen, *audit.measured)]
+    fresh = [one for *_, one in front if one and dict(one) not in fitted and not math.isnan(one.measured)]
+    return record.Coverage(sum(one.prediction.low <= one.measured <= one.prediction.high for one in fresh), len(fresh))
 
 
 def _export(audit: Audit, part: Part) -> record.Export:

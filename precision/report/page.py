@@ -9,7 +9,16 @@ from typing import Any
 import jinja2
 
 from assay.precision.amounts import in_bytes, in_error, in_seconds
-from assay.precision.report.summary import budget_lines, coverage, export_lines, fixed_lines, interval
+from assay.precision.report.summary import (
+    advice_lines,
+    budget_lines,
+    coverage,
+    export_lines,
+    fixed_lines,
+    headline,
+    interval,
+    measured_words,
+)
 from assay.precision.report.words import counted, grouped
 from assay.runtime.lazy import optional
 
@@ -26,6 +35,8 @@ def page(content: Mapping[str, Any]) -> str:
             audit=content,
             data=embedded,
             plotly=plotly_source(),
+            headline=headline(content),
+            instead=advice_lines(content),
             budgets=budget_lines(content),
             exports=export_lines(content),
             fixed=fixed_lines(content),
@@ -64,5 +75,6 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"bytes": in_bytes, "error": in_error, "seconds": in_seconds, "interval": interval}
+    environment.filters["between"] = measured_words
     environment.filters["counted"] = counted
     return environment

@@ -39,7 +39,7 @@ class Model(Record, frozen=True):
 
 
 class Data(Record, frozen=True):
-    """What it was calibrated with."""
+    """Sequences of a text."""
 
     text: str
     sequences: Count
@@ -69,11 +69,12 @@ class Settings(Record, frozen=True):
 
 
 class Prediction(Record, frozen=True):
-    """A predicted error with its 95 % interval."""
+    """A predicted error with its interval; ``level``: the share of assignments that it is to hold for."""
 
     error: Number
     low: Number
     high: Number
+    level: float
 
 
 class Costs(Record, frozen=True):
@@ -85,19 +86,50 @@ class Costs(Record, frozen=True):
     decode: Number | None
 
 
+class Interval(Record, frozen=True):
+    """The ends of a 95 % interval over sequences."""
+
+    low: Number
+    high: Number
+
+
 class Assigned(Costs, frozen=True):
-    """An assignment, its predicted and measured error, and what it costs."""
+    """An assignment, its predicted and measured error, and what it costs. ``interval``: of the measured error."""
 
     assignment: Assignment
     prediction: Prediction
     measured: Measured
+    interval: Interval | None
 
 
 class Recommended(Assigned, frozen=True):
-    """The recommended assignment; ``met``: whether every budget is kept."""
+    """The recommended assignment; ``met``: whether every budget is kept. ``agreement``: the share of tokens, or of a
+    classifier's sequences, of which the most likely one stays the same; null: outputs have none."""
 
     met: bool
     why: str
+    agreement: float | None
+
+
+class Baseline(Costs, frozen=True):
+    """What needs no audit to think of, measured over the same sequences. ``difference``: its error minus that of the
+    recommended assignment, ``apart`` the interval of that. ``instead``: as good at no more bytes, so to be taken."""
+
+    name: str
+    assignment: Assignment
+    measured: Measured
+    interval: Interval | None
+    difference: Measured
+    apart: Interval | None
+    instead: bool
+    words: str
+
+
+class Coverage(Record, frozen=True):
+    """Of ``count`` assignments of the front to which no interval was fitted, how many were measured inside of it."""
+
+    inside: int
+    count: int
 
 
 class Export(Record, frozen=True):
@@ -175,7 +207,8 @@ class Content(Record, frozen=True):
     made: str
     versions: dict[str, str | None]
     model: Model
-    data: Data
+    data: Annotated[Data, Meta(description="that was fitted, predicted and chosen on")]
+    held_out: Annotated[Data | None, Meta(description="that what is reported is measured on; null: on data too")]
     settings: Settings
     fingerprint: str
     seconds: Annotated[dict[str, float], Meta(description="wall time of each stage")]
@@ -183,6 +216,8 @@ class Content(Record, frozen=True):
     device: Annotated[str, Meta(description="that times are of")]
     untouched: Annotated[Costs, Meta(description="the model without an assignment")]
     recommended: Recommended
+    baselines: list[Baseline]
+    coverage: Coverage
     exports: list[Export]
     pareto: list[Assigned]
     changes: list[Change]

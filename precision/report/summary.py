@@ -1,5 +1,6 @@
 """An audit in the lines of a terminal."""
 
+import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,17 +10,19 @@ from assay.precision.report.words import counted, grouped, layers_of
 
 _WIDTH = 116
 _FINDINGS = 3
-_INSIDE = "measured assignments of the front lie inside, most of which it was fitted to"
+_INSIDE = "further assignments of the front lie inside, to which it was not fitted"
+_BESIDE = 4
+"""Baselines in the terminal, beside the model in bfloat16."""
 
 
 def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
     """The lines for a terminal of what audit.json holds; ``written``: paths that are told."""
-    model, data, settings, chosen = (content[key] for key in ("model", "data", "settings", "recommended"))
+    model, settings, chosen = (content[key] for key in ("model", "settings", "recommended"))
     inside, count = coverage(content)
     lines = [
-        f"{'MET' if chosen['met'] else 'NOT MET'}  {model['name']} audited on {settings['target'] or 'no target'}",
+        *_folded(f"{'MET' if chosen['met'] else 'NOT MET'}  ", headline(content)),
         _line("model", f"{model['kind']}, {model['parameters']:,} parameters in {model['stored']}, {_places(content)}"),
-        _line("data", f"{data['text']}: {counted(data['sequences'], 'sequence')}, {counted(data['tokens'], 'token')}"),
+        *(_line(*line) for line in data_lines(content)),
         _line("cost", ", ".join(f"{stage} {spent:.1f} s" for stage, spent in content["seconds"].items())),
         _line("noise floor", f"{in_error(content['noise_floor'])} {settings['unit']} (every site in bfloat16)"),
         *(_line("budget", line) for line in budget_lines(content)),
@@ -27,7 +30,8 @@ def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
         *(part for line in fixed_lines(content) for part in _folded(_line("kept", ""), line)),
         *_table(content),
         _line("predicted", f"{interval(chosen['prediction'])} {settings['unit']}"),
-        _line("measured", f"{in_error(chosen['measured'])} {settings['unit']}{_beside(content)}"),
+        _line("measured", f"{measured_words(chosen)} {settings['unit']}{_beside(content)}"),
+        *_baselines(content),
         *([_line("interval", f"{inside} of {count} {_INSIDE}")] if count else []),
         *_costs(content),
         *(_line("exported", line) for line in export_lines(content)),
@@ -42,10 +46,78 @@ def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
     return "\n".join(lines)
 
 
+def headline(content: Mapping[str, Any]) -> str:
+    """The outcome in one sentence: bytes kept, error with its unit, how much stays the same."""
+    chosen, before, settings = content["recommended"], content["untouched"]["bytes"], content["settings"]
+    share = f" ({chosen['bytes'] / before:.0%})" if before else ""
+    over = content["held_out"] or content["data"]
+    words = [
+        f"{content['model']['name']}: {in_bytes(chosen['bytes'])} of {in_bytes(before)} of weights kept{share}",
+        f"error {in_error(chosen['measured'])} {settings['unit']}",
+    ]
+    if chosen["agreement"] is not None:
+        few = content["model"]["kind"] == "classifier"
+        what = counted(over["sequences" if few else "tokens"], "sequence" if few else "token")
+        thing = "class" if few else "next token"
+        held = "held-out " if content["held_out"] else ""
+        of = what.replace(" ", f" {held}", 1)
+        words.append(f"the most likely {thing} stays the same at {_exact(chosen['agreement'])} of {of}")
+    return "; ".join(words)
+
+
+def _exact(share: float) -> str:
+    """A percentage that says 100 only where it is."""
+    return "100 %" if share == 1 else f"{min(100 * share, 99.99):.4g} %"
+
+
+def data_lines(content: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What was chosen on, and what the choice was judged on."""
+    lines = []
+    for name, data in (("data", content["data"]), ("held out", content["held_out"])):
+        if data:
+            size = f"{counted(data['sequences'], 'sequence')}, {counted(data['tokens'], 'token')}"
+            lines.append((name, f"{data['text']}: {size}"))
+    if not content["held_out"]:
+        lines.append(("held out", "nothing: errors are over the data that was chosen on, so they are too small"))
+    return lines
+
+
 def interval(prediction: Mapping[str, Any]) -> str:
-    """An error and its 95 % interval."""
+    """An error and its interval, with its level."""
     low, high = in_error(prediction["low"]), in_error(prediction["high"])
-    return f"{in_error(prediction['error'])} (95 %: {low} to {high})"
+    level = prediction["level"]
+    said = f"{math.floor(100 * level + 1e-9)} %" if level else "a guess"
+    return f"{in_error(prediction['error'])} ({said}: {low} to {high})"
+
+
+def measured_words(one: Mapping[str, Any]) -> str:
+    """A measured error with its 95 % interval over sequences, where it has one."""
+    ends = one["interval"]
+    between = f" (95 %: {in_error(ends['low'])} to {in_error(ends['high'])})" if ends else ""
+    return f"{in_error(one['measured'])}{between}"
+
+
+def advice_lines(content: Mapping[str, Any]) -> list[str]:
+    """Where a simple assignment is as good at no more bytes: that it should be taken; a line, or none."""
+    better = [each for each in content["baselines"] if each["instead"]]
+    if not better:
+        return []
+    best = min(better, key=lambda each: float(each["measured"]))
+    error = f"{measured_words(best)} {content['settings']['unit']}"
+    return [f"take {best['name']}: as good at no more bytes, {in_bytes(best['bytes'])}, {error}"]
+
+
+def _baselines(content: Mapping[str, Any]) -> list[str]:
+    """The simple assignments nearest in bytes, and the model in bfloat16; what to take instead, where there is one."""
+    *simple, unquantised = content["baselines"] or [None]
+    if unquantised is None:
+        return []
+    size = content["recommended"]["bytes"]
+    near = sorted(simple, key=lambda each: abs(math.log(max(each["bytes"], 1) / max(size, 1))))[:_BESIDE]
+    lines = [f"{each['name']}: {measured_words(each)}; {each['words']}" for each in (*near, unquantised)]
+    head = ["beside", *[""] * len(near)]
+    found = [part for name, line in zip(head, lines, strict=True) for part in _folded(_line(name, ""), line)]
+    return [*found, *(part for line in advice_lines(content) for part in _folded(_line("instead", ""), line))]
 
 
 def budget_lines(content: Mapping[str, Any]) -> list[str]:
@@ -89,10 +161,8 @@ def export_lines(content: Mapping[str, Any]) -> list[str]:
 
 
 def coverage(content: Mapping[str, Any]) -> tuple[int, int]:
-    """How many of the front's measured assignments lie in their intervals; how many there are."""
-    pairs = [(point["prediction"], point["measured"]) for point in content["pareto"] if point["measured"] is not None]
-    inside = sum(float(p["low"]) <= float(measured) <= float(p["high"]) for p, measured in pairs)
-    return inside, len(pairs)
+    """How many assignments of the front that no interval was fitted to lie in theirs; how many there are."""
+    return content["coverage"]["inside"], content["coverage"]["count"]
 
 
 def _foremost(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -1,12 +1,11 @@
 """Names and numbers as readers and JSON take them: which layers take what, what isn't finite."""
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_LAYER = re.compile(r"(?:^|\.)(\d+)(?:[.:]|$)")
+from assay.precision.observation.sites import place_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +29,6 @@ class Group:
         if not self.layers:
             return self.kind
         return f"{self.kind}, layer{'s' * (len(self.layers) > 1)} {layers_of(self.layers)}"
-
-
-def place_of(name: str) -> tuple[int | None, str]:
-    """The layer of a site or a unit, None outside of the stack, and what it is there: of "model.layers.3.mlp.up_proj"
-    3 and "mlp.up_proj"."""
-    found = _LAYER.search(name)
-    if found is None:
-        return None, name
-    return int(found[1]), name[found.end() :] or name[: found.start()] or "layer"
 
 
 def grouped(sites: Iterable[Mapping[str, Any]]) -> list[Group]:

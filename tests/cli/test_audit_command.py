@@ -49,7 +49,8 @@ def test_a_resumed_audit_gives_the_same_answer(
     assert run(models, again, "--max-kl", "0.01", "--target", "h200", "--resume", "--export", "vllm,torchao") == 0
     out_text, err = capsys.readouterr()
     assert "of the errors were measured before" in err
-    assert out_text.startswith("MET  llama audited on h200\n")
+    assert out_text.startswith("MET  llama: ")
+    assert "of weights kept" in out_text.splitlines()[0]
     assert read(again)["recommended"] == read(audited)["recommended"]
 
 
@@ -136,9 +137,12 @@ def test_two_assignments_are_compared(
     assert found["words"] in said
     assert [one["name"] for one in found["compared"]] == list(files_)
     errors = [one["measured"] for one in found["compared"]]
+    gap = found["difference"]
+    assert gap["error"] == pytest.approx(errors[0] - errors[1], rel=1e-4, abs=1e-9)
     if found["better"] is None:
-        assert abs(errors[0] - errors[1]) <= found["noise_floor"]
+        assert gap["low"] <= 0 <= gap["high"] or abs(gap["error"]) <= found["noise_floor"]
     else:
+        assert gap["low"] > 0 or gap["high"] < 0
         assert found["better"] == files_[errors.index(min(errors))]
         assert abs(errors[0] - errors[1]) > found["noise_floor"]
 

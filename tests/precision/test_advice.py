@@ -11,7 +11,8 @@ from assay.precision.advice import KINDS, Finding
 from assay.precision.advice.experts import flip_share, routers_of
 from assay.precision.advice.finding import ordered
 from assay.precision.advice.passes import random_control
-from assay.precision.auditing import Audit, advise, audit, reliability
+from assay.precision.advising import advise, reliability
+from assay.precision.auditing import Audit, audit
 from assay.precision.errors import BadAssignment
 from assay.precision.loading import load
 from assay.precision.observation.handlers import traced

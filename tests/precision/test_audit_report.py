@@ -17,10 +17,11 @@ from assay.precision.advice import Finding
 from assay.precision.amounts import in_bytes
 from assay.precision.auditing import Audit, audit
 from assay.precision.export import Part
+from assay.precision.observation.sites import place_of
 from assay.precision.report import content_of, page, record, summary
 from assay.precision.report.comparison import compared, in_lines
 from assay.precision.report.page import plotly_source
-from assay.precision.report.words import grouped, layers_of, place_of, plain
+from assay.precision.report.words import grouped, layers_of, plain
 from assay.runtime.errors import NotInstalled
 from tests.browser import WIDTHS, colours_on, framed, needs_browser, printed
 from tests.precision.small_models import FORMATS, made

@@ -35,7 +35,7 @@ def test_what_is_kept_of_another_audit_is_left_alone(tmp_path: Path) -> None:
     first.measure({"head": "fp8"})
     menus = {str(site): first.menu(site) for site in first.sites}
     assert Cache(tmp_path, digest).products(menus) is not None
-    assert Cache(tmp_path, digest).error({"head": "fp8"}) is not None
+    assert Cache(tmp_path, digest).sequences({"head": "fp8"}, "choice") is not None
     assert fingerprint(model, batches[:1], "relative") != digest
     assert fingerprint(model, batches, "kl") != digest
     with torch.no_grad():
@@ -43,8 +43,8 @@ def test_what_is_kept_of_another_audit_is_left_alone(tmp_path: Path) -> None:
     assert fingerprint(model, batches, "relative") != digest
     for other in (Cache(tmp_path, "f" * 64), Cache(tmp_path, digest, fresh=True)):
         assert other.products(menus) is None
-        assert other.error({"head": "fp8"}) is None
+        assert other.sequences({"head": "fp8"}, "choice") is None
     for file in tmp_path.iterdir():
         file.write_bytes(file.read_bytes()[:-9])
     assert Cache(tmp_path, digest).products(menus) is None
-    assert Cache(tmp_path, digest).error({"head": "fp8"}) is None
+    assert Cache(tmp_path, digest).sequences({"head": "fp8"}, "choice") is None

@@ -146,7 +146,7 @@ def test_a_prediction_that_was_off_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     bounded number of measurements, with a prediction from all that was learnt of them."""
     off, runs = audit(*made(), "relative", FORMATS), itertools.count()
     off.calibrate(8)
-    monkeypatch.setattr(off, "measure", lambda assignment: 0.5 if next(runs) >= 0 else 0.0)
+    monkeypatch.setattr(off, "trial", lambda assignment: 0.5 if next(runs) >= 0 else 0.0)
     found = off.recommend(max_error=0.01)
     assert not found.met
     assert found.prediction == off.predict(found)

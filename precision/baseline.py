@@ -1,0 +1,114 @@
+"""What needs no audit to think of, beside what it recommends, over the same sequences: one scheme everywhere, the first
+and last layers kept, the model as it is served in bfloat16."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from assay.precision.amounts import in_bytes, in_error
+from assay.precision.auditing import Audit
+from assay.precision.choice.assignment import Assignment
+from assay.precision.choice.roofline import Cost
+from assay.precision.observation.sites import place_of
+from assay.precision.sampling import Difference, MeasuredError, difference
+from assay.precision.schemes import SCHEMES
+
+_AS_GOOD = 0.05
+"""Share of the recommended assignment's error that another one's may be larger by and count as good."""
+UNQUANTISED = "bfloat16, as served unquantised"
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """An assignment that stands beside the recommended one."""
+
+    name: str
+    assignment: Mapping[str, str]
+    cost: Cost
+    measured: MeasuredError
+    difference: Difference
+    """Its error minus that of the recommended assignment, paired by sequence."""
+    instead: bool
+    """Whether it is as good at no more bytes, so that it should be taken."""
+    words: str
+
+
+def baselines(
+    audit: Audit,
+    chosen: Assignment,
+    *,
+    fixed: Collection[str] = (),
+    max_error: float = math.inf,
+    caches: bool = True,
+) -> list[Baseline]:
+    """Each measured as ``chosen`` was, those of fewest bytes first, the model in bfloat16 last.
+
+    Every scheme of the menus that stores weights or KV caches stands once at all linears (routers keep their format),
+    once with the first and the last layer and what belongs to none kept, and once at tables of embeddings too. fixed:
+    names of sites that keep their own format. max_error: a budget that a baseline must keep too to be as good.
+    caches: whether the model is served with KV caches, as what decodes is.
+    """
+    assert isinstance(chosen.measured, MeasuredError)
+    found: list[Baseline] = []
+    seen: list[Mapping[str, str]] = []
+    for name, assignment in _recipes(audit, fixed, caches):
+        if assignment and assignment not in seen:
+            seen.append(assignment)
+            found.append(_beside(audit, chosen, name, assignment, max_error))
+    gap = difference(audit.noise_floor, chosen.measured)
+    whole = audit.cost({})
+    words = _words(gap, whole, chosen.cost)
+    return [
+        *sorted(found, key=lambda each: (each.cost.bytes, each.cost.kv_bytes)),
+        Baseline(UNQUANTISED, {}, whole, audit.noise_floor, gap, False, words),
+    ]
+
+
+def _recipes(audit: Audit, fixed: Collection[str], caches: bool) -> Iterator[tuple[str, dict[str, str]]]:
+    sites = [site for site in audit.sites if not site.tied and str(site) not in fixed and site.role != "router"]
+    layers = [layer for site in sites if (layer := place_of(str(site))[0]) is not None]
+    ends = {None, min(layers, default=None), max(layers, default=None)}
+    for scheme in sorted({scheme for site in sites for scheme in audit.menu(site)}):
+        fit = [site for site in sites if scheme in audit.menu(site)]
+        kept = [str(site) for site in fit if site.place == "kv_cache" and caches]
+        if SCHEMES[scheme].weight is None:
+            if kept:
+                yield f"{scheme} at every KV cache", dict.fromkeys(kept, scheme)
+            continue
+        linears = [str(site) for site in fit if site.place == "linear"]
+        inner = [name for name in linears if place_of(name)[0] not in ends]
+        yield f"{scheme} at every linear", dict.fromkeys(linears, scheme)
+        yield f"{scheme}, first and last layers kept", dict.fromkeys(inner, scheme)
+        tables = [str(site) for site in fit if site.place == "embedding"]
+        if tables:
+            yield f"{scheme} at every linear and embedding", dict.fromkeys([*linears, *tables], scheme)
+
+
+def _beside(audit: Audit, chosen: Assignment, name: str, assignment: Mapping[str, str], max_error: float) -> Baseline:
+    cost, measured = audit.cost(assignment), audit.measure(assignment)
+    assert isinstance(chosen.measured, MeasuredError)
+    gap = difference(measured, chosen.measured)
+    room = max(_AS_GOOD * chosen.measured, float(audit.noise_floor))
+    small = cost.bytes <= chosen.cost.bytes * (1 + 1e-9) and cost.kv_bytes <= chosen.cost.kv_bytes * (1 + 1e-9)
+    good = gap.sign <= 0 and gap.error <= room and measured <= max(max_error, chosen.measured)
+    instead = small and good and dict(assignment) != dict(chosen)
+    words = "what is recommended" if dict(assignment) == dict(chosen) else _words(gap, cost, chosen.cost)
+    return Baseline(name, assignment, cost, measured, gap, instead, words)
+
+
+def _words(gap: Difference, cost: Cost, chosen: Cost) -> str:
+    """Which has the smaller error, where the interval says so, and which more bytes."""
+    if math.isnan(gap.error):
+        error = "both break the model"
+    elif math.isinf(gap.error):
+        error = "breaks the model" if gap.error > 0 else "what is recommended breaks the model"
+    elif gap.sign == 0:
+        error = "its error can't be told apart"
+    else:
+        low, high = sorted((abs(gap.low), abs(gap.high)))
+        error = f"its error is {'larger' if gap.sign > 0 else 'smaller'} by {in_error(low)} to {in_error(high)}"
+    more = cost.bytes + cost.kv_bytes - chosen.bytes - chosen.kv_bytes
+    size = f"{in_bytes(abs(more))} {'more' if more > 0 else 'less'}" if abs(more) >= 1 else "as many bytes"
+    return f"{error}, {size}"

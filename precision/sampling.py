@@ -1,0 +1,116 @@
+"""What a measured error is worth: its standard error over sequences, its interval, and paired comparisons.
+
+A measured error is a ratio of sums over sequences, of distances d_i to weights w_i (positions, or squares of the
+reference), or a root of that. Its standard error is that of the linearised ratio: Cochran, Sampling Techniques, 1977,
+section 6.3, with Student's t for the interval. Sequences count as independent draws of the text.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import stdtrit
+
+LEVEL = 0.95
+"""Of the intervals over sequences."""
+
+
+class MeasuredError(float):
+    """An error in the metric's unit that knows what each sequence adds to it: a float with an interval."""
+
+    distances: np.ndarray
+    """[N]: the distance of each sequence, summed over its positions."""
+    weights: np.ndarray
+    """[N]: what each is divided by; the error is (sum of distances / sum of weights)^(1 / power)."""
+    power: float
+
+    @classmethod
+    def of(cls, distances: np.ndarray, weights: np.ndarray, power: float) -> MeasuredError:
+        """From what each of N sequences adds, both [N], the weights of positive sum."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            found = cls(float(distances.sum() / weights.sum()) ** (1 / power))
+        found.distances, found.weights, found.power = distances, weights, power
+        return found
+
+    @property
+    def standard_error(self) -> float:
+        """Over sequences; infinite from a single one, NaN where the error is not finite."""
+        return _standard_error(_influence(self)) if math.isfinite(self) else math.nan
+
+    @property
+    def low(self) -> float:
+        """The lower end of the 95 % interval of the error over other sequences like these."""
+        return self._end(-1)
+
+    @property
+    def high(self) -> float:
+        """The upper end."""
+        return self._end(1)
+
+    def _end(self, sign: int) -> float:
+        """In logarithms, so that neither end is negative."""
+        if not math.isfinite(self) or not self > 0:
+            return float(self)
+        off = _quantile(len(self.distances)) * self.standard_error / self
+        return float(self) * math.exp(sign * off) if off < 700 else (0.0, math.inf)[sign > 0]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One measured error minus another over the same sequences, with its 95 % interval."""
+
+    error: float
+    low: float
+    high: float
+
+    @property
+    def sign(self) -> int:
+        """-1 where the first error is smaller, 1 where it is larger, 0 where the interval holds both."""
+        return (self.low > 0) - (self.high < 0)
+
+
+def difference(first: MeasuredError, second: MeasuredError) -> Difference:
+    """The first error minus the second, paired: what a sequence adds to both cancels.
+
+    An error that isn't finite is larger than one that is. Raises ValueError for errors over other sequences.
+    """
+    if not np.array_equal(first.weights, second.weights):
+        raise ValueError("expected errors over the same sequences, got other ones: measure both on the same data")
+    if not (math.isfinite(first) and math.isfinite(second)):
+        gap = math.nan if math.isfinite(first) == math.isfinite(second) else math.inf
+        gap = -gap if math.isfinite(first) else gap
+        return Difference(gap, gap, gap)
+    gap = float(first) - float(second)
+    spread = _standard_error(_influence(first) - _influence(second))
+    half = _quantile(len(first.weights)) * spread if spread else 0.0
+    return Difference(gap, gap - half, gap + half)
+
+
+def relative_spread(errors: list[MeasuredError]) -> float:
+    """The standard deviation of a single sequence's part in an error, relative to it: the median over several errors.
+
+    An error over N sequences has about 1 / sqrt(N) of it as its relative standard error.
+    """
+    known = [error for error in errors if math.isfinite(error) and error > 0 and len(error.weights) > 1]
+    found = [error.standard_error / error * math.sqrt(len(error.weights)) for error in known]
+    return float(np.median(found)) if found else 0.0
+
+
+def _influence(error: MeasuredError) -> np.ndarray:
+    """How far each sequence moves the error, [N], of sum zero."""
+    if not error > 0:
+        return np.zeros_like(error.distances)
+    ratio = float(error) ** error.power
+    moved: np.ndarray = (error.distances - ratio * error.weights) / error.weights.sum()
+    return moved * float(error) / (error.power * ratio)
+
+
+def _standard_error(influence: np.ndarray) -> float:
+    count = len(influence)
+    return math.sqrt(count / (count - 1) * float(np.square(influence).sum())) if count > 1 else math.inf
+
+
+def _quantile(count: int) -> float:
+    return float(stdtrit(count - 1, (1 + LEVEL) / 2)) if count > 1 else math.inf

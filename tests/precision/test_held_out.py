@@ -1,0 +1,177 @@
+"""Choices judged on sequences that they were not made on, and what stands beside them."""
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from assay.precision import Audit, MeasuredError, audit, baselines
+from assay.precision.loading import load
+from assay.precision.prediction.calibration import Calibration, Measured
+from tests.precision.small_models import FORMATS, made
+
+
+def held_out(sequences: int = 16) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(9)
+    return [torch.randn(sequences, 8, 32, generator=generator)]
+
+
+@pytest.fixture(scope="module")
+def found() -> Audit:
+    """The small model, chosen on 8 sequences and judged on 16 others."""
+    model, batches = made()
+    return audit(model, batches, "relative", FORMATS, check=held_out())
+
+
+def test_what_is_reported_is_measured_on_the_held_out_sequences(found: Audit) -> None:
+    """`measure` and `recommend` report the error that an audit of these sequences alone measures, `trial` another."""
+    chosen = found.recommend(max_bytes=found.cost({}).bytes / 2)
+    alone = audit(found.model, held_out(), "relative", FORMATS)
+    assert isinstance(chosen.measured, MeasuredError)
+    assert len(chosen.measured.distances) == 16
+    assert chosen.measured == pytest.approx(found.measure(chosen), rel=1e-12)
+    assert chosen.measured == pytest.approx(alone.measure(chosen), rel=1e-6)
+    assert chosen.measured != found.trial(chosen)
+    assert chosen.measured.low < chosen.measured < chosen.measured.high
+
+
+def test_the_held_out_sequences_change_no_choice() -> None:
+    """Other ones, a thousandfold larger, leave products, scales and what is recommended under a budget of bytes."""
+    chosen = []
+    for scale in (1.0, 1000.0):
+        model, batches = made()
+        found = audit(model, batches, "relative", FORMATS, check=[scale * each for each in held_out()])
+        chosen.append((dict(found.recommend(max_bytes=7776.0)), found.contribution("head", "fp8")))
+    assert chosen[0] == chosen[1]
+
+
+def test_a_budget_of_the_error_is_kept_where_nobody_looked(found: Audit) -> None:
+    """The choice leaves room for other sequences, so the budget holds on those."""
+    chosen = found.recommend(max_error=0.01)
+    assert chosen.met
+    assert chosen.measured <= 0.01
+    assert found.trial(chosen) < 0.01
+
+
+def test_a_choice_that_does_not_hold_is_told() -> None:
+    """Where the held-out sequences are another matter the budget is not met, and both errors are named."""
+    torch.manual_seed(0)
+    batches = [torch.randn(8, 8, 32)]
+    outliers = torch.randn(8, 8, 32)
+    outliers[..., 0] *= 1e4
+    found = audit(Wide(), batches, "relative", ["w8a8-static"], check=[outliers])
+    chosen = found.recommend(max_error=0.1)
+    assert found.trial(chosen) <= 0.1
+    assert not chosen.met
+    assert chosen.measured > 0.1
+    assert "but not on the held-out data" in chosen.why
+
+
+class Wide(torch.nn.Module):
+    """Two linears, of which static scales clip what is larger than the calibration data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(32, 64), torch.nn.Linear(64, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(self.one(x).relu())
+
+
+def test_simple_assignments_stand_beside_the_recommended_one(found: Audit) -> None:
+    """Each scheme that stores weights everywhere and with the ends kept, by bytes, and the model in bfloat16 last."""
+    chosen = found.recommend(max_bytes=found.cost({}).bytes / 2)
+    beside = baselines(found, chosen)
+    names = [each.name for each in beside]
+    for scheme in ("fp8", "w8a16", "w4a16-g32"):
+        assert f"{scheme} at every linear" in names
+        assert f"{scheme}, first and last layers kept" in names
+    assert names[-1].startswith("bfloat16")
+    assert beside[-1].measured == found.noise_floor
+    assert [each.cost.bytes for each in beside[:-1]] == sorted(each.cost.bytes for each in beside[:-1])
+    for each in beside[:-1]:
+        assert each.measured == found.measure(each.assignment)
+        assert each.difference.error == pytest.approx(each.measured - chosen.measured)
+    kept = next(each for each in beside if each.name == "fp8, first and last layers kept")
+    assert list(kept.assignment) == ["layers.1.proj"]
+
+
+def test_a_simple_assignment_that_is_as_good_is_to_be_taken(found: Audit) -> None:
+    """Beside a poor choice of more bytes the audit says to take the uniform one; beside the best choice it doesn't."""
+    poor = found.recommend(max_bytes=found.cost({}).bytes / 2)
+    poor = type(poor)(dict.fromkeys(["layers.0.proj", "layers.1.proj"], "w4a16-g32"))
+    poor.measured, poor.cost = found.measure(poor), found.cost(poor)
+    instead = [each.name for each in baselines(found, poor) if each.instead]
+    assert "w8a16 at every linear" in instead
+    best = found.recommend(max_bytes=found.cost({}).bytes / 2)
+    assert not [each.name for each in baselines(found, best) if each.instead and each.measured > 1.06 * best.measured]
+
+
+@pytest.mark.parametrize(("sequences", "held"), [(64, 16), (24, 8), (8, 4), (3, 1), (1, 0)])
+def test_a_share_of_the_text_is_held_out(sequences: int, held: int) -> None:
+    """A quarter, eight sequences at least, half at most, whole ones, the same every time; none is in both parts."""
+    loaded = load("stdlib-llama")
+    text = Path(__file__).parents[2] / "configs" / "models" / "held-out.txt"
+    batches, check = loaded.parts(text, sequence=32, sequences=sequences)
+    parts = [[tuple(row) for batch in part or () for row in batch["input_ids"].tolist()] for part in (batches, check)]
+    assert [len(part) for part in parts] == [sequences - held, held]
+    assert not set(parts[0]) & set(parts[1])
+    whole = [
+        tuple(row)
+        for batch in loaded.batches(text, sequence=32, sequences=sequences)
+        for row in batch["input_ids"].tolist()
+    ]
+    assert sorted(parts[0] + parts[1]) == sorted(whole)
+    again = loaded.parts(text, sequence=32, sequences=sequences)[0]
+    assert all(torch.equal(one["input_ids"], other["input_ids"]) for one, other in zip(batches, again, strict=True))
+
+
+def test_another_text_may_judge() -> None:
+    """With a text of its own nothing of the first is held out, and a third as many sequences are judged on."""
+    loaded = load("stdlib-llama")
+    batches, check = loaded.parts("a few words " * 200, "other words " * 200, sequence=16, sequences=12)
+    assert sum(len(batch["input_ids"]) for batch in batches) == 12
+    assert sum(len(batch["input_ids"]) for batch in check or ()) == 4
+
+
+def test_an_interval_promises_no_more_than_its_scores() -> None:
+    """Of 10 scores the largest is exceeded once in 11: 91 %, not 95 %; of 19 and more it is 95 %."""
+    draw = random.Random(0)
+
+    def pairs(count: int) -> list[Measured]:
+        return [Measured(1e-3, 1e-3 * math.exp(draw.gauss(0, 0.1)), 4.0) for _ in range(count)]
+
+    assert Calibration.fitted(pairs(48), pairs(19)).level == 0.95
+    assert Calibration.fitted(pairs(48), pairs(10)).level == pytest.approx(10 / 11)
+    assert Calibration.fitted(pairs(15)).level == pytest.approx(10 / 11)
+    assert Calibration.fitted(pairs(2)).level == 0.0
+
+
+def test_judged_kinds_fit_nothing() -> None:
+    """Curve and widths come from the first kind alone: a second that is twice as large widens the interval only."""
+    draw = random.Random(1)
+    first = [Measured(1e-3, 1e-3 * math.exp(draw.gauss(0, 0.1)), 4.0) for _ in range(48)]
+    second = [Measured(1e-3, 2e-3, 4.0)] * 19
+    alone, both = Calibration.fitted(first), Calibration.fitted(first, second)
+    assert (alone.scale, alone.floor, alone.single) == (both.scale, both.floor, both.single)
+    assert both.interval(1e-3, 4.0)[2] >= 1.999e-3 > alone.interval(1e-3, 4.0)[2]
+
+
+def test_what_is_learnt_refits_the_interval() -> None:
+    """Where a recommendation corrects the prediction, trials and interval are those of the corrected one."""
+    model, batches = made()
+    found = audit(model, batches, "relative", FORMATS, check=held_out())
+    found.calibrate(12)
+    one = {"layers.1.proj": "w4a16-g32"}
+    for _ in range(3):
+        found.predictor = found.predictor.corrected(one, found.predictor.uncalibrated(one)[0] / 10**0.5)
+    found.recommend(max_bytes=7776.0)
+    assert found.contribution("layers.1.proj", "w4a16-g32") == pytest.approx(found.trial(one), rel=1e-6)
+    for assignment, pair in (*found.measured, *found.chosen):
+        assert pair.predicted == found.predictor.uncalibrated(assignment)[0]
+    kinds = ([pair for _, pair in trials] for trials in (found.measured, found.chosen))
+    sampling = found.predictor.calibration.sampling
+    assert found.predictor.calibration == Calibration.fitted(*kinds, power=2.0, sampling=sampling)
+    assert sampling > 0

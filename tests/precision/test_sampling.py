@@ -1,0 +1,85 @@
+"""What a measured error is worth: standard errors over sequences, intervals, paired comparisons."""
+
+import copy
+import math
+import pickle
+
+import numpy as np
+import pytest
+
+from assay.precision.sampling import MeasuredError, difference, relative_spread
+
+
+def drawn(count: int, seed: int, power: float = 1.0) -> MeasuredError:
+    """An error of 0.5^(1/power) over sequences of unequal lengths, whose distances scatter by a half."""
+    draw = np.random.default_rng(seed)
+    weights = draw.integers(50, 150, count).astype(float)
+    return MeasuredError.of(weights * 0.5 * draw.gamma(4.0, 0.25, count), weights, power)
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0])
+@pytest.mark.parametrize("count", [8, 48])
+def test_the_interval_holds_the_error_of_the_text(power: float, count: int) -> None:
+    """Over 2,000 draws of sequences about 95 % of the intervals hold the error over all of them."""
+    found = [drawn(count, seed, power) for seed in range(2000)]
+    inside = np.mean([each.low <= 0.5 ** (1 / power) <= each.high for each in found])
+    assert 0.93 <= inside <= 0.975
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0])
+def test_the_standard_error_is_the_scatter_of_other_draws(power: float) -> None:
+    """The errors of many draws scatter by what one of them says."""
+    found = [drawn(48, seed, power) for seed in range(2000)]
+    assert np.mean([each.standard_error for each in found]) == pytest.approx(np.std(found), rel=0.05)
+
+
+def test_a_comparison_is_paired() -> None:
+    """A tenth more in every sequence is told though either error's own interval is far wider; noise alone is not, but
+    in one of twenty."""
+    first = drawn(24, 1)
+    second = MeasuredError.of(1.1 * first.distances, first.weights, 1.0)
+    assert second < first.high
+    assert difference(second, first).sign == 1
+    assert difference(first, second).sign == -1
+    draw = np.random.default_rng(0)
+    signs = []
+    for _ in range(1000):
+        noise = 1 + 0.1 * draw.normal(size=(2, 24))
+        pair = [MeasuredError.of(first.distances * each, first.weights, 1.0) for each in noise]
+        signs.append(difference(*pair).sign)
+    assert 0.02 < np.mean(np.abs(signs)) < 0.09
+
+
+def test_a_single_sequence_shows_nothing() -> None:
+    """Its interval is all there is, and no difference over it is told."""
+    one = MeasuredError.of(np.array([2.0]), np.array([4.0]), 1.0)
+    assert (one, one.low, one.high) == (0.5, 0.0, math.inf)
+    assert difference(one, MeasuredError.of(np.array([8.0]), np.array([4.0]), 1.0)).sign == 0
+
+
+def test_what_breaks_is_larger_than_what_does_not() -> None:
+    """An error that isn't finite loses against one that is, and not against another such."""
+    fine = drawn(8, 0)
+    broken = MeasuredError.of(np.full(8, math.nan), fine.weights, 1.0)
+    assert difference(broken, fine).sign == 1
+    assert difference(fine, broken).sign == -1
+    assert difference(broken, broken).sign == 0
+    with pytest.raises(ValueError, match="same sequences"):
+        difference(fine, drawn(8, 1))
+
+
+def test_a_measured_error_is_a_float_that_survives_copies() -> None:
+    """Copied and pickled it keeps its interval; zero is known exactly."""
+    found = drawn(8, 0)
+    for same in (copy.copy(found), copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
+        assert (same, same.low, same.high) == (float(found), found.low, found.high)
+    nothing = MeasuredError.of(np.zeros(4), np.ones(4), 1.0)
+    assert (nothing.low, nothing.high) == (0.0, 0.0)
+
+
+def test_the_spread_is_of_one_sequence() -> None:
+    """Whatever the number of sequences: gamma-distributed distances of shape four scatter by a half."""
+    few, many = ([drawn(count, seed) for seed in range(200)] for count in (24, 96))
+    assert relative_spread(few) == pytest.approx(relative_spread(many), rel=0.12)
+    assert relative_spread(many) == pytest.approx(0.5, rel=0.15)
+    assert relative_spread([]) == 0.0
