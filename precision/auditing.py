@@ -109,7 +109,9 @@ class Audit:
         self._progress = progress or (lambda stage, done, count: None)
         self._cache = kept
         with self._timed("looking"):
-            self.observed = observe(self.model, self.batches, self.metric, schemes, self._steps("looking"))
+            engine, done = target_named(target).engine, self._steps("looking")
+            apart = engine is not None and not engine.fused
+            self.observed = observe(self.model, self.batches, self.metric, schemes, done, apart=apart)
             self._chosen_on = Part("choice", self.batches, self.observed.references, self.observed.shares)
             self._judged_on = self._chosen_on
             if self.check is not None:

@@ -48,9 +48,10 @@ def channels(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
         if site.place not in ("linear", "kv_cache") or seen is None or seen.largest is None:
             continue
         found = _far(seen.largest)
-        if found is None or (site.unit, found[0][0]) in told:
+        given = observed.sources.get(observed.owner(site)) or site.unit
+        if found is None or (given, found[0][0]) in told:
             continue
-        told.add((site.unit, found[0][0]))
+        told.add((given, found[0][0]))
         places, ratio = found
         remedy, numbers = ("Leave this cache as it is, or give its keys scales per channel.", dict[str, Any]())
         if site.place == "linear":

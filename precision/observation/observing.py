@@ -117,14 +117,20 @@ class Observed:
 
 
 def observe(
-    model: torch.nn.Module, batches: Sequence[Any], metric: Metric, formats: Sequence[str], done: Callable[[int], None]
+    model: torch.nn.Module,
+    batches: Sequence[Any],
+    metric: Metric,
+    formats: Sequence[str],
+    done: Callable[[int], None],
+    *,
+    apart: bool = False,
 ) -> Observed:
-    """Run the model once over the batches; ``done`` is told how many are.
+    """Run the model once over the batches; ``done`` is told how many are; ``apart``: no linears run as one product.
 
     Raises BadModel for outputs that aren't finite and for a model without linears, NoData where the metric compares
     nothing, UnknownOption where no format may stand at any site.
     """
-    observer = Observer(model)
+    observer = Observer(model, apart=apart)
     references: list[torch.Tensor] = []
     size = 0
     shares: list[np.ndarray] = []

@@ -170,9 +170,10 @@ class Statistics:
 
 
 class Observer:
-    """A visitor that notes the sites and what passes them."""
+    """A visitor that notes the sites and what passes them; ``apart``: no linears run as one product."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, *, apart: bool = False) -> None:
+        self._unit = _apart if apart else _unit
         self.sites: dict[str, Site] = {}
         self.statistics: dict[tuple[str, str], Statistics] = {}
         self.weights: dict[str, Weights] = {}
@@ -262,7 +263,7 @@ class Observer:
         same = weight.data_ptr() if streamed is None else streamed.source
         tied = self._weights.setdefault(same, name) if expert is None else name
         source = "" if x is None else self._left[x]
-        self.sites[name] = Site(name, place, role, shape, _unit(name), "" if tied == name else tied, source)
+        self.sites[name] = Site(name, place, role, shape, self._unit(name), "" if tied == name else tied, source)
         if place == "linear" and expert is None:
             self.sites[f"{name}:accumulator"] = Site(f"{name}:accumulator", "accumulator", "accumulator")
             if _SPLIT.search(name):
@@ -311,3 +312,8 @@ def _unit(name: str) -> str:
         if found:
             return name[: found.start()] + label
     return name
+
+
+def _apart(name: str) -> str:
+    """A linear by itself, and what is the same of each expert of a layer, which one tensor holds."""
+    return _EXPERT.sub(r"\1*", name)

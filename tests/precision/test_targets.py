@@ -6,12 +6,14 @@ import torch
 from assay.cli.audit_options import check_names
 from assay.formats.errors import UnknownOption
 from assay.precision.auditing import audit
+from assay.precision.choice.recommendation import groups_of
 from assay.precision.errors import UnknownDevice, UnknownScheme
 from assay.precision.export import lint
-from assay.precision.observation.sites import Site
+from assay.precision.observation.sites import Observer, Site
 from assay.precision.schemes import SCHEMES
 from assay.precision.schemes.scheme import DEFAULTS
 from assay.precision.targets import engines, formats_of, target_named
+from tests.precision.exported import subject
 from tests.precision.small_models import Layer
 
 LLAMA = engines()["llama.cpp"]
@@ -101,3 +103,27 @@ def test_lint_knows_what_an_engine_fuses() -> None:
     assert len(lint({"layers.0.q_proj": "q8_0", "layers.0.k_proj": "q4_0"}, sites)) == 1
     (line,) = lint({"layers.0.q_proj": "fp8", "layers.0.k_proj": "fp8"}, sites, "llama.cpp")
     assert "has no fp8, at layers.0.q_proj" in line
+
+
+def test_an_engine_that_runs_each_linear_alone_may_give_each_a_scheme() -> None:
+    """For llama.cpp q, k and v are units of their own, chosen apart; for engines that fuse them they are one."""
+    ids = torch.arange(2 * 16).reshape(2, 16) % 64
+    formats = ["q8_0", "q4_0"]
+    made = {
+        target: audit(subject().model, [{"input_ids": ids}], formats=formats, target=target)
+        for target in (None, "llama.cpp")
+    }
+    layer = "model.layers.0.self_attn"
+    units = {target: {str(site): site.unit for site in each.sites} for target, each in made.items()}
+    assert units[None][f"{layer}.q_proj"] == units[None][f"{layer}.v_proj"] == f"{layer}.qkv"
+    assert all(unit == name for name, unit in units["llama.cpp"].items())
+    groups = {target: groups_of(each.predictor, each.roofline) for target, each in made.items()}
+    assert len(groups["llama.cpp"]) == len(groups[None]) + 2 * 3  # two layers: k, v and up beside q and gate
+
+
+def test_experts_that_are_modules_are_one_tensor_of_a_kind() -> None:
+    """Experts' linears of a kind take one scheme together where linears run apart, for one tensor holds them."""
+    observer = Observer(torch.nn.Module(), apart=True)
+    names = [f"layers.0.mlp.experts.{expert}.{part}" for expert in (0, 11) for part in ("w1", "w3")]
+    units = [observer._unit(name) for name in names]
+    assert units == ["layers.0.mlp.experts.*.w1", "layers.0.mlp.experts.*.w3"] * 2
