@@ -32,6 +32,18 @@ class ProductBalls(ElementaryBalls):
             rad = self._summed(product.mid, rad, folded, unit).radius
         return Ball(product.mid, torch.where(apart > self.model.largest, math.inf, rad), self.model)
 
+    def weighted(self, weights: Ball, values: Ball) -> Ball:
+        """Overflow counts before the division too: rows of weights then have one as their largest."""
+        product = self.matmul(weights, values)
+        if self.model.certifies or not weights.shape[-1]:
+            return product
+        undivided = weights.mid / weights.mid.amax(-1, keepdim=True).clamp(min=self.model.compute.smallest_normal)
+        sums = undivided @ values.mid
+        late = self._partly_overflowing(sums, torch.zeros_like(sums), undivided @ values.magnitude)
+        mid = torch.where(late.mid.isinf() & product.mid.isfinite(), late.mid, product.mid)
+        rad = torch.where(mid.isinf(), 0.0, torch.maximum(product.radius, late.radius))
+        return Ball(mid, rad, self.model)
+
     def dequantize(self, codes: Ball, scale: float) -> Ball:
         """The scale rounded, multiplied by another factor and then by a result: three roundings of the whole.
 

@@ -292,6 +292,10 @@ class Arithmetic(Decisions[N, Idx], ABC):
         """``function(*numbers)``, independent along all axes but the last ``whole``, however much at a time is best."""
         return function(*numbers)
 
+    def weighted(self, weights: N, values: N) -> N:
+        """The product of matrices where each row of ``weights`` was divided by its sum: the product may be instead."""
+        return self.matmul(weights, values)
+
     def scores(self, q: N, k: N, scale: N | float) -> N:
         """q k^T scale over the last two axes; q scale may be rounded as "query", each product as "scores"."""
         return self.round(self.matmul(self.round(q * scale, "query"), self.swap(k)), "scores")

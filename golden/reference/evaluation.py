@@ -183,7 +183,7 @@ class Evaluation(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return read(self.adopted(tensor))
         return self.xp.exact(tensor)
 
-    def made(self, number: Any, dtype: torch.dtype, stage: str = "") -> torch.Tensor:
+    def made(self, number: Any, dtype: torch.dtype, stage: str = "", weights: bool = False) -> torch.Tensor:
         """A new tensor of a number; of integers and masks that are known a plain one."""
         if not dtype.is_floating_point:
             least, most = self.xp.enclosure(number)
@@ -192,7 +192,7 @@ class Evaluation(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif dtype.itemsize < 4 and not stage:
             stage = f"eager_{str(dtype).removeprefix('torch.')}"
         number = self.xp.settled(number)
-        return self._tensor(Box(number, stage), dtype, tuple(map(int, number.shape)))
+        return self._tensor(Box(number, stage, weights=weights), dtype, tuple(map(int, number.shape)))
 
     def computed(self, names: str, numbers: Sequence[Any], result: Any) -> None:
         """An elementwise operation was made, of these numbers, with this result; here that is nothing."""
@@ -213,9 +213,8 @@ class Evaluation(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not dtype.is_floating_point:
             return self.made(self.xp.step(torch.trunc, read(held)), dtype)
         stage = _stage(held.dtype, dtype)
-        if not stage and held.box.stage and held.dtype == dtype:
-            return self.made(read(held, unrounded=True), dtype, held.box.stage)
-        return self.made(read(held), dtype, stage)
+        same = not stage and bool(held.box.stage) and held.dtype == dtype
+        return self.made(read(held, unrounded=same), dtype, held.box.stage if same else stage, held.box.weights)
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor as plain numbers, all of which are known; else `Undecided`."""

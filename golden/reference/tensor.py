@@ -21,15 +21,19 @@ class Box:
     A number that is given as a function is made where it is first asked for: places of maxima, which few ask for.
     ``stage`` names a rounding that a kernel may make at what the box holds; it is made where the number is used, and
     not where it is returned, for a result is rounded into its dtype anyway. ``as_operand`` makes of the number what is
-    known of it where it is used: one beyond a format's range is right where it is returned.
+    known of it where it is used: one beyond a format's range is right where it is returned. ``weights``: shares of a
+    softmax, by whose sum a kernel may divide after the product that they enter.
     """
 
-    __slots__ = ("_number", "as_operand", "rounded", "stage")
+    __slots__ = ("_number", "as_operand", "rounded", "stage", "weights")
 
-    def __init__(self, number: Any, stage: str = "", as_operand: Callable[[Any], Any] | None = None) -> None:
+    def __init__(
+        self, number: Any, stage: str = "", as_operand: Callable[[Any], Any] | None = None, *, weights: bool = False
+    ) -> None:
         self._number = number
         self.stage = stage
         self.as_operand = as_operand
+        self.weights = weights
         self.rounded: Any = None  # what both make of the number, once it was asked for
 
     @property
@@ -131,7 +135,7 @@ def write(tensor: NumberTensor, number: Any, stage: str = "") -> None:
     if tuple(number.shape) != shape:
         number = broadcast(xp, number, shape)
     if covers(tensor, math.prod(whole)):
-        box.number, box.stage, box.rounded, box.as_operand = number, stage, None, None
+        box.number, box.stage, box.rounded, box.as_operand, box.weights = number, stage, None, None, False
         return
     stride, offset = tensor.stride(), int(tensor.storage_offset())
 
@@ -148,7 +152,7 @@ def write(tensor: NumberTensor, number: Any, stage: str = "") -> None:
     if box.stage not in ("", stage) or box.as_operand is not None:
         box.number, box.stage, box.as_operand = settled(box, xp), "", None
     box.number = xp.rearranged(change, [box.number, number])
-    box.stage, box.rounded = stage or box.stage, None
+    box.stage, box.rounded, box.weights = stage or box.stage, None, False
 
 
 def broadcast(xp: Any, number: Any, shape: Sequence[int]) -> Any:

@@ -124,7 +124,7 @@ def _result_type(evaluation: Evaluation, x: Any, y: Any) -> torch.dtype:
 @row("clone contiguous")
 def _clone(evaluation: Evaluation, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     held = evaluation.adopted(x)
-    return evaluation.made(read(held, unrounded=True), held.dtype, held.box.stage)
+    return evaluation.made(read(held, unrounded=True), held.dtype, held.box.stage, held.box.weights)
 
 
 @row("_to_copy")

@@ -11,6 +11,7 @@ import torch
 from assay.golden.reference.evaluation import Evaluation
 from assay.golden.reference.rows.reductions import transposed
 from assay.golden.reference.table import row
+from assay.golden.reference.tensor import NumberTensor
 
 Tensor = torch.Tensor
 
@@ -25,8 +26,9 @@ def operand(evaluation: Evaluation, x: Tensor) -> Any:
 
 @row("mm bmm")
 def _mm(evaluation: Evaluation, a: Tensor, b: Tensor) -> Tensor:
-    product = evaluation.xp.matmul(operand(evaluation, a), operand(evaluation, b))
-    return evaluation.made(product, a.dtype)
+    xp = evaluation.xp
+    product = xp.weighted if isinstance(a, NumberTensor) and a.box.weights else xp.matmul
+    return evaluation.made(product(operand(evaluation, a), operand(evaluation, b)), a.dtype)
 
 
 def _scaled(number: Any, factor: float) -> Any:

@@ -10,6 +10,7 @@ import torch
 
 from assay.golden.reference.evaluation import Evaluation
 from assay.golden.reference.table import row
+from assay.golden.reference.tensor import NumberTensor
 
 Tensor = torch.Tensor
 
@@ -257,7 +258,10 @@ def _logcumsumexp(evaluation: Evaluation, x: Tensor, dim: int) -> Tensor:
 @row("_softmax softmax.int")
 def _softmax(evaluation: Evaluation, x: Tensor, dim: int, half_to_float: Any = False) -> Tensor:
     dtype = half_to_float if isinstance(half_to_float, torch.dtype) else torch.float32 if half_to_float else x.dtype
-    return along(evaluation, x, dim, evaluation.xp.softmax, dtype)
+    found = along(evaluation, x, dim, evaluation.xp.softmax, dtype)
+    if isinstance(found, NumberTensor):
+        found.box.weights = True
+    return found
 
 
 @row("_log_softmax log_softmax.int")

@@ -19,8 +19,8 @@ def turned(x: Any, c: Any, s: Any) -> Any:
 
 
 def _turned_by_complex(x: Any, c: Any, s: Any) -> Any:
-    z = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2).contiguous()) * torch.complex(c, s)
-    return torch.view_as_real(z).flatten(-2)
+    pairs = x.reshape(*x.shape[:-1], -1, 2).clone(memory_format=torch.contiguous_format)
+    return torch.view_as_real(torch.view_as_complex(pairs) * torch.complex(c, s)).flatten(-2)
 
 
 def _turned_in_place(x: Any, c: Any, s: Any) -> Any:
