@@ -12,6 +12,7 @@ from assay.cli.audit import audit
 from assay.cli.doctor import doctor
 from assay.cli.fingerprint import fingerprint
 from assay.cli.help import Commands, help_alone, pointer, show_version
+from assay.cli.inspect import inspect
 from assay.cli.judge import judge
 from assay.cli.power import power
 from assay.cli.progress import report_error
@@ -29,7 +30,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (survey, verify, judge, power, repro, doctor, fingerprint, audit):
+for command in (survey, verify, judge, power, repro, doctor, fingerprint, inspect, audit):
     app.command()(command)
 app.add_typer(golden.app, name="golden")
 

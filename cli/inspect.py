@@ -1,0 +1,232 @@
+"""`assay inspect`: what a GPU's compiler makes of Triton kernels, found out without a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from assay.cli import settings
+from assay.cli.progress import ProgressBar, console, report_error
+from assay.runtime.files import write_text_atomically
+from assay.runtime.pool import Pool, Raised, worker_count
+from assay.runtime.process import Lost
+from assay.verify.errors import SettingError, TargetError
+
+if TYPE_CHECKING:
+    from assay.verify.campaign.table import Entry
+    from assay.verify.inspection.arch import Arch
+    from assay.verify.inspection.inspecting import Job
+    from assay.verify.inspection.page import Inspected
+
+_PIPED_WIDTH = 220
+_BUNDLED = "assay"  # their group in the survey's table
+
+
+def inspect(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TARGET...",
+            help="package.module:function, a package or a kernel that `assay survey` knows, or a table's TOML file; "
+            "all bundled Triton kernels if none.",
+        ),
+    ] = None,
+    arch: Annotated[str, typer.Option(help="sm_80, sm_90a, sm_100a, ...; or a device: a100, h200, ...")] = "sm_90a",
+    spec: Annotated[str, typer.Option(help="What package.module:function implements, e.g. softmax.")] = "",
+    inputs: Annotated[
+        str,
+        typer.Option(metavar="MODULE:FUNCTION", help="In place of --spec: what gives the arguments of a call."),
+    ] = "",
+    dtype: settings.Dtypes = None,
+    option: settings.Options = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="M=16,N=4096: sizes of a call; the others, and all if none, are usual ones. May be repeated."
+        ),
+    ] = None,
+    layout: Annotated[
+        list[str] | None, typer.Option(help="b=transposed: how a tensor lies in memory; may be repeated.")
+    ] = None,
+    each: Annotated[
+        bool, typer.Option("--each", help="A row for each configuration, where several are inspected.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all that is known as JSON instead.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Write a page in Markdown, too.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for any finding.")] = False,
+    ops: settings.Ops = None,
+) -> int:
+    """What a GPU's compiler makes of Triton kernels: registers, spills, tensor cores, loads. No GPU is needed.
+
+    Every launch, in every configuration of its tuner, is compiled for --arch by Triton and its own ptxas; none runs.
+    Exits with 1 where a kernel doesn't compile, or no configuration of it fits the device.
+    """
+    with _compiling(), Pool(worker_count(), preload="assay.verify.inspection.inspecting") as pool:
+        from assay.verify.inspection.arch import arch_named
+        from assay.verify.inspection.page import Inspected
+
+        device = arch_named(arch)
+        jobs = _jobs(targets or [], spec, inputs, device.name, dtype, option, shape, layout)
+        if not jobs:
+            raise TargetError("inspect: none of these kernels is here; `assay survey` says how to install them")
+        answers = _answers(jobs, pool)
+    every = [
+        Inspected(job.name, job.dtype, tuple(answer))
+        if isinstance(answer, list)
+        else Inspected(job.name, job.dtype, (), answer.message)
+        for job, answer in zip(jobs, answers, strict=True)
+    ]
+    if as_json:
+        print(json.dumps(_as_dict(every, device), indent=1))
+    else:
+        _print(every, device, each=each or len(every) == 1)
+    if out is not None:
+        _write(out, every, device)
+    wrong = [answer for answer in answers if isinstance(answer, Raised) and answer.user_error]
+    if wrong:
+        return report_error(wrong[0].message)
+    found = [finding for one in every for _, finding in one.findings(device)]
+    return int(any(finding.fatal or strict for finding in found) or any(one.problem for one in every))
+
+
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
+    """Inside it, processes that start find no TRITON_INTERPRET, under which nothing can be compiled."""
+    before = os.environ.pop("TRITON_INTERPRET", None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ["TRITON_INTERPRET"] = before
+
+
+def _answers(jobs: Sequence[Job], pool: Pool) -> list[Any]:
+    """What came of each job; where there are fewer of them than workers, each is compiled in shares."""
+    from assay.verify.inspection.inspecting import inspect_job, merged
+
+    shares = max(worker_count() // len(jobs), 1)
+    split = [replace(job, share=share, shares=shares) for job in jobs for share in range(shares)]
+    found: list[Any] = [None] * len(split)
+    with ProgressBar("inspected", len(split), float(len(split))) as bar:
+        for place, answer in pool.run(inspect_job, split):
+            found[place] = answer
+            bar.advance(1.0)
+    parts = [found[place : place + shares] for place in range(0, len(split), shares)]
+    return [
+        next((part for part in of_one if isinstance(part, (Raised, Lost))), None) or merged(of_one) for of_one in parts
+    ]
+
+
+def _jobs(
+    targets: Sequence[str],
+    op: str,
+    inputs: str,
+    arch: str,
+    dtype: Sequence[str] | None,
+    option: Sequence[str] | None,
+    shape: Sequence[str] | None,
+    layout: Sequence[str] | None,
+) -> list[Job]:
+    """A job for each kernel and each of its dtypes."""
+    from assay.verify.cases.at_shape import read_sizes
+    from assay.verify.inspection.calls import Asked
+    from assay.verify.inspection.inspecting import Job
+
+    pairs = [text.partition("=") for text in layout or ()]
+    if not all(value for _, _, value in pairs):
+        raise SettingError(f"--layout {' '.join(layout or ())}; expected tensor=layout, e.g. b=transposed")
+    asked = Asked(tuple(read_sizes(text, "--shape") for text in shape or ()), {name: value for name, _, value in pairs})
+    if inputs:
+        if op or len(targets) != 1 or ":" not in targets[0]:
+            raise SettingError(f"--inputs {inputs}: expected one package.module:function beside it, and no --spec")
+        return [Job(targets[0], targets[0], arch, asked=asked, inputs=inputs)]
+    found = []
+    for entry in _entries(targets, op):
+        chosen = settings.adapted(entry.settings, option)
+        kinds = settings.dtypes(dtype or ()) or entry.dtypes
+        for kind in kinds:
+            usual = chosen.definition.usual_settings["dtype"] if kind is None else kind
+            own = replace(chosen, dtype=usual)
+            found.append(Job(entry.name, entry.target, arch, own, asked))
+    return found
+
+
+def _entries(targets: Sequence[str], op: str) -> list[Entry]:
+    """The kernels that are meant, of those that are here."""
+    from assay.cli.verify import entries_of
+    from assay.verify.campaign.table import entries
+
+    if not targets:
+        if op:
+            raise SettingError(f"--spec {op}: of what? e.g. assay inspect my.kernels:{op} --spec {op}")
+        return [entry for entry in entries() if entry.group == _BUNDLED]
+    found: list[Entry] = []
+    known = [*entries(), *entries("others")]
+    for target in targets:
+        named = [entry for entry in known if entry.name == target] or [
+            entry for entry in known if target.lower().replace("_", "-") in _names(entry)
+        ]
+        if ":" in target or target.endswith(".toml") or not named:
+            named = entries_of(target, op)
+        found += named
+    once: dict[str, Entry] = {}
+    for entry in found:
+        if not replace(entry, devices=()).absence("cuda"):  # where it may run is a matter of its numbers
+            once.setdefault(f"{entry.target} {entry.dtypes} {entry.settings.options}", entry)
+    return list(once.values())
+
+
+def _names(entry: Entry) -> set[str]:
+    """What a kernel's package is called: as a distribution, as a module, and as the table's group."""
+    module = entry.target.partition(":")[0]
+    return {name.lower().replace("_", "-") for name in (entry.package, entry.group, module, module.partition(".")[0])}
+
+
+def _versions() -> str:
+    import triton
+
+    return f"Triton {triton.__version__}"
+
+
+def _as_dict(every: Sequence[Inspected], device: Arch) -> dict[str, Any]:
+    made = {"assay": version("kernel-assay"), "triton": version("triton")}
+    limits = {"shared": device.shared, "registers": device.device.regs_per_multiprocessor}
+    return {**made, "arch": device.name, "device": device.device.name, "limits": limits,
+            "kernels": [one.as_dict(device) for one in every]}  # fmt: skip
+
+
+def _write(path: Path, every: Sequence[Inspected], device: Arch) -> None:
+    from assay.verify.inspection.page import markdown
+
+    arguments = [word for word in sys.argv[1:] if word]
+    page = markdown(every, device, _versions(), " ".join(["assay", *arguments]))
+    print(f"assay: wrote {write_text_atomically(path, page)}", file=sys.stderr)
+
+
+def _print(every: Sequence[Inspected], device: Arch, *, each: bool) -> None:
+    """The table, and under it what is wrong."""
+    from assay.verify.inspection.page import HEAD, finding_lines, rows
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in HEAD:
+        table.add_column(name, overflow="fold")
+    before = ""
+    for one in every:
+        for name, *rest in rows(one, each=each):
+            table.add_row(*map(Text, (name if name != before else "", *rest)))
+            before = name
+    out = console(_PIPED_WIDTH)
+    out.print(table)
+    lines = [f"{one.name} ({one.dtype}): {words}" for one in every for words in finding_lines(one, device)]
+    out.print(Text("\n".join(["", *lines, f"{len(lines)} findings on {device.name}"])), soft_wrap=True)

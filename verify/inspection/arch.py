@@ -1,0 +1,83 @@
+"""The architecture that kernels are compiled for, and what its multiprocessors have room for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from assay.configs import table
+from assay.interpreter.cuda_devices import USUAL, CudaDevice, cuda_device_named
+from assay.verify.errors import SettingError
+
+MOST_REGISTERS = 255  # of a thread: CUDA C++ Programming Guide, technical specifications
+TENSOR_MEMORY = 512  # columns of a multiprocessor of compute capability 10.0: PTX ISA, tcgen05.alloc
+_RESERVED = 1 << 10  # bytes of shared memory that the system takes of each block, from compute capability 8.0 on
+_ALLOCATED = 256  # registers that a warp is given at a time: CUDA occupancy calculator
+
+
+@dataclass(frozen=True)
+class Arch:
+    """An architecture by the name that ptxas gives it, and the device that answers for it."""
+
+    name: str
+    device: CudaDevice
+
+    @property
+    def capability(self) -> int:
+        """The compute capability, as Triton has it: 90 for 9.0."""
+        return self.device.major * 10 + self.device.minor
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory that a block can have."""
+        return self.device.shared_memory_per_block_optin
+
+    def occupancy(self, threads: int, registers: int, shared: int) -> float:
+        """The share of a multiprocessor's warps that can be resident: 0 where not one block fits.
+
+        ``threads`` of a block, ``registers`` of a thread, bytes ``shared`` of a block, as in the occupancy calculator
+        of CUDA's toolkit.
+        """
+        device = self.device
+        warps = -(-threads // device.warp_size)
+        of_a_warp = -(-max(registers, 1) * device.warp_size // _ALLOCATED) * _ALLOCATED
+        taken = shared + (_RESERVED if device.major >= 8 else 0)
+        most = device.max_threads_per_multi_processor // device.warp_size
+        blocks = min(
+            most // warps,
+            device.regs_per_multiprocessor // of_a_warp // warps,
+            device.shared_memory_per_multiprocessor // taken if taken else most,
+            table("cuda_devices")["limits"][f"{device.major}.{device.minor}"]["blocks"],
+        )
+        return blocks * warps / most if shared <= self.shared and threads <= device.max_threads_per_block else 0.0
+
+
+def arch_named(text: str) -> Arch:
+    """``sm_90a``, ``sm_90``, or a device such as ``h200``; `SettingError` for one that no known device has."""
+    rows = table("cuda_devices")
+    capabilities = {name: major * 10 + minor for name, row in rows.items() if name != "limits"
+                    for major, minor in [row["capability"]]}  # fmt: skip
+    matched = re.fullmatch(r"sm_(\d+)[af]?", text.lower())
+    if text.lower() in capabilities:
+        device = text.lower()
+    elif matched and int(matched[1]) in capabilities.values():
+        of_it = [name for name, capability in capabilities.items() if capability == int(matched[1])]
+        device = next((name for name in of_it if name in _USUAL), of_it[0])
+    else:
+        known = sorted({_name(capability) for capability in capabilities.values()}, key=lambda name: (len(name), name))
+        raise SettingError(
+            f"--arch {text}: unknown; expected one of {', '.join(known)}, or a device: {', '.join(capabilities)}"
+        )
+    found = cuda_device_named(device)
+    return Arch(_name(found.major * 10 + found.minor), found)
+
+
+_USUAL = (USUAL, "l40s")  # where a capability has several
+
+
+def _name(capability: int) -> str:
+    """As Triton calls ptxas: with what only that architecture has, where it has."""
+    return f"sm_{capability}{'a' if capability >= 90 else ''}"
+
+
+__all__ = ["MOST_REGISTERS", "TENSOR_MEMORY", "Arch", "arch_named"]

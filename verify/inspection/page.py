@@ -1,0 +1,155 @@
+"""Inspected kernels as tables: one row for each configuration, or for each kernel over all that it was compiled as."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from assay.verify.inspection.arch import Arch
+from assay.verify.inspection.facts import Facts
+from assay.verify.inspection.findings import Finding
+from assay.verify.inspection.inspecting import Call
+
+HEAD = (
+    "kernel", "dtype", "of it", "configurations", "registers", "spilled", "shared KiB", "occupancy %", "products",
+    "copies", "load bytes", "x own products", "x own bytes",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """What became of one kernel in one dtype; ``problem`` where it couldn't be called at all."""
+
+    name: str
+    dtype: str
+    calls: tuple[Call, ...]
+    problem: str = ""
+
+    def findings(self, arch: Arch) -> list[tuple[str, Finding]]:
+        """What is wrong, each with the calls that show it; what several calls show alike stands once."""
+        found: dict[tuple[str, str], list[tuple[str, Finding]]] = defaultdict(list)
+        for call in self.calls:
+            for finding in call.findings(arch):
+                found[finding.kernel, finding.words].append((call.words, finding))
+        return [
+            (same[0][0] if len(same) < len(self.calls) or len(same) == 1 else "", same[0][1]) for same in found.values()
+        ]
+
+    @property
+    def problems(self) -> list[str]:
+        """Why calls came to nothing."""
+        told = [self.problem] if self.problem else []
+        told += [f"{call.words}: {call.problem}" for call in self.calls if call.problem and not call.launches]
+        if not told and not any(call.launches for call in self.calls):
+            told.append("launches no Triton kernel")
+        return told
+
+    def as_dict(self, arch: Arch) -> dict[str, Any]:
+        """Plain data."""
+        calls = [call.as_dict(arch) for call in self.calls]
+        return {"kernel": self.name, "dtype": self.dtype, "problem": self.problem, "calls": calls}
+
+
+def rows(inspected: Inspected, *, each: bool = False) -> Iterator[tuple[str, ...]]:
+    """Rows under `HEAD`: one for each kernel that it launches, or for each configuration that its tuner would try."""
+    groups: dict[Any, list[tuple[Call, Facts]]] = defaultdict(list)
+    for call in inspected.calls:
+        for facts in call.launches:
+            if not facts.pruned and not facts.error:
+                key = (call.words, facts.kernel, facts.name) if each else facts.kernel
+                groups[key].append((call, facts))
+    for pairs in groups.values():
+        launches = [facts for _, facts in pairs]
+        names = dict.fromkeys(facts.name for facts in launches)
+        yield (
+            inspected.name,
+            inspected.dtype,
+            f"{launches[0].kernel}{f' at {pairs[0][0].words}' if each else ''}",
+            launches[0].name if each else str(len(names)),
+            _range(facts.registers for facts in launches),
+            _range(facts.spilled for facts in launches),
+            _range(facts.shared / 1024 for facts in launches),
+            _range(100 * facts.occupancy for facts in launches),
+            ", ".join(dict.fromkeys(kind for facts in launches for kind in _products(facts))),
+            ", ".join(
+                dict.fromkeys(kind for facts in launches for kind in facts.moves if "async" in kind or "TMA" in kind)
+            ),
+            _widths(launches),
+            *_times_own(pairs),
+        )
+
+
+def _products(facts: Facts) -> Iterable[str]:
+    if facts.products or not facts.amounts or not facts.amounts.products:
+        return facts.products
+    return ("FFMA",)
+
+
+def _widths(launches: Sequence[Facts]) -> str:
+    """The bytes of most of what is loaded at once, over the configurations."""
+    found = set()
+    for facts in launches:
+        loads: dict[int, int] = defaultdict(int)
+        for kind in ("load", "async copy"):
+            for width, count in facts.widths.get(kind, {}).items():
+                loads[width] += width * count
+        if loads:
+            found.add(max(loads, key=lambda width: loads[width]))
+    return _range(found) if found else ""
+
+
+def _times_own(pairs: Sequence[tuple[Call, Facts]]) -> tuple[str, str]:
+    products = [
+        facts.amounts.products / call.own_products
+        for call, facts in pairs
+        if facts.amounts and facts.amounts.products and call.own_products
+    ]
+    moved = [
+        (facts.amounts.loaded + facts.amounts.stored) / call.own_bytes
+        for call, facts in pairs
+        if facts.amounts and call.own_bytes
+    ]
+    about = "" if all(facts.amounts and facts.amounts.complete for _, facts in pairs) else "~"
+    return about + _range(products) if products else "", about + _range(moved) if moved else ""
+
+
+def _range(numbers: Iterable[float]) -> str:
+    found = sorted(set(numbers))
+    low, high = f"{found[0]:.3g}", f"{found[-1]:.3g}"
+    return low if low == high else f"{low} to {high}"
+
+
+def finding_lines(inspected: Inspected, arch: Arch) -> Iterator[str]:
+    """What is wrong, a line each, and what couldn't be looked at."""
+    for where, finding in inspected.findings(arch):
+        yield f"{finding}{f' [{where}]' if where else ''}"
+    yield from inspected.problems
+
+
+def markdown(every: Sequence[Inspected], arch: Arch, versions: str, command: str) -> str:
+    """A page of all."""
+    lines = [
+        f"# Compiled for {arch.name}, without a GPU",
+        "",
+        f"What `{command}` found; {versions}. Nothing ran: each launch, in every configuration that",
+        "its tuner would try at these sizes, was compiled, and the compiler's representations and machine code read.",
+        "",
+        "`configurations`: how many different ones were compiled, over all calls. `spilled`: bytes of a thread.",
+        f"`occupancy`: of the warps that a multiprocessor of an {arch.device.name} can hold. `load bytes`: of one",
+        "instruction, where most bytes are loaded. `x own products`, `x own bytes`: operations of products, and bytes",
+        "asked for by loads and stores (masked ones included, caches not), as multiples of what the op itself needs,",
+        "over all configurations and calls; ~ where how often something is done hangs on values in memory.",
+        "",
+        "## Findings",
+        "",
+    ]
+    found = [f"- {one.name} ({one.dtype}), {words}" for one in every for words in finding_lines(one, arch)]
+    lines += [*(found or ["None."]), "", "## Kernels", ""]
+    lines += [f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"]
+    lines += [f"| {' | '.join(row)} |" for one in every for row in rows(one)]
+    return "\n".join(lines) + "\n"
+
+
+__all__ = ["HEAD", "Inspected", "finding_lines", "markdown", "rows"]
