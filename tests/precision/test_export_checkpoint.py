@@ -86,7 +86,7 @@ def test_what_is_loaded_is_what_was_simulated(scheme: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("scheme", STORED)
 def test_the_bytes_that_count_are_the_bytes_that_are_stored(scheme: str, tmp_path: Path) -> None:
-    """Codes, scales and zero-points take the bits that a budget counts; int4 below int8 inputs, a note says, twice."""
+    """Codes, scales and zero-points take the bits that a budget counts."""
     name = LAYER.format(0, "mlp.up_proj")
     written = write(subject(), {name: scheme}, tmp_path / "out")
     tensors = load_file(tmp_path / "out" / "model.safetensors")
@@ -98,9 +98,7 @@ def test_the_bytes_that_count_are_the_bytes_that_are_stored(scheme: str, tmp_pat
     )
     quantizer = STORED[scheme]
     assert quantizer is not None
-    bytewise = any("one a byte" in note for note in written.notes)
-    assert bytewise == (scheme == "w4a8-g128")
-    assert taken == quantizer.bits((256, 128)) + (4 * 256 * 128 if bytewise else 0)
+    assert taken == quantizer.bits((256, 128))
 
 
 @pytest.mark.parametrize("scheme", NVFP4)

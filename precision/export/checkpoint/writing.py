@@ -12,7 +12,7 @@ from assay.precision.export.checkpoint.folder import config_json, dtype_of, need
 from assay.precision.export.checkpoint.folding import Folded
 from assay.precision.export.checkpoint.pieces import Piece, pieces_of, rows_of, saved
 from assay.precision.export.checkpoint.storable import storable
-from assay.precision.export.configurations.compressed_tensors import config_of, format_of, groups_of
+from assay.precision.export.configurations.compressed_tensors import config_of, groups_of
 from assay.precision.export.lint import lint, lint_config, lint_scales
 from assay.precision.export.plan import Plan, plan_of
 from assay.precision.observation.qparams import QParams
@@ -167,22 +167,11 @@ def _warnings(plan: Plan, into: Folded, dtype: torch.dtype) -> list[str]:
         found.append(
             f"column factors are folded into norms and linears before, whose weights are rounded to {dtype} again"
         )
-    weights = {name: (format_of(scheme), scheme.weight) for name, scheme in plan.weights.items()}
-    packed = [name for name, (_, weight) in weights.items() if weight is not None and not weight.symmetric]
+    packed = [name for name, scheme in plan.weights.items() if scheme.weight and not scheme.weight.symmetric]
     if packed:
         found.append(
             f"{packed[0]}: its zero-points are packed, as vLLM reads them; with compressed-tensors 0.20 transformers "
             "loads them by assay.precision.export.load_checkpoint"
-        )
-    narrow = [
-        name
-        for name, (format, weight) in weights.items()
-        if format == "int-quantized" and weight is not None and weight.element.bits < 8
-    ]
-    if narrow:
-        found.append(
-            f"{narrow[0]}: below int8 inputs compressed-tensors stores int4 codes one a byte, "
-            "so the checkpoint is larger than the assignment"
         )
     return found
 

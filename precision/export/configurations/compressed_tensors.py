@@ -86,9 +86,9 @@ def format_of(scheme: Scheme) -> str:
     assert scheme.weight is not None
     bits = scheme.weight.element.bits
     if scheme.weight.element.kind == "integer":
-        # Engines read 4-bit weights packed, also below FP8 inputs; below 8-bit integer inputs one code a byte.
+        # Engines read narrow weights packed, also below inputs of 8 bits, and codes of 8 bits below int8 as they are.
         inputs = scheme.activation
-        return "int-quantized" if inputs is not None and inputs.format == "int8" else "pack-quantized"
+        return "int-quantized" if bits == 8 and inputs is not None and inputs.format == "int8" else "pack-quantized"
     if scheme.weight.scale_format == "float8_e8m0fnu":
         return {4: "mxfp4-pack-quantized", 6: "mxfp6-pack-quantized", 8: "mxfp8-quantized"}[bits]
     return "nvfp4-pack-quantized" if bits == 4 else "float-quantized"
