@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from assay.cli.audit_effort import QUICK, USUAL, Pace, check_effort, pace_of
 from assay.cli.audit_options import assignment_of, bytes_of, check_checkpoint, check_names, exports_of
 from assay.cli.progress import ProgressBar, report_error
 from assay.formats.errors import UnknownOption
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from assay.precision.loading import Loaded
     from assay.precision.report import record
 
+_LONG = 10.0
+"""Seconds from which on it is told beforehand how long an audit takes."""
 _LONGEST = 256
 """Tokens of a sequence where nothing else is asked for."""
 
@@ -36,7 +39,11 @@ _LONGEST = 256
 def audit(
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="A directory of Hugging Face's form, or a bundled model's name."),
+        typer.Argument(
+            metavar="MODEL",
+            help="A directory of Hugging Face's form, a bundled model (stdlib-llama, stdlib-mixtral), or "
+            "package.module:factory, a function that gives a torch.nn.Module and its tokenizer.",
+        ),
     ],
     text: Annotated[Path, typer.Option(metavar="FILE", help="Text like that which the model will see, in UTF-8.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for audit.json, report.html and what is computed.")],
@@ -66,6 +73,12 @@ def audit(
         str,
         typer.Option(metavar="N", help="Most bytes of weights in memory, in float32: 2GB; the others are read."),
     ] = "",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Measure a quarter as much: intervals are wider and promise less.")
+    ] = False,
+    seconds: Annotated[
+        float | None, typer.Option(metavar="N", help="Measure as much as takes about so long, 6 to 96 of each kind.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Take what DIR holds of the same audit.")] = False,
     compare: Annotated[
         tuple[Path, Path] | None,
@@ -86,6 +99,7 @@ def audit(
     """
     size, memory = bytes_of("--max-bytes", max_bytes), bytes_of("--max-memory", max_memory)
     wanted = exports_of(export or [])
+    check_effort(quick, seconds)
     for flag, limit in (("--max-kl", max_kl), ("--max-bytes", size), ("--max-time", max_time)):
         if limit is not None and not limit > 0:
             raise UnknownOption(f"{flag} {limit:g}; expected a number above 0")
@@ -103,7 +117,7 @@ def audit(
     from assay.precision.report.page import plotly_source
 
     names = [name.strip() for name in formats.split(",") if name.strip()] or None
-    check_names(names, target, metric)
+    check_names(names, target, metric, timed=max_time is not None)
     assignments = [assignment_of(path) for path in compare or ()]
     plotly_source()
     try:
@@ -116,6 +130,11 @@ def audit(
     decodes = loaded.kind not in ("encoder", "classifier")
     length = sequence or min(_LONGEST, loaded.positions or _LONGEST)
     batches, held_out = loaded.parts(text, check, sequence=length, sequences=sequences, batch=batch, lines=lines)
+    began = time.monotonic()
+    pace, effort = pace_of(loaded.model, batches, held_out), QUICK if quick else USUAL
+    foretold = pace.whole(effort) if seconds is None else seconds
+    if foretold >= _LONG and not compare:
+        print(f"assay: takes about {_span(foretold)}{_shorter(pace, quick or seconds is not None)}", file=sys.stderr)
     digest = fingerprint(loaded.model, [*batches, *(held_out or ())], len(batches), metric, names, target, seed)
     kept = Cache(out / "kept", digest, fresh=not resume)
     if resume and _foreign(kept):
@@ -136,7 +155,12 @@ def audit(
             progress=stages,
             kept=kept,
         )
-        found.calibrate()
+        if seconds is not None:
+            pace = pace.confirmed(found)
+            effort = pace.within(left := seconds - (time.monotonic() - began))
+            if pace.left(effort) > left:
+                print(f"assay: the least takes {_span(pace.left(effort))} from here on", file=sys.stderr)
+        found.calibrate(effort.count)
         if assignments:
             return _compare(found, [str(path) for path in compare or ()], assignments, out, decodes)
         limits = {"error": max_kl, "bytes": size, "time": None if max_time is None else max_time / 1e3}
@@ -150,7 +174,7 @@ def audit(
         chosen = found.recommend(limits["error"], limits["bytes"], fixed=fixed, **{time_of: limits["time"]})
         most = math.inf if max_kl is None else max_kl
         simple = baselines(found, chosen, fixed=fixed, max_error=most, caches=decodes)
-        front = found.pareto()
+        front = found.pareto(effort.points)
         found.seconds["choosing"] = time.monotonic() - began
         began = time.monotonic()
         for place, (*_, assignment) in enumerate(front):
@@ -191,6 +215,20 @@ def _data(text: Path, batches: Sequence[Mapping[str, Any]]) -> record.Data:
 
     sequences = sum(len(each["input_ids"]) for each in batches)
     return record.Data(str(text), sequences, tokens=sum(int(each["attention_mask"].sum()) for each in batches))
+
+
+def _span(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 100
+        else f"{seconds / 60:.0f} min"
+        if seconds < 6000
+        else f"{seconds / 3600:.1f} h"
+    )
+
+
+def _shorter(pace: Pace, short: bool) -> str:
+    return "" if short else f"; --quick, about {_span(pace.whole(QUICK))}"
 
 
 class Stages(ExitStack):

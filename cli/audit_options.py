@@ -36,14 +36,17 @@ def assignment_of(path: Path) -> dict[str, str]:
     return content
 
 
-def check_names(names: Sequence[str] | None, target: str, metric: str) -> None:
-    """Raise for a metric or schemes that there are not or that the target lacks, before anything is loaded."""
+def check_names(names: Sequence[str] | None, target: str, metric: str, *, timed: bool = False) -> None:
+    """Raise for a metric or schemes that there are not or that the target lacks, and, ``timed``, for a budget of time
+    that no device is named for, before anything is loaded."""
     from assay.precision.metrics import metric_named
     from assay.precision.schemes import scheme_named
     from assay.precision.targets import formats_of, target_named
 
     metric_named(metric or "kl")
     aimed = target_named(target or None)
+    if timed and aimed.device is None:
+        raise UnknownOption("--max-time is of a device, and none is assumed; name it, such as --target h200")
     for name in names or ():
         if note := aimed.lacks(scheme_named(name)):
             raise UnknownOption(f"--formats {name}: {note}; leave it out, or choose another --target")

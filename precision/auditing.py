@@ -20,7 +20,7 @@ from assay.precision.choice.explanation import untrusted
 from assay.precision.choice.judging import Judge
 from assay.precision.choice.problem import Quantity
 from assay.precision.choice.recommendation import Recommender
-from assay.precision.choice.roofline import Cost, Roofline, Shape, device_named
+from assay.precision.choice.roofline import Cost, Roofline, Shape
 from assay.precision.metrics import metric_named
 from assay.precision.observation.observing import observe
 from assay.precision.observation.qparams import QParams
@@ -43,7 +43,7 @@ from assay.precision.prediction.trials import (
     without_gradient,
 )
 from assay.precision.sampling import MeasuredError, relative_spread
-from assay.precision.targets import DEFAULT_DEVICE, formats_of, target_named
+from assay.precision.targets import formats_of, target_named
 from assay.runtime.errors import names_checked
 
 _CHOSEN = 22
@@ -122,7 +122,7 @@ class Audit:
         self.observed = self.observed.without_gradient(without_gradient(self.predictor, self.trial))
         self.predictor = replace(self.predictor, observed=self.observed)
         self.roofline = Roofline(
-            target_named(target).device or device_named(DEFAULT_DEVICE),
+            target_named(target).device,
             self.observed.every,
             shape or Shape.of(self.model),
             self.bits,
@@ -185,13 +185,15 @@ class Audit:
         """The assignment to take under budgets, measured: of least error, or of fewest bytes if only the error has one.
 
         max_error: in the metric's unit. max_bytes: of all weights. max_kv_bytes: of the cache at the context length of
-        ``shape``. max_time: seconds of a decode step on the target, max_prefill of a prefill. fixed: sites that keep
-        their own format. Where no assignment meets them, the closest, with ``met`` False and the budgets that bind in
-        ``why``. Raises UnknownOption, BadAssignment.
+        ``shape``. max_time: seconds of a decode step on the target's device, max_prefill of a prefill. fixed: sites
+        that keep their own format. Where no assignment meets them, the closest, with ``met`` False and the budgets
+        that bind in ``why``. Raises UnknownOption, BadAssignment.
         """
         budgets: dict[Quantity, float | None] = {"error": max_error, "bytes": max_bytes, "kv_bytes": max_kv_bytes}
         budgets |= {"prefill": max_prefill, "decode": max_time}
         kept = {self.observed.owner(self.observed.site(site)) for site in fixed}
+        if self.roofline.device is None and not max_time is max_prefill is None:
+            raise UnknownOption("expected a target with a device for max_time and max_prefill, such as target='h200'")
         predictor = self._calibrated()
         judge = None if self.check is None else Judge(self.measure, self._sampling())
         recommender = Recommender(predictor, self.trial, self.roofline, kept, judge=judge, refitted=self._refitted)
@@ -203,14 +205,14 @@ class Audit:
         return found
 
     def pareto(self, points: int = 16) -> list[tuple[float, float, Prediction, Assignment]]:
-        """(bytes, seconds of a decode step, prediction, assignment) of which none is beaten in bytes and error."""
+        """(bytes, seconds of a decode step or NaN, prediction, assignment), none beaten in bytes and error."""
         recommender = Recommender(self._calibrated(), self.trial, self.roofline)
         found = [recommender.told(assignment) for assignment in recommender.front(points)]
         return [(each.cost.bytes, each.cost.decode, each.prediction, each) for each in found]
 
     def cost(self, assignment: Mapping[str, str]) -> Cost:
-        """Bytes and times of an assignment on the target."""
-        return self.roofline.total(self.checked(assignment))
+        """Bytes and, on the target's device, times of an assignment; NaN without one."""
+        return self.roofline.told(self.checked(assignment))
 
     @cached_property
     def noise_floor(self) -> MeasuredError:

@@ -14,9 +14,6 @@ from assay.precision.schemes import SCHEMES, Scheme, ggml, scheme_named
 from assay.precision.schemes.scheme import DEFAULTS
 from assay.runtime.errors import unknown
 
-DEFAULT_DEVICE = "h100"
-"""Whose times are told where the target names none."""
-
 
 @dataclass(frozen=True, slots=True)
 class Engine:

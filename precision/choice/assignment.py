@@ -33,7 +33,8 @@ class Assignment(dict[str, str]):
             parts.append(f"measured {in_error(self.measured)}")
         if hasattr(self, "cost"):
             parts.append(f"weights {in_bytes(self.cost.bytes)}, KV cache {in_bytes(self.cost.kv_bytes)}")
-            parts.append(f"prefill {in_seconds(self.cost.prefill)}, decode step {in_seconds(self.cost.decode)}")
+            if not math.isnan(self.cost.prefill):
+                parts.append(f"prefill {in_seconds(self.cost.prefill)}, decode step {in_seconds(self.cost.decode)}")
         return "; ".join(parts if self.met else [*parts, "budgets not met"])
 
     def __repr__(self) -> str:

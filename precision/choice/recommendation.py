@@ -157,7 +157,7 @@ class Recommender:
     def told(self, assignment: Mapping[str, str]) -> Assignment:
         """An assignment with its prediction and its cost."""
         found = Assignment(assignment)
-        found.prediction, found.cost = self.predictor.predict(found), self._roofline.total(found)
+        found.prediction, found.cost = self.predictor.predict(found), self._roofline.told(found)
         return found
 
     def _learn(self, schemes: Mapping[str, str]) -> bool:

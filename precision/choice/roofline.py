@@ -12,7 +12,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 from assay.configs import table
 from assay.precision.errors import UnknownDevice, WrongShape
@@ -148,19 +148,20 @@ def running(device: Device, scheme: Scheme) -> Running:
 class Roofline:
     """Costs of a model's sites on a device. Sites without a scheme ("") are in the model's own dtype of ``bits`` bits.
 
-    Costs of sites add up to the model's, so a choice may be made by them. parameters: of the whole model, what no site
+    Costs of sites add up to the model's, so a choice may be made by them. device: None, and nothing takes time: `told`
+    says that it isn't known. parameters: of the whole model, what no site
     holds included, as weights and biases of norms; None: no more than those of the sites.
     """
 
     def __init__(
-        self, device: Device, sites: Iterable[Site], shape: Shape, bits: int = 16, parameters: int | None = None
+        self, device: Device | None, sites: Iterable[Site], shape: Shape, bits: int = 16, parameters: int | None = None
     ) -> None:
         self.device = device
         self.shape = shape
         self.sites = {str(site): site for site in sites}
         self._own = bits / 8
         self._parameters = parameters
-        self._own_arithmetic = "fp32" if bits > 16 and "fp32" in device.rates else "bf16"
+        self._own_arithmetic = "fp32" if bits > 16 and device and "fp32" in device.rates else "bf16"
         self._tables = {site.shape for site in self.sites.values() if site.place == "embedding"}
         experts: dict[str, set[str]] = defaultdict(set)
         for name in self.sites:
@@ -193,6 +194,11 @@ class Roofline:
         costs = (self.cost(name, assignment.get(site.tied or name, "")) for name, site in self.sites.items())
         return sum(costs, Cost()) + self.rest()
 
+    def told(self, assignment: Mapping[str, str]) -> Cost:
+        """The same, with times that are NaN where no device is known."""
+        found = self.total(assignment)
+        return found if self.device else replace(found, prefill=math.nan, decode=math.nan)
+
     def _linear(self, site: Site, scheme: Scheme | None) -> Cost:
         tokens = self.shape.batch * self.shape.prompt
         if site.role == "linear" and site.shape in self._tables:
@@ -208,7 +214,7 @@ class Roofline:
         rows, columns = site.shape[-2:]
         share, touched = self._routed(site, tokens)
         passed = tokens * share
-        how = running(self.device, scheme) if scheme else Running(self._own_arithmetic, True)
+        how = running(self.device, scheme) if scheme and self.device else Running(self._own_arithmetic, True)
         read, extra = self._own * passed * columns, 0.0
         activation = scheme.activation if scheme and how.native else None
         if activation is not None:
@@ -265,11 +271,13 @@ class Roofline:
         return held * _bits(scheme.weight, site.shape[-2:]) / 8
 
     def _time(self, operations: float, arithmetic: str, moved: float) -> float:
+        if self.device is None:
+            return 0.0
         rate = self.device.rates[arithmetic] * self.device.achievable
         return max(operations / rate, self._seconds(moved)) + self.device.launch
 
     def _seconds(self, moved: float) -> float:
-        return moved / (self.device.bandwidth * self.device.achievable)
+        return 0.0 if self.device is None else moved / (self.device.bandwidth * self.device.achievable)
 
 
 def _bits(quantizer: Quantizer, shape: tuple[int, ...]) -> float:

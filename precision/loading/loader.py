@@ -35,7 +35,8 @@ def load(
 
     target: a bundled model's name (see `bundled`), a Hugging Face directory (a causal language model, an encoder or a
     sequence classifier in safetensors, also in shards), ``package.module:factory`` (called without arguments, gives a
-    torch.nn.Module; modules of the current folder count), a ``.pt2`` file of torch.export, or an ExportedProgram.
+    torch.nn.Module, or a pair of one and its tokenizer; modules of the current folder count), a ``.pt2`` file of
+    torch.export, or an ExportedProgram.
 
     trust: also run code that comes with the model: pickled weights or modules, and a directory's ``auto_map``. A
     factory and the module that it stands in are code of yours and run in any case. Without it a ``.pt2`` file is read
@@ -81,8 +82,9 @@ def _load(
         return from_factory(module, factory, dtype)
     hub = f" (assay downloads nothing: `hf download {target} --local-dir DIR` first)" if _like_hub(str(target)) else ""
     raise UnknownModel(
-        f"no model {str(target)!r}{hub}; expected {', '.join(known)} or a directory with config.json, "
-        "in Python (assay.precision.loading.load) also package.module:factory or a .pt2 file"
+        f"no model {str(target)!r}{hub}; expected {', '.join(known)}, a directory with config.json, "
+        "or package.module:factory that gives a module and its tokenizer; in Python (assay.precision.loading.load) "
+        "also one without a tokenizer, or a .pt2 file"
     )
 
 

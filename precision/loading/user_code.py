@@ -3,6 +3,7 @@
 import difflib
 import os
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,7 +20,8 @@ _PICKLED = ("custom_obj_", "opaque_obj_")
 
 
 def from_factory(module: str, factory: str, dtype: torch.dtype) -> Loaded:
-    """What ``module:factory`` makes when it is called without arguments. Raises `UnknownModel` and `BadModel`."""
+    """What ``module:factory`` makes when it is called without arguments: a module, an exported program, or a module and
+    its tokenizer of transformers, with which a text can be cut. Raises `UnknownModel` and `BadModel`."""
     target = f"{module}:{factory}"
     found: Any = import_own(module, f"model {target!r}", UnknownModel)
     for part in factory.split("."):
@@ -31,7 +33,20 @@ def from_factory(module: str, factory: str, dtype: torch.dtype) -> Loaded:
     made = _called(found, target)
     if isinstance(made, torch.export.ExportedProgram):
         return from_exported(made, target, None)
+    if isinstance(made, tuple) and len(made) == 2:
+        made, tokenizer = made
+        return _with(_loaded(made, target, None, dtype), tokenizer)
     return _loaded(made, target, None, dtype)
+
+
+def _with(loaded: Loaded, tokenizer: Any) -> Loaded:
+    """The model with a tokenizer, checked against its vocabulary and length as far as its config tells them."""
+    if not callable(tokenizer) or not hasattr(tokenizer, "pad_token_id"):
+        given = type(tokenizer).__name__
+        raise BadModel(f"model {loaded.name!r} gives {given} beside its module; expected a tokenizer of transformers")
+    config = getattr(loaded.model, "config", None)
+    sizes = (getattr(config, "vocab_size", None), getattr(config, "max_position_embeddings", None))
+    return replace(loaded, tokenizer=tokenizer, vocabulary=sizes[0], positions=sizes[1])
 
 
 def _called(factory: Any, target: str) -> Any:

@@ -83,6 +83,8 @@ def in_lines(content: Mapping[str, Any]) -> str:
 
 
 def _times(one: Mapping[str, Any]) -> str:
+    if one["prefill"] is None:
+        return f"KV cache {in_bytes(one['kv_bytes'])}" if one["kv_bytes"] is not None else "times of no device"
     if one["decode"] is None:
         return f"pass {in_seconds(one['prefill'])}"
     times = f"prefill {in_seconds(one['prefill'])}, decode step {in_seconds(one['decode'])}"

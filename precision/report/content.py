@@ -65,7 +65,7 @@ def content_of(
         fingerprint=fingerprint,
         seconds={stage: round(spent, 3) for stage, spent in audit.seconds.items()},
         noise_floor=float(audit.noise_floor),
-        device=audit.roofline.device.name,
+        device=audit.roofline.device.name if audit.roofline.device else None,
         untouched=record.Costs(**_costs(untouched, model.decodes)),
         recommended=record.Recommended(
             **assigned(chosen, model.decodes), met=chosen.met, why=chosen.why, agreement=audit.agreement(chosen)
@@ -141,12 +141,13 @@ def _thinned(largest: torch.Tensor) -> torch.Tensor:
 
 
 def _costs(cost: Cost, decodes: bool) -> dict[str, Any]:
-    """Whole bytes and seconds; null for the KV cache and the decode step of a model that has none."""
+    """Whole bytes and seconds; null for the KV cache and the decode step of a model that has none, and
+    for times on no device."""
     return {
         "bytes": round(cost.bytes),
         "kv_bytes": round(cost.kv_bytes) if decodes else None,
-        "prefill": cost.prefill,
-        "decode": cost.decode if decodes else None,
+        "prefill": None if math.isnan(cost.prefill) else cost.prefill,
+        "decode": cost.decode if decodes and not math.isnan(cost.decode) else None,
     }
 
 

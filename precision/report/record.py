@@ -78,11 +78,12 @@ class Prediction(Record, frozen=True):
 
 
 class Costs(Record, frozen=True):
-    """Bytes of weights and KV cache, seconds of a prefill and of a decode step; null: the model has none."""
+    """Bytes of weights and KV cache, seconds of a prefill and of a decode step; null: the model has none, or no device
+    is known."""
 
     bytes: int
     kv_bytes: int | None
-    prefill: Number
+    prefill: Number | None
     decode: Number | None
 
 
@@ -213,7 +214,7 @@ class Content(Record, frozen=True):
     fingerprint: str
     seconds: Annotated[dict[str, float], Meta(description="wall time of each stage")]
     noise_floor: Annotated[Number, Meta(description="the error with every site rounded to bfloat16")]
-    device: Annotated[str, Meta(description="that times are of")]
+    device: Annotated[str | None, Meta(description="that times are of; null: no target's, so there are none")]
     untouched: Annotated[Costs, Meta(description="the model without an assignment")]
     recommended: Recommended
     baselines: list[Baseline]

@@ -218,6 +218,8 @@ def _costs(content: Mapping[str, Any]) -> list[str]:
         lines.append(
             _line("KV cache", f"{in_bytes(before['kv_bytes'])} before, {in_bytes(after['kv_bytes'])} after, {context}")
         )
+    if content["device"] is None:
+        return lines
     steps = {"prefill": "prefill", "decode": "decode step"} if before["decode"] is not None else {"prefill": "pass"}
     for name, words in steps.items():
         times = f"{in_seconds(before[name])} before, {in_seconds(after[name])} after"

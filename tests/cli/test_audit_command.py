@@ -13,12 +13,14 @@ import pytest
 
 from assay.cli.audit import Stages
 from assay.cli.audit import audit as command
+from assay.cli.audit_effort import Pace
 from assay.cli.audit_options import bytes_of
+from assay.cli.main import main
 from assay.cli.progress import ProgressBar
 from assay.precision.amounts import in_seconds
 from assay.precision.auditing import Audit, audit
 from assay.precision.observation.streaming import streamed_parameters
-from tests.cli.audits import one_line, read, run
+from tests.cli.audits import FEW, one_line, read, run
 from tests.precision.tiny_models import MODELS
 
 
@@ -199,7 +201,7 @@ def test_an_encoder_has_a_pass_and_no_decode_step(
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(models / "llama" / file, home / "llama")
     out = tmp_path / "out"
-    assert run(home, out, "--max-time", "1000", "--max-kl", "0.5") == 0
+    assert run(home, out, "--target", "h200", "--max-time", "1000", "--max-kl", "0.5") == 0
     content, said = read(out), capsys.readouterr().out
     jsonschema.validate(content, json.loads((files("assay.precision.report") / "audit.schema.json").read_text()))
     for cost in (content["untouched"], content["recommended"], *content["pareto"]):
@@ -208,3 +210,67 @@ def test_an_encoder_has_a_pass_and_no_decode_step(
     assert "KV cache" not in said
     assert f"time of at most 1 s: {in_seconds(content['recommended']['prefill'])}, kept" in said
     assert "decode step" not in (out / "report.html").read_text().partition("<script")[0]
+
+
+def test_a_quick_audit_says_that_it_promises_less(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes a quarter of the random trials, tells how long it takes before, and intervals say what they promise."""
+    monkeypatch.setattr("assay.cli.audit.pace_of", lambda *_: Pace(choice=1.0, held_out=0.5))
+    assert run(models, tmp_path / "out", "--target", "h200", "--max-kl", "0.01", "--quick") == 0
+    out_text, err = capsys.readouterr()
+    assert re.search(r"assay: takes about \d+ s", err)
+    content = read(tmp_path / "out")
+    assert len(content["calibration"]) == 12
+    level = content["recommended"]["prediction"]["level"]
+    assert 0.8 < level < 0.95
+    assert f"({int(100 * level)} %: " in out_text
+
+
+def test_seconds_say_how_much_is_measured(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The least where there is no time, the most where there is much; both at once with --quick make no sense."""
+    assert run(models, tmp_path / "out", "--max-kl", "0.01", "--seconds", "0.01") == 0
+    assert "the least takes" in capsys.readouterr().err
+    assert len(read(tmp_path / "out")["calibration"]) == 6
+    pace = Pace(choice=0.1, held_out=0.05)
+    counts = [pace.within(seconds).count for seconds in (0.0, 10.0, 15.0, 20.0, 1000.0)]
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-1]) == (6, 96)
+    assert all(pace.left(pace.within(seconds)) <= seconds for seconds in (10.0, 15.0, 20.0, 1000.0))
+    capsys.readouterr()
+    assert run(models, tmp_path / "out", "--quick", "--seconds", "5") == 2
+    one_line(capsys, "--quick and --seconds both say how much is measured")
+
+
+def test_without_a_target_no_device_is_assumed(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No times are told, null in audit.json, and a budget of time asks for a device."""
+    assert run(models, tmp_path / "out", "--max-kl", "0.01", "--quick") == 0
+    content, said = read(tmp_path / "out"), capsys.readouterr().out
+    jsonschema.validate(content, json.loads((files("assay.precision.report") / "audit.schema.json").read_text()))
+    assert content["device"] is None
+    assert {content["untouched"]["prefill"], content["recommended"]["decode"]} == {None}
+    assert not re.search("prefill|decode|h100", said)
+    assert "at least" not in (tmp_path / "out" / "report.html").read_text().split('<script id="data"')[0]
+    assert run(models, tmp_path / "out", "--max-time", "1") == 2
+    one_line(capsys, "--max-time is of a device, and none is assumed")
+
+
+def test_a_factory_with_a_tokenizer_is_audited(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """package.module:factory gives a module and its tokenizer; without one the line says what is missing."""
+    (tmp_path / "my_models.py").write_text(
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n\n"
+        f"def small():\n    home = {str(models / 'llama')!r}\n"
+        "    return AutoModelForCausalLM.from_pretrained(home), AutoTokenizer.from_pretrained(home)\n\n\n"
+        "def bare():\n    return small()[0]\n\n\ndef wrong():\n    return small()[0], 'tokenizer'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    text = ("--text", str(models / "text.txt"), "--out", "out", *FEW, "--quick", "--max-kl", "0.01")
+    assert main(("audit", "my_models:small", *text)) == 0
+    assert read(Path("out"))["model"]["kind"] == "module"
+    for name, says in (("bare", "has no tokenizer"), ("wrong", "expected a tokenizer of transformers")):
+        assert main(("audit", f"my_models:{name}", *text)) == 2
+        assert says in capsys.readouterr().err

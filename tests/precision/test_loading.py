@@ -80,7 +80,10 @@ def test_a_sharded_model_is_the_same_model(stored: Callable[[str], Path], tmp_pa
 @pytest.mark.parametrize(
     ("target", "says"),
     [
-        ("stdlib-lama", "expected stdlib-llama, stdlib-mixtral or a directory with config.json, in Python"),
+        (
+            "stdlib-lama",
+            "expected stdlib-llama, stdlib-mixtral, a directory with config.json, or package.",
+        ),
         ("meta-llama/Llama-3.1-8B", "hf download meta-llama/Llama-3.1-8B --local-dir DIR"),
         ("nonesuch_module:make", "nonesuch_module can't be imported"),
         ("torch.nn:Linea", "did you mean 'Linear'"),

@@ -24,7 +24,7 @@ ARGUMENTS = ("max_error", "max_bytes", "max_kv_bytes", "max_prefill", "max_time"
 @pytest.fixture(scope="module")
 def audited() -> Audit:
     """An audit of the small model in four schemes, its interval from few measurements."""
-    found = audit(*made(), "relative", FORMATS)
+    found = audit(*made(), "relative", FORMATS, "h100")
     found.calibrate(8)
     return found
 

@@ -1,0 +1,104 @@
+"""How much `assay audit` measures, and how long that takes: an estimate before it starts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from assay.formats.errors import UnknownOption
+
+if TYPE_CHECKING:
+    import torch
+
+    from assay.precision.auditing import Audit
+
+__all__ = ["QUICK", "USUAL", "Effort", "Pace", "check_effort", "pace_of"]
+
+_SIMULATED = 1.6
+"""Plain forward passes that a measurement takes: values are rounded on the way, and compared in float64."""
+_BEFORE = 12.0
+"""And what looks, fits and predicts before the first."""
+_CHOICE = 12
+"""Measurements that choose one assignment, about."""
+_SIMPLE = 40
+"""And of simple ones beside it, over the held-out sequences."""
+_LEAST, _MOST = 6, 96
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """``count``: as `Audit.calibrate` takes it. ``points``: of the front that are measured."""
+
+    count: int
+    points: int
+
+    @property
+    def measurements(self) -> int:
+        """Over the sequences that are chosen on, about."""
+        return self.count // 2 + self.count + min(self.count, 22) + self.count + _CHOICE
+
+
+USUAL, QUICK = Effort(48, 16), Effort(12, 6)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast a model runs here: seconds of one measurement over the sequences of either part."""
+
+    choice: float
+    held_out: float
+
+    def left(self, effort: Effort) -> float:
+        """Seconds of all measurements."""
+        return effort.measurements * self.choice + (effort.points + _SIMPLE) * self.held_out
+
+    def whole(self, effort: Effort) -> float:
+        """Seconds of the audit, to about a factor of two."""
+        return _BEFORE / _SIMULATED * self.choice + self.left(effort)
+
+    def within(self, seconds: float) -> Effort:
+        """The most that can be measured in so many seconds, and no less than `_LEAST` says."""
+        efforts = [Effort(count, 16 if count >= 24 else 6) for count in range(_LEAST, _MOST + 1)]
+        return max(
+            (each for each in efforts if self.left(each) <= seconds), key=lambda each: each.count, default=efforts[0]
+        )
+
+    def confirmed(self, found: Audit) -> Pace:
+        """The pace as the first measurement shows it, where that is slower: what no cache had was run just now."""
+        began = time.monotonic()
+        sequences = len(found.noise_floor.weights)
+        each = (time.monotonic() - began) / sequences
+        return Pace(max(self.choice, each * found.observed.sequences), max(self.held_out, each * sequences))
+
+
+def pace_of(
+    model: torch.nn.Module, batches: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]] | None
+) -> Pace:
+    """From one forward pass of the first batch, or two short ones."""
+    import torch
+
+    from assay.precision.observation.running import call, evaluating, in_float32, normalised
+
+    (batch,) = normalised(batches[:1])
+    model = in_float32(model)
+    spent = 0.0
+    for _ in range(2):  # the first one also warms up
+        began = time.monotonic()
+        with torch.no_grad(), evaluating(model):
+            call(model, batch)
+        spent = time.monotonic() - began
+        if spent > 1:
+            break
+    each = _SIMULATED * spent / len(batch["input_ids"])
+    choice, other = (sum(len(one["input_ids"]) for one in part or batches) for part in (batches, held_out))
+    return Pace(each * choice, each * other)
+
+
+def check_effort(quick: bool, seconds: float | None) -> None:
+    """Raise for both, and for no time."""
+    if quick and seconds is not None:
+        raise UnknownOption("--quick and --seconds both say how much is measured; give one of them")
+    if seconds is not None and not seconds > 0:
+        raise UnknownOption(f"--seconds {seconds:g}; expected a number above 0")
