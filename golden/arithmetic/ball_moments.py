@@ -44,18 +44,18 @@ class MomentBalls(ElementaryBalls):
         """x - mean and its error, the mean square of it, and where its sum may overflow."""
         n = max(x.shape[-1], 1)
         gamma = self.model.gamma
-        size, own = x.magnitude, x.radius
+        size = x.magnitude
+        own, own_mean, own_square = self._own(x)
         mean = x.mid.mean(-1, keepdim=True)
         centred = x.mid - mean
         squares = (centred * centred).sum(-1, keepdim=True)
         variance = squares / n
         if self.model.beyond == "infinity":  # of a sum that overflows, though what it is divided to does not
             variance = torch.where(squares > self.model.range, math.inf, variance)
-        mean_error = (gamma(n + 2) + 2 * self.u) * size.mean(-1, keepdim=True) + own.mean(-1, keepdim=True)
+        mean_error = (gamma(n + 2) + 2 * self.u) * size.mean(-1, keepdim=True) + own_mean
         rounding = self.u * (centred.abs() + mean_error + 2 * size + 2 * mean.abs()) + self.model.tiny
         deviation_error = mean_error + own + rounding
         root_mean_square = torch.sqrt((size * size).mean(-1, keepdim=True))
-        own_square = torch.sqrt((own * own).mean(-1, keepdim=True)) + own.mean(-1, keepdim=True)
         spread = torch.sqrt(variance)
         variance_error = (
             mean_error * mean_error
@@ -65,3 +65,11 @@ class MomentBalls(ElementaryBalls):
         )
         overflow = n * root_mean_square * root_mean_square > self.model.largest
         return centred, deviation_error, Ball(variance, variance_error, self.model), overflow
+
+    def _own(self, x: Ball) -> tuple[Tensor | float, Tensor | float, Tensor | float]:
+        """The radii of a row, their mean, and that and their root mean square; zero of exact numbers."""
+        if x.rad is None:
+            return 0.0, 0.0, 0.0
+        own = torch.broadcast_to(x.rad, x.mid.shape)
+        mean = own.mean(-1, keepdim=True)
+        return own, mean, torch.sqrt((own * own).mean(-1, keepdim=True)) + mean

@@ -160,7 +160,7 @@ def _register_growing(name: str) -> None:
     @row(name)
     def computed(evaluation: Any, x: torch.Tensor) -> torch.Tensor:
         xp, number = evaluation.xp, evaluation.number(x)
-        result = xp.function(name, number)
+        result = xp.in_blocks(lambda part: xp.function(name, part), number)
         evaluation.computed(name, [number], result)
         found = evaluation.made(result, promoted([x], floating=True))
 
