@@ -1,9 +1,11 @@
-"""Measurements behind docs/evidence.md: ``./dev bench [golden | examine | zoo | order | lengths | explanations] ...``.
+"""Measurements behind docs/evidence.md: ``./dev bench [golden | examine | zoo | order | lengths | explanations |
+audit] ...``.
 
-All but the last three where none is named.
+All but the last four where none is named.
 """
 
 import platform
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -99,8 +101,13 @@ def explanations() -> None:
     measure(console)
 
 
+def audits() -> None:
+    """Whether an audit's intervals hold on text that it hasn't seen, of the bundled model: some minutes."""
+    subprocess.run([sys.executable, str(Path(__file__).with_name("audit_heldout.py")), "stdlib-llama"], check=True)
+
+
 TASKS = {"golden": golden, "examine": examination, "zoo": zoo}
-BY_NAME_ONLY = {"order": order, "lengths": lengths, "explanations": explanations}
+BY_NAME_ONLY = {"order": order, "lengths": lengths, "explanations": explanations, "audit": audits}
 
 
 def main() -> int:
