@@ -18,7 +18,7 @@ from assay.cli.help import Commands, help_alone
 from assay.cli.progress import ProgressBar
 from assay.cli.settings import Ops
 from assay.golden.errors import CampaignError, StoreError
-from assay.runtime.engines import engine_named
+from assay.runtime.engines import engine_named, part_of
 
 if TYPE_CHECKING:
     from assay.golden.jobs.build import Part
@@ -195,10 +195,7 @@ def _campaign(name: str) -> Campaign:
 def _part(text: str, campaign: Campaign) -> Part:
     from assay.golden.jobs.build import Part
 
-    number, slash, of = (text or "1/1").partition("/")
-    if not (slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of) <= campaign.count):
-        raise CampaignError(f"--part {text!r}; expected e.g. 3/10, with at most as many parts as tasks")
-    return Part(int(number), int(of))
+    return Part(*part_of(text, campaign.count))
 
 
 def _store(address: str, option: str) -> Store:

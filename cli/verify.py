@@ -14,6 +14,7 @@ import typer
 
 from assay.cli import settings
 from assay.cli.progress import examined, report_error, report_known
+from assay.runtime.engines import Engine, engine_named, part_of
 from assay.runtime.own_modules import is_module
 from assay.runtime.pool import Pool, worker_count
 from assay.verify.errors import SettingError, TargetError
@@ -26,6 +27,7 @@ _ARGUMENT = (
     "package.module:function, a campaign's TOML file, or the name of a kernel of the survey or a part of it; "
     "all bundled ones if none."
 )
+_SILENT = 300.0  # seconds that a worker of another engine may say nothing
 _BUNDLED = ("assay", "pallas")  # their groups in the survey's table
 
 
@@ -62,6 +64,8 @@ def verify(
     memory: settings.Memory = 4.0,
     strict: settings.Strict = False,
     at_once: Annotated[int, typer.Option("--jobs", min=0, help="Examinations at a time; 0: one for each core.")] = 0,
+    engine: Annotated[str, typer.Option(help="local, or ray: at RAY_ADDRESS, or started here.")] = "local",
+    part: Annotated[str, typer.Option(help="3/10: only the third of ten parts of the examinations.")] = "",
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for the reports; verdicts that it holds of the same kernels are not made again."),
@@ -82,7 +86,7 @@ def verify(
         raise SettingError(
             f"--summary {summary}: there is no folder {summary.parent}; expected a file that can be written"
         )
-    with Pool(1, preload="assay.verify.campaign.survey", quiet=False) as pool:
+    with _begun(engine, at_once) as running:
         from assay.interpreter import check_emulated
         from assay.verify.campaign.cache import keep, known, name_of
         from assay.verify.campaign.survey import plan, run
@@ -113,13 +117,16 @@ def verify(
             pretend=pretend,
             emission=emission,
         )
+        number, of = part_of(part, len(jobs))
+        jobs = jobs[number - 1 :: of]
         names = [name_of(job) for job in jobs] if out is not None else []  # of the sources as they are now
         rows = known(out, jobs) if out is not None else {}
         report_known(rows, jobs, out)
         left = [place for place in range(len(jobs)) if place not in rows]
         count = min(at_once or worker_count(), len(left))
-        if count > 1:
-            pool.resize(count)
+        if isinstance(running, Pool):
+            running.resize(count)
+        if count > 1 or not isinstance(running, Pool):
             jobs = [replace(job, threads=1) for job in jobs]
         asked = [jobs[place] for place in left]
 
@@ -129,7 +136,7 @@ def verify(
             if out is not None and row.verdict is not None:
                 print(f"assay: wrote {keep(out, jobs[place], row.verdict, names[place])}", file=sys.stderr)
 
-        interrupted = examined(asked, run(asked, pool), show) < len(asked)  # what is known is told
+        interrupted = examined(asked, run(asked, running), show) < len(asked)  # what is known is told
     ordered = [rows[place] for place in sorted(rows)]
     status = _report(ordered, as_json, named=bool(targets)) if ordered or not interrupted else 130
     if summary is not None:
@@ -137,6 +144,14 @@ def verify(
     if interrupted:
         return report_error(f"interrupted; {len(rows)} of {len(jobs)} examinations are done", status=130)
     return status
+
+
+def _begun(engine: str, at_once: int) -> Engine:
+    """Where examinations run; of worker processes one for a start, while it isn't known how many there are to make."""
+    preload = "assay.verify.campaign.survey"
+    if engine == "local":
+        return Pool(1, preload=preload, quiet=False)
+    return engine_named(engine, at_once or None, preload=preload, timeout=_SILENT)
 
 
 def _question(spec: str, reference: list[str] | None, tensors: str) -> str:

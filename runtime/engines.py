@@ -49,6 +49,14 @@ def engine_named(name: str, workers: int | None, *, preload: str, timeout: float
     raise EngineError(f"--engine {name!r}; expected local or ray")
 
 
+def part_of(text: str, most: int) -> tuple[int, int]:
+    """``"3/10"`` as the third of ten parts, at most ``most``; the whole where nothing is said. Raises `EngineError`."""
+    number, slash, of = (text or "1/1").partition("/")
+    if not (slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of) <= max(most, 1)):
+        raise EngineError(f"--part {text!r}; expected e.g. 3/10, with at most as many parts as tasks")
+    return int(number), int(of)
+
+
 class RayEngine:
     """Ray at ``address`` (or RAY_ADDRESS), or else started here with ``workers`` cores.
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -98,6 +99,40 @@ def test_a_campaign_goes_on_where_it_was(campaign: Path, capfd: pytest.CaptureFi
     assert [verdict | times_of_it for verdict in json.loads(again)] == [verdict | times_of_it for verdict in first]
     changed = [path.name for path in out.glob("*.json") if path.stat().st_mtime_ns != times[path.name]]
     assert changed == [lost.name]
+
+
+def verdicts(folder: Path) -> dict[str, dict[str, Any]]:
+    """The verdicts of a folder by file, without what hangs on the moment."""
+    found = {path.name: json.loads(path.read_text()) for path in folder.rglob("*.json")}
+    for content in found.values():
+        for name in ("date", "seconds", "environment"):
+            content.pop(name, None)
+    return found
+
+
+def test_parts_make_the_whole(campaign: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Each part examines what is its own, and a run of the whole finds all of it done."""
+    for number in ("1/2", "2/2"):
+        main(["verify", str(campaign), "--out", str(tmp_path / "out"), "--part", number])
+    capfd.readouterr()
+    main(["verify", str(campaign), "--out", str(tmp_path / "out")])
+    assert "wrote" not in capfd.readouterr().err
+    assert main(["verify", str(campaign), "--part", "3/2"]) == 2
+    assert "--part '3/2'; expected e.g. 3/10" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_cluster_gives_the_same_verdicts(campaign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Ray's workers verdicts are those of processes here, figure by figure."""
+    monkeypatch.chdir(campaign.parent)
+    statuses = {
+        engine: main(["verify", str(campaign), "--out", str(tmp_path / engine), "--engine", engine, "--jobs", "2"])
+        for engine in ("local", "ray")
+    }
+    assert statuses == {"local": 1, "ray": 1}
+    here, there = (verdicts(tmp_path / engine) for engine in ("local", "ray"))
+    assert len(here) == 3
+    assert sorted(map(str, here.values())) == sorted(map(str, there.values()))
 
 
 def test_a_changed_kernel_is_another(campaign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
