@@ -11,6 +11,7 @@ from assay.precision.amounts import in_bytes, in_error
 from assay.precision.auditing import Audit
 from assay.precision.choice.assignment import Assignment
 from assay.precision.choice.roofline import Cost
+from assay.precision.errors import BadAssignment
 from assay.precision.observation.sites import place_of
 from assay.precision.sampling import Difference, MeasuredError, difference
 from assay.precision.schemes import SCHEMES
@@ -49,15 +50,18 @@ def baselines(
     once with the first and the last layer and what belongs to none kept, and once at tables of embeddings too. fixed:
     names of sites that keep their own format. max_error: a budget that a baseline must keep too to be as good.
     caches: whether the model is served with KV caches, as what decodes is.
+    Raises BadAssignment where ``chosen`` was not measured.
     """
-    assert isinstance(chosen.measured, MeasuredError)
+    reference = chosen.measured
+    if not isinstance(reference, MeasuredError):
+        raise BadAssignment("expected an assignment that was measured, as `recommend` gives it: set its `measured`")
     found: list[Baseline] = []
     seen: list[Mapping[str, str]] = []
     for name, assignment in _recipes(audit, fixed, caches):
         if assignment and assignment not in seen:
             seen.append(assignment)
-            found.append(_beside(audit, chosen, name, assignment, max_error))
-    gap = difference(audit.noise_floor, chosen.measured)
+            found.append(_beside(audit, chosen, reference, name, assignment, max_error))
+    gap = difference(audit.noise_floor, reference)
     whole = audit.cost({})
     words = _words(gap, whole, chosen.cost)
     return [
@@ -86,13 +90,19 @@ def _recipes(audit: Audit, fixed: Collection[str], caches: bool) -> Iterator[tup
             yield f"{scheme} at every linear and embedding", dict.fromkeys([*linears, *tables], scheme)
 
 
-def _beside(audit: Audit, chosen: Assignment, name: str, assignment: Mapping[str, str], max_error: float) -> Baseline:
+def _beside(
+    audit: Audit,
+    chosen: Assignment,
+    reference: MeasuredError,
+    name: str,
+    assignment: Mapping[str, str],
+    max_error: float,
+) -> Baseline:
     cost, measured = audit.cost(assignment), audit.measure(assignment)
-    assert isinstance(chosen.measured, MeasuredError)
-    gap = difference(measured, chosen.measured)
-    room = max(_AS_GOOD * chosen.measured, float(audit.noise_floor))
+    gap = difference(measured, reference)
+    room = max(_AS_GOOD * reference, float(audit.noise_floor))
     small = cost.bytes <= chosen.cost.bytes * (1 + 1e-9) and cost.kv_bytes <= chosen.cost.kv_bytes * (1 + 1e-9)
-    good = gap.sign <= 0 and gap.error <= room and measured <= max(max_error, chosen.measured)
+    good = gap.sign <= 0 and gap.error <= room and measured <= max(max_error, reference)
     instead = small and good and dict(assignment) != dict(chosen)
     words = "what is recommended" if dict(assignment) == dict(chosen) else _words(gap, cost, chosen.cost)
     return Baseline(name, assignment, cost, measured, gap, instead, words)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from assay.precision import Audit, MeasuredError, audit, baselines
+from assay.precision import Assignment, Audit, MeasuredError, audit, baselines
+from assay.precision.errors import BadAssignment
 from assay.precision.loading import load
 from assay.precision.prediction.calibration import Calibration, Measured
 from tests.precision.small_models import FORMATS, made
@@ -107,6 +108,12 @@ def test_a_simple_assignment_that_is_as_good_is_to_be_taken(found: Audit) -> Non
     assert "w8a16 at every linear" in instead
     best = found.recommend(max_bytes=found.cost({}).bytes / 2)
     assert not [each.name for each in baselines(found, best) if each.instead and each.measured > 1.06 * best.measured]
+
+
+def test_what_nobody_measured_has_nothing_beside_it(found: Audit) -> None:
+    """One line says what is missing."""
+    with pytest.raises(BadAssignment, match="expected an assignment that was measured"):
+        baselines(found, Assignment({"head": "fp8"}))
 
 
 @pytest.mark.parametrize(("sequences", "held"), [(64, 16), (24, 8), (8, 4), (3, 1), (1, 0)])
