@@ -94,17 +94,26 @@ def plan(chosen: Iterable[Entry], *, threads: int = 0, **settings: Any) -> list[
 
 
 def run(jobs: Sequence[Job], engine: Engine, *, until: float = math.inf) -> Iterator[tuple[int, Row]]:
-    """``(place in jobs, row)`` for every job as it is done; the longest begin first, none after ``until``."""
+    """``(place in jobs, row)`` for every job as it is done; the longest begin first, none after ``until``.
+
+    What was lost with its worker and left no case to blame, as on a machine that went, is tried once more.
+    """
     absent = {place: job.entry.absence(job.settings.device) for place, job in enumerate(jobs)}
     for place, reason in absent.items():
         if reason:
             yield place, _row(jobs[place], "NOT HERE", reason=reason)
     order = sorted((place for place in absent if not absent[place]), key=lambda place: -jobs[place].cost)
     left = set(order)
-    for position, answer in engine.run(examine_job, [jobs[place] for place in order], until=until):
-        place = order[position]
-        left.discard(place)
-        yield place, row_of(jobs[place], answer)
+    for last in (False, True):
+        again = []
+        for position, answer in engine.run(examine_job, [jobs[place] for place in order], until=until):
+            place = order[position]
+            if isinstance(answer, Lost) and not answer.note and not last:
+                again.append(place)
+                continue
+            left.discard(place)
+            yield place, row_of(jobs[place], answer)
+        order = again
     for place in sorted(left):
         yield place, not_run(jobs[place], "the time was up")
 
