@@ -62,6 +62,9 @@ def inspect(
     each: Annotated[
         bool, typer.Option("--each", help="A row for each configuration, where several are inspected.")
     ] = False,
+    pruned: Annotated[
+        bool, typer.Option("--pruned", help="In the JSON, also what a tuner's own pruning leaves out at these sizes.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all that is known as JSON instead.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Write a page in Markdown, too.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for any finding.")] = False,
@@ -70,6 +73,7 @@ def inspect(
     """What a GPU's compiler makes of Triton kernels: registers, spills, tensor cores, loads. No GPU is needed.
 
     Every launch, in every configuration of its tuner, is compiled for --arch by Triton and its own ptxas; none runs.
+    Of several kernels those dtypes are taken that a survey takes; of one all that are listed.
     Exits with 1 where a kernel doesn't compile, or no configuration of it fits the device.
     """
     with _compiling(), Pool(worker_count(), preload="assay.verify.inspection.inspecting") as pool:
@@ -80,7 +84,7 @@ def inspect(
         jobs = _jobs(targets or [], spec, inputs, device.name, dtype, option, shape, layout)
         if not jobs:
             raise TargetError("inspect: none of these kernels is here; `assay survey` says how to install them")
-        answers = _answers(jobs, pool)
+        answers = _answers([replace(job, pruned=pruned) for job in jobs], pool)
     every = [
         Inspected(job.name, job.dtype, tuple(answer))
         if isinstance(answer, list)
@@ -152,9 +156,10 @@ def _jobs(
             raise SettingError(f"--inputs {inputs}: expected one package.module:function beside it, and no --spec")
         return [Job(targets[0], targets[0], arch, asked=asked, inputs=inputs)]
     found = []
-    for entry in _entries(targets, op):
+    entries = _entries(targets, op)
+    for entry in entries:
         chosen = settings.adapted(entry.settings, option)
-        kinds = settings.dtypes(dtype or ()) or entry.dtypes
+        kinds = settings.dtypes(dtype or ()) or (len(entries) > 1 and entry.survey_dtypes) or entry.dtypes
         for kind in kinds:
             usual = chosen.definition.usual_settings["dtype"] if kind is None else kind
             own = replace(chosen, dtype=usual)
@@ -190,7 +195,9 @@ def _entries(targets: Sequence[str], op: str) -> list[Entry]:
 def _names(entry: Entry) -> set[str]:
     """What a kernel's package is called: as a distribution, as a module, and as the table's group."""
     module = entry.target.partition(":")[0]
-    return {name.lower().replace("_", "-") for name in (entry.package, entry.group, module, module.partition(".")[0])}
+    top = module.partition(".")[0]
+    names = (entry.package, entry.group, module, "" if top == "assay" else top)  # of which many are adapters
+    return {name.lower().replace("_", "-") for name in names if name}
 
 
 def _versions() -> str:
@@ -228,5 +235,8 @@ def _print(every: Sequence[Inspected], device: Arch, *, each: bool) -> None:
             before = name
     out = console(_PIPED_WIDTH)
     out.print(table)
-    lines = [f"{one.name} ({one.dtype}): {words}" for one in every for words in finding_lines(one, device)]
-    out.print(Text("\n".join(["", *lines, f"{len(lines)} findings on {device.name}"])), soft_wrap=True)
+    lines = [f"{one.title}: {words}" for one in every for words in finding_lines(one, device)]
+    out.print(
+        Text("\n".join(["", *lines, f"{len(lines)} finding{'' if len(lines) == 1 else 's'} on {device.name}"])),
+        soft_wrap=True,
+    )

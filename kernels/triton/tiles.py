@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
 _NARROW = 32
+_MOST_PRODUCTS = 4096  # of float32 by a thread and tile, which run on no tensor cores: more of them spill registers
 
 
 @triton.jit
@@ -47,14 +50,26 @@ def tile_configs(*tiles: tuple[int, int, int, int, int]) -> list[triton.Config]:
 
 
 def fitting_tiles(configs: list[triton.Config], arguments: Mapping[str, Any], **_: Any) -> list[triton.Config]:
-    """Of an autotuner's configurations those for an output as narrow as arguments say: tall, flat or squarish tiles."""
+    """Of an autotuner's configurations those for an output as narrow as arguments say: tall, flat or squarish tiles.
+
+    Of float32, the dtype of the first argument, those alone that the registers of their threads have room for.
+    """
     few_columns = arguments["N"] <= _NARROW
     few_rows = arguments["M"] <= _NARROW and not few_columns
+    most = _MOST_PRODUCTS if next(iter(arguments.values())).dtype == torch.float32 else math.inf
     return [
         config
         for config in configs
-        if (config.kwargs["BLOCK_N"] <= _NARROW) == few_columns and (config.kwargs["BLOCK_M"] <= _NARROW) == few_rows
+        if (config.kwargs["BLOCK_N"] <= _NARROW) == few_columns
+        and (config.kwargs["BLOCK_M"] <= _NARROW) == few_rows
+        and _products(config) <= most
     ]
+
+
+def _products(config: triton.Config) -> float:
+    """How many a thread computes of a tile."""
+    tile = math.prod(config.kwargs[side] for side in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
+    return tile / (32 * config.num_warps)
 
 
 def tile_grid(m: int, n: int) -> Callable[[Mapping[str, int]], tuple[int]]:

@@ -92,6 +92,20 @@ def triangle(x):
     return y
 
 
+_few = triton.autotune(
+    configs=_triangle.configs,
+    key=["N"],
+    prune_configs_by={"early_config_prune": lambda configs, arguments, **_: configs[1:]},
+)(_triangle.fn)
+
+
+def few(x):
+    """As `triangle`, but its tuner leaves the first configuration out."""
+    y = torch.empty_like(x)
+    _few[lambda meta: (x.numel() // meta["BLOCK"],)](x, y, x.numel())
+    return y
+
+
 @triton.jit
 def _as_said(x_ptr, count_ptr, y_ptr, BLOCK: tl.constexpr):
     total = tl.zeros([BLOCK], tl.float32)
@@ -104,6 +118,23 @@ def as_said(x):
     """It adds as many blocks as a tensor says."""
     y = torch.empty_like(x)
     _as_said[(1,)](x, torch.ones(1, dtype=torch.int32, device=x.device), y, 128)
+    return y
+
+
+@triton.jit
+def _early(x_ptr, stop_ptr, y_ptr, BLOCK: tl.constexpr):
+    if tl.program_id(0) == 0:
+        return
+    if tl.load(stop_ptr) == 1:
+        return
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + places, tl.load(x_ptr + places))
+
+
+def early(x):
+    """The first program returns at once, and the others where a tensor says so."""
+    y = torch.empty_like(x)
+    _early[(x.numel() // 512,)](x, torch.ones(1, dtype=torch.int32, device=x.device), y, 512)
     return y
 
 

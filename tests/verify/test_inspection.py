@@ -142,6 +142,12 @@ def test_a_loop_that_hangs_on_memory_is_told_as_such() -> None:
     assert found.loaded == 4 + 4 * 128
 
 
+def test_an_early_return_is_followed_where_it_is_known() -> None:
+    """A program that returns by its place does nothing; one that may, by what lies in memory, is counted as if not."""
+    found = look("early", inputs="vector").launches[0].amounts
+    assert found == Amounts(0.0, 0.0, 3 * (4 + 4 * 512.0), 3 * 4 * 512.0, complete=False)
+
+
 def test_what_does_not_compile_is_told_by_the_compiler() -> None:
     """A kernel that the compiler refuses is a fatal finding with its words."""
     call = look("refused", inputs="vector")
@@ -192,6 +198,15 @@ def test_shares_together_are_the_whole() -> None:
     (whole,) = inspected(job)
     (together,) = merged([list(inspected(replace(job, share=share, shares=2))) for share in range(2)])
     assert sorted(map(str, together.launches)) == sorted(map(str, whole.launches))
+
+
+def test_pruned_configurations_are_compiled_where_asked() -> None:
+    """What a tuner's own pruning leaves out at these sizes is compiled on demand, and marked."""
+    job = Job("few", f"{HERE}:few", "sm_90a", inputs=f"{HERE}:vector")
+    (usual,) = inspected(job)
+    (every,) = inspected(replace(job, pruned=True))
+    assert [(facts.config["BLOCK"], facts.pruned) for facts in usual.launches] == [(512, False)]
+    assert [(facts.config["BLOCK"], facts.pruned) for facts in every.launches] == [(256, True), (512, False)]
 
 
 def facts(**changes: object) -> Facts:

@@ -71,16 +71,19 @@ class _Program:
     def __init__(self, place: tuple[int, ...], grid: tuple[int, ...]) -> None:
         self._place, self._grid = place, grid
 
-    def walk(self, ops: Sequence[_Op], values: dict[str, Any]) -> Amounts:
-        """What ``ops`` do, given the numbers that are known so far; those that they compute are added to them."""
+    def walk(self, ops: Sequence[_Op], values: dict[str, Any], place: int = 0) -> Amounts:
+        """What ``ops`` do from a ``place`` on, given the numbers that are known so far; what they compute is added."""
         total = Amounts()
-        place = 0
         while place < len(ops):
             op = ops[place]
             place += 1
             if op.name in ("cf.br", "cf.cond_br"):
-                target = self._target(op, values, total)
-                place = next((at for at, other in enumerate(ops) if other.name == f"^{target}"), len(ops))
+                ways = self._ways(op, ops, values)
+                if len(ways) > 1:  # nobody knows which: the longer one
+                    total.add(max((self.walk(ops, dict(values), way) for way in ways), key=_size))
+                    total.complete = False
+                    break
+                place = ways[0]
             elif op.name == "tt.return":
                 break
             elif op.name == "scf.for":
@@ -99,14 +102,14 @@ class _Program:
                     values[op.results[0]] = self._value(op, values)
         return total
 
-    def _target(self, op: _Op, values: Mapping[str, Any], total: Amounts) -> str:
+    def _ways(self, op: _Op, ops: Sequence[_Op], values: Mapping[str, Any]) -> list[int]:
+        """Where a branch goes on; both places where its condition is unknown."""
         labels = re.findall(r"\^(\w+)", op.text)
+        places = [next((at for at, other in enumerate(ops) if other.name == f"^{name}"), len(ops)) for name in labels]
         if op.name == "cf.br":
-            return labels[0]
+            return places[:1]
         condition = values.get(_names(op.text)[0])
-        if condition is None:
-            total.complete = False
-        return labels[1] if condition is None or not condition else labels[0]  # an early return comes first
+        return places if condition is None else [places[0 if condition else 1]]
 
     def _loop(self, op: _Op, values: dict[str, Any], total: Amounts) -> None:
         matched = re.match(r"(?:unsigned )?%([\w.$-]+) = %([\w.$-]+) to %([\w.$-]+) step %([\w.$-]+)", op.text)
@@ -139,7 +142,7 @@ class _Program:
             values.update(zip(op.results, given, strict=False))
             return
         arms = [self.walk(region, dict(values)) for region in op.regions]
-        largest = max(arms, key=lambda arm: (arm.products, arm.others + arm.loaded + arm.stored))
+        largest = max(arms, key=_size)
         nothing = len({(arm.products, arm.others, arm.loaded, arm.stored) for arm in arms}) == 1 and len(arms) > 1
         total.add(largest)
         total.complete &= nothing
@@ -164,6 +167,11 @@ class _Program:
             return _SCALAR[op.name](*given)
         except (ZeroDivisionError, ValueError):
             return None
+
+
+def _size(amounts: Amounts) -> tuple[float, float]:
+    """By which one way through a program is longer than another."""
+    return amounts.products, amounts.others + amounts.loaded + amounts.stored
 
 
 def _yielded(region: Sequence[_Op], values: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,7 +249,7 @@ def _region(lines: Iterator[str]) -> tuple[tuple[_Op, ...], str]:
         if line.startswith("}"):
             return tuple(found), line[1:].strip()
         if line.startswith("^"):
-            found.append(_Op((), line.partition("(")[0].rstrip(":"), line))
+            found.append(_Op((), line.partition("(")[0].partition(":")[0], line))
             continue
         results, _, rest = line.partition(" = ") if line.startswith("%") else ("", "", line)
         name, _, text = rest.partition(" ")

@@ -20,7 +20,10 @@ _WASTED = 2.0  # so many times the op's own products are worth a word
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with a kernel, in ``configs`` of its ``of`` configurations; ``fatal``: it can't run."""
+    """One thing that is wrong with a kernel, in ``configs`` of its ``of`` configurations; ``fatal``: it can't run.
+
+    ``weight`` orders those of a kind: bytes, or how many times.
+    """
 
     kind: Kind
     kernel: str
@@ -28,6 +31,7 @@ class Finding:
     configs: tuple[str, ...]
     of: int
     fatal: bool = False
+    weight: float = 0.0
 
     def __str__(self) -> str:
         if self.of == 1:
@@ -65,9 +69,8 @@ def _of_kernel(kernel: str, launches: Sequence[Facts], arch: Arch) -> Iterator[F
             worst = max(every, key=lambda facts: facts.spilled if kind == "spills" else facts.shared)
             grouped = {f"at worst {words(worst, arch)}": every}
         for said, group in grouped.items():
-            yield Finding(
-                kind, kernel, said, tuple(f.name for f in group), count, kind == "not compiled" and len(group) == count
-            )
+            fatal, weight = kind == "not compiled" and len(group) == count, max(map(_weight, group))
+            yield Finding(kind, kernel, said, tuple(facts.name for facts in group), count, fatal, weight)
     if count and all(not f.error and not _fits(f, arch) for f in launches):
         least, room = _kib(min(facts.shared for facts in launches)), _kib(arch.shared)
         said = f"no configuration fits this device: they need {least} KiB of shared memory at least, a block has {room}"
@@ -82,9 +85,13 @@ def _idle(by_kernel: dict[str, list[Facts]], own: float | None) -> Iterator[Find
     }
     if own and sum(least.values()) > _WASTED * own:
         kernel = max(least, key=lambda name: least[name])
-        times = f"{sum(least.values()) / own:.3g}"
-        words = f"multiplies {times} times what the op needs at these sizes, in tiles that are mostly masked"
-        yield Finding("idle products", kernel, words, (), 1)
+        times = sum(least.values()) / own
+        words = f"multiplies {times:.3g} times what the op needs at these sizes, in tiles that are mostly masked"
+        yield Finding("idle products", kernel, words, (), 1, weight=times)
+
+
+def _weight(facts: Facts) -> float:
+    return facts.spilled or sum(held / width for width, held in facts.scalar.values()) or facts.shared
 
 
 def _is_known(facts: Facts) -> bool:

@@ -26,6 +26,7 @@ class Job:
     """A kernel in one dtype, for one architecture; one of ``shares`` that are compiled at the same time.
 
     Either ``settings`` say what it is called with, or ``inputs``: ``module:function`` that gives the arguments.
+    ``pruned``: configurations too that a tuner leaves out at the sizes of a call.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Job:
     inputs: str = ""
     share: int = 0
     shares: int = 1
+    pruned: bool = False
 
     @property
     def dtype(self) -> str:
@@ -74,7 +76,7 @@ def inspected(job: Job, heartbeat: Heartbeat = lambda note="", seconds=0.0: None
     from assay.verify.inspection.recording import recorded
 
     arch = arch_named(job.arch)
-    with recorded(arch, job.share, job.shares) as recording:
+    with recorded(arch, job.share, job.shares, pruned=job.pruned) as recording:
         from assay.verify.execution.target import load_target
 
         kernel = load_target(job.target)

@@ -27,15 +27,18 @@ class Inspected:
     calls: tuple[Call, ...]
     problem: str = ""
 
+    @property
+    def title(self) -> str:
+        """Its name, and the dtype where there is one to choose."""
+        return f"{self.name} ({self.dtype})" if self.dtype else self.name
+
     def findings(self, arch: Arch) -> list[tuple[str, Finding]]:
-        """What is wrong, each with the calls that show it; what several calls show alike stands once."""
+        """What is wrong, the worst of a kind for each kernel, with the call that shows it and how many others do."""
         found: dict[tuple[str, str], list[tuple[str, Finding]]] = defaultdict(list)
         for call in self.calls:
             for finding in call.findings(arch):
-                found[finding.kernel, finding.words].append((call.words, finding))
-        return [
-            (same[0][0] if len(same) < len(self.calls) or len(same) == 1 else "", same[0][1]) for same in found.values()
-        ]
+                found[finding.kernel, finding.kind].append((call.words, finding))
+        return [_worst(same, len(self.calls)) for same in found.values()]
 
     @property
     def problems(self) -> list[str]:
@@ -50,6 +53,16 @@ class Inspected:
         """Plain data."""
         calls = [call.as_dict(arch) for call in self.calls]
         return {"kernel": self.name, "dtype": self.dtype, "problem": self.problem, "calls": calls}
+
+
+def _worst(same: Sequence[tuple[str, Finding]], calls: int) -> tuple[str, Finding]:
+    """The gravest of findings of one kind, and in which calls there are such."""
+    where, finding = max(same, key=lambda pair: (pair[1].fatal, pair[1].weight))
+    others = len({words for words, _ in same}) - 1
+    if others + 1 == calls > 1 and len({each.words for _, each in same}) == 1:
+        return "", finding
+    more = f"; and {others} other call{'s' if others > 1 else ''}" if others else ""
+    return f"{where}{more}", finding
 
 
 def rows(inspected: Inspected, *, each: bool = False) -> Iterator[tuple[str, ...]]:
@@ -145,7 +158,7 @@ def markdown(every: Sequence[Inspected], arch: Arch, versions: str, command: str
         "## Findings",
         "",
     ]
-    found = [f"- {one.name} ({one.dtype}), {words}" for one in every for words in finding_lines(one, arch)]
+    found = [f"- {one.title}, {words}" for one in every for words in finding_lines(one, arch)]
     lines += [*(found or ["None."]), "", "## Kernels", ""]
     lines += [f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"]
     lines += [f"| {' | '.join(row)} |" for one in every for row in rows(one)]

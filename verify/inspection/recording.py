@@ -1,7 +1,8 @@
 """Recording launches: whatever a function launches is compiled for an architecture, and nothing runs.
 
 Triton compiles as for a GPU, since "cuda" is pretended to be that one (`assay.interpreter.pretend_cuda`): types, what
-divides by 16 and what equals 1 are found as a launch finds them. Of an autotuned kernel every configuration is taken.
+divides by 16 and what equals 1 are found as a launch finds them. Of an autotuned kernel every configuration is taken
+that its tuner would try.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ class Launch:
 class Recording:
     """The launches that were recorded: those of one share of ``shares``, by a hash of what is compiled."""
 
-    def __init__(self, share: int = 0, shares: int = 1) -> None:
+    def __init__(self, share: int = 0, shares: int = 1, *, pruned: bool = False) -> None:
         self.launches: list[Launch] = []
+        self._pruned = pruned
         self._share, self._shares = share, shares
         self._tuned: tuple[tuple[str, ...], bool] | None = None
         self._seen: set[Any] = set()
@@ -134,12 +136,12 @@ class Recording:
             knobs.runtime.jit_cache_hook = hook
 
     def tune(self, tuner: Any, arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
-        """Compile a launch in every configuration of an autotuner."""
+        """Compile a launch in every configuration that an autotuner would try; those that it prunes where asked."""
         tuner.nargs = dict(zip(tuner.arg_names, arguments, strict=False))
         result: Any = None
         try:
             kept = tuner.prune_configs(dict(keywords)) or tuner.configs
-            for config in dict.fromkeys([*tuner.configs, *kept]):
+            for config in dict.fromkeys([*tuner.configs, *kept] if self._pruned else kept):
                 result = self._configured(tuner, config, config not in kept, arguments, keywords)
             tuner.best_config = kept[0]
         finally:
@@ -169,12 +171,13 @@ class Recording:
 
 
 @contextlib.contextmanager
-def recorded(arch: Arch, share: int = 0, shares: int = 1) -> Iterator[Recording]:
+def recorded(arch: Arch, share: int = 0, shares: int = 1, *, pruned: bool = False) -> Iterator[Recording]:
     """Inside it launches are compiled for ``arch`` and recorded, and none runs: results are whatever memory holds.
 
-    Of ``shares`` that compile at the same time in other processes, this one compiles its own share only.
+    Of ``shares`` that compile at the same time in other processes, this one compiles its own share only. ``pruned``:
+    configurations too that a tuner's own pruning leaves out at the sizes of a launch.
     """
-    recording = Recording(share, shares)
+    recording = Recording(share, shares, pruned=pruned)
 
     def run(self: Any, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> Any:
         return recording.launch(self, args, kwargs, grid)
