@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from assay.golden import Golden, evaluate, specs
@@ -38,6 +38,11 @@ def agree(golden: Golden, expected: Any, share: float = 1e-11) -> bool:
     return golden.value.shape == other.shape and bool(torch.where(finite, near, same(golden.value, other)).all())
 
 
+def at_the_clamp(case: Case) -> bool:
+    """Whether a row's norm is epsilon itself, where the gradient jumps and either side is right."""
+    return bool((case.tensors[0].double().square().sum(-1).sqrt() == case.options["eps"]).any())
+
+
 def same(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Equal, NaN included."""
     return (x == y) | (x.isnan() & y.isnan())
@@ -54,6 +59,7 @@ def test_a_golden_is_what_the_reference_gives(op: str) -> None:
     @settings(deadline=None, max_examples=150 if "attention" in op else 25)
     @given(cases(op, without=HARSH))
     def agrees(case: Case) -> None:
+        assume(op != "l2norm_backward" or not at_the_clamp(case))
         goldens = goldens_of(op, *case.tensors, **case.options)
         assert all(map(agree, goldens, reference(op)(*case.tensors, **case.options)))
 

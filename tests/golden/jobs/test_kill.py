@@ -43,7 +43,7 @@ def start(campaign: Path, store: Path, left: Path, errors: int = subprocess.DEVN
 def test_a_build_killed_at_random_moments_goes_on(tmp_path: Path, kills: int) -> None:
     """SIGKILL or SIGTERM takes its workers along; nothing finished is lost, changed, or made a second time."""
     campaign, store, left = tmp_path / "killed.toml", tmp_path / "store", tmp_path / "left"
-    campaign.write_text(_TEXT % (60 * kills), encoding="ascii")
+    campaign.write_text(_TEXT % (200 * kills), encoding="ascii")
     left.mkdir()
     chance, finished, logged = random.Random(kills), dict[Path, tuple[int, int]](), 0
     tasks = list(parse_campaign(campaign.read_text(encoding="ascii"), "killed"))
