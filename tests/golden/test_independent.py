@@ -60,8 +60,10 @@ def test_a_golden_is_what_the_reference_gives(op: str) -> None:
     @given(cases(op, without=HARSH))
     def agrees(case: Case) -> None:
         assume(op != "l2norm_backward" or not at_the_clamp(case))
-        goldens = goldens_of(op, *case.tensors, **case.options)
-        assert all(map(agree, goldens, reference(op)(*case.tensors, **case.options)))
+        # A norm's gradient is a difference of numbers as large as 1 / sqrt(eps).
+        share = 1e-11 * (case.options["eps"] ** -0.5 if op.endswith("_backward") and "eps" in case.options else 1)
+        goldens, expected = goldens_of(op, *case.tensors, **case.options), reference(op)(*case.tensors, **case.options)
+        assert all(agree(*pair, share) for pair in zip(goldens, expected, strict=True))
 
     agrees()
 
