@@ -11,7 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, check
-from assay.kernels.triton.operators import custom_op
+from assay.kernels.triton.layernorm_backward import layernorm_backward
+from assay.kernels.triton.operators import custom_op, differentiate
 from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
 
 
@@ -77,6 +78,16 @@ def _layernorm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         strides = (x.stride(), *weight.stride(), *bias.stride(), y.stride())
         _layernorm_kernel[grid](x, weight, bias, y, *x.shape, *strides, eps)
     return y
+
+
+differentiate(
+    "assay::layernorm",
+    lambda saved, dy: (
+        *layernorm_backward(saved.x, saved.weight, dy, eps=saved.eps, bias_dtype=saved.bias.dtype),
+        None,
+    ),
+    saves="x weight bias",
+)
 
 
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float = 1e-5) -> Tensor:

@@ -1,10 +1,15 @@
-"""Kernels as operators of torch."""
+"""Kernels as operators of torch, and their gradients.
+
+An operator is whole to a compiler. `torch.library.triton_op` would let it see inside, but asks a GPU's driver for its
+target whenever it is traced; where there is no GPU, and the interpreter runs the kernels, that fails.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from functools import cache, wraps
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -31,3 +36,26 @@ def custom_op(name: str, fake: Callable[..., Any]) -> Callable[[Callable[..., An
         return getattr(getattr(torch.ops, namespace), own).default
 
     return registered
+
+
+def differentiate(name: str, gradients: Callable[..., Any], saves: str) -> None:
+    """Give the operator ``name`` a gradient: ``gradients(saved, *upstream)``, of each of its arguments one, or None.
+
+    ``saved`` has those arguments as attributes that ``saves`` names ("x weight"), and options all; "result" is the
+    operator's own result, or the first of several. The gradients are operators themselves, and have none.
+    """
+    kept = saves.split()
+    namespace, _, own = name.partition("::")
+    names = [argument.name for argument in getattr(getattr(torch.ops, namespace), own).default._schema.arguments]
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        given = dict(zip(names, inputs, strict=True))
+        ctx.options = {name: value for name, value in given.items() if not isinstance(value, torch.Tensor)}
+        given["result"] = output[0] if isinstance(output, tuple) else output
+        ctx.save_for_backward(*(given[name] for name in kept))
+
+    def backward(ctx: Any, *upstream: torch.Tensor) -> Any:
+        saved = ctx.options | dict(zip(kept, ctx.saved_tensors, strict=True))
+        return gradients(SimpleNamespace(**saved), *upstream)
+
+    torch.library.register_autograd(name, backward, setup_context=save)

@@ -10,7 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, check
-from assay.kernels.triton.operators import custom_op
+from assay.kernels.triton.operators import custom_op, differentiate
+from assay.kernels.triton.rmsnorm_backward import rmsnorm_backward
 from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
 
 
@@ -80,6 +81,17 @@ def _rmsnorm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
         strides = (x.stride(), x.stride(), *weight.stride(), y.stride())
         _rmsnorm_kernel[grid](x, x, weight, y, y, *x.shape, *strides, eps, offset, ADD=False)
     return y
+
+
+differentiate(
+    "assay::rmsnorm",
+    lambda saved, dy: (
+        *rmsnorm_backward(saved.x, saved.weight, dy, eps=saved.eps, offset=saved.offset),
+        None,
+        None,
+    ),
+    saves="x weight",
+)
 
 
 @custom_op("assay::add_rmsnorm", lambda x, *rest: (x.new_empty(x.shape), x.new_empty(x.shape)))

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, check
 from assay.kernels.triton.online_softmax import finite_shift
-from assay.kernels.triton.operators import custom_op
+from assay.kernels.triton.operators import custom_op, differentiate
 from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
+from assay.kernels.triton.softmax_backward import log_softmax_backward, softmax_backward
 
 
 @triton.autotune(configs=CONFIGS, key=["N"])
@@ -78,6 +79,10 @@ def _softmax(x: Tensor) -> Tensor:
 @custom_op("assay::log_softmax", lambda x: x.new_empty(x.shape))
 def _log_softmax(x: Tensor) -> Tensor:
     return _launch(x, log=True)
+
+
+differentiate("assay::softmax", lambda saved, dy: softmax_backward(saved.result, dy), saves="result")
+differentiate("assay::log_softmax", lambda saved, dy: log_softmax_backward(saved.result, dy), saves="result")
 
 
 def softmax(x: Tensor) -> Tensor:

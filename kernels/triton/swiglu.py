@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, check
-from assay.kernels.triton.operators import custom_op
+from assay.kernels.triton.elements import CONFIGS, block_n, grid
+from assay.kernels.triton.operators import custom_op, differentiate
+from assay.kernels.triton.swiglu_backward import swiglu_backward
 
 _NAN = tl.constexpr(tl.PropagateNan.ALL)
-_LONGEST_BLOCK = 1024
-_CONFIGS = [triton.Config({"TILE": tile}, num_warps=warps) for tile, warps in ((4096, 4), (4096, 8), (8192, 8))]
-
-
-def _block_n(arguments: Mapping[str, Any]) -> int:
-    return min(int(triton.next_power_of_2(arguments["N"])), _LONGEST_BLOCK)
-
-
-def _grid(arguments: Mapping[str, Any]) -> tuple[int]:
-    """A program for each tile: there is nothing to be summed along a row."""
-    block_n = arguments["BLOCK_N"]
-    down, across = triton.cdiv(arguments["R"], arguments["TILE"] // block_n), triton.cdiv(arguments["N"], block_n)
-    return (down * across,)
 
 
 @triton.jit
@@ -36,8 +22,8 @@ def silu(x):
     return tl.where(x == -float("inf"), 0.0, x * sigmoid)
 
 
-@triton.autotune(configs=_CONFIGS, key=["N"])
-@triton.heuristics({"BLOCK_N": _block_n})
+@triton.autotune(configs=CONFIGS, key=["N"])
+@triton.heuristics({"BLOCK_N": block_n})
 @triton.jit(do_not_specialize=["R"])
 def _swiglu_kernel(
     gate_ptr,
@@ -74,8 +60,15 @@ def _swiglu(gate: Tensor, up: Tensor, limit: float | None) -> Tensor:
     if gate.numel():
         strides = (gate.stride(), up.stride(), y.stride())
         clamp = limit is not None
-        _swiglu_kernel[_grid](gate, up, y, *gate.shape, *strides, limit if clamp else 0.0, CLAMP=clamp)
+        _swiglu_kernel[grid](gate, up, y, *gate.shape, *strides, limit if clamp else 0.0, CLAMP=clamp)
     return y
+
+
+differentiate(
+    "assay::swiglu",
+    lambda saved, dy: (*swiglu_backward(saved.gate, saved.up, dy, limit=saved.limit), None),
+    saves="gate up",
+)
 
 
 def swiglu(gate: Tensor, up: Tensor, *, limit: float | None = None) -> Tensor:

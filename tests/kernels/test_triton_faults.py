@@ -27,8 +27,11 @@ FAULTS = [
 ]
 
 
-def faulty_module(module: str, old: str, new: str, folder: Path) -> ModuleType:
-    """The module with ``old`` replaced by ``new``, under operator names of its own."""
+def faulty_module(module: str, old: str, new: str, folder: Path, part: str | None = None) -> ModuleType:
+    """The module with ``old`` replaced by ``new``, under operator names of its own; or its part, which it imports."""
+    if part is not None:
+        inner = faulty_module(part, old, new, folder)
+        return faulty_module(module, f"from {part} import", f"from {inner.__name__} import", folder)
     spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.origin is not None
@@ -53,7 +56,7 @@ def test_a_planted_fault_is_found(table: dict[str, Any], fault: dict[str, Any], 
     function = fault.get("function", table["function"])
     module = fault.get("module", table["module"])
     entry = next(entry for entry in entries() if entry.target == f"{table['module']}:{function}")
-    faulty = faulty_module(module, fault["old"], fault["new"], tmp_path)
+    faulty = faulty_module(module, fault["old"], fault["new"], tmp_path, fault.get("part"))
     changes = {name: fault[name] for name in ("dtype", "options") if name in fault}
     changes |= {"spec": fault.get("spec", table["spec"]), "strict": True, "every_aspect": False}
     changes |= {"shrinking": False}

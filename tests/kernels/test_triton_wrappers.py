@@ -16,11 +16,15 @@ from assay.kernels.triton.gemm_fp8 import gemm_fp8
 from assay.kernels.triton.gemm_int4 import gemm_int4
 from assay.kernels.triton.gemm_int8 import gemm_int8
 from assay.kernels.triton.layernorm import layernorm
+from assay.kernels.triton.layernorm_backward import layernorm_backward
 from assay.kernels.triton.moe import moe
 from assay.kernels.triton.moe_route import moe_route
 from assay.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
+from assay.kernels.triton.rmsnorm_backward import rmsnorm_backward
 from assay.kernels.triton.softmax import log_softmax, softmax
+from assay.kernels.triton.softmax_backward import log_softmax_backward, softmax_backward
 from assay.kernels.triton.swiglu import swiglu
+from assay.kernels.triton.swiglu_backward import swiglu_backward
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -100,6 +104,32 @@ CALLS = [
             (("up", torch.zeros(1, 37)), *(("limit", value) for value in (0.0, -7.0, float("nan")))),
         )
         for limit in (None, 7.0)
+    ),
+    Call(softmax_backward, {"y": X, "dy": RESIDUAL}, refused=(("dy", torch.zeros(1, 37)),)),
+    Call(log_softmax_backward, {"y": X, "dy": RESIDUAL}, refused=(("dy", torch.zeros(1, 37)),)),
+    Call(
+        rmsnorm_backward,
+        {"x": X, "weight": WEIGHT, "dy": RESIDUAL},
+        {"offset": 1.0},
+        (1e-6, 1.0),
+        (*NORM, ("dy", torch.zeros(1, 37))),
+    ),
+    Call(
+        layernorm_backward,
+        {"x": X, "weight": WEIGHT, "dy": RESIDUAL},
+        {"bias_dtype": BF16},
+        (1e-5, BF16),
+        (*NORM, ("dy", torch.zeros(1, 37)), ("bias_dtype", torch.int32)),
+    ),
+    *(
+        Call(
+            swiglu_backward,
+            {"gate": X, "up": RESIDUAL, "dy": RESIDUAL},
+            {"limit": limit},
+            (limit,),
+            (("up", torch.zeros(1, 37)), ("dy", torch.zeros(1, 37)), ("limit", 0.0)),
+        )
+        for limit in (None, 0.5)
     ),
     Call(gemm, PRODUCT, refused=(("b", torch.zeros(65, 7, dtype=torch.float16)), ("b", torch.zeros(2, 4)))),
     Call(

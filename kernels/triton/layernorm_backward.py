@@ -1,0 +1,129 @@
+"""The gradients of layer norm.
+
+With r = 1 / sqrt(variance + eps), h = (x - mean) r and g = dy weight: dx = r (g - mean g - h mean(g h)) of each row;
+dweight = sum dy h and dbias = sum dy over the rows (`columns`). Rows that fit into one block are read once, longer ones
+four times.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from assay.kernels.triton.arguments import FLOATING, check
+from assay.kernels.triton.columns import column_sums
+from assay.kernels.triton.operators import custom_op
+from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
+
+
+@triton.jit
+def _grown(dy_ptrs, weight_ptrs, kept, in_columns):
+    weight = tl.load(weight_ptrs, mask=in_columns, other=0.0).to(tl.float32)
+    return tl.load(dy_ptrs, mask=kept, other=0.0).to(tl.float32) * weight
+
+
+@triton.autotune(configs=CONFIGS, key=["N"])
+@triton.heuristics(BLOCKS)
+@triton.jit(do_not_specialize=["R"])
+def _layernorm_backward_kernel(
+    x_ptr,
+    weight_ptr,
+    dy_ptr,
+    dx_ptr,
+    mean_ptr,
+    root_ptr,
+    R,
+    N,
+    x_strides,
+    stride_weight,
+    dy_strides,
+    dx_strides,
+    eps,
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ONE_BLOCK: tl.constexpr,
+):
+    rows = (tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]
+    block = tl.arange(0, BLOCK_N).to(tl.int64)[None, :]
+    x_rows = x_ptr + rows * x_strides[0]
+    dy_rows = dy_ptr + rows * dy_strides[0]
+    dx_rows = dx_ptr + rows * dx_strides[0]
+
+    length = BLOCK_N if ONE_BLOCK else N  # loops of one turn, known to the compiler
+    x = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+    total = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+    for start in range(0, length, BLOCK_N):
+        columns = start + block
+        x = tl.load(x_rows + columns * x_strides[1], mask=(rows < R) & (columns < N), other=0.0).to(tl.float32)
+        total += x
+    mean = (tl.sum(total, axis=1) / N)[:, None]
+    tl.store(mean_ptr + rows, mean, mask=rows < R)
+
+    squares = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+    for start in range(0, length, BLOCK_N):
+        columns = start + block
+        if not ONE_BLOCK:
+            x = tl.load(x_rows + columns * x_strides[1], mask=(rows < R) & (columns < N), other=0.0).to(tl.float32)
+        centred = tl.where(columns < N, x - mean, 0.0)
+        squares += centred * centred
+    root = tl.rsqrt(tl.sum(squares, axis=1) / N + eps)[:, None]
+    tl.store(root_ptr + rows, root, mask=rows < R)
+
+    grown = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+    sums = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+    inner = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+    for start in range(0, length, BLOCK_N):
+        columns = start + block
+        kept = (rows < R) & (columns < N)
+        if not ONE_BLOCK:
+            x = tl.load(x_rows + columns * x_strides[1], mask=kept, other=0.0).to(tl.float32)
+        grown = _grown(dy_rows + columns * dy_strides[1], weight_ptr + columns * stride_weight, kept, columns < N)
+        sums += grown
+        inner += tl.where(columns < N, grown * ((x - mean) * root), 0.0)
+    first = (tl.sum(sums, axis=1) / N)[:, None]
+    second = (tl.sum(inner, axis=1) / N)[:, None]
+
+    for start in range(0, length, BLOCK_N):
+        columns = start + block
+        kept = (rows < R) & (columns < N)
+        if not ONE_BLOCK:
+            x = tl.load(x_rows + columns * x_strides[1], mask=kept, other=0.0).to(tl.float32)
+            grown = _grown(dy_rows + columns * dy_strides[1], weight_ptr + columns * stride_weight, kept, columns < N)
+        dx = ((grown - first) - (x - mean) * root * second) * root
+        tl.store(dx_rows + columns * dx_strides[1], dx.to(dx_ptr.dtype.element_ty), mask=kept)
+
+
+def _results(
+    x: Tensor, weight: Tensor, dy: Tensor, eps: float, bias_dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape, dtype=bias_dtype)
+
+
+@custom_op("assay::layernorm_backward", _results)
+def _layernorm_backward(
+    x: Tensor, weight: Tensor, dy: Tensor, eps: float, bias_dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    dx, dweight, dbias = _results(x, weight, dy, eps, bias_dtype)
+    mean, root = torch.empty((2, len(x)), dtype=torch.float32, device=x.device)
+    if x.numel():
+        strides = (x.stride(), *weight.stride(), dy.stride(), dx.stride())
+        _layernorm_backward_kernel[grid](x, weight, dy, dx, mean, root, *x.shape, *strides, eps)
+    column_sums(x, dy, mean, root, dweight, dbias)
+    return dx, dweight, dbias
+
+
+def layernorm_backward(
+    x: Tensor, weight: Tensor, dy: Tensor, *, eps: float = 1e-5, bias_dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dx[R,N], dweight[N] and dbias[N] of `layernorm`'s x[R,N] and weight[N], from the gradient dy[R,N] of its result.
+
+    Computed in float32 from x. Each is float32, bfloat16 or float16, not necessarily the same; dx has x's dtype,
+    dweight that of weight, dbias bias_dtype or that of weight too. Raises TypeError or ValueError, naming the argument,
+    for another dtype, shape or device.
+    """
+    check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"), dy=(dy, FLOATING, "R N"))
+    if bias_dtype is not None and bias_dtype not in FLOATING:
+        raise TypeError(f"bias_dtype: expected float32, bfloat16 or float16, got {bias_dtype}")
+    return _layernorm_backward(x, weight, dy, eps, bias_dtype or weight.dtype)

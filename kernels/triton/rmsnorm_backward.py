@@ -1,0 +1,106 @@
+"""The gradients of RMS norm.
+
+With r = 1 / sqrt(mean x^2 + eps), h = x r and g = dy (weight + offset): dx = r (g - h mean(g h)), of each row, and
+dweight = sum dy h over the rows (`columns`). Rows that fit into one block are read once, longer ones three times.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from assay.kernels.triton.arguments import FLOATING, check
+from assay.kernels.triton.columns import column_sums
+from assay.kernels.triton.operators import custom_op
+from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
+
+
+@triton.jit
+def _grown(dy_ptrs, weight_ptrs, offset, kept, in_columns):
+    weight = tl.load(weight_ptrs, mask=in_columns, other=0.0).to(tl.float32) + offset
+    return tl.load(dy_ptrs, mask=kept, other=0.0).to(tl.float32) * weight
+
+
+@triton.autotune(configs=CONFIGS, key=["N"])
+@triton.heuristics(BLOCKS)
+@triton.jit(do_not_specialize=["R"])
+def _rmsnorm_backward_kernel(
+    x_ptr,
+    weight_ptr,
+    dy_ptr,
+    dx_ptr,
+    root_ptr,
+    R,
+    N,
+    x_strides,
+    stride_weight,
+    dy_strides,
+    dx_strides,
+    eps,
+    offset,
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ONE_BLOCK: tl.constexpr,
+):
+    rows = (tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]
+    block = tl.arange(0, BLOCK_N).to(tl.int64)[None, :]
+    x_rows = x_ptr + rows * x_strides[0]
+    dy_rows = dy_ptr + rows * dy_strides[0]
+    dx_rows = dx_ptr + rows * dx_strides[0]
+
+    length = BLOCK_N if ONE_BLOCK else N  # loops of one turn, known to the compiler
+    x = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+    grown = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+    squares = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+    for start in range(0, length, BLOCK_N):
+        columns = start + block
+        x = tl.load(x_rows + columns * x_strides[1], mask=(rows < R) & (columns < N), other=0.0).to(tl.float32)
+        squares += x * x
+    root = tl.rsqrt(tl.sum(squares, axis=1) / N + eps)[:, None]
+    tl.store(root_ptr + rows, root, mask=rows < R)
+
+    inner = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+    for start in range(0, length, BLOCK_N):
+        columns = start + block
+        kept = (rows < R) & (columns < N)
+        if not ONE_BLOCK:
+            x = tl.load(x_rows + columns * x_strides[1], mask=kept, other=0.0).to(tl.float32)
+        weight_ptrs = weight_ptr + columns * stride_weight
+        grown = _grown(dy_rows + columns * dy_strides[1], weight_ptrs, offset, kept, columns < N)
+        inner += grown * (x * root)
+    mean = (tl.sum(inner, axis=1) / N)[:, None]
+
+    for start in range(0, length, BLOCK_N):
+        columns = start + block
+        kept = (rows < R) & (columns < N)
+        if not ONE_BLOCK:
+            x = tl.load(x_rows + columns * x_strides[1], mask=kept, other=0.0).to(tl.float32)
+            weight_ptrs = weight_ptr + columns * stride_weight
+            grown = _grown(dy_rows + columns * dy_strides[1], weight_ptrs, offset, kept, columns < N)
+        dx = (grown - x * root * mean) * root
+        tl.store(dx_rows + columns * dx_strides[1], dx.to(dx_ptr.dtype.element_ty), mask=kept)
+
+
+@custom_op("assay::rmsnorm_backward", lambda x, weight, *rest: (x.new_empty(x.shape), weight.new_empty(weight.shape)))
+def _rmsnorm_backward(x: Tensor, weight: Tensor, dy: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
+    dx, dweight = x.new_empty(x.shape), weight.new_empty(weight.shape)
+    root = torch.empty(len(x), dtype=torch.float32, device=x.device)
+    if x.numel():
+        strides = (x.stride(), *weight.stride(), dy.stride(), dx.stride())
+        _rmsnorm_backward_kernel[grid](x, weight, dy, dx, root, *x.shape, *strides, eps, offset)
+    column_sums(x, dy, None, root, dweight)
+    return dx, dweight
+
+
+def rmsnorm_backward(
+    x: Tensor, weight: Tensor, dy: Tensor, *, eps: float = 1e-6, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """dx[R,N] and dweight[N] of `rmsnorm`'s x[R,N] and weight[N], from the gradient dy[R,N] of its result.
+
+    Computed in float32 from x. Each is float32, bfloat16 or float16, not necessarily the same; dx has x's dtype,
+    dweight that of weight. Raises TypeError or ValueError, naming the argument, for another dtype, shape or device.
+    """
+    check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"), dy=(dy, FLOATING, "R N"))
+    return _rmsnorm_backward(x, weight, dy, eps, offset)

@@ -1,0 +1,139 @@
+"""Gradients of the bundled Triton kernels, by autograd: right, registered, compiled and exported."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from assay.kernels.triton.layernorm import layernorm
+from assay.kernels.triton.rmsnorm import rmsnorm
+from assay.kernels.triton.softmax import log_softmax, softmax
+from assay.kernels.triton.swiglu import swiglu
+from assay.verify import examine_backward
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+
+@dataclass(frozen=True)
+class Differentiable:
+    """A kernel, and what it computes in PyTorch's own words."""
+
+    kernel: Callable[..., Any]
+    right: Callable[..., Tensor]
+    tensors: Mapping[str, Tensor]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    operator: tuple[Any, ...] = ()
+    """What its operator takes behind the tensors."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Those of an examination of its gradient; none where no op defines that."""
+    listed: Mapping[str, Any] = field(default_factory=dict)
+    """The options that its examination lists."""
+
+    def __str__(self) -> str:
+        return " ".join([self.kernel.__name__, *map(str, self.options.values())])
+
+    def leaves(self, dtype: torch.dtype | None = None) -> list[Tensor]:
+        return [
+            tensor.detach().to(dtype or tensor.dtype).requires_grad_() if tensor.is_floating_point() else tensor
+            for tensor in self.tensors.values()
+        ]
+
+    def call(self, *tensors: Tensor) -> Tensor:
+        found = self.kernel(*tensors, **self.options)
+        assert isinstance(found, Tensor)
+        return found
+
+
+def gradients(function: Callable[..., Tensor], leaves: list[Tensor]) -> list[Tensor]:
+    """Those of every floating leaf, from an upstream gradient that is another at each place and strided."""
+    out = function(*leaves)
+    numbers = torch.arange(2.0 * out.numel(), dtype=torch.float64).sin()[::2].reshape(out.shape).to(out.dtype)
+    return list(torch.autograd.grad(out, [leaf for leaf in leaves if leaf.requires_grad], numbers))
+
+
+def rms(x: Tensor, weight: Tensor) -> Tensor:
+    return F.rms_norm(x, x.shape[1:], weight + 1.0, 1e-6)
+
+
+def layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[1:], weight, bias, 1e-5)
+
+
+def clamped(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate.clamp(max=0.5)) * up.clamp(-0.5, 0.5)
+
+
+X, Y, WEIGHT, BIAS = torch.randn(37, 5).t(), torch.randn(5, 37), torch.randn(37), torch.randn(37)
+ROWS = {"R": 5, "N": 37}
+KERNELS = [
+    Differentiable(softmax, lambda x: x.softmax(-1), {"x": X}, sizes=ROWS),
+    Differentiable(log_softmax, lambda x: x.log_softmax(-1), {"x": X}),
+    Differentiable(rmsnorm, rms, {"x": X, "weight": WEIGHT}, {"offset": 1.0}, (1e-6, 1.0), ROWS),
+    Differentiable(layernorm, layer, {"x": X, "weight": WEIGHT, "bias": BIAS}, {}, (1e-5,), ROWS),
+    Differentiable(swiglu, lambda gate, up: F.silu(gate) * up, {"gate": X, "up": Y}, {}, (None,), ROWS),
+    Differentiable(swiglu, clamped, {"gate": X, "up": Y}, {"limit": 0.5}, (0.5,)),
+]
+EVERY = pytest.mark.parametrize("kernel", KERNELS, ids=str)
+
+
+@EVERY
+def test_gradients_are_those_of_float64(kernel: Differentiable) -> None:
+    """Every gradient is that of PyTorch's own function in float64, to float32's precision."""
+    right = gradients(kernel.right, kernel.leaves(torch.float64))
+    for found, expected in zip(gradients(kernel.call, kernel.leaves()), right, strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=2e-5, atol=2e-5)
+
+
+@EVERY
+def test_a_gradient_has_its_inputs_dtype(kernel: Differentiable) -> None:
+    """In bfloat16 and float16 too, and float32 where weights stay in it beside narrow rows."""
+    for dtype in (torch.bfloat16, torch.float16):
+        leaves = kernel.leaves(dtype)
+        assert [found.dtype for found in gradients(kernel.call, leaves)] == [dtype] * len(leaves)
+    if kernel.kernel in (rmsnorm, layernorm):
+        mixed = [leaves[0], *kernel.leaves()[1:]]
+        assert [found.dtype for found in gradients(kernel.call, mixed)] == [leaf.dtype for leaf in mixed]
+
+
+@EVERY
+def test_the_operator_is_differentiable(kernel: Differentiable) -> None:
+    """Schema, autograd, fake implementation and compilation of both passes agree with the operator."""
+    operator = getattr(torch.ops.assay, kernel.kernel.__name__).default
+    torch.library.opcheck(operator, (*kernel.leaves(), *kernel.operator))
+
+
+@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel.sizes], ids=str)
+def test_gradients_keep_the_contract(kernel: Differentiable) -> None:
+    """Forward and backward pass an examination in bfloat16."""
+    few: dict[str, Any] = {"shapes": kernel.sizes, "effort": "quick", "examples": 0, "layouts": ["contiguous"]}
+    verdict = examine_backward(kernel.kernel, kernel.kernel.__name__, dtype="bfloat16", options=kernel.listed, **few)
+    assert verdict.outcome == "PASS", str(verdict)
+
+
+@EVERY
+def test_compiled_gradients_have_the_same_bits(kernel: Differentiable) -> None:
+    """torch.compile keeps both passes whole, without a graph break."""
+    torch.compiler.reset()
+    compiled = torch.compile(kernel.call, backend="aot_eager", fullgraph=True)
+    for found, expected in zip(
+        gradients(compiled, kernel.leaves()), gradients(kernel.call, kernel.leaves()), strict=True
+    ):
+        assert torch.equal(found, expected)
+
+
+@EVERY
+def test_an_exported_kernel_is_one_operator(kernel: Differentiable) -> None:
+    """torch.export keeps the operator by its name, with the same bits."""
+
+    class Module(torch.nn.Module):
+        def forward(self, *tensors: Tensor) -> Tensor:
+            return kernel.call(*tensors)
+
+    given = tuple(kernel.tensors.values())
+    exported = torch.export.export(Module(), given)
+    assert f"torch.ops.assay.{kernel.kernel.__name__}.default" in exported.module().code
+    assert torch.equal(exported.module()(*given), kernel.call(*given))
