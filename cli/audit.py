@@ -98,7 +98,7 @@ def audit(
     closest assignment and the budgets that bind are told.
     """
     size, memory = bytes_of("--max-bytes", max_bytes), bytes_of("--max-memory", max_memory)
-    wanted = exports_of(export or [])
+    wanted, bound = exports_of(export or [])
     check_effort(quick, seconds)
     for flag, limit in (("--max-kl", max_kl), ("--max-bytes", size), ("--max-time", max_time)):
         if limit is not None and not limit > 0:
@@ -111,13 +111,14 @@ def audit(
     from assay.precision.baseline import baselines
     from assay.precision.cache import Cache, fingerprint
     from assay.precision.choice.roofline import Shape
-    from assay.precision.export import unexportable
+    from assay.precision.export import apart, unexportable
     from assay.precision.loading import load
     from assay.precision.report import record
     from assay.precision.report.page import plotly_source
 
     names = [name.strip() for name in formats.split(",") if name.strip()] or None
-    check_names(names, target, metric, timed=max_time is not None)
+    timed = max_time is not None
+    looked, menu = check_names(names, target, metric, timed=timed, exports=bound, checkpoint=checkpoint)
     assignments = [assignment_of(path) for path in compare or ()]
     plotly_source()
     try:
@@ -126,6 +127,8 @@ def audit(
         raise UntrustedModel(str(error).replace("trust=True", "--trust")) from None
     if checkpoint:
         check_checkpoint(loaded.model)
+    if lost := [name for name in names or () if name not in menu]:
+        print(f"assay: left out of --formats, since not every export holds it: {', '.join(lost)}", file=sys.stderr)
     metric = metric or ("relative" if loaded.kind == "encoder" else "kl")
     decodes = loaded.kind not in ("encoder", "classifier")
     length = sequence or min(_LONGEST, loaded.positions or _LONGEST)
@@ -135,7 +138,8 @@ def audit(
     foretold = pace.whole(effort) if seconds is None else seconds
     if foretold >= _LONG and not compare:
         print(f"assay: takes about {_span(foretold)}{_shorter(pace, quick or seconds is not None)}", file=sys.stderr)
-    digest = fingerprint(loaded.model, [*batches, *(held_out or ())], len(batches), metric, names, target, seed)
+    alone = apart(target or None, bound)
+    digest = fingerprint(loaded.model, [*batches, *(held_out or ())], len(batches), metric, looked, target, alone, seed)
     kept = Cache(out / "kept", digest, fresh=not resume)
     if resume and _foreign(kept):
         words = "another model, text, set of options that what is measured depends on, or version of assay"
@@ -146,7 +150,7 @@ def audit(
             loaded.model,
             batches,
             metric,
-            names,
+            looked,
             target or None,
             check=held_out,
             seed=seed,
@@ -154,6 +158,7 @@ def audit(
             shape=shape,
             progress=stages,
             kept=kept,
+            apart=alone,
         )
         if seconds is not None:
             pace = pace.confirmed(found)
@@ -163,6 +168,7 @@ def audit(
         found.calibrate(effort.count)
         if assignments:
             return _compare(found, [str(path) for path in compare or ()], assignments, out, decodes)
+        found.limit(menu)
         limits = {"error": max_kl, "bytes": size, "time": None if max_time is None else max_time / 1e3}
         assumed = all(limit is None for limit in limits.values())
         if assumed:

@@ -36,21 +36,41 @@ def assignment_of(path: Path) -> dict[str, str]:
     return content
 
 
-def check_names(names: Sequence[str] | None, target: str, metric: str, *, timed: bool = False) -> None:
-    """Raise for a metric or schemes that there are not or that the target lacks, and, ``timed``, for a budget of time
-    that no device is named for, before anything is loaded."""
+def check_names(
+    names: Sequence[str] | None,
+    target: str,
+    metric: str,
+    *,
+    timed: bool = False,
+    exports: Sequence[str] = (),
+    checkpoint: bool = False,
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The schemes to look at, and those of them to choose from, which every export holds.
+
+    Raises for a metric or schemes that there are not or that the target lacks, for exports that hold none of them, and,
+    ``timed``, for a budget of time that no device is named for, before anything is loaded.
+    """
+    from assay.precision.export import offered
     from assay.precision.metrics import metric_named
-    from assay.precision.schemes import scheme_named
     from assay.precision.targets import formats_of, target_named
 
     metric_named(metric or "kl")
     aimed = target_named(target or None)
     if timed and aimed.device is None:
         raise UnknownOption("--max-time is of a device, and none is assumed; name it, such as --target h200")
-    for name in names or ():
-        if note := aimed.lacks(scheme_named(name)):
-            raise UnknownOption(f"--formats {name}: {note}; leave it out, or choose another --target")
-    formats_of(names, target or None)
+    try:
+        menu = offered(names, target or None, exports, checkpoint)
+        every = formats_of(names, target or None)
+        return every if set(menu) <= set(every) else menu, menu
+    except UnknownOption as error:
+        raise UnknownOption(_option(str(error))) from None
+
+
+def _option(message: str) -> str:
+    """A message of `offered` in the words of the command line."""
+    if message.startswith("format "):
+        message = f"--formats {message.removeprefix('format ')}"
+    return message.replace("another target", "another --target")
 
 
 def check_checkpoint(model: torch.nn.Module) -> None:
@@ -63,16 +83,17 @@ def check_checkpoint(model: torch.nn.Module) -> None:
         raise CannotExport("--checkpoint is written from weights in memory; give --max-memory more, or leave it away")
 
 
-def exports_of(texts: Sequence[str]) -> list[str]:
+def exports_of(texts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The formats to export, and those of them that formats are chosen for: "all" asks for what each can hold."""
     from assay.precision.export import FORMATS
 
     names = [part.strip() for text in texts for part in text.split(",") if part.strip()]
     if "all" in names:
-        return list(FORMATS)
+        return list(FORMATS), []
     for name in names:
         if name not in FORMATS:
             raise UnknownOption(f"--export {name}; expected {', '.join(FORMATS)} or all")
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys(names)), list(dict.fromkeys(names))
 
 
 def bytes_of(flag: str, text: str) -> float | None:

@@ -69,6 +69,8 @@ class Audit:
     configs/engines.toml, a device of configs/devices.toml or ``engine@device``, which bound the menus; times are the
     device's. bits: of the model's own weights, where they are not those it is given with. shape: what is served, for
     times and the bytes of the KV cache. kept: where what an earlier audit computed is, and this one's goes.
+    apart: whether each linear may have a scheme of its own, where engines run q, k and v, and gate and up, as one
+    product; None: as the target does.
     Raises BadModel, NoData, UnknownScheme, UnknownOption, UnknownDevice.
     """
 
@@ -87,6 +89,7 @@ class Audit:
         shape: Shape | None = None,
         progress: Progress | None = None,
         kept: Cache | None = None,
+        apart: bool | None = None,
     ) -> None:
         self.metric = metric_named(metric)
         schemes = formats_of(formats, target)
@@ -105,13 +108,15 @@ class Audit:
         """And those of the front of bytes and error."""
         self.alone: list[Alone] = []
         """Site, scheme, predicted and measured error of what was measured alone, since its prediction was doubtful."""
+        self._choice: frozenset[str] | None = None
         self._seed = seed
         self._progress = progress or (lambda stage, done, count: None)
         self._cache = kept
         with self._timed("looking"):
-            engine, done = target_named(target).engine, self._steps("looking")
-            apart = engine is not None and not engine.fused
-            self.observed = observe(self.model, self.batches, self.metric, schemes, done, apart=apart)
+            served = target_named(target).served
+            if apart is not None:
+                served = replace(served, apart=apart)
+            self.observed = observe(self.model, self.batches, self.metric, schemes, self._steps("looking"), served)
             self._chosen_on = Part("choice", self.batches, self.observed.references, self.observed.shares)
             self._judged_on = self._chosen_on
             if self.check is not None:
@@ -151,7 +156,7 @@ class Audit:
 
     def menu(self, site: str) -> tuple[str, ...]:
         """The names of the schemes that may stand at a site. Raises BadAssignment for a site that there is not."""
-        return self.observed.menu(site)
+        return tuple(each for each in self.observed.menu(site) if self._choice is None or each in self._choice)
 
     def predict(self, assignment: Mapping[str, str]) -> Prediction:
         """The error of an assignment with its 95 % interval. No model is run, but in the first call, to calibrate."""
@@ -194,19 +199,24 @@ class Audit:
         kept = {self.observed.owner(self.observed.site(site)) for site in fixed}
         if self.roofline.device is None and not max_time is max_prefill is None:
             raise UnknownOption("expected a target with a device for max_time and max_prefill, such as target='h200'")
-        predictor = self._calibrated()
+        predictor = self._chooser()
         judge = None if self.check is None else Judge(self.measure, self._sampling())
         recommender = Recommender(predictor, self.trial, self.roofline, kept, judge=judge, refitted=self._refitted)
         found = recommender.recommend(budgets)
-        if recommender.predictor is not self.predictor:
-            self.predictor = recommender.predictor
+        if recommender.predictor is not predictor:
+            self.predictor = replace(recommender.predictor, observed=self.observed)
             self.measured, self.chosen = (renewed(self.predictor, each) for each in (self.measured, self.chosen))
         found.why += untrusted(self.reliability(found))
         return found
 
+    def limit(self, schemes: Collection[str]) -> None:
+        """Choose from no other schemes than these, such as those that an export has words for; what is predicted and
+        measured may have others."""
+        self._choice = frozenset(schemes)
+
     def pareto(self, points: int = 16) -> list[tuple[float, float, Prediction, Assignment]]:
         """(bytes, seconds of a decode step or NaN, prediction, assignment), none beaten in bytes and error."""
-        recommender = Recommender(self._calibrated(), self.trial, self.roofline)
+        recommender = Recommender(self._chooser(), self.trial, self.roofline)
         found = [recommender.told(assignment) for assignment in recommender.front(points)]
         return [(each.cost.bytes, each.cost.decode, each.prediction, each) for each in found]
 
@@ -281,6 +291,11 @@ class Audit:
         if self.predictor.calibration is UNCALIBRATED:
             self.calibrate()
         return self.predictor
+
+    def _chooser(self) -> Predictor:
+        """What assignments are chosen by: menus hold what may be chosen."""
+        predictor = self._calibrated()
+        return predictor if self._choice is None else replace(predictor, observed=self.observed.limited(self._choice))
 
     def _refitted(self, predictor: Predictor) -> Predictor:
         return calibrated(predictor, self.measured, self.chosen, sampling=self._sampling())

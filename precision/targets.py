@@ -1,18 +1,42 @@
 """What an audit is for: an engine, which bounds the schemes; a device, which bounds them too and gives the times; both.
 
-Called by `audit`, by exports' lint and by the command line.
+Called by `audit`, by exports and by the command line.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 from assay.configs import table
+from assay.formats.errors import UnknownOption
 from assay.precision.choice.roofline import Device, device_named, devices, running
 from assay.precision.errors import UnknownDevice
-from assay.precision.schemes import SCHEMES, Scheme, ggml, scheme_named
+from assay.precision.observation.serving import Served
+from assay.precision.observation.sites import Site
+from assay.precision.schemes import Scheme, ggml, scheme_named
 from assay.precision.schemes.scheme import DEFAULTS
 from assay.runtime.errors import unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """How an engine runs a scheme."""
+
+    stored: str
+    """What its file calls the format that weights are stored in."""
+    least: int = 0
+    """Compute capabilities, times ten, that it computes it on as it is simulated: from this one on."""
+    most: int | None = None
+    """And up to this one."""
+    asked: bool = False
+    """Looked at only where it is asked for by name."""
+
+    def lacks(self, capability: int) -> str:
+        """Why it has no place at a capability; empty where it has."""
+        if capability < self.least:
+            return f"from compute capability {self.least / 10:.1f} on"
+        return f"up to compute capability {self.most / 10:.1f}" if self.most and capability > self.most else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,18 +45,47 @@ class Engine:
 
     name: str
     title: str
-    schemes: tuple[str, ...]
-    """Looked at where nothing else is asked for."""
-    on_request: tuple[str, ...]
-    """Looked at only where they are asked for by name."""
+    version: str
+    devices: str
+    """"cuda", "any", or a kind of device that configs/devices.toml has none of."""
+    kernels: Mapping[str, Kernel]
+    """By the name of the scheme."""
     fused: bool
     """q, k and v, and gate and up, are one product, which takes one scheme."""
+    caches: str
+    """"each" layer's KV cache may have a scheme, "one" of all, "none"."""
+    exports: tuple[str, ...]
+    """Formats of an export that it reads."""
     source: str
+    read: str
+    """The day on which its source was read."""
+    places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Schemes that tables, heads, experts and routers may have, where not all; "*": all."""
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Names of those that are looked at where nothing else is asked for."""
+        return tuple(name for name, kernel in self.kernels.items() if not kernel.asked)
+
+    @property
+    def on_request(self) -> tuple[str, ...]:
+        """Names of those that are looked at only where they are asked for."""
+        return tuple(name for name, kernel in self.kernels.items() if kernel.asked)
 
     def takes(self, scheme: Scheme) -> bool:
-        """Whether it can be given a scheme: one of its own, or one that stores weights as one of these does."""
-        own = [SCHEMES[name] for name in (*self.schemes, *self.on_request)]
-        return scheme in own or (scheme.weight is not None and any(scheme.weight == each.weight for each in own))
+        """Whether it can be given a scheme on some device."""
+        return scheme.name in self.kernels
+
+    def lacks(self, scheme: Scheme, device: Device | None = None) -> str:
+        """Why it can't be given a scheme; empty where it can."""
+        kernel = self.kernels.get(scheme.name)
+        if kernel is None:
+            return f"{self.name} takes {', '.join(self.schemes)}, and has no {scheme.name}"
+        if device is None or self.devices != "cuda":
+            return ""
+        if where := kernel.lacks(device.capability):
+            return f"{self.name} computes {scheme.name} {where}, and {device.name} has {device.capability / 10:.1f}"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +97,64 @@ class Target:
 
     def lacks(self, scheme: Scheme) -> str:
         """Why a scheme has no place there; empty where it has one."""
-        if self.engine is not None and not self.engine.takes(scheme):
-            return f"{self.engine.name} takes {', '.join(self.engine.schemes)}, and has no {scheme.name}"
-        return "" if self.device is None else running(self.device, scheme).note
+        if self.engine is not None and (reason := self.engine.lacks(scheme, self.device)):
+            return reason
+        if self.device is None or (self.engine is not None and self.engine.devices == "any"):
+            return ""
+        return running(self.device, scheme).note
+
+    def allows(self, site: Site, scheme: str, head: bool = False) -> bool:
+        """Whether a scheme that it has may stand at a site; ``head``: it gives the logits."""
+        if self.engine is None:
+            return True
+        kind = "tables" if site.place == "embedding" else _kind(site) or ("heads" if head else "")
+        names = self.engine.places.get(kind, ("*",))
+        return scheme in names or names == ("*",)
+
+    @property
+    def served(self) -> Served:
+        """What the engine makes of sites."""
+        if self.engine is None:
+            return Served()
+        return Served(not self.engine.fused, self.engine.caches == "one", self.allows)
+
+
+def _kind(site: Site) -> str:
+    if site.role == "router":
+        return "routers"
+    return "experts" if site.role == "experts" or ".experts." in site else ""
 
 
 @cache
 def engines() -> dict[str, Engine]:
     """All engines by name."""
-    found = {}
-    for name, row in table("engines").items():
-        lists = {"schemes": tuple(row["schemes"]), "on_request": tuple(row["on_request"])}
-        found[name] = Engine(name=name, **{**row, **lists})
-    return found
+    return {name: _engine(name, row) for name, row in table("engines").items()}
+
+
+def _engine(name: str, row: Mapping[str, Any]) -> Engine:
+    kernels = {
+        scheme: Kernel(each["stored"], each.get("from", 0), each.get("to"), each.get("asked", False))
+        for each in row["kernels"]
+        for scheme in each["schemes"]
+    }
+    places = {"tables": (), "routers": ()}
+    places |= {kind: tuple(row[kind]) for kind in ("tables", "heads", "experts", "routers") if kind in row}
+    plain = ("title", "version", "devices", "fused", "caches", "source", "read")
+    given = {key: row[key] for key in plain}
+    return Engine(name=name, kernels=kernels, exports=tuple(row["exports"]), places=places, **given)
 
 
 def target_named(name: str | None) -> Target:
-    """``engine``, ``device`` or ``engine@device``, in any case; None: neither. Raises UnknownDevice."""
+    """``engine``, ``device`` or ``engine@device``, in any case; None: neither.
+
+    Raises UnknownDevice, also where nothing is known of the engine on the device.
+    """
     if name is None:
         return Target()
     first, at, second = name.lower().partition("@")
     if first in engines():
-        return Target(engines()[first], device_named(second) if at else None)
+        engine = engines()[first]
+        return Target(engine, _of(engine, device_named(second)) if at else None)
     if at:
         raise UnknownDevice(unknown("engine", first, engines()))
     if first not in devices():
@@ -73,14 +162,26 @@ def target_named(name: str | None) -> Target:
     return Target(device=device_named(first))
 
 
-def formats_of(formats: Collection[str] | None, target: str | None) -> tuple[str, ...]:
-    """The schemes to look at: of those asked for (None: the target's, or the default ones) those that it has.
+def _of(engine: Engine, device: Device) -> Device:
+    if engine.devices == "any" or (engine.devices == "cuda" and device.capability):
+        return device
+    known = [name for name in devices() if engine.devices == "cuda" and device_named(name).capability]
+    beside = f"take {engine.name}@{known[-1]}, or {engine.name} alone" if known else f"take {engine.name} alone"
+    raise UnknownDevice(f"configs/engines.toml has nothing of {engine.name} on {device.name}: {beside}")
 
-    Raises UnknownScheme, UnknownDevice, and NotInstalled where ggml's quantisers are needed and missing.
+
+def formats_of(formats: Collection[str] | None, target: str | None) -> tuple[str, ...]:
+    """The schemes to look at: those asked for, or (None) those of the target, or the default ones that it has.
+
+    Raises UnknownOption where the target lacks one that is asked for, UnknownScheme, UnknownDevice, and NotInstalled
+    where ggml's quantisers are needed and missing.
     """
     found = target_named(target)
     usual = DEFAULTS if found.engine is None else found.engine.schemes
     schemes = [scheme_named(name) for name in (usual if formats is None else dict.fromkeys(formats))]
+    for scheme in schemes if formats is not None else ():
+        if reason := found.lacks(scheme):
+            raise UnknownOption(f"format {scheme.name}: {reason}; leave it out, or choose another target")
     schemes = [scheme for scheme in schemes if not found.lacks(scheme)]
     if any(scheme.weight is not None and scheme.weight.blocks for scheme in schemes):
         ggml.installed()

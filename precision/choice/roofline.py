@@ -41,6 +41,8 @@ class Device:
     launch: float
     """What each op costs beside its work: a parameter, 0.0 where no measurement is cited."""
     source: str
+    capability: int = 0
+    """NVIDIA's compute capability times ten; 0 of other vendors."""
 
 
 @dataclass(frozen=True, slots=True)

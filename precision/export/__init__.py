@@ -3,9 +3,9 @@
 In: a model, an assignment of site names to scheme names, and the fitted quantisation parameters. Out: files, and notes
 of what they don't express. Called by `assay audit --export` and by users.
 
-exporting (all of it, into one folder) · configurations (a file for each stack) · checkpoint (quantised weights) · gguf
-(names, importance matrix, a file of the model) · lint · target and plan (what stacks are given) · patterns (names that
-they match) · manifest (what an export wrote).
+exporting (all of it, into one folder) · offered (the formats that exports have words for) · configurations (a file for
+each stack) · checkpoint (quantised weights) · gguf (names, importance matrix, a file of the model) · lint · target
+and plan (what stacks are given) · patterns (names that they match) · manifest (what an export wrote).
 """
 
 from assay.precision.export.checkpoint import (
@@ -22,6 +22,7 @@ from assay.precision.export.configurations.vllm import command_line, online_conf
 from assay.precision.export.exporting import FORMATS, Exported, Part, clear, export, unexportable
 from assay.precision.export.gguf.model import WrittenFile, write_gguf
 from assay.precision.export.lint import lint, lint_config, lint_scales
+from assay.precision.export.offered import apart, offered
 from assay.precision.export.target import Recipe
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Recipe",
     "Written",
     "WrittenFile",
+    "apart",
     "clear",
     "command_line",
     "export",
@@ -40,6 +42,7 @@ __all__ = [
     "lint_config",
     "lint_scales",
     "load_checkpoint",
+    "offered",
     "online_config",
     "packed_zero_points",
     "quantization_config",

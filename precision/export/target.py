@@ -11,6 +11,7 @@ import torch
 
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.sites import Site
+from assay.precision.schemes import Scheme
 
 Names = Mapping[str, Sequence[str]]
 """What sites are called in checkpoints, where that differs from their own names."""
@@ -53,6 +54,8 @@ class Target:
 
     recipe: Callable[[Request], Recipe]
     files: Files
+    lacks: Callable[[Scheme], str]
+    """Why it has no words for a scheme, of linears or of KV caches; empty where it has."""
     fixed: Callable[[Request], Collection[str]] | None = None
     """Sites that it holds in no other format than their own; None: those that a checkpoint doesn't (`unstorable`)."""
     apart: bool = False
@@ -67,12 +70,26 @@ def register(
     name: str,
     recipe: Callable[[Request], Recipe],
     files: Files,
+    lacks: Callable[[Scheme], str],
     *,
     fixed: Callable[[Request], Collection[str]] | None = None,
     apart: bool = False,
 ) -> None:
     """Make an export target known."""
-    TARGETS[name] = Target(recipe, files, fixed, apart)
+    TARGETS[name] = Target(recipe, files, lacks, fixed, apart)
+
+
+def of_linears(reason: Callable[[Scheme], str | None], caches: Collection[str] = ()) -> Callable[[Scheme], str]:
+    """What a target lacks, of ``reason``, why it has no words for the scheme of a linear, and the caches it knows."""
+
+    def lacks(scheme: Scheme) -> str:
+        if "kv_cache" in scheme.places and scheme.weight is None:
+            return "" if scheme.name in caches else f"of KV caches it holds {' and '.join(caches) or 'none'}"
+        if scheme.weight is None or scheme.weight.per == "element":
+            return "it holds formats of weights, and inputs of linears with them"
+        return reason(scheme) or ""
+
+    return lacks
 
 
 def json_file(name: str) -> Files:

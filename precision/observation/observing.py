@@ -16,6 +16,7 @@ from assay.precision.metrics import Metric
 from assay.precision.observation.handlers import traced
 from assay.precision.observation.qparams import QParams, menu_of
 from assay.precision.observation.running import batch_size, call, evaluating, mapping
+from assay.precision.observation.serving import USUAL, Served
 from assay.precision.observation.sites import Observer, Site, Statistics
 from assay.precision.observation.streaming import Weights, streamed_parameters
 from assay.precision.schemes import SCHEMES, scheme_named
@@ -73,6 +74,12 @@ class Observed:
         menus = {name: self.menus[name] for name in by_name}
         return replace(self, by_name=by_name, menus=menus, no_gradient=tuple(sites))
 
+    def limited(self, schemes: Collection[str]) -> Observed:
+        """The same with no other schemes in the menus than these."""
+        shorter = {name: tuple(scheme for scheme in menu if scheme in schemes) for name, menu in self.menus.items()}
+        menus = {name: menu for name, menu in shorter.items() if menu}
+        return replace(self, by_name={name: self.by_name[name] for name in menus}, menus=menus)
+
     def largest(self, site: str) -> torch.Tensor | None:
         """The largest magnitude of each channel at a site, [K], of the part of it that reaches furthest."""
         parts = [seen.largest for (name, _), seen in self.statistics.items() if name == site]
@@ -122,15 +129,14 @@ def observe(
     metric: Metric,
     formats: Sequence[str],
     done: Callable[[int], None],
-    *,
-    apart: bool = False,
+    served: Served = USUAL,
 ) -> Observed:
-    """Run the model once over the batches; ``done`` is told how many are; ``apart``: no linears run as one product.
+    """Run the model once over the batches; ``done`` is told how many are.
 
     Raises BadModel for outputs that aren't finite and for a model without linears, NoData where the metric compares
     nothing, UnknownOption where no format may stand at any site.
     """
-    observer = Observer(model, apart=apart)
+    observer = Observer(model, served)
     references: list[torch.Tensor] = []
     size = 0
     shares: list[np.ndarray] = []
@@ -155,10 +161,12 @@ def observe(
         raise BadModel("expected a model with linear layers, got one that runs none: is it the right module?")
     sites = observer.sites
     tied = {name: site.tied for name, site in sites.items() if site.tied}
-    menus = {name: menu_of(site, formats) for name, site in sites.items()}
+    menus = _menus(sites, formats, served)
     for name, owner in tied.items():  # a table that a linear shares takes what the linear may take
         linear = [each for each in (name, owner) if sites[each].place == "linear"]
-        menus[name] = menus[owner] = menus[linear[0] if linear else name]
+        shared = menus[linear[0] if linear else name]
+        tables = [sites[each] for each in (name, owner) if sites[each].place == "embedding"]
+        menus[name] = menus[owner] = tuple(s for s in shared if all(served.allows(table, s, False) for table in tables))
         observer.statistics.setdefault((owner, ""), observer.statistics.get((name, ""), Statistics()))
     menus = {name: menu for name, menu in menus.items() if menu}
     if not menus:
@@ -184,6 +192,16 @@ def observe(
         modules=tuple(name for name, _ in model.named_modules()),
         every=tuple(sites.values()),
     )
+
+
+def _menus(sites: Mapping[str, Site], formats: Sequence[str], served: Served) -> dict[str, tuple[str, ...]]:
+    """The schemes of each site by its name, of those that are served there."""
+    tables = {site.shape for site in sites.values() if site.place == "embedding"}
+    found = {}
+    for name, site in sites.items():
+        head = site.role == "linear" and site.shape in tables
+        found[name] = tuple(scheme for scheme in menu_of(site, formats) if served.allows(site, scheme, head))
+    return found
 
 
 def _check(model: torch.nn.Module, batch: Any, metric: Metric, reference: torch.Tensor) -> None:

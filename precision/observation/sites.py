@@ -11,6 +11,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from assay.precision.errors import BadModel
+from assay.precision.observation.serving import USUAL, Served
 from assay.precision.observation.streaming import Weights
 from assay.precision.observation.tracer import LookUp, Product, Tracer, tensors_of
 from assay.precision.schemes import Moments
@@ -170,10 +171,11 @@ class Statistics:
 
 
 class Observer:
-    """A visitor that notes the sites and what passes them; ``apart``: no linears run as one product."""
+    """A visitor that notes the sites and what passes them."""
 
-    def __init__(self, model: torch.nn.Module, *, apart: bool = False) -> None:
-        self._unit = _apart if apart else _unit
+    def __init__(self, model: torch.nn.Module, served: Served = USUAL) -> None:
+        self._unit = _apart if served.apart else _unit
+        self._cache = "kv_cache" if served.one_cache else ""
         self.sites: dict[str, Site] = {}
         self.statistics: dict[tuple[str, str], Statistics] = {}
         self.weights: dict[str, Weights] = {}
@@ -217,7 +219,8 @@ class Observer:
         role = name.rpartition(":")[2]
         if name not in self.sites:
             place: Place = "kv_cache" if role == "kv_cache" else "activation"
-            self.sites[name] = Site(name, place, role, source=self._left[x])
+            unit = self._cache if place == "kv_cache" else ""
+            self.sites[name] = Site(name, place, role, unit=unit, source=self._left[x])
         self._trace(name, x)
         self._left[x] = name
         # The length of a row of scores changes with the sequence.

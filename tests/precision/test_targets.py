@@ -9,6 +9,7 @@ from assay.precision.auditing import audit
 from assay.precision.choice.recommendation import groups_of
 from assay.precision.errors import UnknownDevice, UnknownScheme
 from assay.precision.export import lint
+from assay.precision.observation.serving import Served
 from assay.precision.observation.sites import Observer, Site
 from assay.precision.schemes import SCHEMES
 from assay.precision.schemes.scheme import DEFAULTS
@@ -63,9 +64,11 @@ def test_formats_of_a_target() -> None:
     """An engine has formats of its own to look at; what is asked for by name stays where it takes it, in that order."""
     assert formats_of(None, "llama.cpp") == LLAMA.schemes
     assert formats_of(None, None) == DEFAULTS
-    assert formats_of(["iq2_xs", "fp8", "q4_k-q8_k", "q4_k"], "llama.cpp") == ("iq2_xs", "q4_k-q8_k", "q4_k")
-    assert formats_of(["q4_k-q8_k", "fp8"], "llama.cpp@a100") == ("q4_k-q8_k",)
-    assert formats_of(["mxfp4", "fp8", "w8a8"], "h200") == ("fp8", "w8a8")
+    assert formats_of(["iq2_xs", "q4_k-q8_k", "q4_k"], "llama.cpp") == ("iq2_xs", "q4_k-q8_k", "q4_k")
+    assert formats_of(["fp8", "w8a8"], "h200") == ("fp8", "w8a8")
+    assert not {"nvfp4", "mxfp4", "mxfp8", "mxfp6"} & {*formats_of(None, "vllm@h200"), *formats_of(None, "h200")}
+    assert {"nvfp4", "mxfp4", "mxfp8"} < set(formats_of(None, "vllm@b200"))
+    assert "mxfp6" not in engines()["vllm"].kernels
     with pytest.raises(UnknownScheme, match="q4_k"):
         formats_of(["q4-k"], "llama.cpp")
 
@@ -74,7 +77,8 @@ def test_formats_that_a_target_lacks_are_refused_on_the_command_line() -> None:
     """The engine or the device that lacks one is named."""
     check_names(["q4_k"], "llama.cpp@h200", "kl")
     with pytest.raises(
-        UnknownOption, match=r"--formats fp8: llama.cpp takes q8_0-q8_0, .*, and has no fp8; leave it out"
+        UnknownOption,
+        match=r"--formats fp8: llama.cpp takes q8_0-q8_0, .*, and has no fp8; leave it out, or choose another",
     ):
         check_names(["q4_k", "fp8"], "llama.cpp", "kl")
     with pytest.raises(UnknownOption, match="--formats mxfp4: h200 has no fp4 products"):
@@ -123,7 +127,7 @@ def test_an_engine_that_runs_each_linear_alone_may_give_each_a_scheme() -> None:
 
 def test_experts_that_are_modules_are_one_tensor_of_a_kind() -> None:
     """Experts' linears of a kind take one scheme together where linears run apart, for one tensor holds them."""
-    observer = Observer(torch.nn.Module(), apart=True)
+    observer = Observer(torch.nn.Module(), Served(apart=True))
     names = [f"layers.0.mlp.experts.{expert}.{part}" for expert in (0, 11) for part in ("w1", "w3")]
     units = [observer._unit(name) for name in names]
     assert units == ["layers.0.mlp.experts.*.w1", "layers.0.mlp.experts.*.w3"] * 2

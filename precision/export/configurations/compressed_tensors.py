@@ -10,7 +10,7 @@ import torch
 
 from assay.precision.export.patterns import targets_of
 from assay.precision.export.plan import Plan, plan_of
-from assay.precision.export.target import Names, Recipe, json_file, register
+from assay.precision.export.target import Names, Recipe, json_file, of_linears, register
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import SCHEMES, Quantizer, Scheme
 
@@ -132,4 +132,5 @@ register(
     "compressed-tensors",
     lambda request: quantization_config(request.assignment, request.sites, request.dtype, request.names),
     json_file("quantization_config.json"),
+    of_linears(why_not, ["kv-fp8"]),
 )

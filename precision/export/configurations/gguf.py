@@ -16,7 +16,7 @@ from assay.precision.errors import CannotExport
 from assay.precision.export.gguf.importance import imatrix
 from assay.precision.export.gguf.names import TensorNames, quantised
 from assay.precision.export.plan import Plan, plan_of
-from assay.precision.export.target import Recipe, Request, register
+from assay.precision.export.target import Recipe, Request, of_linears, register
 from assay.precision.observation.sites import Site
 from assay.precision.schemes.ggml import BlockType, block_types
 
@@ -160,4 +160,13 @@ def _files(request: Request, recipe: Recipe) -> dict[str, str | bytes]:
     return files
 
 
-register("gguf", tensor_types, _files, fixed=unquantised, apart=True)
+register(
+    "gguf",
+    tensor_types,
+    _files,
+    of_linears(
+        lambda scheme: "" if scheme.weight and scheme.weight.blocks else "GGUF holds types of ggml, such as q4_k"
+    ),
+    fixed=unquantised,
+    apart=True,
+)

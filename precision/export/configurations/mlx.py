@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from assay.precision.export.plan import plan_of
-from assay.precision.export.target import Recipe, Request, register
+from assay.precision.export.target import Recipe, Request, of_linears, register
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import Scheme
 
@@ -79,5 +79,6 @@ register(
     "mlx",
     lambda request: quant_predicate(request.assignment, request.sites, request.dtype),
     _files,
+    of_linears(lambda scheme: _parameters(scheme)[1]),
     apart=True,
 )

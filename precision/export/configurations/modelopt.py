@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from assay.precision.export.plan import plan_of
-from assay.precision.export.target import Recipe, json_file, register
+from assay.precision.export.target import Recipe, json_file, of_linears, register
 from assay.precision.observation.sites import Site
 
 VERSION = "0.47.0"
@@ -53,4 +53,5 @@ register(
     "modelopt",
     lambda request: hf_quant_config(request.assignment, request.sites, request.dtype),
     json_file("hf_quant_config.json"),
+    of_linears(lambda scheme: "" if scheme.name in _ALGORITHMS else "it has no name for it", ["kv-fp8"]),
 )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from assay.precision.export.plan import plan_of
-from assay.precision.export.target import Recipe, json_file, register
+from assay.precision.export.target import Recipe, json_file, of_linears, register
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import Scheme
 
@@ -111,4 +111,5 @@ register(
     "torchao",
     lambda request: fqn_to_config(request.assignment, request.sites, request.dtype),
     json_file("torchao.json"),
+    of_linears(lambda scheme: _config(scheme)[1]),
 )

@@ -11,7 +11,7 @@ import torch
 
 from assay.precision.export.patterns import targets_of
 from assay.precision.export.plan import Plan, fused_name, plan_of, units_of
-from assay.precision.export.target import Recipe, Request, json_file, register
+from assay.precision.export.target import Recipe, Request, json_file, of_linears, register
 from assay.precision.observation.sites import Site
 
 _SHORTHANDS = {
@@ -82,4 +82,9 @@ def _texts(request: Request, recipe: Recipe) -> dict[str, str | bytes]:
     return {**json_file("vllm.json")(request, recipe), **command} if recipe.content["targets"] else command
 
 
-register("vllm", lambda request: online_config(request.assignment, request.sites, request.dtype), _texts)
+register(
+    "vllm",
+    lambda request: online_config(request.assignment, request.sites, request.dtype),
+    _texts,
+    of_linears(lambda scheme: "" if scheme.name in _SHORTHANDS else f"online it has {', '.join(_SHORTHANDS)}", _CACHES),
+)

@@ -1,0 +1,41 @@
+"""The formats that an audit may choose from where what it recommends is to be exported."""
+
+from collections.abc import Collection
+
+from assay.formats.errors import UnknownOption
+from assay.precision.export.configurations import TARGETS
+from assay.precision.schemes import SCHEMES
+from assay.precision.targets import formats_of, target_named
+
+
+def offered(
+    formats: Collection[str] | None, target: str | None, exports: Collection[str], checkpoint: bool = False
+) -> tuple[str, ...]:
+    """Names of the schemes that the target has and every export, and the ``checkpoint``, has words for.
+
+    formats: those that are asked for by name; None: all that are looked at otherwise. Raises UnknownOption for one that
+    the target lacks, for an export that its engine doesn't read, and where nothing is left; and what `formats_of` of
+    `precision.targets` raises.
+    """
+    asked = dict.fromkeys([*exports, *(["compressed-tensors"] if checkpoint else [])])
+    engine = target_named(target).engine
+    if formats is None and engine is None and "gguf" in asked:  # types that nothing else has
+        names = formats_of(None, "llama.cpp")
+    else:
+        names = formats_of(formats, target)
+    for export in asked:
+        if engine is not None and export not in engine.exports:
+            read = ", ".join(engine.exports)
+            raise UnknownOption(f"{engine.name} reads no {export}: take its {read}, or leave the export away")
+    found = tuple(name for name in names if not any(TARGETS[export].lacks(SCHEMES[name]) for export in asked))
+    if not found:
+        what = "none of the formats" if formats is not None else "no format"
+        raise UnknownOption(f"{what} is in all of {', '.join(asked)}: export them apart, or choose others")
+    return found
+
+
+def apart(target: str | None, exports: Collection[str]) -> bool | None:
+    """Whether each linear may have a scheme of its own, for all that the exports are for; None: the target tells."""
+    if not exports or target_named(target).engine is not None:
+        return None
+    return all(TARGETS[name].apart for name in exports) or None
