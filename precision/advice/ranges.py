@@ -84,10 +84,13 @@ def static_scales(predictor: Predictor, observed: Observed) -> Iterator[Finding]
     for site in observed.sites:
         if site.place == "embedding":
             continue
-        used = {name: SCHEMES[name].activation for name in observed.menu(site)}
-        static = [name for name, q in used.items() if q is not None and not q.dynamic and q.per != "element"]
         for (name, part), seen in observed.statistics.items():
-            if name != str(site) or not static or len(seen.tops) < 3 or seen.experts:
+            if name != str(site):
+                continue
+            schemes = {name: SCHEMES[name] for name in observed.menu(site)}
+            used = {name: each.queries if part == "queries" else each.activation for name, each in schemes.items()}
+            static = [name for name, q in used.items() if q is not None and not q.dynamic and q.per != "element"]
+            if not static or len(seen.tops) < 3 or seen.experts:
                 continue
             second, first = torch.stack(seen.tops).sort().values[-2:].tolist()
             if math.isfinite(first) and first > _OVERRUN * second > 0:

@@ -176,7 +176,7 @@ class Roofline:
         site = self.sites[name]
         chosen = scheme_named(scheme) if scheme else None
         if site.place == "kv_cache":
-            return self._attention(chosen.activation if chosen else None)
+            return self._attention(chosen)
         if site.place == "embedding":
             return self._embedding(site, chosen)
         if site.place == "linear":
@@ -246,9 +246,13 @@ class Roofline:
         times = [self._time(0.0, self._own_arithmetic, count * (row + self._own * width)) for count in counts]
         return Cost(0.0 if site.tied else self._weight(site, scheme), 0.0, *times)
 
-    def _attention(self, stored: Quantizer | None) -> Cost:
-        """Of one layer, without the projections: scores and probabilities stay on chip, products run in 16 bits."""
-        s = self.shape
+    def _attention(self, scheme: Scheme | None) -> Cost:
+        """Of one layer, without the projections: scores and probabilities stay on chip, products run in 16 bits but
+        where queries are stored as the cache is."""
+        s, stored = self.shape, scheme.activation if scheme else None
+        arithmetic = self._own_arithmetic
+        if scheme and scheme.queries and self.device:
+            arithmetic = running(self.device, scheme).arithmetic
         wide = self._own * s.batch * s.head_dim
 
         def cache(tokens: int) -> float:
@@ -261,8 +265,8 @@ class Roofline:
         fresh = 2 * wide * s.prompt * (s.heads + s.kv_heads)
         return Cost(
             kv_bytes=cache(s.context),
-            prefill=self._time(each * pairs, self._own_arithmetic, fresh + cache(s.prompt)),
-            decode=self._time(each * s.context, self._own_arithmetic, 2 * wide * s.heads + cache(s.context)),
+            prefill=self._time(each * pairs, arithmetic, fresh + cache(s.prompt)),
+            decode=self._time(each * s.context, arithmetic, 2 * wide * s.heads + cache(s.context)),
         )
 
     def _weight(self, site: Site, scheme: Scheme | None) -> float:

@@ -109,7 +109,8 @@ def plan_of(
                 kept = str(dtype).removeprefix("torch.")
                 plan.note(name, scheme.name, f"what isn't quantised is stored and computed in {kept}")
         elif site.place == "kv_cache":
-            plan.caches[name] = scheme
+            # Engines whose attention multiplies in FP8 round queries by themselves.
+            plan.caches[name] = scheme_named(scheme.name.removesuffix("-q")) if scheme.queries else scheme
         elif site.place not in ("linear", "embedding") or scheme.weight is None:
             plan.note(name, scheme.name, "only weights, inputs of linears and the KV cache can be given a format")
         elif site.place == "embedding" and not tables:

@@ -12,6 +12,8 @@ import torch
 from assay.precision.observation.tracer import Tracer
 
 _SIGNATURE = inspect.signature(torch.nn.functional.multi_head_attention_forward)
+_SCORES = 1 << 24
+"""Scores that are held at once where no gradient is asked for: 64 MiB of float32, so memory grows with T, not T x T."""
 _CLOSED = ("bias_k", "bias_v", "use_separate_proj_weight", "add_zero_attn", "static_k", "static_v")
 """Arguments with which it is run as it is, its sites shut."""
 
@@ -32,20 +34,40 @@ def _attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    whole: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and probabilities by the definition, stages open: q [..., H, S, D], k and v [..., Hkv, S, D]."""
+    """Output and probabilities by the definition, stages open: q [..., H, S, D], k and v [..., Hkv, S, D].
+
+    Without gradients long sequences go in chunks of queries, each of which sees all keys, so every stage rounds as it
+    does whole: schemes of scores and probabilities have their scales within rows. The probabilities are then those of
+    the last chunk; ``whole``: of all queries, at once.
+    """
     values = tracer.visitor.values
     k, v = values(tracer.site("kv_cache"), k, "keys"), values(tracer.site("kv_cache"), v, "values")
+    q = values(tracer.site("kv_cache"), q, "queries")
     q, k, v = values(tracer.site("q"), q), values(tracer.site("k"), k), values(tracer.site("v"), v)
     if q.dim() > 2 and k.shape[-3] != q.shape[-3]:
         repeats = q.shape[-3] // k.shape[-3]
         k, v = k.repeat_interleave(repeats, -3), v.repeat_interleave(repeats, -3)
-    scores = (q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)) @ k.mT
-    scores = values(tracer.site("scores"), scores)
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    probabilities = values(tracer.site("probabilities"), _MaskedSoftmax.apply(scores, attn_mask))  # type: ignore[no-untyped-call]
-    return values(tracer.site("output"), probabilities @ v), probabilities
+    q = q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    rows = max(q.shape[-2], 1)
+    step = rows if whole or torch.is_grad_enabled() else max(_SCORES * rows // max(_scores(q, k), 1), 1)
+    outputs, probabilities = [], q.new_empty(0)
+    for start in range(0, rows, step):
+        some = slice(start, min(start + step, rows))
+        scores = values(tracer.site("scores"), q[..., some, :] @ k.mT)
+        mask = attn_mask if attn_mask is None or attn_mask.shape[-2] == 1 else attn_mask[..., some, :]
+        if is_causal:
+            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril(start)
+        probabilities = values(tracer.site("probabilities"), _MaskedSoftmax.apply(scores, mask))  # type: ignore[no-untyped-call]
+        outputs.append(probabilities @ v)
+    return values(tracer.site("output"), outputs[0] if len(outputs) == 1 else torch.cat(outputs, -2)), probabilities
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor) -> int:
+    """How many scores there are of queries [..., H, S, D] and keys [..., H, T, D]."""
+    return q.numel() // max(q.shape[-1], 1) * k.shape[-2]
 
 
 def multihead(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
@@ -64,7 +86,8 @@ def multihead(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
         p["in_proj_weight"], x, inner, lambda a, w: torch.nn.functional.linear(a, w, p["in_proj_bias"])
     )
     q, k, v = (torch.unflatten(part, -1, (heads, -1)).transpose(1, 2) for part in projected.chunk(3, -1))
-    out, probabilities = _attention(tracer, q, k, v, _mask(p["attn_mask"], p["key_padding_mask"], heads, x))
+    mask = _mask(p["attn_mask"], p["key_padding_mask"], heads, x)
+    out, probabilities = _attention(tracer, q, k, v, mask, whole=p["need_weights"])
     out = tracer.product(
         p["out_proj_weight"],
         out.transpose(1, 2).flatten(-2),

@@ -82,7 +82,8 @@ class Observed:
 
     def largest(self, site: str) -> torch.Tensor | None:
         """The largest magnitude of each channel at a site, [K], of the part of it that reaches furthest."""
-        parts = [seen.largest for (name, _), seen in self.statistics.items() if name == site]
+        passed = {part: seen for (name, part), seen in self.statistics.items() if name == site and part != "queries"}
+        parts = [seen.largest for seen in passed.values()]
         return max((part for part in parts if part is not None), key=lambda part: float(part.max()), default=None)
 
     def owner(self, name: str) -> str:

@@ -21,7 +21,7 @@ def menu_of(site: Site, formats: Collection[str]) -> tuple[str, ...]:
 
 def _fits(scheme: Scheme, site: Site) -> bool:
     columns = site.shape[-1] if site.shape else 0
-    used = [quantizer for quantizer in (scheme.weight, scheme.activation) if quantizer is not None]
+    used = [quantizer for quantizer in (scheme.weight, scheme.activation, scheme.queries) if quantizer is not None]
     return not any(quantizer.per == "group" and columns and columns % quantizer.size for quantizer in used)
 
 
@@ -70,10 +70,10 @@ class QParams:
         return self._once(("weight", name, expert, quantizer, rotated), fitted) if self._keep else fitted()
 
     def values(self, name: str, scheme: Scheme, part: str = "") -> FakeQuantizer | None:
-        """How a scheme stores the values of a site; None: as they are."""
-        if scheme.activation is None:
+        """How a scheme stores the values of a site, of a cache its keys, values or ``queries``; None: as they are."""
+        quantizer, rotated = scheme.queries if part == "queries" else scheme.activation, scheme.transform == "hadamard"
+        if quantizer is None:
             return None
-        quantizer, rotated = scheme.activation, scheme.transform == "hadamard"
         return self._once(
             ("values", name, part, quantizer, rotated),
             lambda: fit_values(quantizer, self._moments(name, part), rotated),

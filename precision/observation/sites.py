@@ -221,8 +221,9 @@ class Observer:
             place: Place = "kv_cache" if role == "kv_cache" else "activation"
             unit = self._cache if place == "kv_cache" else ""
             self.sites[name] = Site(name, place, role, unit=unit, source=self._left[x])
-        self._trace(name, x)
-        self._left[x] = name
+        if part != "queries":  # which a cache's other schemes leave as they are
+            self._trace(name, x)
+            self._left[x] = name
         # The length of a row of scores changes with the sequence.
         seen = self.statistics.setdefault((name, part), Statistics())
         seen.add(x, columns=role not in ("scores", "probabilities"))

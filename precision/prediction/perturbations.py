@@ -8,7 +8,7 @@ import torch
 from assay.precision.schemes import Quantizer, Scheme
 
 Perturbation = tuple[str, object, str]
-"""What a scheme does to one tensor of a site: "weight", "values" or "sum", how it is stored, how transformed."""
+"""What a scheme does to a tensor: "weight", "values", "queries" or "sum"; how it is stored, how transformed."""
 Key = tuple[str, Perturbation]
 """A site and one perturbation there: a row of the quadratic form."""
 
@@ -33,9 +33,20 @@ def perturbations_of(scheme: Scheme) -> tuple[Perturbation, ...]:
         found.append(("weight", scheme.weight, transform))
     if scheme.activation is not None:
         found.append(("values", scheme.activation, transform))
+    if scheme.queries is not None:
+        found.append(("queries", scheme.queries, transform))
     if scheme.split is not None:
         found.append(("sum", scheme.split, transform))
     return tuple(found)
+
+
+def passing(scheme: Scheme, part: str) -> Perturbation | None:
+    """What a scheme does to values that pass its site, of a cache its ``part``: keys, values or queries; None: nothing.
+
+    Keys and values of a cache are one perturbation.
+    """
+    kind = "queries" if part == "queries" else "values"
+    return next((each for each in perturbations_of(scheme) if each[0] == kind), None)
 
 
 def is_repeated(name: str, schemes: Mapping[str, Scheme], sources: Mapping[str, str]) -> bool:

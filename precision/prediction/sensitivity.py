@@ -13,7 +13,7 @@ import torch
 
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.tracer import LookUp, Product, Tracer
-from assay.precision.prediction.perturbations import Perturbation, Term, perturbations_of
+from assay.precision.prediction.perturbations import Perturbation, Term, passing, perturbations_of
 from assay.precision.prediction.rows import Rows, Subsample
 from assay.precision.prediction.simulation import SPLITS, split_product
 from assay.precision.schemes import SCHEMES, FakeQuantizer, Scheme
@@ -107,9 +107,12 @@ class Sensitivity:
 
     def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
         rows = self._rows(x)
+        menu = {found: scheme for scheme in self._schemes(name) if (found := passing(scheme, part))}
+        if part == "queries" and not menu:
+            return x
 
         def back(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-            stored = {perturbations_of(s)[-1]: self._qparams.values(name, s, part) for s in self._schemes(name)}
+            stored = {found: self._qparams.values(name, scheme, part) for found, scheme in menu.items()}
             self._on_values(name, stored, x, g, rows)
             return g
 

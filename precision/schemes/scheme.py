@@ -31,6 +31,8 @@ class Scheme:
     places: frozenset[Place]
     weight: Quantizer | None = None
     activation: Quantizer | None = None
+    queries: Quantizer | None = None
+    """Of a KV cache: how the queries that it is multiplied with are stored, where attention multiplies in 8 bits."""
     transform: Transform = "none"
     """Before storing, columns of the weight are multiplied and those of the input divided by factors that balance their
     largest magnitudes ("smooth", arXiv:2211.10438), or both are rotated by a Hadamard matrix ("hadamard",
@@ -149,6 +151,15 @@ _VALUES = [
     Scheme(name="a-e5m2", places=_ACTIVATION, activation=Quantizer(format=_E5M2), compute="fp8", on_request=True),
     Scheme(name="a-int8", places=_ACTIVATION, activation=_INT8_TOKEN, compute="int8"),
     Scheme(name="kv-fp8", places=_CACHE, activation=_FP8_STATIC),
+    # As vLLM's FlashAttention-3 has it: K, V and the rotated queries in E4M3, each with a scale of the tensor.
+    Scheme(
+        name="kv-fp8-q",
+        places=_CACHE,
+        activation=_FP8_STATIC,
+        queries=_FP8_STATIC,
+        compute="fp8",
+        on_request=True,
+    ),
     Scheme(name="kv-int8", places=_CACHE, activation=_INT8_TOKEN),
     Scheme(name="kv-int4", places=_CACHE, activation=Quantizer(format="int4", per="row", symmetric=False)),
 ]

@@ -132,5 +132,5 @@ register(
     "compressed-tensors",
     lambda request: quantization_config(request.assignment, request.sites, request.dtype, request.names),
     json_file("quantization_config.json"),
-    of_linears(why_not, ["kv-fp8"]),
+    of_linears(why_not, ["kv-fp8", "kv-fp8-q"]),
 )

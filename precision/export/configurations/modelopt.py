@@ -53,5 +53,5 @@ register(
     "modelopt",
     lambda request: hf_quant_config(request.assignment, request.sites, request.dtype),
     json_file("hf_quant_config.json"),
-    of_linears(lambda scheme: "" if scheme.name in _ALGORITHMS else "it has no name for it", ["kv-fp8"]),
+    of_linears(lambda scheme: "" if scheme.name in _ALGORITHMS else "it has no name for it", ["kv-fp8", "kv-fp8-q"]),
 )

@@ -86,5 +86,8 @@ register(
     "vllm",
     lambda request: online_config(request.assignment, request.sites, request.dtype),
     _texts,
-    of_linears(lambda scheme: "" if scheme.name in _SHORTHANDS else f"online it has {', '.join(_SHORTHANDS)}", _CACHES),
+    of_linears(
+        lambda scheme: "" if scheme.name in _SHORTHANDS else f"online it has {', '.join(_SHORTHANDS)}",
+        [*_CACHES, "kv-fp8-q"],
+    ),
 )
