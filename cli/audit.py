@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.cli.audit_effort import QUICK, USUAL, Pace, check_effort, pace_of
-from assay.cli.audit_options import assignment_of, bytes_of, check_checkpoint, check_names, exports_of
+from assay.cli.audit_options import assignment_of, bytes_of, check_checkpoint, check_names, exports_of, verified
 from assay.cli.progress import ProgressBar, report_error
 from assay.formats.errors import UnknownOption
 from assay.precision.errors import BadAssignment, UntrustedModel
@@ -87,6 +87,10 @@ def audit(
     export: Annotated[
         list[str] | None,
         typer.Option(metavar="FORMAT", help="A target of docs/exports.md, such as vllm, or all; may be repeated."),
+    ] = None,
+    verify_export: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", is_eager=True, callback=verified, help="Read an export as its readers do."),
     ] = None,
     checkpoint: Annotated[bool, typer.Option("--checkpoint", help="Write a quantised checkpoint too.")] = False,
     trust: Annotated[bool, typer.Option("--trust", help="Run code that comes with the model.")] = False,

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from assay.formats.errors import UnknownOption
 from assay.precision.errors import BadAssignment, CannotExport
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["assignment_of", "bytes_of", "check_checkpoint", "check_names", "exports_of"]
+__all__ = ["assignment_of", "bytes_of", "check_checkpoint", "check_names", "exports_of", "verified"]
 
 _PREFIXES = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SIZE = re.compile(r"(\d+\.?\d*|\.\d+)(?:e(\d+))? *([kmgt]?)(i?)b?", re.IGNORECASE)
@@ -94,6 +96,21 @@ def exports_of(texts: Sequence[str]) -> tuple[list[str], list[str]]:
         if name not in FORMATS:
             raise UnknownOption(f"--export {name}; expected {', '.join(FORMATS)} or all")
     return list(dict.fromkeys(names)), list(dict.fromkeys(names))
+
+
+def verified(folder: Path | None) -> None:
+    """Of ``--verify-export``: which scheme each linear of an export gets, by its readers' own code; then exit with 1
+    where one gets another than it was to get, and with 0 else."""
+    if folder is None:
+        return
+    from assay.precision.export import verify_export
+
+    found = verify_export(folder)
+    for each in found:
+        print(each)
+        for line in each.wrong:
+            print(f"  {line}")
+    raise typer.Exit(int(any(each.wrong for each in found) or not any(each.reader for each in found)))
 
 
 def bytes_of(flag: str, text: str) -> float | None:

@@ -5,7 +5,8 @@ of what they don't express. Called by `assay audit --export` and by users.
 
 exporting (all of it, into one folder) · offered (the formats that exports have words for) · configurations (a file for
 each stack) · checkpoint (quantised weights) · gguf (names, importance matrix, a file of the model) · lint · target
-and plan (what stacks are given) · patterns (names that they match) · manifest (what an export wrote).
+and plan (what stacks are given) · patterns (names that they match) · manifest (what an export wrote) ·
+verifying (read again).
 """
 
 from assay.precision.export.checkpoint import (
@@ -24,12 +25,14 @@ from assay.precision.export.gguf.model import WrittenFile, write_gguf
 from assay.precision.export.lint import lint, lint_config, lint_scales
 from assay.precision.export.offered import apart, offered
 from assay.precision.export.target import Recipe
+from assay.precision.export.verifying import Verified, verify_export
 
 __all__ = [
     "FORMATS",
     "Exported",
     "Part",
     "Recipe",
+    "Verified",
     "Written",
     "WrittenFile",
     "apart",
@@ -48,6 +51,7 @@ __all__ = [
     "quantization_config",
     "unexportable",
     "unstorable",
+    "verify_export",
     "write_checkpoint",
     "write_gguf",
 ]

@@ -134,7 +134,12 @@ def export(
                 parts.append(Part("checkpoint", (folder / "checkpoint",), made.held, made.bytes))
                 _note(said, "checkpoint", [line for line in made.notes if said.get(line) != ["lint"]])
         notes = tuple(f"{', '.join(who)}: {line}" for line, who in said.items())
-        manifest.move(place, folder, assignment, notes, overwrite)
+        linears = {name: site for name, site in sites.items() if site.place == "linear"}
+        about = {
+            "held": {part.format: part.held for part in parts},
+            "names": {name: list(request.names.get(name) or [name]) for name in linears},
+        }
+        manifest.move(place, folder, assignment, notes, overwrite, about)
     return Exported(tuple(parts), notes, refused)
 
 

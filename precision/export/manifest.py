@@ -5,6 +5,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from assay.precision.errors import CannotExport
 from assay.runtime.files import write_text_atomically
@@ -47,18 +48,26 @@ def remove(folder: Path) -> bool:
     return bool(names)
 
 
-def move(place: Path, folder: Path, assignment: Mapping[str, str], notes: Collection[str], overwrite: bool) -> None:
+def move(
+    place: Path,
+    folder: Path,
+    assignment: Mapping[str, str],
+    notes: Collection[str],
+    overwrite: bool,
+    about: Mapping[str, Any] | None = None,
+) -> None:
     """Move all files of a place into the folder, instead of those that an earlier export wrote there.
 
     Raises as `check` does, with everything as it was. If it is stopped on the way, nothing is left of an earlier
-    export, and what there is has a record; a checkpoint's config.json, without which nothing loads it, comes last.
+    export, and what there is has a record, with what ``about`` says; a checkpoint's config.json, without which nothing
+    loads it, comes last.
     """
     files = sorted(str(file.relative_to(place)) for file in place.rglob("*") if file.is_file())
     check(folder, files, overwrite)
     remove(folder)
     if not files:
         return
-    content = {"assignment": dict(assignment), "files": files, "notes": list(notes)}
+    content = {"assignment": dict(assignment), "files": files, "notes": list(notes), **(about or {})}
     write_text_atomically(folder / RECORD, json.dumps(content, indent=1) + "\n")
     for name in sorted(files, key=lambda name: Path(name).name == "config.json"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -68,7 +68,7 @@ def groups_of(plan: Plan, names: Names) -> dict[str, dict[str, Any]]:
     for name, scheme in plan.weights.items():
         if why_not(scheme) is None:
             members.setdefault(scheme.name, []).extend(names.get(name, [name]))
-    return {name: _group(SCHEMES[name], linears) for name, linears in members.items()}
+    return {name: group_of(SCHEMES[name], linears) for name, linears in members.items()}
 
 
 def why_not(scheme: Scheme) -> str | None:
@@ -94,7 +94,8 @@ def format_of(scheme: Scheme) -> str:
     return "nvfp4-pack-quantized" if bits == 4 else "float-quantized"
 
 
-def _group(scheme: Scheme, names: list[str]) -> dict[str, Any]:
+def group_of(scheme: Scheme, names: list[str]) -> dict[str, Any]:
+    """The config group of linears, by the names that checkpoints have."""
     assert scheme.weight is not None
     group: dict[str, Any] = {
         "format": format_of(scheme),

@@ -32,6 +32,11 @@ def fqn_to_config(
     return plan.recipe(content, configs)
 
 
+def entry_of(scheme: Scheme) -> dict[str, Any] | None:
+    """The config of a linear's scheme, as torchao reads it; None where it has none."""
+    return _config(scheme)[0]
+
+
 def _config(scheme: Scheme) -> tuple[dict[str, Any] | None, str]:
     """The config of a linear's scheme, or why there is none."""
     weight = scheme.weight
