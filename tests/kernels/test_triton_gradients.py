@@ -9,12 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from assay.kernels.triton.cross_entropy import cross_entropy
 from assay.kernels.triton.layernorm import layernorm
 from assay.kernels.triton.rmsnorm import rmsnorm
+from assay.kernels.triton.rope import rope
 from assay.kernels.triton.softmax import log_softmax, softmax
 from assay.kernels.triton.swiglu import swiglu
 from assay.verify import examine_backward
 
+CONSTANT = ("cos", "sin")  # tensors that have no gradient
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
@@ -38,8 +41,10 @@ class Differentiable:
 
     def leaves(self, dtype: torch.dtype | None = None) -> list[Tensor]:
         return [
-            tensor.detach().to(dtype or tensor.dtype).requires_grad_() if tensor.is_floating_point() else tensor
-            for tensor in self.tensors.values()
+            tensor.detach().to(dtype or tensor.dtype).requires_grad_(name not in CONSTANT)
+            if tensor.is_floating_point()
+            else tensor
+            for name, tensor in self.tensors.items()
         ]
 
     def call(self, *tensors: Tensor) -> Tensor:
@@ -67,8 +72,22 @@ def clamped(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate.clamp(max=0.5)) * up.clamp(-0.5, 0.5)
 
 
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    (a, b), cos, sin = x.unflatten(-1, (-1, 2)).unbind(-1), cos[:, None], sin[:, None]
+    return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+
+
+def loss(logits: Tensor, target: Tensor) -> Tensor:
+    capped = 4.0 * torch.tanh(logits / 4.0)
+    found = F.cross_entropy(capped, target, reduction="none", label_smoothing=0.1)
+    return (found + 0.01 * capped.logsumexp(-1) ** 2 * (target != -100)).float()
+
+
 X, Y, WEIGHT, BIAS = torch.randn(37, 5).t(), torch.randn(5, 37), torch.randn(37), torch.randn(37)
 ROWS = {"R": 5, "N": 37}
+ANGLES = {"cos": torch.randn(3, 4), "sin": torch.randn(4, 3).t()}
+LABELS = torch.tensor([3, -100, 0, 36, 1])
+LOSS = {"reduction": "none", "label_smoothing": 0.1, "softcap": 4.0, "z_loss": 0.01}
 KERNELS = [
     Differentiable(softmax, lambda x: x.softmax(-1), {"x": X}, sizes=ROWS),
     Differentiable(log_softmax, lambda x: x.log_softmax(-1), {"x": X}),
@@ -76,6 +95,15 @@ KERNELS = [
     Differentiable(layernorm, layer, {"x": X, "weight": WEIGHT, "bias": BIAS}, {}, (1e-5,), ROWS),
     Differentiable(swiglu, lambda gate, up: F.silu(gate) * up, {"gate": X, "up": Y}, {}, (None,), ROWS),
     Differentiable(swiglu, clamped, {"gate": X, "up": Y}, {"limit": 0.5}, (0.5,)),
+    Differentiable(
+        *(rope, turned, {"x": torch.randn(2, 3, 5, 8), **ANGLES}, {"interleaved": True}, (True,)),
+        sizes={"B": 2, "S": 3, "H": 5, "D": 8},
+    ),
+    Differentiable(
+        *(cross_entropy, loss, {"logits": X, "target": LABELS}, LOSS, (-100, 0.1, "none", 4.0, 0.01)),
+        sizes={"T": 5, "V": 37},
+        listed={name: [value] for name, value in LOSS.items()},
+    ),
 ]
 EVERY = pytest.mark.parametrize("kernel", KERNELS, ids=str)
 
@@ -93,7 +121,7 @@ def test_a_gradient_has_its_inputs_dtype(kernel: Differentiable) -> None:
     """In bfloat16 and float16 too, and float32 where weights stay in it beside narrow rows."""
     for dtype in (torch.bfloat16, torch.float16):
         leaves = kernel.leaves(dtype)
-        assert [found.dtype for found in gradients(kernel.call, leaves)] == [dtype] * len(leaves)
+        assert {found.dtype for found in gradients(kernel.call, leaves)} == {dtype}
     if kernel.kernel in (rmsnorm, layernorm):
         mixed = [leaves[0], *kernel.leaves()[1:]]
         assert [found.dtype for found in gradients(kernel.call, mixed)] == [leaf.dtype for leaf in mixed]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.kernels.triton.cross_entropy import cross_entropy, cross_entropy_backward
 from assay.kernels.triton.gemm import gemm
 from assay.kernels.triton.gemm_fp8 import gemm_fp8
 from assay.kernels.triton.gemm_int4 import gemm_int4
@@ -21,6 +22,7 @@ from assay.kernels.triton.moe import moe
 from assay.kernels.triton.moe_route import moe_route
 from assay.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
 from assay.kernels.triton.rmsnorm_backward import rmsnorm_backward
+from assay.kernels.triton.rope import rope, rope_backward
 from assay.kernels.triton.softmax import log_softmax, softmax
 from assay.kernels.triton.softmax_backward import log_softmax_backward, softmax_backward
 from assay.kernels.triton.swiglu import swiglu
@@ -83,6 +85,13 @@ MIXTURE = {
     "weights": torch.rand(5, 2),
     "ids": torch.randint(0, 3, (5, 2), dtype=INT32),
 }
+ANGLES = {"cos": torch.randn(3, 4), "sin": torch.randn(4, 3).t()}
+TURNED = (*((name, torch.zeros(3, 5)) for name in ANGLES), *((name, torch.zeros(2, 4)) for name in ANGLES))
+LABELS = torch.tensor([3, -100, 0])
+LOSS = (
+    *(("target", torch.zeros(4, dtype=torch.int64)), ("target", torch.zeros(3, dtype=torch.int32))),
+    *(("label_smoothing", 1.5), ("reduction", "max"), ("softcap", 0.0), ("logits", torch.zeros(3, 0))),
+)
 PRODUCT = {"a": torch.randn(5, 65), "b": torch.randn(7, 65).t()}
 CALLS = [
     Call(softmax, {"x": X}),
@@ -130,6 +139,30 @@ CALLS = [
             (("up", torch.zeros(1, 37)), ("dy", torch.zeros(1, 37)), ("limit", 0.0)),
         )
         for limit in (None, 0.5)
+    ),
+    Call(
+        rope,
+        {"x": torch.randn(2, 3, 5, 8, dtype=BF16), **ANGLES},
+        operator=(False,),
+        refused=(*TURNED, ("x", torch.randn(2, 3, 5, 7))),
+    ),
+    Call(
+        rope_backward,
+        {**ANGLES, "dy": torch.randn(2, 3, 5, 8)},
+        {"interleaved": True},
+        (True,),
+        (*TURNED, ("dy", torch.randn(2, 3, 5, 7))),
+    ),
+    *(
+        Call(cross_entropy, {"logits": X, "target": LABELS}, {"reduction": kind}, (-100, 0.1, kind, 4.0, 0.01), LOSS)
+        for kind in ("mean", "none")
+    ),
+    Call(
+        cross_entropy_backward,
+        {"logits": X, "target": LABELS},
+        {"reduction": "none"},
+        (None, -100, 0.1, "none", 4.0, 0.01),
+        (*LOSS, ("dloss", torch.tensor(1.0)), ("dloss", torch.ones(3, dtype=BF16))),
     ),
     Call(gemm, PRODUCT, refused=(("b", torch.zeros(65, 7, dtype=torch.float16)), ("b", torch.zeros(2, 4)))),
     Call(

@@ -49,15 +49,18 @@ class Pair:
         """Whether the backward spec's last input is an upstream gradient; else that is one."""
         return self.backward.tensors[-1].name not in {tensor.name for tensor in self.forward.tensors}
 
-    def arguments(self, inputs: Sequence[Any]) -> list[Any]:
+    def arguments(self, inputs: Sequence[Any], upstream: Any = None) -> list[Any]:
         """What the function is called with, of the inputs that the backward spec has.
 
-        An input that it hasn't (layernorm's bias), on which no gradient depends, is small numbers that repeat, exact
-        in every dtype.
+        An input that it hasn't (layernorm's bias, the x of rope), on which no gradient depends, is small numbers that
+        repeat, exact in every dtype.
         """
         own = self.backward.tensors[:-1] if self.takes_upstream else self.backward.tensors
         given = dict(zip((tensor.name for tensor in own), inputs, strict=True))
-        sizes = {dim: size for tensor in own for dim, size in zip(tensor.dims, given[tensor.name].shape, strict=True)}
+        shapes = {tensor: given[tensor.name].shape for tensor in own}
+        if upstream is not None and any(tensor.name not in given for tensor in self.forward.tensors):
+            shapes[self.backward.tensors[-1]] = upstream.shape
+        sizes = {dim: size for tensor, shape in shapes.items() for dim, size in zip(tensor.dims, shape, strict=True)}
         return [
             given[tensor.name] if tensor.name in given else _repeated(inputs[-1], tensor.shape(sizes))
             for tensor in self.forward.tensors
@@ -165,7 +168,7 @@ def gradient_of(function: Callable[..., Any], op: str, *, framework: str = "torc
 
     def gradient(*tensors: Any, **options: Any) -> Any:
         inputs, upstream = (tensors[:-1], tensors[-1]) if pair.takes_upstream else (tensors, None)
-        return differentiate(called, pair, pair.arguments(inputs), upstream, options)
+        return differentiate(called, pair, pair.arguments(inputs, upstream), upstream, options)
 
     gradient.__name__ = gradient.__qualname__ = f"gradient of {_name(function)}"
     return gradient
