@@ -11,7 +11,7 @@ import transformers
 from safetensors import safe_open
 
 from assay.precision.errors import CannotExport
-from assay.precision.export import export, lint, quantization_config, unstorable, write_checkpoint
+from assay.precision.export import export, lint, load_checkpoint, quantization_config, unstorable, write_checkpoint
 from assay.precision.export.checkpoint.pieces import Piece, pieces_of, rows_of
 from assay.precision.export.patterns import matches
 from assay.precision.loading.quiet import quiet
@@ -165,3 +165,30 @@ def test_some_rows_of_a_stored_weight_are_stored_alike() -> None:
     block = Quantizer(format="float8_e4m3fn", per="block", size=128)
     with pytest.raises(CannotExport, match="cut a block of 128"):
         rows_of("x", FakeQuantizer(block, scales_of(weight, block)), 64, 192, 256)
+
+
+@pytest.mark.parametrize("others", [None, "fp8", "nvfp4"])
+@pytest.mark.parametrize("scheme", ["fp8", "w8a8", "w4a16-g64-asym", "nvfp4", "mxfp4"])
+def test_a_mixture_is_opened_as_simulated(scheme: str, others: str | None, tmp_path: Path) -> None:
+    """`load_checkpoint` reads each expert and each linear by the group that it is in, whatever the others are stored
+    as: weights are the simulated ones (NVFP4's in bfloat16), and linears round their inputs."""
+    made = sparse("qwen")
+    attention = {name: others for name in made.sites if others and name.endswith("proj") and "self_attn" in name}
+    written = write_checkpoint(
+        made.model, experts(made, scheme) | attention, tmp_path / "out", sites=made.sites, fits=made.fits
+    )
+    assert any("dequantize=True" in note for note in written.notes) == (others not in (None, scheme))
+    model = load_checkpoint(tmp_path / "out")
+    for name, chosen in written.held.items():
+        key = name if made.sites[name].role == "experts" else f"{name}.weight"
+        given, own = model.get_parameter(key).detach(), made.model.get_parameter(key).detach()
+        for expert, weight in enumerate(own) if own.dim() == 3 else [(None, own)]:
+            stored = made.fits.weight(name, SCHEMES[chosen], weight, expert)
+            assert stored is not None
+            exact = stored(weight)
+            loaded = given if expert is None else given[expert]
+            assert torch.equal(loaded, exact.bfloat16().float() if chosen == "nvfp4" else exact), name
+    rounding = [module for module in model.modules() if getattr(module, "quantization_scheme", None) is not None]
+    assert len(rounding) == len(attention)
+    with torch.no_grad():
+        assert model(IDS).logits.isfinite().all()

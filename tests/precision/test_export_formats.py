@@ -287,6 +287,16 @@ def test_the_command_line_holds_the_online_recipe() -> None:
     assert words[-4:] == ["--kv-cache-dtype", "fp8_e4m3", "--kv-cache-dtype-skip-layers", "1"]
 
 
+def test_layers_whose_cache_stays_are_told_by_their_number() -> None:
+    """vLLM counts layers, not caches: of a hybrid model, whose other layers have none, the number is the layer's."""
+    sites = {
+        name: Site(name, "kv_cache", "kv_cache")
+        for name in (f"model.layers.{layer}.self_attn:kv_cache" for layer in (3, 7, 11))
+    }
+    words = shlex.split(command_line("some/model", dict.fromkeys(list(sites)[:1], "kv-fp8"), sites))
+    assert words[-3:] == ["--kv-cache-dtype-skip-layers", "7", "11"]
+
+
 @pytest.mark.parametrize("recipe_of", [quantization_config, hf_quant_config, fqn_to_config, online_config])
 def test_what_no_format_has_a_place_for_is_noted(recipe_of: Any) -> None:
     """Norms, embeddings, caches of some layers, other dtypes: a line each, however many sites, and none that fits."""

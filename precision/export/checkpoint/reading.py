@@ -10,6 +10,7 @@ import torch
 
 from assay.precision.errors import BadModel
 from assay.precision.export.checkpoint.folder import needed
+from assay.precision.export.checkpoint.mixtures import holds_experts, load_mixture
 from assay.precision.loading.pretrained import json_of
 from assay.precision.loading.quiet import quiet
 from assay.runtime.lazy import optional
@@ -18,9 +19,9 @@ from assay.runtime.lazy import optional
 def load_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.float32, **options: Any) -> torch.nn.Module:
     """The model of a folder that `write_checkpoint` wrote, by transformers, its weights read back into ``dtype``.
 
-    Its linears round their inputs as the checkpoint says. options: of transformers' `from_pretrained`. float32 holds
-    the values of all schemes but those of FP4 and MX formats, which compressed-tensors reads back in bfloat16: take
-    that. Raises BadModel for a folder without a quantised model, NotInstalled.
+    Its linears round their inputs as the checkpoint says; experts in one parameter don't. options: of transformers'
+    `from_pretrained`. float32 holds the values of all schemes; NVFP4's compressed-tensors rounds to bfloat16. Raises
+    BadModel for a folder without a quantised model, NotInstalled.
     """
     needed("compressed_tensors", "transformers")
     config: Any = json_of(Path(folder) / "config.json")
@@ -28,10 +29,16 @@ def load_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.float32
         raise BadModel(f"{folder} isn't quantised; expected a folder that write_checkpoint wrote")
     with quiet(), packed_zero_points():
         kind = getattr(optional("transformers", purpose="a checkpoint", extra="audit"), config["architectures"][0])
+        if holds_experts(Path(folder)):
+            mixture = load_mixture(Path(folder), kind, config["quantization_config"], dtype=dtype, **options)
+            return mixture.eval()
         model: torch.nn.Module = kind.from_pretrained(folder, dtype=dtype, local_files_only=True, **options)
         quantizer: Any = model.hf_quantizer
         if not quantizer.quantization_config.dequantize:
             quantizer.compressor.decompress_model(model)
+    for parameter in model.parameters():  # of FP4 and MX formats the library gives bfloat16
+        if parameter.is_floating_point() and isinstance(dtype, torch.dtype):
+            parameter.data = parameter.data.to(dtype)
     return model.eval()
 
 

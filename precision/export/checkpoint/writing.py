@@ -167,6 +167,11 @@ def _warnings(plan: Plan, into: Folded, dtype: torch.dtype) -> list[str]:
         found.append(
             f"column factors are folded into norms and linears before, whose weights are rounded to {dtype} again"
         )
+    if plan.experts and len({scheme.name for scheme in plan.weights.values()}) > 1:
+        found.append(
+            f"{next(iter(plan.experts))}: of several schemes transformers 5.23 reads only one right, in silence, with "
+            "dequantize=True: open it by assay.precision.export.load_checkpoint"
+        )
     packed = [name for name, scheme in plan.weights.items() if scheme.weight and not scheme.weight.symmetric]
     if packed:
         found.append(

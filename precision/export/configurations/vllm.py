@@ -12,7 +12,7 @@ import torch
 from assay.precision.export.patterns import targets_of
 from assay.precision.export.plan import Plan, fused_name, plan_of, units_of
 from assay.precision.export.target import Recipe, Request, json_file, of_linears, register
-from assay.precision.observation.sites import Site
+from assay.precision.observation.sites import Site, place_of
 
 _SHORTHANDS = {
     "fp8": "fp8_per_channel",
@@ -61,8 +61,8 @@ def command_line(model: str, assignment: Mapping[str, str], sites: Mapping[str, 
     cache = _cache(plan)
     if cache is not None:
         words += ["--kv-cache-dtype", cache]
-        every = [name for name, site in sites.items() if site.place == "kv_cache"]
-        skipped = [str(number) for number, name in enumerate(every) if name not in plan.caches]
+        every = [name for name, site in sites.items() if site.place == "kv_cache" and name not in plan.caches]
+        skipped = [str(layer) for name in every if (layer := place_of(name)[0]) is not None]
         if skipped:
             words += ["--kv-cache-dtype-skip-layers", *skipped]
     return shlex.join(words)
