@@ -17,7 +17,6 @@ from assay.precision.export.checkpoint import (
     write_checkpoint,
 )
 from assay.precision.export.configurations.compressed_tensors import quantization_config
-from assay.precision.export.configurations.modelopt import hf_quant_config
 from assay.precision.export.configurations.torchao import fqn_to_config
 from assay.precision.export.configurations.vllm import command_line, online_config
 from assay.precision.export.exporting import FORMATS, Exported, Part, clear, export, unexportable
@@ -40,7 +39,6 @@ __all__ = [
     "command_line",
     "export",
     "fqn_to_config",
-    "hf_quant_config",
     "lint",
     "lint_config",
     "lint_scales",

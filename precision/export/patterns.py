@@ -6,15 +6,21 @@ from collections.abc import Collection, Iterable
 
 
 def targets_of(names: Iterable[str]) -> list[str]:
-    r"""Targets that match exactly these names: those that differ in their numbers only share one where they can.
+    r"""Targets that match exactly these names: the names themselves, which vLLM maps where it calls modules otherwise
+    than a checkpoint does, and patterns not.
 
-    "re:" targets are read with `re.match`, which anchors the start alone: each ends with "$".
+    Experts, of which there may be thousands, share a pattern where they differ in their numbers only. "re:" targets are
+    read with `re.match`, which anchors the start alone: each ends with "$".
     """
     alike: dict[tuple[str, ...], set[tuple[int, ...]]] = {}
-    for name in names:
+    exact: list[str] = []
+    for name in dict.fromkeys(names):
+        if "experts" not in name.split("."):
+            exact.append(name)
+            continue
         words = tuple("#" if word.isdecimal() else word for word in name.split("."))
         alike.setdefault(words, set()).add(tuple(int(word) for word in name.split(".") if word.isdecimal()))
-    targets: list[str] = []
+    targets = exact
     for words, numbers in alike.items():
         targets += _targets(words, numbers)
     return sorted(targets, key=lambda target: target.startswith("re:"))

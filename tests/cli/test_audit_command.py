@@ -39,7 +39,7 @@ def test_an_audit_writes_its_answer(audited: Path) -> None:
     assert content["settings"]["budgets"] == {"error": 0.01}
     assert "<title>assay audit: llama</title>" in (audited / "report.html").read_text()
     assert set(chosen["assignment"].values()) <= {"fp8", "w8a16", "w4a16-g32"}
-    files_ = ["export.json", "quantization_config.json", "torchao.json"]
+    files_ = ["export.json", "quantization_config.json", "torchao-transformers.json", "torchao.json"]
     assert sorted(path.name for path in (audited / "export").iterdir()) == files_
     assert [part["format"] for part in content["exports"]] == ["torchao", "compressed-tensors"]
     assert not list(audited.rglob(".*"))

@@ -11,7 +11,7 @@ from assay.precision.export import FORMATS, Exported, clear, export
 from tests.precision.exported import subject
 
 MINE = "a note of the user"
-STACKS = ("compressed-tensors", "modelopt", "torchao", "vllm")
+STACKS = ("compressed-tensors", "torchao", "vllm")
 """The targets whose files are looked at here."""
 
 
@@ -32,11 +32,11 @@ def names(folder: Path) -> set[str]:
 
 
 def test_export_writes_a_file_for_each_format(tmp_path: Path) -> None:
-    """Four configurations, vLLM's command, a checkpoint and a record; each note names its formats."""
+    """Three configurations, vLLM's command, a checkpoint and a record; each note names its formats."""
     assignment = fp8() | {"model.layers.0.self_attn:scores": "fp16"}
     done = write(assignment, tmp_path / "out", *STACKS, checkpoint=True, target="a100")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in done.paths} | {"export.json"}
-    assert {"vllm.json", "vllm.txt", "torchao.json", "hf_quant_config.json", "checkpoint"} <= {
+    assert {"vllm.json", "vllm.txt", "torchao.json", "torchao-transformers.json", "checkpoint"} <= {
         path.name for path in done.paths
     }
     assert {part.format: part.held for part in done.parts} == dict.fromkeys((*STACKS, "checkpoint"), fp8())
@@ -80,9 +80,9 @@ def test_only_formats_that_express_something_are_written(tmp_path: Path) -> None
     assert [part.format for part in done.parts] == ["vllm"]
     assert "--kv-cache-dtype fp8_e4m3" in (tmp_path / "cache" / "vllm.txt").read_text()
     assert write({"lm_head": "e5m2"}, tmp_path / "wide", *STACKS).paths == ()
-    mixed = write({"lm_head": "w8a16", **fp8()}, tmp_path / "mixed", "modelopt", "torchao")
+    mixed = write({"lm_head": "w8a16", **fp8()}, tmp_path / "mixed", "vllm", "torchao")
     assert {part.format: part.held for part in mixed.parts} == {
-        "modelopt": fp8(),
+        "vllm": fp8(),
         "torchao": {"lm_head": "w8a16", **fp8()},
     }
 

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from assay.precision.errors import CannotExport, UnknownScheme
 from assay.precision.export import (
     command_line,
     fqn_to_config,
-    hf_quant_config,
     online_config,
     quantization_config,
 )
+from assay.precision.export.configurations.torchao import for_transformers
 from assay.precision.export.patterns import matches, targets_of
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import SCHEMES
@@ -157,13 +158,15 @@ def test_transformers_reads_the_groups_as_meant() -> None:
     ("names", "targets"),
     [
         (["lm_head"], ["lm_head"]),
-        (["a.layers.1.x", "a.layers.11.x"], [r"re:a\.layers\.(1|11)\.x$"]),
+        (["a.layers.1.x", "a.layers.11.x"], ["a.layers.1.x", "a.layers.11.x"]),
+        (["a.layers.1.experts.0.x", "a.layers.11.experts.0.x"], [r"re:a\.layers\.(1|11)\.experts\.0\.x$"]),
+        (["a.1.experts.4.x", "a.2.experts.5.x"], ["a.1.experts.4.x", "a.2.experts.5.x"]),
         (["a.layers.1.x", "b.layers.2.x"], ["a.layers.1.x", "b.layers.2.x"]),
         (["a.0.e.1.x", "a.0.e.2.x"], [r"a.0.e.1.x", "a.0.e.2.x"]),
     ],
 )
 def test_targets_match_their_names_only(names: list[str], targets: list[str]) -> None:
-    """Names that differ in the layer share a pattern with an end; no pattern matches longer or other names."""
+    """Linears stand by their names, experts that differ in numbers share a pattern with an end; nothing else matches."""
     found = targets_of(names)
     others = [
         *(f"{name}_more" for name in names),
@@ -175,24 +178,6 @@ def test_targets_match_their_names_only(names: list[str], targets: list[str]) ->
     assert not any(matches(target, name) for target in found for name in others)
     if len(names) < 2 or "e" not in names[0].split("."):
         assert found == targets
-
-
-def test_modelopt_writes_one_algorithm_or_many() -> None:
-    """One algorithm stands with what it excludes; several stand with a layer each; the rest is noted."""
-    sites = many_layers(2)
-    one = hf_quant_config({**chosen(sites, "mlp", "nvfp4", range(2)), **caches(sites)}, sites).content["quantization"]
-    assert (one["quant_algo"], one["group_size"], one["kv_cache_quant_algo"]) == ("NVFP4", 16, "FP8")
-    assert set(one["exclude_modules"]) == {name for name, site in sites.items() if site.shape and "mlp" not in name}
-    two = hf_quant_config(
-        {**chosen(sites, "mlp", "nvfp4", range(2)), **chosen(sites, "self_attn", "fp8", range(2)), "lm_head": "w8a8"},
-        sites,
-    )
-    body = two.content["quantization"]
-    assert body["quant_algo"] == "MIXED_PRECISION"
-    assert body["quantized_layers"]["model.layers.1.mlp.up_proj"] == {"quant_algo": "NVFP4", "group_size": 16}
-    assert body["quantized_layers"]["model.layers.0.self_attn.q_proj"] == {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}
-    assert "lm_head" not in body["quantized_layers"]
-    assert any(note.startswith("w8a8 at lm_head: ") for note in two.notes)
 
 
 def caches(sites: dict[str, Site], scheme: str = "kv-fp8") -> dict[str, str]:
@@ -297,7 +282,7 @@ def test_layers_whose_cache_stays_are_told_by_their_number() -> None:
     assert words[-3:] == ["--kv-cache-dtype-skip-layers", "7", "11"]
 
 
-@pytest.mark.parametrize("recipe_of", [quantization_config, hf_quant_config, fqn_to_config, online_config])
+@pytest.mark.parametrize("recipe_of", [quantization_config, fqn_to_config, online_config])
 def test_what_no_format_has_a_place_for_is_noted(recipe_of: Any) -> None:
     """Norms, embeddings, caches of some layers, other dtypes: a line each, however many sites, and none that fits."""
     sites = many_layers(4)
@@ -317,6 +302,15 @@ def test_a_site_or_a_scheme_that_there_is_not_is_refused() -> None:
         quantization_config({"model.nothing": "fp8"}, subject().sites)
     with pytest.raises(UnknownScheme, match="fp8"):
         quantization_config({"lm_head": "fp88"}, subject().sites)
+
+
+def test_transformers_reads_its_file_of_torchao() -> None:
+    """`TorchAoConfig.from_dict` takes what is written for it, and holds the same table."""
+    from torchao.core.config import config_from_dict
+
+    recipe = fqn_to_config({"lm_head": "fp8"}, subject().sites)
+    read = transformers.TorchAoConfig.from_dict(json.loads(json.dumps(for_transformers(recipe.content))))
+    assert read.quant_type == config_from_dict(recipe.content)
 
 
 def test_the_table_of_torchao_is_ordered() -> None:

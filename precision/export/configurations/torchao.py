@@ -3,13 +3,14 @@
 Written as torchao 0.18's `config_to_dict` writes it, without loading torchao: a config's class, version and fields.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from assay.precision.export.plan import plan_of
-from assay.precision.export.target import Recipe, json_file, of_linears, register
+from assay.precision.export.target import Recipe, Request, of_linears, register
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import Scheme
 
@@ -112,9 +113,19 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+def for_transformers(content: dict[str, Any]) -> dict[str, Any]:
+    """The same as a ``quantization_config`` that `TorchAoConfig.from_dict` of transformers reads."""
+    return {"quant_method": "torchao", "quant_type": {"default": content}}
+
+
+def _files(request: Request, recipe: Recipe) -> dict[str, str]:
+    files = {"torchao.json": recipe.content, "torchao-transformers.json": for_transformers(recipe.content)}
+    return {name: json.dumps(content, indent=2) + "\n" for name, content in files.items()}
+
+
 register(
     "torchao",
     lambda request: fqn_to_config(request.assignment, request.sites, request.dtype),
-    json_file("torchao.json"),
+    _files,
     of_linears(lambda scheme: _config(scheme)[1]),
 )
