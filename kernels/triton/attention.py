@@ -15,6 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOAT32, FLOATING, check, check_choice
+from assay.kernels.triton.attention_configs import CONFIGS, fitting
+from assay.kernels.triton.descriptors import describable, described
 from assay.kernels.triton.online_softmax import finite_shift, online_softmax
 from assay.kernels.triton.operators import custom_op
 from assay.kernels.triton.tiles import size_class
@@ -22,35 +24,27 @@ from assay.kernels.triton.tiles import size_class
 _LOG2_E = tl.constexpr(math.log2(math.e))  # scores are multiplied by it, so that an exponential is one exp2
 _LN_2 = tl.constexpr(math.log(2.0))
 _WIDEST = 256
+_PART = tl.constexpr(16)  # columns of the values that are attended to with care at once
+_LEAST_SCALE = 2.0**-149  # float32's least number
 
-_CONFIGS = [
-    triton.Config({"BLOCK_M": block_m, "BLOCK_N": block_n}, num_warps=warps, num_stages=stages)
-    for block_m, block_n, warps, stages in (
-        (256, 64, 8, 3),
-        (128, 128, 8, 2),
-        (128, 64, 8, 2),
-        (128, 64, 4, 3),
-        (64, 64, 4, 2),
-        (64, 32, 4, 2),
-        (256, 32, 8, 1),  # those of one stage are float32's, whose products the tensor cores don't form
-        (128, 64, 8, 1),
-        (128, 32, 8, 1),
-        (64, 64, 8, 1),
-        (64, 32, 16, 1),
-    )
-]
 _SIZES = ["Sq", "Sk", "GROUP", "GROUPS", "SQ_CLASS", "SEEN_CLASS", "first_seen", "last_seen"]
 
 
 @triton.jit
-def _load_rows(ptrs, in_rows, in_columns, ROWS_CUT: tl.constexpr, COLUMNS_CUT: tl.constexpr):
-    """A tile of rows, zero outside."""
-    if ROWS_CUT:
-        tile = tl.load(ptrs, mask=in_rows[:, None] & in_columns, other=0.0)
-    elif COLUMNS_CUT:
-        tile = tl.load(ptrs, mask=in_columns, other=0.0)
+def _load_rows(source, start, in_rows, in_columns, CUT: tl.constexpr, COLUMNS_CUT: tl.constexpr):
+    """A tile of rows from ``start`` on, zero outside. A source is a descriptor, its batch and head; or pointers."""
+    DESCRIBED: tl.constexpr = len(source) == 3
+    if DESCRIBED:
+        tile = source[0].load([source[1], source[2], start, 0])
+        tile = tl.reshape(tile, [tile.shape[2], tile.shape[3]])
     else:
-        tile = tl.load(ptrs)
+        ptrs = source[0] + start.to(tl.int64) * source[1]
+        if CUT:
+            tile = tl.load(ptrs, mask=in_rows[:, None] & in_columns, other=0.0)
+        elif COLUMNS_CUT:
+            tile = tl.load(ptrs, mask=in_columns, other=0.0)
+        else:
+            tile = tl.load(ptrs)
     return tile
 
 
@@ -63,86 +57,76 @@ def _visible(key, lowest, highest):
 
 
 @triton.jit
-def _attend(state, inputs, span, limits, scales, bias, BLOCK_N: tl.constexpr, CUT: tl.constexpr, D_CUT, DV_CUT):
-    """Add blocks of keys to the state of a tile: running maximum, acc of weights and of weighted values, nonfinite.
+def _attend(state, inputs, first, last, span, limits, scales, bias, BLOCK_N: tl.constexpr, CUT, CLEAN, D_CUT, DV_CUT):
+    """Add blocks first..last-1 of keys to the state of a tile: running maximum, sum, and acc of weighted values.
 
-    ``span``: the first key, the number of blocks, and after how many of them how many keys are left out. CUT: the mask
-    or the end of the keys cuts through them; as a dot makes NaN of 0 * infinity, only finite values are added, and
-    ``nonfinite`` becomes NaN where there are others.
+    They are counted in the order in which they are added, which ``span`` turns into places. CUT: the mask or the end of
+    the keys cuts through them. CLEAN: of the values only finite ones are added, as a dot makes NaN of 0 * infinity.
     """
-    m_i, l_i, acc, nonfinite = state
-    q, k_ptrs, v_ptrs, stride_ks, stride_vs, in_d, in_dv = inputs
-    first, blocks, before_gap, gap = span
+    m_i, l_i, acc = state
+    q, k_source, v_source, in_d, in_dv = inputs
     Sk, lowest, highest = limits
     scale, tanh_scale, cap = scales
     slope, aligned = bias
-    for block in range(blocks):
-        start = first + block * BLOCK_N
-        if CUT:
-            start += tl.where(block >= before_gap, gap, 0)
+    for count in tl.range(first, last, num_stages=1 if CLEAN else None):
+        start = _place(count, span) * BLOCK_N
         key = start + tl.arange(0, BLOCK_N)
-        far = start.to(tl.int64)
-        k = _load_rows(k_ptrs + far * stride_ks, key < Sk, in_d, CUT, D_CUT)
+        k = _load_rows(k_source, start, key < Sk, in_d, CUT, D_CUT)
         s = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if cap is None:
-            s = s * scale
-        else:
+        if cap is not None:
             s = cap - 2.0 * cap / (tl.exp2(s * tanh_scale) + 1.0)
         if slope is not None:
+            s = s if cap is not None else s * scale
             s = (s - slope * tl.abs(aligned - key[None, :]).to(tl.float32)) * _LOG2_E
         if CUT:
             s = tl.where(_visible(key, lowest, highest), s, -float("inf"))
 
-        m_i, l_i, p, rescale = online_softmax(m_i, l_i, s)
+        unit = scale if cap is None and slope is None else None
+        m_i, l_i, p, rescale = online_softmax(m_i, l_i, s, unit)
         acc = acc * rescale[:, None]
-        v = _load_rows(v_ptrs + far * stride_vs, key < Sk, in_dv, CUT, DV_CUT)
-        if CUT:
-            wide = v.to(tl.float32)
-            nonfinite += tl.sum(wide * 0.0)
-            v = tl.where(tl.abs(wide) < float("inf"), v, 0.0)
+        v = _load_rows(v_source, start, key < Sk, in_dv, CUT, DV_CUT)
+        if CLEAN:
+            v = tl.where(v - v == 0.0, v, 0.0)
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision="ieee")
-    return m_i, l_i, acc, nonfinite
+    return m_i, l_i, acc
 
 
 @triton.jit
-def _add_infinities(acc, inputs, span, limits, BLOCK_N: tl.constexpr, DV_CUT: tl.constexpr):
-    """Infinities and NaN among the values of blocks that the mask cuts through, for the rows that see them."""
-    _, _, v_ptrs, _, stride_vs, _, in_dv = inputs
-    first, blocks, before_gap, gap = span
+def _place(count, span):
+    """The block that is added after ``count`` others: first those that the mask cuts through, on both sides."""
+    begin, before, cuts, whole = span
+    block = begin + count + tl.where(count >= before, whole, 0)
+    return tl.where(count >= cuts, begin + before + count - cuts, block)
+
+
+@triton.jit
+def _add_infinities(acc, inputs, blocks, span, limits, BLOCK_N: tl.constexpr):
+    """Infinities and NaN among the values, for the rows that see them."""
+    _, _, v_source, _, in_dv = inputs
     Sk, lowest, highest = limits
-    for block in tl.range(blocks, num_stages=1):  # seldom run: it is to take no registers and no memory
-        start = first + block * BLOCK_N + tl.where(block >= before_gap, gap, 0)
+    for count in tl.range(blocks, num_stages=1):
+        start = _place(count, span) * BLOCK_N
         key = start + tl.arange(0, BLOCK_N)
-        v = _load_rows(v_ptrs + start.to(tl.int64) * stride_vs, key < Sk, in_dv, True, DV_CUT)
-        wide = v.to(tl.float32)
-        nan = wide != wide
+        v = _load_rows(v_source, start, key < Sk, in_dv, True, True)
         seen = tl.broadcast_to(_visible(key, lowest, highest), [acc.shape[0], BLOCK_N]).to(tl.bfloat16)
-        up = tl.dot(seen, ((wide == float("inf")) | nan).to(tl.bfloat16))
+        up = tl.dot(seen, ((v == float("inf")) | (v != v)).to(tl.bfloat16))
         acc = tl.where(up > 0, acc + float("inf"), acc)
-        down = tl.dot(seen, ((wide == -float("inf")) | nan).to(tl.bfloat16))
+        down = tl.dot(seen, ((v == -float("inf")) | (v != v)).to(tl.bfloat16))
         acc = tl.where(down > 0, acc - float("inf"), acc)
     return acc
 
 
-def _fitting(configs, arguments, **_):
-    """Tall tiles for narrow heads, unless the rows are few; for the widest heads also small ones."""
-    heads, rows = arguments["BLOCK_D"] + arguments["BLOCK_DV"], arguments["Sq"] * arguments["GROUP"]
-    single = arguments["q_ptr"].element_size() == 4
-    tallest = 256 if heads <= 64 else 128 if heads <= 128 or not single else 64
-    heights = {min(tallest, max(64, triton.next_power_of_2(rows)))} | ({64} if heads > 256 else set())
-    return [c for c in configs if c.kwargs["BLOCK_M"] in heights and (c.num_stages == 1) == single]
-
-
 @triton.autotune(
-    configs=_CONFIGS,
-    key=["SQ_CLASS", "SEEN_CLASS", "GROUP", "D", "DV"],
-    prune_configs_by={"early_config_prune": _fitting},
+    configs=CONFIGS,
+    key=["SQ_CLASS", "SEEN_CLASS", "GROUP", "D", "DV", "MASKED"],
+    prune_configs_by={"early_config_prune": fitting},
 )
 @triton.jit(do_not_specialize=_SIZES)
 def _attention_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
+    v_tiles,
     slopes_ptr,
     sinks_ptr,
     out_ptr,
@@ -160,9 +144,11 @@ def _attention_kernel(
     SEEN_CLASS,
     first_seen,
     last_seen,
+    sign,
     scale,
     tanh_scale,
     cap,
+    MASKED: tl.constexpr,
     D: tl.constexpr,
     DV: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -181,15 +167,14 @@ def _attention_kernel(
     query = rows // GROUP
     head = group * GROUP + rows % GROUP
     inside = query < Sq
-    key = tl.arange(0, BLOCK_N).to(tl.int64)[:, None]
     d = tl.arange(0, BLOCK_D).to(tl.int64)[None, :]
     dv = tl.arange(0, BLOCK_DV).to(tl.int64)[None, :]
     in_d = d < D
     in_dv = dv < DV
     q_ptrs = q_ptr + batch * q_strides[0] + (head * q_strides[1] + query * q_strides[2])[:, None] + d * q_strides[3]
-    k_ptrs = k_ptr + batch * k_strides[0] + group * k_strides[1] + key * k_strides[2] + d * k_strides[3]
-    v_ptrs = v_ptr + batch * v_strides[0] + group * v_strides[1] + key * v_strides[2] + dv * v_strides[3]
     q = tl.load(q_ptrs, mask=inside[:, None] & in_d, other=0.0)
+    if sign is not None:
+        q = (q * sign).to(q.dtype)
 
     place = query.to(tl.int32)[:, None]
     earliest = (tile * BLOCK_M // GROUP).to(tl.int32)
@@ -219,26 +204,51 @@ def _attention_kernel(
     else:  # a sink is a key without a value
         m_i = tl.load(sinks_ptr + head * stride_sink, mask=inside, other=0.0) * _LOG2_E
         l_i = tl.exp2(m_i - finite_shift(m_i))
-    state = m_i, l_i, tl.zeros([BLOCK_M, BLOCK_DV], tl.float32), 0.0
-
-    inputs = q, k_ptrs, v_ptrs, k_strides[2], v_strides[2], in_d, in_dv
+    if v_tiles is not None:
+        k_source = k_ptr, batch.to(tl.int32), group.to(tl.int32)
+        v_source = v_tiles, batch.to(tl.int32), group.to(tl.int32)
+    else:
+        key = tl.arange(0, BLOCK_N).to(tl.int64)[:, None]
+        k_ptrs = k_ptr + batch * k_strides[0] + group * k_strides[1] + key * k_strides[2] + d * k_strides[3]
+        v_ptrs = v_ptr + batch * v_strides[0] + group * v_strides[1] + key * v_strides[2] + dv * v_strides[3]
+        k_source, v_source = (k_ptrs, k_strides[2]), (v_ptrs, v_strides[2])  # type: ignore[assignment]
+    inputs = q, k_source, v_source, in_d, in_dv
     limits = Sk, lowest, highest
     scales = scale, tanh_scale, cap
     bias = slope, aligned
-    cut = begin * BLOCK_N, end - begin - whole, whole_begin - begin, whole * BLOCK_N
-    uncut = whole_begin * BLOCK_N, whole, 0, 0
-    state = _attend(state, inputs, cut, limits, scales, bias, BLOCK_N, True, BLOCK_D != D, BLOCK_DV != DV)
-    state = _attend(state, inputs, uncut, limits, scales, bias, BLOCK_N, False, BLOCK_D != D, BLOCK_DV != DV)
-    m_i, l_i, acc, nonfinite = state
-    if nonfinite != 0.0:
-        acc = _add_infinities(acc, inputs, cut, limits, BLOCK_N, BLOCK_DV != DV)
+    D_CUT: tl.constexpr = BLOCK_D != D
+    DV_CUT: tl.constexpr = BLOCK_DV != DV
+    cuts, blocks = end - begin - whole, end - begin
+    span = begin, whole_begin - begin, cuts, whole
+    m_0, l_0 = m_i, l_i
+    state = m_0, l_0, tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    state = _attend(state, inputs, 0, cuts, span, limits, scales, bias, BLOCK_N, True, False, D_CUT, DV_CUT)
+    state = _attend(state, inputs, cuts, blocks, span, limits, scales, bias, BLOCK_N, False, False, D_CUT, DV_CUT)
+    m_i, l_i, acc = state
 
-    acc = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]  # a row that sees nothing is zero
     lse = m_i * _LN_2 + tl.log(l_i)
     out_row = (batch * GROUPS * GROUP + head) * Sq + query
-    out_ptrs = out_ptr + out_row[:, None] * DV + dv
-    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=inside[:, None] & in_dv)
+    out_ptrs = out_ptr + out_row[:, None] * DV
     tl.store(lse_ptr + out_row, lse, mask=inside)
+    if MASKED and tl.sum(acc * 0.0) != 0.0:  # a value is infinite or NaN, seen or not; or a sum has overflowed
+        PART: tl.constexpr = min(BLOCK_DV, _PART)
+        for column in tl.range(0, DV, PART, num_stages=1):  # seldom run: it is to take no registers and no memory
+            part = column + tl.arange(0, PART).to(tl.int64)[None, :]
+            row = tl.arange(0, BLOCK_N).to(tl.int64)[:, None]
+            ptrs = v_ptr + batch * v_strides[0] + group * v_strides[1] + row * v_strides[2] + part * v_strides[3]
+            of_part = q, k_source, (ptrs, v_strides[2]), in_d, part < DV
+            start = m_0, l_0, tl.zeros([BLOCK_M, PART], tl.float32)
+            found = _attend(start, of_part, 0, blocks, span, limits, scales, bias, BLOCK_N, True, True, D_CUT, True)
+            full = _add_infinities(found[2], of_part, blocks, span, limits, BLOCK_N)
+            _store(out_ptrs + part, full, l_i, inside[:, None] & (part < DV))
+    else:
+        _store(out_ptrs + dv, acc, l_i, inside[:, None] & in_dv)
+
+
+@triton.jit
+def _store(ptrs, acc, l_i, mask):
+    acc = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]  # a row that sees nothing is zero
+    tl.store(ptrs, acc.to(ptrs.dtype.element_ty), mask=mask)
 
 
 def _results(q: Tensor, k: Tensor, v: Tensor, *options: object) -> tuple[Tensor, Tensor]:
@@ -263,16 +273,21 @@ def _attention(
     if lse.numel() == 0:
         return out, lse
     group = heads // groups
+    first_seen = None if first_seen is None or first_seen + queries <= 1 else first_seen  # or it binds no row
+    last_seen = None if last_seen is None or last_seen >= keys - 1 else last_seen
     seen = keys if first_seen is None or last_seen is None else min(keys, last_seen - first_seen + 1)
     unit = 1.0 if slopes is not None else _LOG2_E.value  # with ALiBi the unit changes after the bias
+    sign = None if scale >= _LEAST_SCALE else -1.0 if scale <= -_LEAST_SCALE else 0.0  # the greatest score stays so
+    scale = scale if sign is None else -scale if sign else 1.0
+    by_descriptor = describable(k, v)
     _attention_kernel[lambda meta: (triton.cdiv(queries * group, meta["BLOCK_M"]) * groups * batch,)](
-        *(q, k, v, slopes, sinks, out, lse),
+        *(q, described(k) if by_descriptor else k, v, described(v) if by_descriptor else None, slopes, sinks, out, lse),
         *(q.stride(), k.stride(), v.stride()),
         *(0 if vector is None else vector.stride(0) for vector in (slopes, sinks)),
         *(queries, keys, group, groups, size_class(queries), size_class(seen)),
-        *(first_seen, last_seen, scale * unit),
+        *(first_seen, last_seen, sign, scale * unit),
         *((None, None) if softcap is None else (2.0 * _LOG2_E.value * scale / softcap, softcap * unit)),
-        *(width, value_width),
+        *(first_seen is not None or last_seen is not None, width, value_width),
         *(max(16, triton.next_power_of_2(size)) for size in (width, value_width)),
     )
     return out, lse

@@ -16,12 +16,17 @@ def finite_shift(m):
 
 
 @triton.jit
-def online_softmax(m_i, l_i, s):
-    """One step by scores s[M,N] in units of log2(e), from maximum m_i[M] and sum l_i[M].
+def online_softmax(m_i, l_i, s, unit=None):
+    """One step by scores s[M,N], from maximum m_i[M] and sum l_i[M]; scores times unit, > 0, are in units of log2(e).
 
-    Returns the new maximum and sum, the weights 2^(s - maximum)[M,N], and the factor [M] of what was summed before.
+    Returns the new maximum and sum, the weights 2^(s unit - maximum)[M,N], and the factor [M] of earlier sums.
+    The unit enters with the maximum, so that a score takes one instruction before its exponential.
     """
-    m_new = tl.maximum(m_i, tl.max(s, axis=1))
+    highest = tl.max(s, axis=1)
+    if unit is not None:
+        highest = highest * unit
+        s = s * unit
+    m_new = tl.maximum(m_i, highest)
     shift = finite_shift(m_new)
     p = tl.exp2(s - shift[:, None])
     rescale = tl.exp2(m_i - shift)

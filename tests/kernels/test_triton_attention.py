@@ -101,10 +101,11 @@ def test_compiled_code_gives_the_same_bits() -> None:
 
 def _shape(config: Any) -> str:
     """A configuration in short."""
-    return f"{config.kwargs['BLOCK_M']} x {config.kwargs['BLOCK_N']}, {config.num_warps} warps"
+    sides = f"{config.kwargs['BLOCK_M']} x {config.kwargs['BLOCK_N']}"
+    return f"{sides}, {config.num_warps} warps, {config.num_stages} stages"
 
 
-@pytest.mark.parametrize("config", module._CONFIGS, ids=_shape)
+@pytest.mark.parametrize("config", module.CONFIGS, ids=_shape)
 @pytest.mark.parametrize(("causal", "window"), [("none", (70, 80)), ("bottom_right", None), ("top_left", (3, 9))])
 def test_every_configuration(
     config: Any, causal: str, window: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
@@ -120,10 +121,17 @@ def test_every_configuration(
 def test_a_configuration_is_left(dtype: torch.dtype, width: int) -> None:
     """For each dtype, width of heads and number of rows; float32's are those of one stage."""
     for rows in (1, 64, 65, 1000):
-        arguments = {"q_ptr": torch.zeros(1, dtype=dtype), "Sq": rows, "GROUP": 1, "BLOCK_D": width, "BLOCK_DV": width}
-        left = module._fitting(module._CONFIGS, arguments)
-        assert left
-        assert {config.num_stages == 1 for config in left} == {dtype == torch.float32}
+        for masked in (False, True):
+            arguments = {
+                "q_ptr": torch.zeros(1, dtype=dtype),
+                "Sq": rows,
+                "GROUP": 1,
+                "MASKED": masked,
+                "slopes_ptr": None,
+            }
+            left = module.fitting(module.CONFIGS, arguments | {"BLOCK_D": width, "BLOCK_DV": width})
+            assert left
+            assert {config.num_stages == 1 for config in left} == {dtype == torch.float32}
 
 
 @pytest.mark.parametrize("causal", ["none", "bottom_right", "top_left"])
