@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import importlib
 import importlib.util
@@ -11,7 +10,6 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,25 +86,18 @@ def _system_tool(name: str) -> Iterator[None]:
         yield
         return
     before = os.environ.get("PATH")
-    os.environ["PATH"] = os.pathsep.join(filter(None, (before, str(_tool(name).parent))))
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PATH"]
-        else:
-            os.environ["PATH"] = before
-
-
-@cache
-def _tool(name: str) -> Path:
-    """A script that lists the one device."""
-    folder = tempfile.mkdtemp(prefix="assay-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = Path(folder, "nvidia-smi")
-    path.write_text(f"#!/bin/sh\necho 'GPU 0: {name} (pretended)'\n", encoding="utf-8")
-    path.chmod(0o755)
-    return path
+    with tempfile.TemporaryDirectory(prefix="assay-", ignore_cleanup_errors=True) as folder:
+        tool = Path(folder, "nvidia-smi")
+        tool.write_text(f"#!/bin/sh\necho 'GPU 0: {name} (pretended)'\n", encoding="utf-8")
+        tool.chmod(0o755)
+        os.environ["PATH"] = os.pathsep.join(filter(None, (before, folder)))
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["PATH"]
+            else:
+                os.environ["PATH"] = before
 
 
 _world = _World()

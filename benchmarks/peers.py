@@ -1,0 +1,145 @@
+"""Other ways to choose a format for each linear: two libraries' searches, a linear program, and rules of thumb.
+
+Each maker takes the model, which is left as it is, batches of tokens, names of linears that take one format together,
+and the formats by their bits; it gives a function of the bits of a weight in the mean (scales not counted, as the
+libraries count), which gives an assignment.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from assay.precision.observation.sites import place_of
+from assay.precision.schemes import SCHEMES
+from assay.precision.schemes.fitting import fit_weight
+
+Choice = Callable[[float], dict[str, str]]
+Groups = list[list[str]]
+
+
+def from_modelopt(model: Any, batches: list[Any], groups: Groups, formats: Mapping[int, str], method: str) -> Choice:
+    """`modelopt.torch.quantization.auto_quantize`; it makes groups of its own, which are these."""
+    from modelopt.torch import quantization
+
+    shapes: dict[int, dict[str, Any]] = {8: {"axis": 0}, 4: {"block_sizes": {-1: 128}}}
+    configs = [
+        {
+            "quant_cfg": [
+                {"quantizer_name": "*", "enable": False},
+                {"quantizer_name": "*weight_quantizer", "cfg": {"num_bits": bits, **shapes[bits]}},
+            ],
+            "algorithm": "max",
+        }
+        for bits in formats
+    ]
+
+    def loss(output: Any, batch: Any) -> torch.Tensor:
+        logits, ids = output.logits[:, :-1].flatten(0, 1).float(), batch["input_ids"][:, 1:].flatten()
+        return torch.nn.functional.cross_entropy(logits, ids)
+
+    def choose(bits: float) -> dict[str, str]:
+        gradient = method == "gradient"
+        found, _ = quantization.auto_quantize(
+            copy.deepcopy(model),
+            constraints={"effective_bits": bits},
+            quantization_formats=configs,
+            data_loader=batches,
+            forward_step=(lambda m, batch: m(**batch)) if gradient else (lambda m, batch: m(**batch).logits),
+            loss_func=loss if gradient else None,
+            num_calib_steps=len(batches),
+            num_score_steps=len(batches),
+            method=method,
+        )
+        chosen = {name: getattr(module, "weight_quantizer", None) for name, module in found.named_modules()}
+        return {name: formats[each.num_bits] for name, each in chosen.items() if each is not None and each.is_enabled}
+
+    return choose
+
+
+def from_autoround(model: Any, batches: list[Any], groups: Groups, formats: Mapping[int, str]) -> Choice:
+    """`auto_round.AutoScheme`, with these batches where it would load a data set."""
+    from auto_round.auto_scheme.gen_auto_scheme import AutoScheme, GenScheme
+    from auto_round.schemes import QuantizationScheme
+
+    plain = {"act_bits": 16, "act_group_size": -1, "act_sym": True, "act_data_type": "float", "act_dynamic": True}
+    sizes = {8: -1, 4: 128}
+    schemes = [
+        QuantizationScheme(bits=bits, group_size=sizes[bits], sym=True, data_type="int", **plain) for bits in formats
+    ]
+    count = sum(len(batch["input_ids"]) for batch in batches)
+    rows, tokens = batches[0]["input_ids"].shape
+    names = [name for group in groups for name in group]
+
+    def choose(bits: float) -> dict[str, str]:
+        asked = AutoScheme(
+            avg_bits=bits,
+            options=list(schemes),
+            shared_layers=[group for group in groups if len(group) > 1] or None,
+            nsamples=count,
+            seqlen=tokens,
+            batch_size=rows,
+            ignore_scale_zp_bits=True,
+            low_gpu_mem_usage=False,
+            low_cpu_mem_usage=False,
+        )
+        own = copy.deepcopy(model)
+        for name, module in own.named_modules():
+            module.global_name = module.tmp_name = name
+        with mock.patch("auto_round.auto_scheme.delta_loss.get_dataloader", return_value=batches):
+            found = GenScheme(
+                asked, own, names, {}, "text", device_map="cpu", tokenizer=object(), enable_torch_compile=False
+            ).get_layer_config()
+        return {name: formats[each["bits"]] for name, each in found.items() if each["bits"] in formats}
+
+    return choose
+
+
+def by_weight_error(model: Any, groups: Groups, formats: Mapping[int, str]) -> Choice:
+    """The least sum of squared errors of the weights, by an integer linear program; no data are looked at."""
+    names = {name for group in groups for name in group}
+    weights = {name: module.weight.detach().float() for name, module in model.named_modules() if name in names}
+
+    def error(name: str, bits: int) -> float:
+        quantizer = SCHEMES[formats[bits]].weight
+        assert quantizer is not None, f"{formats[bits]} stores no weights"
+        return float((fit_weight(quantizer, weights[name], None)(weights[name]) - weights[name]).square().sum())
+
+    options = [(place, bits) for place in range(len(groups)) for bits in formats]
+    errors = np.array([sum(error(name, bits) for name in groups[place]) for place, bits in options])
+    sizes = np.array([bits * sum(weights[name].numel() for name in groups[place]) for place, bits in options])
+    whole = sum(weight.numel() for weight in weights.values())
+    single = np.array([[float(place == group) for place, _ in options] for group in range(len(groups))])
+
+    def choose(bits: float) -> dict[str, str]:
+        found = milp(
+            errors / errors.max(),
+            integrality=np.ones(len(options)),
+            bounds=Bounds(0, 1),
+            constraints=[LinearConstraint(single, 1, 1), LinearConstraint(sizes[None] / whole, -np.inf, bits)],
+        )
+        taken = [option for option, share in zip(options, found.x, strict=True) if share > 0.5]
+        return {name: formats[bits] for place, bits in taken for name in groups[place]}
+
+    return choose
+
+
+def first_and_last(groups: Mapping[str, list[str]], formats: Mapping[int, str]) -> Choice:
+    """The most bits in the first and the last layer and at the head, the fewest elsewhere, whatever is asked for."""
+    names = [name for group in groups.values() for name in group]
+    layers = [layer for name in names if (layer := place_of(name)[0]) is not None]
+    ends = {None, min(layers), max(layers)}
+    chosen = {name: formats[(min, max)[place_of(name)[0] in ends](formats)] for name in names}
+    return lambda bits: chosen
+
+
+def uniform(groups: Mapping[str, list[str]], formats: Mapping[int, str]) -> Choice:
+    """The format of most bits that a budget has room for."""
+    names = [name for group in groups.values() for name in group]
+    return lambda bits: dict.fromkeys(names, formats[max(each for each in formats if each <= bits)])
