@@ -1,0 +1,62 @@
+"""The audit of a model of 1.1 B parameters on the device: time and memory; and of a small one there and on the CPU.
+
+The models are Llamas with random weights, which have the shapes of trained ones and nothing of their errors.
+"""
+
+import random
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from assay.precision.auditing import Audit, audit
+from benchmarks.gpu.part import Part, main
+
+SCHEMES = ("bf16", "w8a8", "w4a16-g32")
+_CLOSE = 0.02  # of an error measured on another machine: sums are taken in another order
+
+
+def body(part: Part) -> None:
+    """The small model first, whose measured errors must be the CPU's; then the large one."""
+    if part.rehearsal:
+        found = _audited("cpu", 32, 64, 2, tokens=8)
+        measured = float(found.measure(found.random_assignment(random.Random(0))))
+        part.claim("the audit of a tiny model measures a finite error", 0 <= measured < float("inf"), f"{measured:.3g}")
+        return
+    here, there = (_audited(device, 256, 704, 4, tokens=64) for device in ("cuda", "cpu"))
+    for seed in range(3):
+        assignment = there.random_assignment(random.Random(seed))
+        ours, theirs = float(here.measure(assignment)), float(there.measure(assignment))
+        detail = f"{ours:.6g}, on the CPU {theirs:.6g}"
+        part.claim(f"measured error of assignment {seed}, small model", abs(ours - theirs) <= _CLOSE * theirs, detail)
+    del here, there
+    torch.cuda.reset_peak_memory_stats()
+    found = _audited("cuda", 2048, 5632, 22, tokens=128, vocabulary=32000)
+    count = sum(parameter.numel() for parameter in found.model.parameters())
+    part.say(f"  {count / 1e9:.2f} B parameters; seconds: { ({k: round(v, 1) for k, v in found.seconds.items()}) }")
+    for seed in range(3):
+        measured = float(found.measure(found.random_assignment(random.Random(seed))))
+        part.claim(f"measured error of assignment {seed}, large model, is finite", 0 <= measured < float("inf"))
+    part.say(f"  peak of the device's memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB; {part.seconds:.0f} s")
+
+
+def _audited(device: str, hidden: int, middle: int, layers: int, tokens: int, vocabulary: int = 256) -> Audit:
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=middle,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 16 if hidden < 1024 else 32,
+        num_key_value_heads=2 if hidden < 1024 else 4,
+    )
+    model = transformers.LlamaForCausalLM(config).bfloat16().to(device)
+    ids = torch.randint(0, vocabulary, (2, 2, tokens), generator=torch.Generator().manual_seed(0)).to(device)
+    return audit(model, [{"input_ids": each} for each in ids], formats=SCHEMES)
+
+
+if __name__ == "__main__":
+    main("model_audit", body)

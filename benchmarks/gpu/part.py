@@ -1,0 +1,135 @@
+"""What the scripts of this folder share: a device or its rehearsal on the CPU, claims, and a section of docs/gpu.md."""
+
+import argparse
+import contextlib
+import importlib.metadata
+import platform
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "gpu.md"
+LONGEST = 480  # seconds of a script
+NOT_RUN = "Not yet run."
+REHEARSED = "h100"  # the device that a rehearsal takes itself for
+
+
+@dataclass
+class Part:
+    """One script's run: what it printed, and which of its claims failed."""
+
+    rehearsal: bool
+    lines: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def device(self) -> str:
+        """Where kernels run: "cuda", or "cpu" in a rehearsal."""
+        return "cpu" if self.rehearsal else "cuda"
+
+    @property
+    def key(self) -> str:
+        """The row of configs/cuda_devices.toml that the GPU is: by its name, else by capability and multiprocessors."""
+        from assay.configs import table
+
+        if self.rehearsal:
+            return REHEARSED
+        found = torch.cuda.get_device_properties(0)
+        rows = {key: row for key, row in table("cuda_devices").items() if key != "limits"}
+        like = ((found.major, found.minor), found.multi_processor_count)
+        named = [key for key, row in rows.items() if row["name"] == found.name]
+        alike = [key for key, row in rows.items() if (tuple(row["capability"]), row["multiprocessors"]) == like]
+        if not named and not alike:
+            sys.exit(f"{found.name}: expected a device of configs/cuda_devices.toml; add its row")
+        return (named or alike)[0]
+
+    @property
+    def seconds(self) -> float:
+        """Since the script began."""
+        return time.monotonic() - self.began
+
+    def say(self, line: str) -> None:
+        """Print a line, which the section will have too."""
+        print(line, flush=True)
+        self.lines.append(line)
+
+    def claim(self, what: str, holds: bool, detail: str = "") -> None:
+        """Say whether what is claimed holds; the script fails if it doesn't."""
+        self.say(f"{'holds ' if holds else 'FAILS '} {what}{f': {detail}' if detail else ''}")
+        if not holds:
+            self.failed.append(what)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Inside it Triton kernels run on the device, or interpreted as one in a rehearsal."""
+        from assay.interpreter import faithful
+
+        with faithful(device=self.key) if self.rehearsal else contextlib.nullcontext():
+            yield
+
+
+def main(name: str, body: Callable[..., None], options: dict[str, dict[str, Any]] | None = None) -> None:
+    """Run a script's ``body(part, **options)`` on the GPU, or with ``--rehearse`` on the CPU; exit 1 if a claim fails.
+
+    Only a run on a GPU writes the section ``name`` of docs/gpu.md.
+    """
+    parser = argparse.ArgumentParser(description=sys.modules[body.__module__].__doc__)
+    parser.add_argument("--rehearse", action="store_true", help="on the CPU, in small sizes; nothing is written down")
+    for option, about in (options or {}).items():
+        parser.add_argument(f"--{option}", **about)
+    given = vars(parser.parse_args())
+    part = Part(given.pop("rehearse"))
+    if not part.rehearsal and not torch.cuda.is_available():
+        sys.exit("expected a GPU of NVIDIA's, found none; --rehearse runs this on the CPU")
+    signal.signal(signal.SIGALRM, _too_long)
+    signal.alarm(LONGEST)
+    try:
+        body(part, **given)
+    except Exception as error:
+        part.claim("the script runs to its end", False, f"{type(error).__name__}: {error}".splitlines()[0])
+    signal.alarm(0)
+    part.say(f"{len(part.failed)} claims fail; {part.seconds:.0f} s")
+    if not part.rehearsal:
+        command = " ".join(["python", str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:]])
+        text = written(PAGE.read_text(encoding="utf-8"), name, section(part.lines, command))
+        PAGE.write_text(text, encoding="utf-8")
+    sys.exit(1 if part.failed else 0)
+
+
+def section(lines: list[str], command: str) -> str:
+    """What a run leaves in docs/gpu.md: date, device, versions, command, and what was printed."""
+    versions = [f"{each} {importlib.metadata.version(each)}" for each in ("torch", "triton", "numpy")]
+    device = f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}" if torch.cuda.is_available() else "no GPU"
+    head = f"{time.strftime('%Y-%m-%d', time.gmtime())}, {device}, Python {platform.python_version()}, "
+    return "\n".join([f"{head}{', '.join(versions)}: `{command}`", "", "```", *lines, "```"])
+
+
+def written(page: str, name: str, content: str) -> str:
+    """The page with the section of that name replaced. Raises ValueError where the page has none."""
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+    if not pattern.search(page):
+        raise ValueError(f"docs/gpu.md: expected a section between {begin} and {end}, found none")
+    return pattern.sub(lambda _: f"{begin}\n{content}\n{end}", page)
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Elementwise, a NaN being like any other."""
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    equal = a.view(kinds[a.dtype.itemsize]) == b.view(kinds[b.dtype.itemsize])
+    if a.dtype.is_floating_point:
+        equal = equal | (a.double().isnan() & b.double().isnan())
+    return equal
+
+
+def _too_long(*_: object) -> None:
+    raise TimeoutError(f"the script took longer than {LONGEST} s")
