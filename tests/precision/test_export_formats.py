@@ -166,7 +166,7 @@ def test_transformers_reads_the_groups_as_meant() -> None:
     ],
 )
 def test_targets_match_their_names_only(names: list[str], targets: list[str]) -> None:
-    """Linears stand by their names, experts that differ in numbers share a pattern with an end; nothing else matches."""
+    """Linears stand by their names, experts that differ in numbers share a pattern; nothing else is matched."""
     found = targets_of(names)
     others = [
         *(f"{name}_more" for name in names),

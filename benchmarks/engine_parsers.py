@@ -1,0 +1,165 @@
+"""Which class an engine's own parser gives to each scheme of its row in configs/engines.toml, by compute capability.
+
+    pip download --no-deps vllm && unzip -q 'vllm-*.whl' '*.py' -d FOLDER
+    python benchmarks/engine_parsers.py vllm FOLDER
+
+The parser of compressed-tensors, with what it matches names by, is the engine's; all else of the engine, its kernels
+above all, is made up, so no GPU and none of its dependencies are needed. Asked are linears that the engine fuses, one
+by itself, one that is left as it is, and the head. What the row promises and the parser refuses is told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import logging
+import re
+import sys
+import types
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from assay.precision.export import quantization_config
+from assay.precision.observation.sites import Site
+from assay.precision.schemes import SCHEMES
+from assay.precision.targets import engines
+
+_PARSERS = {
+    "vllm": ("vllm.model_executor.layers.quantization.", "vllm.platforms", "vllm.logger"),
+    "sglang": ("sglang.srt.layers.quantization.", "sglang.srt.utils", "logging"),
+}
+_REAL = ("compressed_tensors.compressed_tensors", "compressed_tensors.utils", "utils.config_utils", "base_config")
+_FUSED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+_CAPABILITIES = (75, 80, 89, 90, 100)
+_ASKED = ("self_attn.qkv_proj", "mlp.gate_up_proj", "self_attn.o_proj")
+
+
+class _Class(type):
+    """Of made-up classes: any attribute is there."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+class _Module(types.ModuleType):
+    """A made-up module: any name in it is a class that takes anything."""
+
+    __path__: Sequence[str] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def init(self: object, *_: object, **__: object) -> None: ...
+
+        members = {
+            "__init__": init,
+            "__bool__": lambda self: False,
+            "__getattr__": lambda self, name: lambda: False,
+            "get_min_capability": classmethod(lambda _: 0),
+        }
+        made = _Class(name, (), members)
+        setattr(self, name, made)
+        return made
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Gives the parser as it is in the folder, and made-up modules of the engine beside it."""
+
+    capability = 0
+
+    def __init__(self, engine: str, folder: Path) -> None:
+        self.engine, self.folder = engine, folder
+        self.base, self.platforms, self.logger = _PARSERS[engine]
+
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+        if name.split(".")[0] != self.engine:
+            return None
+        if name.removeprefix(self.base) in _REAL and name.startswith(self.base):
+            return importlib.util.spec_from_file_location(name, self.folder / f"{name.replace('.', '/')}.py")
+        return ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        return _Module(spec.name)
+
+    def exec_module(self, module: Any) -> None:
+        if module.__name__ == self.platforms:
+            this = types.SimpleNamespace(to_int=lambda: self.capability)
+            module.current_platform = types.SimpleNamespace(
+                get_device_capability=lambda: this, is_xpu=lambda: False, is_cuda=lambda: True
+            )
+        if module.__name__ == self.logger:
+            module.init_logger = logging.getLogger
+        narrow = self.folder / f"{module.__name__.replace('.', '/')}/compressed_tensors_wNa16.py"
+        if narrow.is_file():  # the widths of packed weights, which the parser asks for
+            table = re.search(r"WNA16_SUPPORTED_TYPES_MAP = \{(.*?)\}", narrow.read_text(encoding="utf-8"), re.DOTALL)
+            module.WNA16_SUPPORTED_BITS = [int(each) for each in re.findall(r"(\d+):", table[1] if table else "")]
+
+
+def sites() -> dict[str, Site]:
+    """Two layers of a Llama and its head."""
+    found = {}
+    for layer in (0, 1):
+        for block, unit, parts in (("self_attn", "qkv", "qkv"), ("mlp", "gate_up", ("gate", "up"))):
+            for part in parts:
+                name = f"model.layers.{layer}.{block}.{part}_proj"
+                found[name] = Site(name, "linear", "linear", (256, 256), f"model.layers.{layer}.{block}.{unit}")
+        for last in ("self_attn.o_proj", "mlp.down_proj"):
+            found[f"model.layers.{layer}.{last}"] = Site(f"model.layers.{layer}.{last}", "linear", "linear", (256, 256))
+    return {**found, "lm_head": Site("lm_head", "linear", "linear", (512, 256))}
+
+
+def given(parser: Any, scheme: str) -> tuple[set[str], set[str]]:
+    """What the parser gives to the linears of a scheme, and to those that are left as they are; refusals by name."""
+    model = sites()
+    assignment = {name: scheme for name in model if name not in ("lm_head", "model.layers.1.mlp.down_proj")}
+    config = parser.from_config(quantization_config(assignment, model).content)
+    config.packed_modules_mapping = _FUSED
+    read = config.get_scheme if hasattr(config, "get_scheme") else config.get_linear_scheme
+
+    def of(name: str) -> str:
+        try:
+            found = read(torch.nn.Linear(1, 1), name)
+        except (NotImplementedError, ValueError, ImportError, RuntimeError) as error:
+            return type(error).__name__
+        return "none" if found is None else type(found).__name__
+
+    asked = [f"model.layers.{layer}.{name}" for layer in (0, 1) for name in _ASKED]
+    return {of(name) for name in asked}, {of(name) for name in ("lm_head", "model.layers.1.mlp.down_proj")}
+
+
+def main() -> int:
+    """Print a row for each scheme; 1 where the parser and the row of configs/engines.toml disagree."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    options.add_argument("engine", choices=sorted(_PARSERS))
+    options.add_argument("folder", type=Path, help="an unpacked wheel of the engine")
+    chosen = options.parse_args()
+    finder = _Finder(chosen.engine, chosen.folder)
+    sys.meta_path.insert(0, finder)
+    module = importlib.import_module(f"{finder.base}compressed_tensors.compressed_tensors")
+    row, wrong = engines()[chosen.engine], 0
+    linears = [name for name, scheme in SCHEMES.items() if name in row.kernels and scheme.weight is not None]
+    for name in [*linears, "mxfp6"]:
+        for capability in _CAPABILITIES:
+            finder.capability = capability
+            with patch("torch.cuda.get_device_capability", lambda: divmod(finder.capability, 10)):
+                classes, left = given(module.CompressedTensorsConfig, name)
+            served = name in row.kernels and not row.kernels[name].lacks(capability)
+            loads = len(classes) == 1 and not any(each.endswith("Error") or each == "none" for each in classes)
+            fault = (served and not loads) or left != {"none"}
+            wrong += fault
+            words = "served" if served else "off the menu"
+            print(f"{name:16} {capability / 10:4.1f}  {words:12}  {', '.join(sorted(classes))}{'  WRONG' * fault}")
+    print(f"{len(linears)} schemes, {wrong} disagreements")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
