@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from assay.cli.audit_effort import QUICK, USUAL, Pace, check_effort, pace_of
-from assay.cli.audit_options import assignment_of, bytes_of, check_checkpoint, check_names, exports_of, verified
+from assay.cli.audit_effort import QUICK, USUAL, Pace, check_effort, pace_of, span
+from assay.cli.audit_options import (
+    assignment_of,
+    bytes_of,
+    check_checkpoint,
+    check_names,
+    exports_of,
+    lacking,
+    verified,
+)
 from assay.cli.progress import ProgressBar, report_error
 from assay.formats.errors import UnknownOption
 from assay.precision.errors import BadAssignment, UntrustedModel
@@ -141,7 +149,7 @@ def audit(
     pace, effort = pace_of(loaded.model, batches, held_out), QUICK if quick else USUAL
     foretold = pace.whole(effort) if seconds is None else seconds
     if foretold >= _LONG and not compare:
-        print(f"assay: takes about {_span(foretold)}{_shorter(pace, quick or seconds is not None)}", file=sys.stderr)
+        print(f"assay: takes about {span(foretold)}{_shorter(pace, quick or seconds is not None)}", file=sys.stderr)
     alone = apart(target or None, bound)
     digest = fingerprint(loaded.model, [*batches, *(held_out or ())], len(batches), metric, looked, target, alone, seed)
     kept = Cache(out / "kept", digest, fresh=not resume)
@@ -168,7 +176,7 @@ def audit(
             pace = pace.confirmed(found)
             effort = pace.within(left := seconds - (time.monotonic() - began))
             if pace.left(effort) > left:
-                print(f"assay: the least takes {_span(pace.left(effort))} from here on", file=sys.stderr)
+                print(f"assay: the least takes {span(pace.left(effort))} from here on", file=sys.stderr)
         found.calibrate(effort.count)
         if assignments:
             return _compare(found, [str(path) for path in compare or ()], assignments, out, decodes)
@@ -217,7 +225,8 @@ def audit(
         _report(found, chosen, front, about, _export(found, loaded, chosen, out / "export", [], False), out)
         raise
     _report(found, chosen, front, about, exported, out)
-    return int(not chosen.met or bool(exported and exported.refused))
+    short = lacking(exported, bound, size, lambda held: found.cost(held).bytes)
+    return int(not chosen.met or bool(short) or bool(exported and exported.refused))
 
 
 def _data(text: Path, batches: Sequence[Mapping[str, Any]]) -> record.Data:
@@ -227,18 +236,8 @@ def _data(text: Path, batches: Sequence[Mapping[str, Any]]) -> record.Data:
     return record.Data(str(text), sequences, tokens=sum(int(each["attention_mask"].sum()) for each in batches))
 
 
-def _span(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 100
-        else f"{seconds / 60:.0f} min"
-        if seconds < 6000
-        else f"{seconds / 3600:.1f} h"
-    )
-
-
 def _shorter(pace: Pace, short: bool) -> str:
-    return "" if short else f"; --quick, about {_span(pace.whole(QUICK))}"
+    return "" if short else f"; --quick, about {span(pace.whole(QUICK))}"
 
 
 class Stages(ExitStack):

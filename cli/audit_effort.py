@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from assay.precision.auditing import Audit
 
-__all__ = ["QUICK", "USUAL", "Effort", "Pace", "check_effort", "pace_of"]
+__all__ = ["QUICK", "USUAL", "Effort", "Pace", "check_effort", "pace_of", "span"]
 
 _SIMULATED = 1.6
 """Plain forward passes that a measurement takes: values are rounded on the way, and compared in float64."""
@@ -102,3 +102,14 @@ def check_effort(quick: bool, seconds: float | None) -> None:
         raise UnknownOption("--quick and --seconds both say how much is measured; give one of them")
     if seconds is not None and not seconds > 0:
         raise UnknownOption(f"--seconds {seconds:g}; expected a number above 0")
+
+
+def span(seconds: float) -> str:
+    """Seconds as a reader takes them."""
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 100
+        else f"{seconds / 60:.0f} min"
+        if seconds < 6000
+        else f"{seconds / 3600:.1f} h"
+    )

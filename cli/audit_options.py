@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,9 @@ from assay.precision.errors import BadAssignment, CannotExport
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["assignment_of", "bytes_of", "check_checkpoint", "check_names", "exports_of", "verified"]
+    from assay.precision.export import Exported
+
+__all__ = ["assignment_of", "bytes_of", "check_checkpoint", "check_names", "exports_of", "lacking", "verified"]
 
 _PREFIXES = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SIZE = re.compile(r"(\d+\.?\d*|\.\d+)(?:e(\d+))? *([kmgt]?)(i?)b?", re.IGNORECASE)
@@ -111,6 +114,28 @@ def verified(folder: Path | None) -> None:
         for line in each.wrong:
             print(f"  {line}")
     raise typer.Exit(int(any(each.wrong for each in found) or not any(each.reader for each in found)))
+
+
+def lacking(
+    exported: Exported | None,
+    asked: Sequence[str],
+    most: float | None,
+    bytes_of_held: Callable[[Mapping[str, str]], float],
+) -> list[str]:
+    """What is not as it was asked for, a line each, which goes to standard error: exports by name that nothing was
+    written for, and those that hold so little of the assignment that they exceed ``most`` bytes of weights."""
+    from assay.precision.amounts import in_bytes
+
+    written = {part.format: part for part in exported.parts} if exported is not None else {}
+    missing = [name for name in asked if name not in written]
+    found = [f"--export {name} wrote nothing: it can express nothing of this assignment" for name in missing]
+    for name, part in written.items():
+        size = bytes_of_held(part.held) if part.bytes is None else float(part.bytes)
+        if most is not None and size > most:
+            found.append(f"{name}: weights of {in_bytes(size)} exceed --max-bytes of {in_bytes(most)}")
+    for line in found:
+        print(f"assay: {line}", file=sys.stderr)
+    return found
 
 
 def bytes_of(flag: str, text: str) -> float | None:

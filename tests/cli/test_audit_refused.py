@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from assay.cli.audit_options import lacking
 from assay.cli.main import main
-from assay.precision.export import FORMATS
+from assay.precision.export import FORMATS, Exported, Part
 from tests.cli.audits import one_line, run
 from tests.precision.tiny_models import edit_json, edit_weights
 
@@ -166,3 +167,12 @@ def test_code_of_a_model_is_allowed_by_the_option_of_the_command(
     edit_json(home / "llama" / "config.json", auto_map={"AutoModel": "code.Model"})
     assert run(home, tmp_path / "out") == 2
     one_line(capsys, "allow it by --trust, or give")
+
+
+def test_exports_that_are_not_as_asked_are_told() -> None:
+    """One that was asked for by name and wrote nothing, and one whose weights exceed the budget, are a line each."""
+    exported = Exported((Part("torchao", (), {"a": "fp8"}), Part("checkpoint", (), {"a": "fp8"}, 70_000)), ())
+    first, second = lacking(exported, ["torchao", "vllm"], 60e3, lambda held: 5e4 * len(held))
+    assert first == "--export vllm wrote nothing: it can express nothing of this assignment"
+    assert second.startswith("checkpoint: weights of 70 kB exceed --max-bytes of 60 kB")
+    assert lacking(exported, ["torchao"], None, lambda held: 1e9) == []

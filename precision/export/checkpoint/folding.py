@@ -132,7 +132,9 @@ def _into_linear(
 
 def _check(model: torch.nn.Module, columns: Mapping[str, torch.Tensor], found: Folded) -> None:
     """Run the model with and without the factors: what it computes may not change."""
-    ids: Any = getattr(model, "dummy_inputs", {"input_ids": torch.arange(8)[None]})
+    own: Any = getattr(model, "dummy_inputs", {"input_ids": torch.arange(8)[None]})
+    device = next(model.parameters()).device
+    ids: Any = {name: values.to(device) if isinstance(values, torch.Tensor) else values for name, values in own.items()}
     changed = dict(found.vectors)
     for name in {*columns, *found.rows}:
         weight = model.get_submodule(name).get_parameter("weight").detach()
