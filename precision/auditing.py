@@ -29,7 +29,7 @@ from assay.precision.observation.sites import Site
 from assay.precision.prediction.calibration import UNCALIBRATED
 from assay.precision.prediction.measuring import Part, agreement, measured, part_of
 from assay.precision.prediction.predictor import Predictor
-from assay.precision.prediction.products import differentiate
+from assay.precision.prediction.products import AGAIN, differentiate, differentiate_again
 from assay.precision.prediction.quadratic_form import Prediction, QuadraticForm
 from assay.precision.prediction.trials import (
     KINDS,
@@ -42,7 +42,7 @@ from assay.precision.prediction.trials import (
     tried,
     without_gradient,
 )
-from assay.precision.sampling import MeasuredError, relative_spread
+from assay.precision.sampling import MeasuredError, OtherSequences, relative_spread
 from assay.precision.targets import formats_of, target_named
 from assay.runtime.errors import names_checked
 
@@ -57,8 +57,8 @@ Progress = Callable[[str, int, int], None]
 class Audit:
     """The audit of a model over calibration data: sites, menus, predictions, measurements, recommendations.
 
-    One forward pass looks, one forward and backward pass predicts. model: a module or an exported program; it is left
-    as it was. Weights of 16 bits are computed with in float32.
+    One forward pass looks, one forward and backward pass predicts, and three more look at values alone. model: a module
+    or an exported program; it is left as it was. Weights of 16 bits are computed with in float32.
     batches: dicts of keyword arguments, tuples, or tensors; the first dimension of a batch holds its sequences. An
     ``attention_mask`` [B, T] takes padding out of the metric.
     check: held-out batches like them, which `measure` and what `recommend` reports are over; what is fitted, predicted
@@ -122,7 +122,8 @@ class Audit:
             if self.check is not None:
                 self._judged_on = part_of(self.model, self.check, self.metric, "check")
         with self._timed("predicting"):
-            self.predictor = Predictor(self.observed, self.metric, self._differentiated())
+            others = OtherSequences(self._chosen_on.weights, len(self._judged_on.weights)) if check else None
+            self.predictor = Predictor(self.observed, self.metric, self._differentiated(), others=others)
             """What is predicted from; another one each time that something is learnt."""
         self.observed = self.observed.without_gradient(without_gradient(self.predictor, self.trial))
         self.predictor = replace(self.predictor, observed=self.observed)
@@ -298,7 +299,7 @@ class Audit:
         return predictor if self._choice is None else replace(predictor, observed=self.observed.limited(self._choice))
 
     def _refitted(self, predictor: Predictor) -> Predictor:
-        return calibrated(predictor, self.measured, self.chosen, sampling=self._sampling())
+        return calibrated(predictor, self.measured, self.chosen)
 
     def _sampling(self) -> float:
         """Standard error of the logarithm of an error over ``check`` over that over ``batches``."""
@@ -313,11 +314,19 @@ class Audit:
         return measured(self.model, part, self.metric, self.observed, assignment, self._cache)
 
     def _differentiated(self) -> QuadraticForm:
-        """The form, from one forward and backward pass a batch, or from the cache."""
+        """The form, from forward and backward passes of each batch, or from the cache."""
         if self._cache and (kept := self._cache.products(self.observed.menus)):
             return QuadraticForm(kept)
-        done = self._steps("predicting")
-        products = differentiate(self.model, self.batches, self.metric, self.observed, seed=self._seed, done=done)
+        done, passes = self._progress, len(self.batches) * (1 + AGAIN)
+        given = self.model, self.batches, self.metric, self.observed
+        products = differentiate(*given, seed=self._seed, done=lambda count: done("predicting", count, passes))
+        products = differentiate_again(
+            *given,
+            products,
+            seed=self._seed,
+            done=lambda count: done("predicting", len(self.batches) + count, passes),
+        )
+        done("predicting", passes, passes)
         if self._cache:
             self._cache.keep(products)
         return QuadraticForm(products)

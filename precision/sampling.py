@@ -15,6 +15,8 @@ from scipy.special import stdtrit
 
 LEVEL = 0.95
 """Of the intervals over sequences."""
+_DRAWS = 2000
+"""Resampled means: 50 of them lie beyond either end."""
 
 
 class MeasuredError(float):
@@ -96,6 +98,40 @@ def relative_spread(errors: list[MeasuredError]) -> float:
     known = [error for error in errors if math.isfinite(error) and error > 0 and len(error.weights) > 1]
     found = [error.standard_error / error * math.sqrt(len(error.weights)) for error in known]
     return float(np.median(found)) if found else 0.0
+
+
+class OtherSequences:
+    """How far an error over M other sequences may lie from the same over the N at hand, from what these add to it.
+
+    If sequence n adds p_n to a sum that is divided by w_n, both errors are means of draws from one distribution, of
+    which the N are a sample. So the logarithm of a resampled mean of M over a resampled one of N (Efron and Tibshirani,
+    An Introduction to the Bootstrap, 1993, chapters 8 and 13) spreads as that of the held-out error over the one at
+    hand. Its quantiles 2.5 % and 97.5 % are the ends: an error that hangs on few sequences has a longer interval, and
+    longer to the side where these are many or none. The ends of a bootstrap are short by Student's t over the normal
+    quantile; its degrees of freedom are taken as the number of sequences that count, (sum p)^2 / sum p^2, less one.
+    """
+
+    def __init__(self, weights: np.ndarray, count: int) -> None:
+        """weights: [N], of the sequences at hand; count: M."""
+        generator, number = np.random.default_rng(0), len(weights)
+        even = np.full(number, 1 / number)
+        self._weights = weights
+        self._drawn = [generator.multinomial(size, even, size=_DRAWS) / size for size in (count, number)]
+        self._least = 1 / (count + number)
+
+    def ends(self, parts: np.ndarray, power: float) -> tuple[float, float]:
+        """How far below and above the error its interval reaches, in logarithms: [N] parts of its sum."""
+        if len(parts) < 2 or not parts.sum() > 0:
+            return math.inf, math.inf
+        ratio = parts.sum() / self._weights.sum()
+        logs = []
+        for drawn in self._drawn:  # of no sequence that counts there is less than so many can tell
+            divided = np.maximum(drawn @ self._weights, 1e-300)
+            logs.append(np.log(np.maximum(drawn @ parts / divided / ratio, self._least)))
+        low, high = np.quantile(logs[0] - logs[1], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        counting = parts.sum() ** 2 / np.square(parts).sum()
+        wider = stdtrit(max(counting - 1, 1.0), (1 + LEVEL) / 2) / stdtrit(math.inf, (1 + LEVEL) / 2)
+        return max(-float(low), 0.0) * wider / power, max(float(high), 0.0) * wider / power
 
 
 def _influence(error: MeasuredError) -> np.ndarray:

@@ -13,15 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 _FLOORS = (0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.35, 0.6)
-_SINGLES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8)
+_SINGLES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.8)
 _JUMPS = (0.0, 0.3, 0.6, 1.0, 2.0)
 """Widths in logarithms that are tried, in steps that the 20 pairs of a fit tell apart: a standard deviation of n values
-is known to 1 / sqrt(2 n)."""
+is known to 1 / sqrt(2 n). A single site always has one: pairs of many sites can't say that it has none."""
 _WORTH = 0.75
 """Jumps are one parameter more, which by chance takes about a twentieth off 20 residuals: a quarter is no chance."""
-
-_NORMAL = 1.96
-"""Standard errors of another text's sequences that the interval has room for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +28,8 @@ class Measured:
     predicted: float
     measured: float
     effective: float
+    noise: float = 0.0
+    """The relative variance of the prediction that is known before anything is measured: that of its cotangents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +38,9 @@ class Calibration:
 
     The second term is that of discontinuities: a router's top-k flips with a probability that grows with the size of
     the perturbation, not with its square, so small errors are larger than the quadratic form says. The width in
-    logarithms is the root of floor^2 + single^2 / effective + (jump * share of the second term)^2: an error that comes
-    from many sites is known better, one of rare jumps worse.
+    logarithms is the root of floor^2 + single^2 / effective + noise + (jump * share of the second term)^2: an error
+    that comes from many sites is known better, and so is one from sites that were measured alone, which ``effective``
+    leaves out; one of rare jumps is known worse.
     """
 
     power: float
@@ -53,9 +53,6 @@ class Calibration:
     quantile: float
     level: float = 0.95
     """The share that the interval is to hold for: less than was asked for where too few scores are there."""
-    sampling: float = 0.0
-    """Standard error of the logarithm of the error over the data that is reported on, over that on the data that was
-    calibrated on: zero where they are the same."""
 
     @classmethod
     def fitted(
@@ -64,7 +61,6 @@ class Calibration:
         *judged: Sequence[Measured],
         level: float = 0.95,
         power: float = 1.0,
-        sampling: float = 0.0,
     ) -> Calibration:
         """From pairs of one kind of assignments, drawn independently: a third of them fits the curve and the widths,
         the rest the quantile; and of other kinds, which are only judged. The quantile is the largest of the kinds', so
@@ -82,29 +78,32 @@ class Calibration:
         measured = np.log([pair.measured if math.isfinite(pair.measured) else math.inf for pair in pairs])
         known = third & np.isfinite(measured) if pairs else third
         if known.sum() < 2:
-            return cls(power, 1.0, 0.0, 0.5, 0.5, 0.0, 2.0, 0.0, sampling)
-        predicted, sites = np.array([(pair.predicted, pair.effective) for pair in pairs]).T
+            return cls(power, 1.0, 0.0, 0.5, 0.5, 0.0, 2.0, 0.0)
+        predicted, sites, noise = np.array([(pair.predicted, pair.effective, pair.noise) for pair in pairs]).T
         scale, jumps = _curve(predicted[known], measured[known], power)
         share = _share(predicted, jumps, power)
         residual = measured - math.log(scale) - np.log(_jumped(predicted, jumps, power))
-        floor, single, jump = _widths(residual[known], sites[known], share[known])
-        scores = np.abs(residual) / np.sqrt(floor**2 + single**2 / sites + np.square(jump * share))
+        floor, single, jump = _widths(residual[known], sites[known], noise[known], share[known])
+        scores = np.abs(residual) / np.sqrt(floor**2 + single**2 / sites + noise + np.square(jump * share))
         of = np.repeat(np.arange(len(usable)), [len(kind) for kind in usable])
         held = [scores[(of == kind) & ~third] for kind in range(len(usable))]
         quantile = max(_quantile(each, level) for each in held if len(each))
         promised = min([level, *(len(each) / (len(each) + 1) for each in held if len(each))])
-        return cls(power, scale, jumps, floor, single, jump, quantile, promised, sampling)
+        return cls(power, scale, jumps, floor, single, jump, quantile, promised)
 
-    def interval(self, predicted: float, effective: float) -> tuple[float, float, float]:
-        """The calibrated error and its interval's ends."""
+    def interval(
+        self, predicted: float, effective: float, noise: float = 0.0, others: tuple[float, float] = (0.0, 0.0)
+    ) -> tuple[float, float, float]:
+        """The calibrated error and its interval's ends; ``others``: how far below and above it other sequences may lie,
+        in logarithms, both of them at least zero. Independent errors, so each end is the root of the sum of squares."""
         if predicted <= 0 or not math.isfinite(predicted):
             return predicted, predicted, predicted
         p = np.array(predicted)
         centre = self.scale * float(_jumped(p, self.jumps, self.power))
         wild = self.jump * float(_share(p, self.jumps, self.power))
-        half = self.quantile * math.sqrt(self.floor**2 + self.single**2 / effective + wild**2)
-        half = math.hypot(half, _NORMAL * self.sampling)
-        return centre, centre * math.exp(-half), centre * math.exp(half)
+        half = self.quantile * math.sqrt(self.floor**2 + self.single**2 / effective + noise + wild**2)
+        below, above = (math.hypot(half, other) for other in others)
+        return centre, centre * math.exp(-below), centre * (math.exp(above) if above < 700 else math.inf)
 
     def raw(self, error: float) -> float:
         """The error before calibration that is calibrated to ``error``."""
@@ -146,12 +145,14 @@ def _curve(predicted: np.ndarray, measured: np.ndarray, power: float) -> tuple[f
     return best[1], best[2]
 
 
-def _widths(residual: np.ndarray, sites: np.ndarray, share: np.ndarray) -> tuple[float, float, float]:
+def _widths(
+    residual: np.ndarray, sites: np.ndarray, noise: np.ndarray, share: np.ndarray
+) -> tuple[float, float, float]:
     """The widths with the largest normal likelihood on a grid."""
 
     def unlikelihood(widths: tuple[float, float, float]) -> float:
         floor, single, jump = widths
-        variance = floor**2 + single**2 / sites + np.square(jump * share)
+        variance = floor**2 + single**2 / sites + noise + np.square(jump * share)
         return float((np.log(variance) + np.square(residual) / variance).sum())
 
     return min(itertools.product(_FLOORS, _SINGLES, _JUMPS if share.any() else (0.0,)), key=unlikelihood)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 from assay.precision.metrics import Metric
 from assay.precision.observation.observing import Observed
-from assay.precision.prediction.calibration import UNCALIBRATED, Calibration
+from assay.precision.prediction.calibration import UNCALIBRATED, Calibration, Measured
 from assay.precision.prediction.perturbations import Key, is_repeated, perturbations_of
 from assay.precision.prediction.quadratic_form import Prediction, QuadraticForm
+from assay.precision.sampling import MeasuredError, OtherSequences
 from assay.precision.schemes import SCHEMES
 
 
@@ -22,11 +23,22 @@ class Predictor:
     metric: Metric
     form: QuadraticForm
     calibration: Calibration = UNCALIBRATED
+    others: OtherSequences | None = None
+    """Those that the interval is to hold for; None: the error is over the sequences that are calibrated on."""
 
     def predict(self, assignment: Mapping[str, str]) -> Prediction:
         """The error of an assignment with its interval."""
-        interval = self.calibration.interval(*self.uncalibrated(assignment))
+        raw = self.told(assignment, 0.0)
+        ends = (0.0, 0.0)
+        if self.others is not None and 0 < raw.predicted < math.inf:
+            ends = self.others.ends(self.form.profile(self.keys(assignment)), self.metric.power)
+        interval = self.calibration.interval(raw.predicted, raw.effective, raw.noise, ends)
         return Prediction(*interval, self.calibration.level)
+
+    def told(self, assignment: Mapping[str, str], measured: float) -> Measured:
+        """What calibration takes of an assignment: its error before calibration, beside what was measured."""
+        error, effective = self.uncalibrated(assignment)
+        return Measured(error, measured, effective, self.form.noise(self.keys(assignment)) / self.metric.power**2)
 
     def uncalibrated(self, assignment: Mapping[str, str]) -> tuple[float, float]:
         """The error before calibration, and how many sites it comes from."""
@@ -57,7 +69,9 @@ class Predictor:
             if not (perturbation[0] == "values" and is_repeated(name, schemes, self.observed.sources))
         ]
 
-    def corrected(self, assignment: Mapping[str, str], measured: float) -> Predictor:
-        """The predictor that gives, before calibration, the error that was measured of an assignment."""
+    def corrected(self, assignment: Mapping[str, str], measured: float, *, known: bool = False) -> Predictor:
+        """The predictor that gives, before calibration, the error that was measured of an assignment; ``known``: it is
+        one scheme alone, whose error and sequences are then those."""
         squares = self.metric.squares(measured, self.observed.weight) if math.isfinite(measured) else math.inf
-        return replace(self, form=self.form.corrected(self.keys(assignment), squares))
+        distances = measured.distances if known and isinstance(measured, MeasuredError) else None
+        return replace(self, form=self.form.corrected(self.keys(assignment), squares, distances))

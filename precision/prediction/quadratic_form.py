@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from assay.precision.prediction.perturbations import Key
+from assay.precision.prediction.profiles import Profiles, pooled
 
 _DIFFERS = 5.0
 """Standard errors beyond which the direct estimate is believed: of 10^4 pairs of site and scheme none is by chance if
@@ -53,6 +54,8 @@ class Products:
     """[keys, N]: the sum of squares of the terms of each, times n."""
     sampling: np.ndarray
     """[keys]: the largest n."""
+    again: tuple[np.ndarray, np.ndarray] | None = None
+    """Sums and squares, [keys, C, N], under C further cotangents, zero for keys that had none; None: none had."""
 
 
 class QuadraticForm:
@@ -60,11 +63,14 @@ class QuadraticForm:
 
     def __init__(self, products: Products) -> None:
         self._row = {key: row for row, key in enumerate(products.keys)}
-        units = _units(products)
-        self.diagonal = _diagonal(products, units)
+        more = products.again or (None, None)
+        self._profiles = Profiles(products.squares, more[1])
+        units = _units(products.sums, products.squares)
+        sums, squares = pooled(products.sums, more[0], 0.5), pooled(products.squares, more[1], 1.0)
+        self.diagonal = _diagonal(products, squares, _units(sums, squares))
         with np.errstate(invalid="ignore", over="ignore"):
-            totals = products.squares.sum(1)
-            shares = np.divide(products.squares, totals[:, None], out=np.zeros_like(units), where=totals[:, None] > 0)
+            totals = squares.sum(1)
+            shares = np.divide(squares, totals[:, None], out=np.zeros_like(squares), where=totals[:, None] > 0)
             self._standard_error = self.diagonal * np.sqrt(np.square(shares).sum(1))
         units[(units != 0).sum(1) < _FEW] = 0.0
         lengths = np.sqrt(np.square(units).sum(1, keepdims=True))
@@ -85,8 +91,10 @@ class QuadraticForm:
         error = float(self._standard_error[self._row[key]]) if key in self._row else 0.0
         return error if math.isfinite(error) else 0.0
 
-    def corrected(self, keys: Sequence[Key], squares: float) -> QuadraticForm:
+    def corrected(self, keys: Sequence[Key], squares: float, distances: np.ndarray | None = None) -> QuadraticForm:
         """The form that gives what was measured of these keys together; infinite for what is not finite.
+
+        distances: what each sequence adds to that, [N], where the keys are one scheme's: they are then known.
 
         The difference is shared among those that nothing has corrected yet, in proportion to their parts, which keep a
         twentieth at least.
@@ -102,13 +110,34 @@ class QuadraticForm:
         other.diagonal, other._standard_error = self.diagonal.copy(), self._standard_error.copy()
         other.diagonal[rows] = np.maximum(parts * (1 + change / parts.sum()), parts / 20)
         other._standard_error[rows] = 0.0
+        if distances is not None:
+            other._profiles = self._profiles.known(rows.tolist(), distances)
         return other
 
     def effective(self, keys: Sequence[Key]) -> float:
-        """How many sites the error comes from: (sum of contributions)^2 / sum of their squares, at least 1."""
-        parts = self.diagonal[[self._row[key] for key in keys if key in self._row]]
-        squares = float(np.square(parts).sum())
-        return max(float(parts.sum()) ** 2 / squares, 1.0) if squares > 0 and math.isfinite(squares) else 1.0
+        """How many sites the error comes from: (sum of contributions)^2 / sum of the squares of those that nobody has
+        measured alone, at least 1; infinite where all were."""
+        rows, parts = self._parts(keys)
+        if not len(rows) or not np.isfinite(parts).all() or not parts.sum() > 0:
+            return 1.0
+        squares = float(np.square(parts[[row not in self._profiles.measured for row in rows]]).sum())
+        return max(float(parts.sum()) ** 2 / squares, 1.0) if squares else math.inf
+
+    def noise(self, keys: Sequence[Key]) -> float:
+        """The relative variance that the drawing of cotangents leaves in the form, of the keys that had several."""
+        rows, parts = self._parts(keys)
+        if not np.isfinite(parts).all() or not parts.sum() > 0:
+            return 0.0
+        return float(np.square(parts * self._profiles.doubts(rows)).sum() / parts.sum() ** 2)
+
+    def profile(self, keys: Sequence[Key]) -> np.ndarray:
+        """What each sequence adds to the form, [N], apart from cross terms."""
+        rows, parts = self._parts(keys)
+        return self._profiles.of(rows, parts)
+
+    def _parts(self, keys: Sequence[Key]) -> tuple[list[int], np.ndarray]:
+        rows = [self._row[key] for key in keys if key in self._row]
+        return rows, self.diagonal[rows]
 
     def _cross(self, rows: Sequence[int], roots: np.ndarray) -> float:
         directions = self._directions[rows]
@@ -119,19 +148,19 @@ class QuadraticForm:
         return float(roots @ correlations @ roots)
 
 
-def _units(products: Products) -> np.ndarray:
+def _units(sums: np.ndarray, squares: np.ndarray) -> np.ndarray:
     """Products over the root of the sum of squares of their terms, [keys, N]: of variance one for independent terms.
 
     So every sequence counts alike, however much the output there depends on anything.
     """
-    usable = (products.squares > 0) & np.isfinite(products.squares) & np.isfinite(products.sums)
-    return np.divide(products.sums, np.sqrt(products.squares), out=np.zeros_like(products.sums), where=usable)
+    usable = (squares > 0) & np.isfinite(squares) & np.isfinite(sums)
+    return np.divide(sums, np.sqrt(squares), out=np.zeros_like(sums), where=usable)
 
 
-def _diagonal(products: Products, units: np.ndarray) -> np.ndarray:
+def _diagonal(products: Products, squares: np.ndarray, units: np.ndarray) -> np.ndarray:
     """The form's diagonal, [keys]: sums over the calibration data of expected squares."""
     with np.errstate(invalid="ignore"):
-        spread = products.squares.sum(1)
+        spread = squares.sum(1)
         finite = np.isfinite(spread) & np.isfinite(products.sums.sum(1))
     subsample = products.sampling
     squared = np.square(units)

@@ -59,7 +59,7 @@ def checked_alone(
     for key in (*doubtful, *largest):
         name, scheme = schemes[key]
         predicted, measured = predictor.alone(name, scheme), measure({name: scheme})
-        predictor = predictor.corrected({name: scheme}, measured)
+        predictor = predictor.corrected({name: scheme}, measured, known=True)
         found.append((name, scheme, predicted, measured))
         done()
     return predictor, found
@@ -71,25 +71,20 @@ def tried(
     """Assignments predicted, before calibration, and measured. ``done`` is called after each."""
     found = []
     for assignment in assignments:
-        error, effective = predictor.uncalibrated(assignment)
-        found.append((assignment, Measured(error, measure(assignment), effective)))
+        found.append((assignment, predictor.told(assignment, measure(assignment))))
         done()
     return found
 
 
 def renewed(predictor: Predictor, trials: Iterable[Trial]) -> list[Trial]:
     """Trials as a predictor that has learnt something predicts them, before calibration."""
-    found = []
-    for assignment, pair in trials:
-        error, effective = predictor.uncalibrated(assignment)
-        found.append((assignment, Measured(error, pair.measured, effective)))
-    return found
+    return [(assignment, predictor.told(assignment, pair.measured)) for assignment, pair in trials]
 
 
-def calibrated(predictor: Predictor, fit: Iterable[Trial], *judged: Iterable[Trial], sampling: float) -> Predictor:
+def calibrated(predictor: Predictor, fit: Iterable[Trial], *judged: Iterable[Trial]) -> Predictor:
     """The predictor with the interval that fits what it predicts of these trials now; `Calibration.fitted`."""
     kinds = ([pair for _, pair in renewed(predictor, trials)] for trials in (fit, *judged))
-    found = Calibration.fitted(*kinds, power=predictor.metric.power, sampling=sampling)
+    found = Calibration.fitted(*kinds, power=predictor.metric.power)
     return replace(predictor, calibration=found)
 
 

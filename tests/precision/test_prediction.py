@@ -134,3 +134,50 @@ def test_jumps_are_told_from_a_scale(power: float) -> None:
     for (error, _, _), p in zip(ends, (predicted.min(), predicted.max()), strict=True):
         assert error == pytest.approx(float((p**power + 0.01 * p ** (power / 2)) ** (1 / power)), rel=0.35)
     assert ends[0][2] / ends[0][1] > ends[1][2] / ends[1][1]
+
+
+def several(cotangents: int, shape: float, seed: int) -> tuple[Products, np.ndarray]:
+    """200 rows of 48 sequences whose expected squares are gamma distributed with that shape; those squares too. Each
+    cotangent's are these times a chi-square of two degrees of freedom over 2."""
+    draw = np.random.default_rng(seed)
+    exact = draw.gamma(shape, 1.0, (200, 48))
+    squares = exact[:, None] * draw.chisquare(2, (200, cotangents, 48)) / 2
+    sums = np.sqrt(squares) * draw.choice([-1.0, 1.0], squares.shape)
+    again = (sums[:, 1:], squares[:, 1:]) if cotangents > 1 else None
+    keys: list[Key] = [(f"site{row}", "part") for row in range(200)]
+    return Products(tuple(keys), sums[:, 0], squares[:, 0], np.ones(200), again), exact
+
+
+def test_further_cotangents_halve_what_one_leaves_open() -> None:
+    """Of four cotangents the form scatters half as much about its expected value as of one, and says how much."""
+    scatter, said = {}, []
+    for cotangents in (1, 4):
+        given, exact = several(cotangents, 0.5, 1)
+        form = QuadraticForm(given)
+        off = [math.log(form.of([key]) / exact[row].sum()) for row, key in enumerate(given.keys)]
+        scatter[cotangents] = float(np.std(off))
+        said = [math.sqrt(form.noise([key])) for key in given.keys]
+    assert scatter[4] < 0.6 * scatter[1]
+    assert float(np.median(said)) == pytest.approx(scatter[4], rel=0.4)
+
+
+def test_a_profile_is_of_the_text_and_not_of_the_cotangents() -> None:
+    """Where sequences add alike, profiles of several cotangents are nearly flat; where not, they spread as these do."""
+    for shape in (1000.0, 0.5):
+        given, exact = several(4, shape, 2)
+        form = QuadraticForm(given)
+        found = [form.profile([key]) for key in given.keys]
+        spread = float(np.median([each.std() / each.mean() for each in found]))
+        true = float(np.median(exact.std(1) / exact.mean(1)))
+        assert spread == pytest.approx(true, rel=0.25, abs=0.15)
+
+
+def test_what_was_measured_alone_is_known() -> None:
+    """Its sequences are those that were measured, and it leaves no width but that of many sites."""
+    given, _ = several(4, 0.5, 3)
+    key, distances = given.keys[7], np.arange(1.0, 49.0)
+    form = QuadraticForm(given).corrected([key], 5.0, distances)
+    assert form.of([key]) == pytest.approx(5.0)
+    assert form.profile([key]) == pytest.approx(5.0 * distances / distances.sum())
+    assert (form.effective([key]), form.noise([key])) == (math.inf, 0.0)
+    assert form.effective([key, given.keys[8]]) < math.inf
