@@ -28,7 +28,7 @@ _ARGUMENT = (
     "all bundled ones if none."
 )
 _SILENT = 300.0  # seconds that a worker of another engine may say nothing
-_BUNDLED = ("assay", "pallas")  # their groups in the survey's table
+_BUNDLED = ("assay", "pallas", "cuda")  # their groups in the survey's table
 
 
 def verify(

@@ -50,5 +50,27 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
         raise ValueError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
+def check_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, packing: str) -> None:
+    """Raise TypeError or ValueError unless these are `gemm_int4`'s arguments, as its docstring has them."""
+    check_choice("packing", packing, ("plain", "awq", "gptq"))
+    words = (torch.uint8 if packing == "plain" else torch.int32,)
+    check(
+        x=(x, FLOATING, "M K"),
+        scales=(scales, ("x",), "K/g N"),
+        qweight=(qweight, words, "K/p N/q"),
+        zeros=(zeros, words, "K/g N/r"),
+    )
+    k, (groups, n) = x.shape[1], scales.shape
+    if k % groups if groups else k:
+        raise ValueError(f"scales: expected a number of rows that divides K={k}, got {groups}")
+    per_k, per_n, per_zero = {"plain": (2, 1, 1), "awq": (1, 8, 8), "gptq": (8, 1, 8)}[packing]
+    if k % per_k:
+        raise ValueError(f"x: expected K to be a multiple of {per_k}, as packing={packing!r} needs, got K={k}")
+    if n % per_zero:
+        raise ValueError(f"scales: expected N to be a multiple of {per_zero}, as packing={packing!r} needs, got N={n}")
+    check_shape("qweight", qweight, (k // per_k, n // per_n))
+    check_shape("zeros", zeros, (groups, n // per_zero))
+
+
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOATING, check, check_choice, check_shape
+from assay.kernels.triton.arguments import check_int4
 from assay.kernels.triton.operators import custom_op
 from assay.kernels.triton.tiles import fitting_tiles, size_class, tile_configs, tile_grid, tile_of_program, tile_range
 
@@ -142,22 +142,5 @@ def gemm_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, *, pack
     A weight is rounded to x's dtype before it is multiplied. Raises TypeError or ValueError, naming the argument, for
     another packing, dtype, shape or device, and if the rows of scales don't divide K.
     """
-    check_choice("packing", packing, tuple(_PACKINGS))
-    words = (torch.uint8 if packing == "plain" else torch.int32,)
-    check(
-        x=(x, FLOATING, "M K"),
-        scales=(scales, ("x",), "K/g N"),
-        qweight=(qweight, words, "K/p N/q"),
-        zeros=(zeros, words, "K/g N/r"),
-    )
-    k, (groups, n) = x.shape[1], scales.shape
-    if k % groups if groups else k:
-        raise ValueError(f"scales: expected a number of rows that divides K={k}, got {groups}")
-    per_k, per_n, per_zero = {"plain": (2, 1, 1), "awq": (1, 8, 8), "gptq": (8, 1, 8)}[packing]
-    if k % per_k:
-        raise ValueError(f"x: expected K to be a multiple of {per_k}, as packing={packing!r} needs, got K={k}")
-    if n % per_zero:
-        raise ValueError(f"scales: expected N to be a multiple of {per_zero}, as packing={packing!r} needs, got N={n}")
-    check_shape("qweight", qweight, (k // per_k, n // per_n))
-    check_shape("zeros", zeros, (groups, n // per_zero))
+    check_int4(x, qweight, scales, zeros, packing)
     return _gemm_int4(x, qweight, scales, zeros, packing)

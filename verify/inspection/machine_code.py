@@ -56,19 +56,30 @@ def machine_code(compiled: Any) -> MachineCode:
     return found
 
 
+def resources(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of local memory of one thread of a binary's only kernel, of whatever language it was.
+
+    Raises RuntimeError where NVIDIA's tools can't read it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        binary = Path(folder, "kernel.cubin")
+        binary.write_bytes(cubin)
+        usage = _told(knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(binary))
+    counts = {name: int(count) for name, count in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+    return counts["REG"], counts["STACK"] + counts["LOCAL"]
+
+
 def _read(asm: Mapping[str, Any]) -> MachineCode:
+    registers, stack = resources(asm["cubin"])
     with tempfile.TemporaryDirectory() as folder:
         binary = Path(folder, "kernel.cubin")
         binary.write_bytes(asm["cubin"])
-        usage = _told(knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(binary))
         text = _told(knobs.nvidia.nvdisasm.path, "--print-code", str(binary))
-    counts = {name: int(count) for name, count in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     asked = sum(map(int, re.findall(r"\.local \.align \d+ \.b8\s+__local_depot\w*\[(\d+)\]", asm["ptx"])))
     products, moves, widths = _counted(text)
-    stack = counts["STACK"] + counts["LOCAL"]
     threads = re.search(r"\.(?:req|max)ntid (\d+)", asm["ptx"])
     return MachineCode(
-        registers=counts["REG"],
+        registers=registers,
         stack=stack,
         spilled=max(stack - -(-asked // 8) * 8, 0) if moves["local store"] else 0,
         threads=int(threads[1]) if threads else 0,
@@ -102,4 +113,4 @@ def _counted(sass: str) -> tuple[Counter[str], Counter[str], dict[str, Counter[i
     return products, moves, widths
 
 
-__all__ = ["MachineCode", "machine_code"]
+__all__ = ["MachineCode", "machine_code", "resources"]

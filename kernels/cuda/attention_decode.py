@@ -1,0 +1,80 @@
+"""Attention of one new token per sequence over a paged cache, in CUDA C++."""
+
+from __future__ import annotations
+
+import math
+from ctypes import c_float, c_int, c_longlong
+
+import torch
+from torch import Tensor
+
+from assay.kernels.cuda.compiler import launch
+from assay.kernels.triton.arguments import FLOATING, FP8, INT32, check
+
+_LOG2_E = math.log2(math.e)
+_WIDEST = 256
+_THREADS, _MERGING = 128, 128
+_BLOCKS = 528  # four for each of the 132 multiprocessors of an H100 or H200
+_LEAST_KEYS = 128  # of a block: fewer are read sooner than merged
+_MOST_SPLITS = 128
+
+
+def attention_decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> Tensor:
+    """softmax(q k^T scale) v for q[B,H,D] over the first seq_lens[b] positions of sequence b; H a multiple of Hkv.
+
+    As `assay.kernels.triton.attention_decode`, with the same arguments and errors; weights aren't rounded.
+    """
+    check(
+        q=(q, FLOATING, "B H D"),
+        k_cache=(k_cache, ("q", *FP8), "P page Hkv D"),
+        v_cache=(v_cache, ("k_cache",), "P page Hkv D"),
+        block_table=(block_table, INT32, "B max_pages"),
+        seq_lens=(seq_lens, INT32, "B"),
+    )
+    (batch, heads, width), (_, page, key_heads, _) = q.shape, k_cache.shape
+    if key_heads == 0 or heads % key_heads:
+        raise ValueError(f"k_cache: expected a number of heads that divides q's {heads}, got {key_heads}")
+    if width > _WIDEST:
+        raise ValueError(f"q: expected heads of at most {_WIDEST}, got {width}")
+    out = q.new_empty(q.shape)
+    if not out.numel():
+        return out
+    scale = 1.0 / math.sqrt(width) if scale is None else scale
+    heads_each, keys = heads // key_heads, block_table.shape[1] * page
+    group = next((size for size in (1, 4) if heads_each <= size), 8)
+    blocks = batch * key_heads * -(-heads_each // group)
+    splits = max(1, min(-(-_BLOCKS // blocks), _MOST_SPLITS, -(-keys // _LEAST_KEYS)))
+    parts = lse = None
+    if splits > 1:
+        parts = torch.empty((batch, heads, splits, width), dtype=torch.float32, device=q.device)
+        lse = torch.empty((batch, heads, splits), dtype=torch.float32, device=q.device)
+    strides = (*q.stride(), *k_cache.stride(), *v_cache.stride(), *block_table.stride(), *seq_lens.stride())
+    launch(
+        "attention_decode",
+        (blocks, splits),
+        _THREADS,
+        [
+            *(q, k_cache, v_cache, block_table, seq_lens, out, parts, lse),
+            *map(c_longlong, strides),
+            *map(c_int, (width, key_heads, heads_each, max(page, 1), keys, splits)),
+            *map(c_float, (scale * k_scale * _LOG2_E, v_scale if splits == 1 else 1.0)),
+        ],
+        ELEMENT=q.dtype,
+        CACHE=k_cache.dtype,
+        GROUP=group,
+        EACH=next(each for each in (2, 4, 8) if width <= 32 * each),
+    )
+    if parts is not None:
+        tail = [c_int(splits), c_int(width), c_float(v_scale)]
+        launch("merge", (batch * heads, 1), _MERGING, [parts, lse, out, *tail], ELEMENT=q.dtype)
+    return out

@@ -1,0 +1,44 @@
+"""RMS norm in CUDA C++."""
+
+from __future__ import annotations
+
+from ctypes import c_float, c_int, c_longlong
+
+from torch import Tensor
+
+from assay.kernels.cuda.compiler import launch
+from assay.kernels.triton.arguments import FLOATING, check
+
+_WARP, _MOST = 32, 256
+_BYTES = 16
+
+
+def rmsnorm(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: float = 0.0) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * (weight + offset) of each row of x[R,N], computed in float32; weight[N].
+
+    Both are float32, bfloat16 or float16, not necessarily the same; the result has x's dtype. Raises TypeError or
+    ValueError, naming the argument, for another dtype, shape or device.
+    """
+    check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"))
+    rows, columns = x.shape
+    y = x.new_empty(x.shape)
+    if not x.numel():
+        return y
+    size = x.element_size()
+    whole = columns * size % _BYTES == 0 and x.stride(0) * size % _BYTES == 0
+    packed = x.stride(1) == 1 and whole and x.data_ptr() % _BYTES == 0 and y.data_ptr() % _BYTES == 0
+    loads = -(-columns * size // _BYTES) if packed else columns
+    launch(
+        "rmsnorm",
+        (rows, 1),
+        min(-(-loads // _WARP) * _WARP, _MOST),
+        [
+            *(x, weight, y),
+            *map(c_longlong, (columns, *x.stride(), *weight.stride())),
+            *map(c_float, (eps, offset)),
+            c_int(packed),
+        ],
+        ELEMENT=x.dtype,
+        WEIGHT=weight.dtype,
+    )
+    return y
