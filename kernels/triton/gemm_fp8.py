@@ -14,6 +14,7 @@ from torch import Tensor
 from assay.kernels.triton.arguments import FLOAT32, FP8, check, check_choice, check_shape
 from assay.kernels.triton.operators import custom_op
 from assay.kernels.triton.tiles import fitting_tiles, size_class, tile_configs, tile_grid, tile_of_program, tile_range
+from assay.kernels.triton.transposing import along_k
 
 _GRANULARITIES = ("tensor", "row", "block")
 _SCALED = tl.constexpr(128)  # elements along K, and columns of b, that share a scale by block
@@ -89,6 +90,7 @@ def _gemm_fp8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, granularit
     (m, k), n = a.shape, b.shape[1]
     c = torch.empty((m, n), dtype=torch.bfloat16, device=a.device)
     if c.numel():
+        a, b = along_k(a, b)
         if granularity == "tensor":  # the one scale, at every row and column
             scale_a, scale_b = scale_a.expand(m, 1), scale_b.expand(1, n)
         _gemm_fp8_kernel[tile_grid(m, n)](

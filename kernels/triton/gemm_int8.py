@@ -13,6 +13,7 @@ from torch import Tensor
 from assay.kernels.triton.arguments import FLOAT32, check
 from assay.kernels.triton.operators import custom_op
 from assay.kernels.triton.tiles import fitting_tiles, size_class, tile_configs, tile_grid, tile_of_program, tile_range
+from assay.kernels.triton.transposing import along_k
 
 _CONFIGS = tile_configs(
     *((128, 256, 128, 8, 3), (128, 128, 128, 8, 3), (128, 64, 128, 4, 4), (64, 128, 64, 4, 4)),
@@ -105,6 +106,7 @@ def _gemm_int8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor
     (m, k), n = a.shape, b.shape[1]
     c = torch.empty((m, n), dtype=torch.bfloat16, device=a.device)
     if c.numel():
+        a, b = along_k(a, b)
         _gemm_int8_kernel[tile_grid(m, n)](
             *(a, b, scale_a, scale_b, c),
             *(m, n, k, size_class(m)),
