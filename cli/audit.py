@@ -16,12 +16,15 @@ import typer
 
 from assay.cli.audit_effort import QUICK, USUAL, Pace, check_effort, pace_of, span
 from assay.cli.audit_options import (
+    CONTEXT,
+    Context,
     assignment_of,
     bytes_of,
     check_checkpoint,
     check_names,
     exports_of,
     lacking,
+    over_positions,
     verified,
 )
 from assay.cli.progress import ProgressBar, report_error
@@ -76,7 +79,7 @@ def audit(
     sequences: Annotated[int, typer.Option(min=1, help="How many sequences.")] = 64,
     batch: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 8,
     lines: Annotated[bool, typer.Option("--lines", help="Every line of the text is a sequence: for encoders.")] = False,
-    context: Annotated[int, typer.Option(min=1, help="Tokens in the KV cache, for its bytes and for times.")] = 4096,
+    context: Context = None,
     max_memory: Annotated[
         str,
         typer.Option(metavar="N", help="Most bytes of weights in memory, in float32: 2GB; the others are read."),
@@ -156,7 +159,7 @@ def audit(
     if resume and _foreign(kept):
         words = "another model, text, set of options that what is measured depends on, or version of assay"
         print(f"assay: {kept.folder} is of {words}: nothing is taken from it", file=sys.stderr)
-    shape = replace(Shape.of(loaded.model), context=context)
+    shape = replace(Shape.of(loaded.model), context=context or CONTEXT)
     with _stoppable(kept), Stages() as stages:
         found = examine(
             loaded.model,
@@ -199,6 +202,7 @@ def audit(
             assignment.measured = found.measure(assignment)
             stages("measuring the front", place + 1, len(front))
         found.seconds["measuring"] += time.monotonic() - began
+        curve = over_positions(found, chosen, loaded, check or text, context)
     if kept.reused:
         print(f"assay: {kept.reused} of the errors were measured before, in {kept.folder}", file=sys.stderr)
     stored = str(loaded.stored).removeprefix("torch.")
@@ -207,12 +211,13 @@ def audit(
         "data": _data(text, batches),
         "held_out": None if held_out is None else _data(check or text, held_out),
         "baselines": simple,
+        "positions": curve,
         "settings": record.Settings(
             metric=found.metric.name,
             unit=found.metric.unit,
             target=found.target,
             formats=names or [],
-            context=context,
+            context=shape.context,
             budgets=record.Budgets(**{name: limit for name, limit in limits.items() if limit is not None}),
             assumed=assumed,
             fixed=fixed,

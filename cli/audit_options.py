@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,9 +17,37 @@ from assay.precision.errors import BadAssignment, CannotExport
 if TYPE_CHECKING:
     import torch
 
+    from assay.precision.auditing import Audit
     from assay.precision.export import Exported
+    from assay.precision.loading import Loaded
+    from assay.precision.prediction.positions import Curve
 
-__all__ = ["assignment_of", "bytes_of", "check_checkpoint", "check_names", "exports_of", "lacking", "verified"]
+__all__ = [
+    "CONTEXT",
+    "Context",
+    "assignment_of",
+    "bytes_of",
+    "check_checkpoint",
+    "check_names",
+    "exports_of",
+    "lacking",
+    "over_positions",
+    "verified",
+]
+
+CONTEXT = 4096
+"""Tokens in the KV cache where nobody says how many."""
+_LONG = 8
+"""Sequences of the context's length that errors over positions are measured on, at most."""
+
+Context = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help=f"Tokens in the KV cache, for its bytes and for times, {CONTEXT} if not given; where given, the error "
+        "over the positions of sequences of that length is measured too.",
+    ),
+]
 
 _PREFIXES = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SIZE = re.compile(r"(\d+\.?\d*|\.\d+)(?:e(\d+))? *([kmgt]?)(i?)b?", re.IGNORECASE)
@@ -148,3 +176,20 @@ def bytes_of(flag: str, text: str) -> float | None:
     number, power, prefix, binary = found.groups()
     base = 1024 if binary else 1000
     return float(number) * 10 ** int(power or 0) * base ** _PREFIXES[prefix.lower()]
+
+
+def over_positions(
+    found: Audit, chosen: Mapping[str, str], loaded: Loaded, text: Path, context: int | None
+) -> Curve | None:
+    """The error of what was chosen over positions, where a context is asked for; None, and a line why, where the model
+    has no positions or the text is too short."""
+    from assay.precision.errors import BadText, NoData, WrongShape
+
+    if context is None:
+        return None
+    try:
+        rows = loaded.batches(text, sequence=context, sequences=_LONG, batch=1)
+        return found.positions(chosen, [row for row in rows if row["input_ids"].shape[1] == context])
+    except (BadText, NoData, WrongShape) as error:
+        print(f"assay: no error over positions: {error}", file=sys.stderr)
+        return None

@@ -28,6 +28,7 @@ from assay.precision.observation.running import in_float32, normalised
 from assay.precision.observation.sites import Site
 from assay.precision.prediction.calibration import UNCALIBRATED
 from assay.precision.prediction.measuring import Part, agreement, measured, part_of
+from assay.precision.prediction.positions import Curve, measured_over
 from assay.precision.prediction.predictor import Predictor
 from assay.precision.prediction.products import AGAIN, differentiate, differentiate_again
 from assay.precision.prediction.quadratic_form import Prediction, QuadraticForm
@@ -177,6 +178,10 @@ class Audit:
         `measure` is over; None for metrics whose outputs have none."""
         chosen = self.checked(assignment)
         return agreement(self.model, self._judged_on, self.metric, self.observed, chosen, self._cache)
+
+    def positions(self, assignment: Mapping[str, str], batches: Sequence[Any]) -> Curve:
+        """The error over positions of long sequences. Raises BadAssignment, NoData, WrongShape as `measured_over`."""
+        return measured_over(self.model, normalised(batches), self.metric, self.observed, self.checked(assignment))
 
     def recommend(
         self,

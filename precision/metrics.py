@@ -17,6 +17,9 @@ from assay.precision.errors import WrongShape
 
 Batch = Mapping[str, Any]
 
+_POSITIONS = 256
+"""Positions of a batch that are compared at once where each is told by itself."""
+
 
 class Metric(ABC):
     """A distance between two outputs of a model for one batch."""
@@ -57,6 +60,25 @@ class Metric(ABC):
         """At how many positions of each sequence both mean the same, float64 [B], of as many as `weights`; None: the
         metric's outputs mean nothing that agrees or not."""
         return None
+
+    def by_position(
+        self, reference: torch.Tensor, output: torch.Tensor, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The distance of each position and what it is divided by, float64 [B, T], of outputs [B, T, ...]; some
+        positions at a time, for float64 takes twice the memory. Raises WrongShape for other outputs."""
+        if reference.dim() < 3:
+            shape = list(reference.shape)
+            raise WrongShape(f"expected outputs of every position, [B, T, ...], for errors over positions, got {shape}")
+        size, found = reference.shape[:2], []
+        for start in range(0, size[1], _POSITIONS):
+            some = slice(start, start + _POSITIONS)
+            one, other = (each[:, some].flatten(0, 1)[:, None] for each in (reference, output))
+            valid = _valid(reference, batch)[:, some].flatten().to(torch.float64)
+            distances = torch.where(valid > 0, _by_sequence(self.distance(one, other)), 0.0)
+            weights = self.weights(one, {}) * valid
+            found.append(torch.stack([each.reshape(size[0], -1) for each in (distances, weights)]))
+        whole = torch.cat(found, -1)
+        return whole[0], whole[1]
 
     def error(self, squares: Any, weight: float) -> Any:
         """The metric from a sum of squares of (v . dz), numbers or an array of them."""

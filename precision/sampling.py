@@ -90,6 +90,28 @@ def difference(first: MeasuredError, second: MeasuredError) -> Difference:
     return Difference(gap, gap - half, gap + half)
 
 
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """One measured error over another of the same sequences, with its 95 % interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+def ratio(first: MeasuredError, second: MeasuredError) -> Ratio:
+    """The first error over the second, paired by sequences: the interval of the difference of their logarithms.
+
+    From a single sequence it has no ends but 0 and infinity; NaN where an error is zero or not finite.
+    """
+    if not (0 < first < math.inf and 0 < second < math.inf):
+        return Ratio(math.nan, math.nan, math.nan)
+    found = float(first) / float(second)
+    off = _standard_error(_influence(first) / float(first) - _influence(second) / float(second))
+    half = _quantile(len(first.weights)) * off if off else 0.0
+    return Ratio(found, found * math.exp(-half), found * math.exp(half) if half < 700 else math.inf)
+
+
 def relative_spread(errors: list[MeasuredError]) -> float:
     """The standard deviation of a single sequence's part in an error, relative to it: the median over several errors.
 

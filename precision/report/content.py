@@ -18,6 +18,7 @@ from assay.precision.choice.assignment import Assignment
 from assay.precision.choice.roofline import Cost
 from assay.precision.export import Part
 from assay.precision.observation.sites import Site, place_of
+from assay.precision.prediction.positions import Curve
 from assay.precision.prediction.quadratic_form import Prediction
 from assay.precision.report import record
 from assay.precision.report.words import Group, grouped, plain
@@ -38,6 +39,7 @@ def content_of(
     exports: Sequence[Part] = (),
     *,
     baselines: Sequence[Baseline] = (),
+    positions: Curve | None = None,
     model: record.Model,
     data: record.Data,
     held_out: record.Data | None = None,
@@ -47,8 +49,8 @@ def content_of(
     """The content of audit.json, a `record.Content`: only what JSON has, by the schema audit.schema.json.
 
     front: as `Audit.pareto` gives it. findings: as `advise` gives them, the most important first. exports: what was
-    written of ``chosen``. baselines: what stands beside it. Numbers that aren't finite are strings, errors that nobody
-    measured null.
+    written of ``chosen``. baselines: what stands beside it. positions: its error over them. Numbers that aren't
+    finite are strings, errors that nobody measured null.
     """
     sites = [_site(audit, site, chosen) for site in audit.sites]
     groups = [group for group in grouped(msgspec.to_builtins(sites)) if group.scheme or group.weighty]
@@ -71,6 +73,7 @@ def content_of(
             **assigned(chosen, model.decodes), met=chosen.met, why=chosen.why, agreement=audit.agreement(chosen)
         ),
         baselines=[_baseline(each, model.decodes) for each in baselines],
+        positions=None if positions is None else _positions(positions),
         coverage=_coverage(audit, front),
         exports=[_export(audit, part) for part in exports],
         pareto=[record.Assigned(**assigned(assignment, model.decodes)) for *_, assignment in front],
@@ -184,6 +187,20 @@ def _baseline(found: Baseline, decodes: bool) -> record.Baseline:
         instead=found.instead,
         words=found.words,
         **_costs(found.cost, decodes),
+    )
+
+
+def _positions(found: Curve) -> record.Positions:
+    growth = found.growth
+    known = math.isfinite(growth.ratio) and math.isfinite(growth.high)
+    return record.Positions(
+        steps=[
+            record.Step(end, float(error), _interval(error))
+            for end, error in zip(found.ends, found.errors, strict=True)
+        ],
+        base=found.base,
+        growth=growth.ratio,
+        apart=record.Interval(growth.low, growth.high) if known else None,
     )
 
 

@@ -19,7 +19,7 @@ from assay.precision.report.summary import (
     interval,
     measured_words,
 )
-from assay.precision.report.words import counted, grouped
+from assay.precision.report.words import counted, grouped, growth_words
 from assay.runtime.lazy import optional
 
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -77,4 +77,5 @@ def _environment() -> jinja2.Environment:
     environment.filters |= {"bytes": in_bytes, "error": in_error, "seconds": in_seconds, "interval": interval}
     environment.filters["between"] = measured_words
     environment.filters["counted"] = counted
+    environment.filters["growth"] = growth_words
     return environment

@@ -126,6 +126,24 @@ class Baseline(Costs, frozen=True):
     words: str
 
 
+class Step(Record, frozen=True):
+    """The error of the positions up to ``end``, counted from 1, from the end of the step before on."""
+
+    end: Count
+    error: Measured
+    interval: Interval | None
+
+
+class Positions(Record, frozen=True):
+    """The recommended assignment over the positions of long sequences. ``growth``: the error of the last step over that
+    of the step that ends at ``base``, ``apart`` the interval of that."""
+
+    steps: list[Step]
+    base: Count
+    growth: Measured
+    apart: Interval | None
+
+
 class Coverage(Record, frozen=True):
     """Of ``count`` assignments of the front to which no interval was fitted, how many were measured inside of it."""
 
@@ -218,6 +236,7 @@ class Content(Record, frozen=True):
     untouched: Annotated[Costs, Meta(description="the model without an assignment")]
     recommended: Recommended
     baselines: list[Baseline]
+    positions: Annotated[Positions | None, Meta(description="null: nobody asked for a context")]
     coverage: Coverage
     exports: list[Export]
     pareto: list[Assigned]

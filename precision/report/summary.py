@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from assay.precision.amounts import in_bytes, in_error, in_seconds
-from assay.precision.report.words import counted, grouped, layers_of
+from assay.precision.report.words import counted, grouped, growth_words, layers_of
 
 _WIDTH = 116
 _FINDINGS = 3
@@ -32,6 +32,7 @@ def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
         _line("predicted", f"{interval(chosen['prediction'])} {settings['unit']}"),
         _line("measured", f"{measured_words(chosen)} {settings['unit']}{_beside(content)}"),
         *_baselines(content),
+        *_positions(content),
         *([_line("interval", f"{inside} of {count} {_INSIDE}")] if count else []),
         *_costs(content),
         *(_line("exported", line) for line in export_lines(content)),
@@ -207,6 +208,11 @@ def _table(content: Mapping[str, Any]) -> list[str]:
     for position, (kind, schemes) in enumerate(kinds.items()):
         lines += _folded(f"  {'' if position else 'assignment':<12}{kind:<{width}}  ", "; ".join(schemes))
     return [*lines, _line("", f"and {counted(others, 'activation')} in another format")] if others else lines
+
+
+def _positions(content: Mapping[str, Any]) -> list[str]:
+    found = content["positions"]
+    return [_line("positions", growth_words(found))] if found else []
 
 
 def _costs(content: Mapping[str, Any]) -> list[str]:

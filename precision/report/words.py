@@ -73,3 +73,13 @@ def plain(value: Any) -> Any:
     if math.isnan(value):
         return None
     return float(f"{value:.6g}") if math.isfinite(value) else str(value)
+
+
+def growth_words(found: Mapping[str, Any]) -> str:
+    """How much larger the error is at the end of long sequences, with its interval where there is one."""
+    if not isinstance(found["growth"], float):
+        return f"the error at position {found['steps'][-1]['end']:,} can't be compared with that at {found['base']:,}"
+    apart = found["apart"]
+    between = f" ({apart['low']:.2g} to {apart['high']:.2g})" if apart else ""
+    last = found["steps"][-1]["end"]
+    return f"the error at position {last:,} is {found['growth']:.2g} times that at {found['base']:,}{between}"

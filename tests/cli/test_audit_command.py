@@ -45,6 +45,17 @@ def test_an_audit_writes_its_answer(audited: Path) -> None:
     assert not list(audited.rglob(".*"))
 
 
+def test_errors_over_positions_are_told_with_a_context(models: Path, audited: Path, again: Path) -> None:
+    """The report has a curve up to that position; without --context there is none."""
+    assert read(audited)["positions"] is None
+    assert run(models, again, "--max-kl", "0.01", "--target", "h200", "--resume", "--context", "32") == 0
+    content = read(again)
+    jsonschema.validate(content, json.loads((files("assay.precision.report") / "audit.schema.json").read_text()))
+    assert content["positions"]["steps"][-1]["end"] == content["settings"]["context"] == 32
+    assert content["positions"]["growth"] > 0
+    assert "Over positions" in (again / "report.html").read_text()
+
+
 def test_a_resumed_audit_gives_the_same_answer(
     models: Path, audited: Path, again: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
