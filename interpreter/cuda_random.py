@@ -67,7 +67,7 @@ class CudaGenerator:
 
     ``device`` is a row of ``configs/cuda_devices.toml``; ``multiprocessors`` and ``threads``, those resident on one,
     say what it doesn't know. ``offset`` is what ``torch.cuda.default_generators[0].get_offset()`` gave. ``wide`` is the
-    range from which ``torch.randint`` takes 64 bits: that of PyTorch 2.13; some older releases had 2**32. Raises
+    range from which ``torch.randint`` takes 64 bits: that of the builds that PyTorch publishes, 2.13. Raises
     `SettingError` for an unknown device, a seed beyond 64 bits and an offset that isn't a multiple of four.
     """
 
