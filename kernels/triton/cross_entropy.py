@@ -19,7 +19,7 @@ from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
 INT64 = (torch.int64,)
 _BLOCK_T = 1024
 _LABELLED = "T V"
-_REDUCTIONS = ("mean", "sum", "none")
+REDUCTIONS = ("mean", "sum", "none")
 
 
 @triton.jit
@@ -288,7 +288,7 @@ def cross_entropy_backward(
     """dlogits[T,V] of `cross_entropy`'s arguments, from the gradient dloss of its result, float32[] or [T]; of 1 where
     that is left out. It has the dtype of the logits. Raises as `cross_entropy` does.
     """
-    check_choice("reduction", reduction, _REDUCTIONS)
+    check_choice("reduction", reduction, REDUCTIONS)
     upstream = {} if dloss is None else {"dloss": (dloss, FLOAT32, "T" if reduction == "none" else "")}
     check(logits=(logits, FLOATING, _LABELLED), target=(target, INT64, "T"), **upstream)
     check_loss_options(logits.shape[1], "logits", label_smoothing, reduction, softcap)
@@ -301,6 +301,6 @@ def check_loss_options(classes: int, name: str, label_smoothing: float, reductio
         raise ValueError(f"{name}: expected one class or more, got 0")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing: expected a number from 0 to 1, got {label_smoothing!r}")
-    check_choice("reduction", reduction, _REDUCTIONS)
+    check_choice("reduction", reduction, REDUCTIONS)
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap: expected None or a positive number, got {softcap!r}")

@@ -56,13 +56,18 @@ def _gemm_kernel(
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=in_rows & in_columns)
 
 
-@custom_op("assay::gemm", lambda a, b: a.new_empty((a.shape[0], b.shape[1])))
-def _gemm(a: Tensor, b: Tensor) -> Tensor:
+def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """a b of a[M,K] and b[K,N] of one dtype, stored in another from a float32 accumulator."""
     (m, k), n = a.shape, b.shape[1]
-    c = torch.empty((m, n), dtype=a.dtype, device=a.device)
+    c = torch.empty((m, n), dtype=dtype, device=a.device)
     if c.numel():
         _gemm_kernel[tile_grid(m, n)](a, b, c, m, n, k, size_class(m), a.stride(), b.stride(), c.stride())
     return c
+
+
+@custom_op("assay::gemm", lambda a, b: a.new_empty((a.shape[0], b.shape[1])))
+def _gemm(a: Tensor, b: Tensor) -> Tensor:
+    return product(a, b, a.dtype)
 
 
 def gemm(a: Tensor, b: Tensor) -> Tensor:

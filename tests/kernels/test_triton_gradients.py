@@ -11,6 +11,7 @@ from torch import Tensor
 
 from assay.kernels.triton.cross_entropy import cross_entropy
 from assay.kernels.triton.layernorm import layernorm
+from assay.kernels.triton.linear_cross_entropy import linear_cross_entropy
 from assay.kernels.triton.rmsnorm import rmsnorm
 from assay.kernels.triton.rope import rope
 from assay.kernels.triton.softmax import log_softmax, softmax
@@ -103,6 +104,13 @@ KERNELS = [
         *(cross_entropy, loss, {"logits": X, "target": LABELS}, LOSS, (-100, 0.1, "none", 4.0, 0.01)),
         sizes={"T": 5, "V": 37},
         listed={name: [value] for name, value in LOSS.items()},
+    ),
+    Differentiable(
+        linear_cross_entropy,
+        lambda x, weight, target: loss(x @ weight.t(), target),
+        {"x": X[:, :9], "weight": torch.randn(37, 9), "target": LABELS},
+        *(LOSS, (-100, 0.1, "none", 4.0, 0.01), {"T": 35, "D": 9, "V": 37}),
+        listed={**{name: [value] for name, value in LOSS.items()}, "reduction": ["mean"]},
     ),
 ]
 EVERY = pytest.mark.parametrize("kernel", KERNELS, ids=str)

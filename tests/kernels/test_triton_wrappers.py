@@ -18,6 +18,7 @@ from assay.kernels.triton.gemm_int4 import gemm_int4
 from assay.kernels.triton.gemm_int8 import gemm_int8
 from assay.kernels.triton.layernorm import layernorm
 from assay.kernels.triton.layernorm_backward import layernorm_backward
+from assay.kernels.triton.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_backward
 from assay.kernels.triton.moe import moe
 from assay.kernels.triton.moe_route import moe_route
 from assay.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
@@ -92,6 +93,11 @@ LOSS = (
     *(("target", torch.zeros(4, dtype=torch.int64)), ("target", torch.zeros(3, dtype=torch.int32))),
     *(("label_smoothing", 1.5), ("reduction", "max"), ("softcap", 0.0), ("logits", torch.zeros(3, 0))),
 )
+CLASSIFIED = {"x": torch.randn(3, 5), "weight": torch.randn(5, 33).t(), "target": LABELS}
+LINEAR = (
+    *(refused for refused in LOSS if refused[0] != "logits"),
+    *(("weight", torch.zeros(0, 5)), ("weight", torch.zeros(33, 6)), ("weight", torch.zeros(33, 5, dtype=BF16))),
+)
 PRODUCT = {"a": torch.randn(5, 65), "b": torch.randn(7, 65).t()}
 CALLS = [
     Call(softmax, {"x": X}),
@@ -163,6 +169,13 @@ CALLS = [
         {"reduction": "none"},
         (None, -100, 0.1, "none", 4.0, 0.01),
         (*LOSS, ("dloss", torch.tensor(1.0)), ("dloss", torch.ones(3, dtype=BF16))),
+    ),
+    Call(linear_cross_entropy, CLASSIFIED, operator=(-100, 0.1, "mean", 4.0, 0.01), refused=LINEAR),
+    Call(
+        linear_cross_entropy_backward,
+        CLASSIFIED,
+        operator=(None, -100, 0.1, "mean", 4.0, 0.01),
+        refused=(*LINEAR, ("dloss", torch.ones(3))),
     ),
     Call(gemm, PRODUCT, refused=(("b", torch.zeros(65, 7, dtype=torch.float16)), ("b", torch.zeros(2, 4)))),
     Call(
