@@ -120,7 +120,7 @@ def linear_cross_entropy_backward(
     softcap: float | None = None,
     z_loss: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """dx[T,D] and dweight[V,D] of `linear_cross_entropy`'s arguments, from the gradient dloss of its result, float32[] or
+    """dx[T,D] and dweight[V,D] of `linear_cross_entropy`, from the gradient dloss of its result, float32[] or
     [T]; of 1 where that is left out. The gradient of the logits is rounded to x's dtype. Raises as that does.
     """
     check_choice("reduction", reduction, REDUCTIONS)
