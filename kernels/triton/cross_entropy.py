@@ -48,7 +48,7 @@ def _level(x_rows, inside, N, stride, softcap, BLOCK_R: tl.constexpr, BLOCK_N: t
         kept = inside & (columns < N)
         x = _logits(x_rows + columns * stride, kept, softcap)
         m_new = tl.maximum(m_i, tl.max(x, axis=1))
-        shift = finite_shift(m_new)
+        shift = tl.where(m_new == float("inf"), 0.0, finite_shift(m_new))  # the sum is infinite then, not NaN
         l_i = l_i * tl.exp(m_i - shift) + tl.sum(tl.exp(x - shift[:, None]), axis=1)
         m_i = m_new
         total += tl.sum(tl.where(kept, x, 0.0), axis=1)

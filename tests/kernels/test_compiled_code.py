@@ -10,7 +10,7 @@ from assay.verify.inspection.inspecting import Job, inspected
 from assay.verify.settings import Settings
 
 OURS = [entry for entry in entries() if entry.group == "assay" and entry.devices != ("cpu",)]
-PRODUCTS = ("gemm", "attention", "moe")  # that names begin with
+PRODUCTS = ("gemm", "attention", "moe", "linear")  # that names begin with
 NONE = ("moe_route",)
 _BAD = {"not compiled", "no room", "none fits", "spills", "local memory", "tf32", "transposed", "no tensor cores"}
 

@@ -98,10 +98,12 @@ def test_scalar_loads_are_found() -> None:
 
 def test_an_operand_transposed_through_registers_is_found() -> None:
     """8-bit products of Hopper want K beside K: b row by row goes through registers, b column by column doesn't."""
+    sizes = {"M": 128, "N": 128, "K": 256}
+    by_row = look("fp8_gemm", "gemm_fp8", "float8_e4m3fn", sizes)
+    where = r"not K-major: transposed through registers, at planted_launches\.py:\d+"
+    assert re.search(where, words(by_row, "transposed"))
     ours = "assay.kernels.triton.gemm_fp8:gemm_fp8"
-    by_row = look(ours, "gemm_fp8", "float8_e4m3fn", {"M": 128, "N": 128, "K": 256})
-    assert re.search(r"not K-major: transposed through registers, at gemm_fp8\.py:\d+", words(by_row, "transposed"))
-    by_column = look(ours, "gemm_fp8", "float8_e4m3fn", {"M": 128, "N": 128, "K": 256}, layouts={"b": "transposed"})
+    by_column = look(ours, "gemm_fp8", "float8_e4m3fn", sizes, layouts={"b": "transposed"})
     assert kinds(by_column) == []
 
 
