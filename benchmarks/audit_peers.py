@@ -91,11 +91,11 @@ def choices(loaded: Loaded, batches: list[dict[str, Any]], found: Audit, apart: 
     if importlib.util.find_spec("modelopt"):
         for method in ("gradient", "kl_div"):
             some[f"ModelOpt {method}"] = from_modelopt(loaded.model, batches, list(groups.values()), TWO, method)
-    return {**some, "first and last": first_and_last(groups, TWO), "one format": uniform(groups, TWO)}
+    return {**some, "first and last": first_and_last(loaded.model, groups, TWO), "one format": uniform(groups, TWO)}
 
 
 def compared(found: Audit, peers: Mapping[str, Choice], budgets: list[float]) -> Iterator[Row]:
-    """A row for each budget and peer; a choice that a peer makes twice is told once."""
+    """A row for each budget and peer; a choice that a peer makes twice is told once, one that it has none for not."""
     linears = {str(site) for site in found.sites if site.place == "linear"}
     fixed = tuple(str(site) for site in found.sites if str(site) not in linears)
     for name, choose in peers.items():
@@ -105,7 +105,7 @@ def compared(found: Audit, peers: Mapping[str, Choice], budgets: list[float]) ->
             with quiet():
                 assignment = {site: scheme for site, scheme in choose(bits).items() if site in linears}
             spent = time.process_time() - began
-            if assignment in seen:
+            if not assignment or assignment in seen:
                 continue
             seen.append(assignment)
             cost = found.cost(assignment).bytes

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from assay.kernels.cuda.compiler import launch
-from assay.kernels.triton.arguments import FLOATING, FP8, INT32, check
+from assay.kernels.triton.arguments import check_decode
 
 _LOG2_E = math.log2(math.e)
 _WIDEST = 256
@@ -34,18 +34,8 @@ def attention_decode(
 
     As `assay.kernels.triton.attention_decode`, with the same arguments and errors; weights aren't rounded.
     """
-    check(
-        q=(q, FLOATING, "B H D"),
-        k_cache=(k_cache, ("q", *FP8), "P page Hkv D"),
-        v_cache=(v_cache, ("k_cache",), "P page Hkv D"),
-        block_table=(block_table, INT32, "B max_pages"),
-        seq_lens=(seq_lens, INT32, "B"),
-    )
+    check_decode(q, k_cache, v_cache, block_table, seq_lens, _WIDEST)
     (batch, heads, width), (_, page, key_heads, _) = q.shape, k_cache.shape
-    if key_heads == 0 or heads % key_heads:
-        raise ValueError(f"k_cache: expected a number of heads that divides q's {heads}, got {key_heads}")
-    if width > _WIDEST:
-        raise ValueError(f"q: expected heads of at most {_WIDEST}, got {width}")
     out = q.new_empty(q.shape)
     if not out.numel():
         return out

@@ -50,6 +50,23 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
         raise ValueError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
+def check_decode(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, widest: int
+) -> None:
+    """Raise TypeError or ValueError unless these are `attention_decode`'s arguments, heads of ``widest`` at most."""
+    check(
+        q=(q, FLOATING, "B H D"),
+        k_cache=(k_cache, ("q", *FP8), "P page Hkv D"),
+        v_cache=(v_cache, ("k_cache",), "P page Hkv D"),
+        block_table=(block_table, INT32, "B max_pages"),
+        seq_lens=(seq_lens, INT32, "B"),
+    )
+    if k_cache.shape[2] == 0 or q.shape[1] % k_cache.shape[2]:
+        raise ValueError(f"k_cache: expected a number of heads that divides q's {q.shape[1]}, got {k_cache.shape[2]}")
+    if q.shape[2] > widest:
+        raise ValueError(f"q: expected heads of at most {widest}, got {q.shape[2]}")
+
+
 def check_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, packing: str) -> None:
     """Raise TypeError or ValueError unless these are `gemm_int4`'s arguments, as its docstring has them."""
     check_choice("packing", packing, ("plain", "awq", "gptq"))

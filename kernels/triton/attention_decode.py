@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOATING, FP8, INT32, check
+from assay.kernels.triton.arguments import check_decode
 from assay.kernels.triton.online_softmax import finite_shift, online_softmax
 from assay.kernels.triton.operators import custom_op
 
@@ -223,16 +223,6 @@ def attention_decode(
     for another dtype, shape or device. Lengths and page numbers lie on the device and aren't checked, but that no
     sequence is read beyond the end of its row of the table.
     """
-    check(
-        q=(q, FLOATING, "B H D"),
-        k_cache=(k_cache, ("q", *FP8), "P page Hkv D"),
-        v_cache=(v_cache, ("k_cache",), "P page Hkv D"),
-        block_table=(block_table, INT32, "B max_pages"),
-        seq_lens=(seq_lens, INT32, "B"),
-    )
-    if k_cache.shape[2] == 0 or q.shape[1] % k_cache.shape[2]:
-        raise ValueError(f"k_cache: expected a number of heads that divides q's {q.shape[1]}, got {k_cache.shape[2]}")
-    if q.shape[2] > _WIDEST:
-        raise ValueError(f"q: expected heads of at most {_WIDEST}, got {q.shape[2]}")
+    check_decode(q, k_cache, v_cache, block_table, seq_lens, _WIDEST)
     scale = 1.0 / math.sqrt(max(q.shape[2], 1)) if scale is None else scale
     return _attention_decode(q, k_cache, v_cache, block_table, seq_lens, scale, k_scale, v_scale)

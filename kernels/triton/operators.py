@@ -1,7 +1,7 @@
 """Kernels as operators of torch, and their gradients.
 
 An operator is whole to a compiler. `torch.library.triton_op` would let it see inside, but asks a GPU's driver for its
-target whenever it is traced; where there is no GPU, and the interpreter runs the kernels, that fails.
+target whenever it is traced; where there is none, and the interpreter runs the kernels, every input counts as written.
 """
 
 from __future__ import annotations

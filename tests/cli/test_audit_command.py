@@ -56,6 +56,16 @@ def test_errors_over_positions_are_told_with_a_context(models: Path, audited: Pa
     assert "Over positions" in (again / "report.html").read_text()
 
 
+def test_a_context_that_cannot_be_measured_is_told(
+    models: Path, again: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line says why there is no curve; bytes and times are of the context all the same."""
+    assert run(models, again, "--max-kl", "0.01", "--target", "h200", "--resume", "--context", "100000") == 0
+    assert "assay: no error over positions: " in capsys.readouterr().err
+    content = read(again)
+    assert (content["positions"], content["settings"]["context"]) == (None, 100000)
+
+
 def test_a_resumed_audit_gives_the_same_answer(
     models: Path, audited: Path, again: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
