@@ -212,7 +212,7 @@ class Audit:
         if recommender.predictor is not predictor:
             self.predictor = replace(recommender.predictor, observed=self.observed)
             self.measured, self.chosen = (renewed(self.predictor, each) for each in (self.measured, self.chosen))
-        found.why += untrusted(self.reliability(found))
+        found.why += ("" if found.met else self.observed.unaudited.clause) + untrusted(self.reliability(found))
         return found
 
     def limit(self, schemes: Collection[str]) -> None:

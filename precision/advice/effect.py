@@ -149,15 +149,21 @@ def dead(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
 
 
 def no_gradient(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
-    """Sites that change the output though no gradient leads back to them."""
-    if observed.no_gradient:
-        count = len(observed.no_gradient)
-        more = f" and of {count - 1} more site{'s' * (count > 2)}" if count > 1 else ""
+    """Sites that change the output though no gradient leads back to them, or none but zero."""
+    reached = {name for name, _ in predictor.form.keys}
+    for back, reason in (
+        (False, "no gradient comes back to it, since what follows detaches, picks or defines none"),
+        (True, "the gradient that comes back to it is zero, since what follows rounds, compares or saturates"),
+    ):
+        sites = [str(site) for site in observed.no_gradient if (str(site) in reached) == back]
+        if not sites:
+            continue
+        more = f" and of {len(sites) - 1} more site{'s' * (len(sites) > 2)}" if len(sites) > 1 else ""
         yield Finding(
             "no_gradient",
-            str(observed.no_gradient[0]),
-            f"No error of it{more} can be predicted: no gradient leads back through what rounds, detaches or picks.",
-            {"sites": [str(site) for site in observed.no_gradient]},
+            sites[0],
+            f"No error of it{more} can be predicted: {reason}.",
+            {"sites": sites},
             "It keeps its own format; for another audit what lies before that step by itself, with a loss of its own.",
         )
 

@@ -71,6 +71,8 @@ class Shape:
     top_k: int = 1
     """Experts that a token goes to."""
     causal: bool = True
+    decodes: bool = True
+    """Whether texts grow token by token; else nothing is cached, and there are no decode steps."""
 
     def __post_init__(self) -> None:
         for name in ("batch", "prompt", "context", "heads", "kv_heads", "head_dim", "layers", "top_k"):
@@ -98,6 +100,7 @@ class Shape:
             head_dim=value("head_dim", default=max(value("hidden_size", "n_embd", default=64) // heads, 1)),
             layers=value("num_hidden_layers", "n_layer", default=0),
             top_k=value("num_experts_per_tok", "top_k", default=1),
+            decodes=bool(getattr(model, "can_generate", lambda: True)()),
         )
 
 
@@ -199,6 +202,7 @@ class Roofline:
     def told(self, assignment: Mapping[str, str]) -> Cost:
         """The same, with times that are NaN where no device is known."""
         found = self.total(assignment)
+        found = found if self.shape.decodes else replace(found, decode=math.nan)
         return found if self.device else replace(found, prefill=math.nan, decode=math.nan)
 
     def _linear(self, site: Site, scheme: Scheme | None) -> Cost:
@@ -264,7 +268,7 @@ class Roofline:
         # Queries and output, keys and values before they are stored.
         fresh = 2 * wide * s.prompt * (s.heads + s.kv_heads)
         return Cost(
-            kv_bytes=cache(s.context),
+            kv_bytes=cache(s.context) if s.decodes else 0.0,
             prefill=self._time(each * pairs, arithmetic, fresh + cache(s.prompt)),
             decode=self._time(each * s.context, arithmetic, 2 * wide * s.heads + cache(s.context)),
         )

@@ -115,6 +115,8 @@ def plan_of(
             plan.note(name, scheme.name, "only weights, inputs of linears and the KV cache can be given a format")
         elif site.place == "embedding" and not tables:
             plan.note(name, scheme.name, "no serving stack loads a quantised table of embeddings")
+        elif site.role == "convolution":
+            plan.note(name, scheme.name, "no serving stack loads a quantised convolution")
         elif len(site.shape) > 2 and experts:
             plan.experts[name] = scheme
         elif len(site.shape) > 2:

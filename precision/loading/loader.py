@@ -15,7 +15,8 @@ from assay.precision.loading.user_code import from_exported, from_factory, from_
 from assay.precision.observation.streaming import streamed_parameters
 
 _PICKLES = {".bin", ".ckpt", ".pkl", ".pickle", ".pt", ".pth"}
-_PRODUCTS = ("aten.linear.", "aten.addmm.", "aten.mm.", "aten.matmul.", "aten.bmm.")
+_PRODUCTS = ("linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "conv1d", "conv2d", "conv3d", "conv_transpose2d")
+"""Of torch.ops.aten, what has a parameter as weight in an exported program."""
 
 
 def bundled() -> dict[str, Path]:
@@ -51,11 +52,11 @@ def load(
     process then returns blocks of 1 MiB and more to the system as soon as they are free (glibc's M_MMAP_THRESHOLD).
 
     Raises `UnknownModel`, `UnknownOption`, `UntrustedModel`, `BadModel` (damaged, incomplete or non-finite weights, or
-    no linear layers), and `NotInstalled` where a Hugging Face directory meets no ``transformers``.
+    no weights of products), and `NotInstalled` where a Hugging Face directory meets no ``transformers``.
     """
     loaded = _load(target, trust, dtype, max_memory)
     _check_weights(loaded.model, loaded.name)
-    _check_linears(loaded.model, loaded.name)
+    _check_products(loaded.model, loaded.name)
     return loaded
 
 
@@ -128,13 +129,18 @@ def _check_weights(model: torch.nn.Module, name: str) -> None:
         raise BadModel(f"{name}: {bad[0]}{others}; an audit needs finite weights, so store the model again")
 
 
-def _check_linears(model: torch.nn.Module, name: str) -> None:
-    """Raise `BadModel` if the model has no linear layer: nothing in it could take another format."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D":  # GPT-2's transposed linear
-            return
-        if isinstance(module, torch.fx.GraphModule) and any(
-            str(node.target).startswith(_PRODUCTS) for node in module.graph.nodes
-        ):
-            return
-    raise BadModel(f"{name}: a {type(model).__name__} without linear layers, so there is no format to choose in it")
+def _check_products(model: torch.nn.Module, name: str) -> None:
+    """Raise `BadModel` if the model has no weight of a product: nothing in it could take another format. What a module
+    of parameters of its own does with them is seen when it runs."""
+    if isinstance(model, torch.fx.GraphModule):
+        calls = {str(node.target).split(".")[1] for node in model.graph.nodes if str(node.target).startswith("aten.")}
+        found = not calls.isdisjoint(_PRODUCTS)
+    else:
+        tables = torch.nn.Embedding | torch.nn.EmbeddingBag
+        owners = (module for module in model.modules() if not isinstance(module, tables))
+        found = any(values.dim() > 1 for module in owners for values in module.parameters(recurse=False))
+    if not found:
+        raise BadModel(
+            f"{name}: a {type(model).__name__} without linear layers or convolutions, "
+            "so there is no format to choose in it"
+        )

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-from assay.precision.observation.attention import multihead, scaled_dot_product
+from assay.precision.observation.operations.attention import multihead, scaled_dot_product
+from assay.precision.observation.operations.contraction import baddbmm, einsum, grouped, matmul
+from assay.precision.observation.operations.convolution import convolution, transposed_convolution
 from assay.precision.observation.tracer import Handler, Tracer, Visitor
 
 
@@ -34,6 +36,7 @@ def _enter(tracer: Tracer, name: str, module: torch.nn.Module) -> Callable[..., 
 
     def enter(_module: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tracer.path.append(name)
+        tracer.ran.add(name)
         if norm and args and isinstance(args[0], torch.Tensor):
             return (tracer.beside(f"{name}:input", args[0]), *args[1:]), kwargs
         return None
@@ -126,10 +129,18 @@ def _softmax(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 _aten, _functional, _Tensor = torch.ops.aten, torch.nn.functional, torch.Tensor
-_PRODUCTS = (torch.matmul, _Tensor.matmul, _Tensor.__matmul__, torch.mm, _aten.matmul.default, _aten.mm.default)
+_PRODUCTS = (torch.matmul, _Tensor.matmul, _Tensor.__matmul__, torch.mm, _Tensor.mm)
+_ATEN_PRODUCTS = (_aten.matmul.default, _aten.mm.default, _aten.bmm.default)
+_CONVOLUTIONS = (_functional.conv1d, _functional.conv2d, _functional.conv3d)
+_ATEN_CONVOLUTIONS = (_aten.conv1d.default, _aten.conv2d.default, _aten.conv3d.default)
 _CALLS: dict[Handler, tuple[Any, ...]] = {
     _product(0, transposed=False, names=("input", "weight", "bias")): (_functional.linear, _aten.linear.default),
-    _product(0, transposed=True): _PRODUCTS,
+    matmul: (*_PRODUCTS, *_ATEN_PRODUCTS, torch.bmm, _Tensor.bmm),
+    baddbmm: (torch.baddbmm, _Tensor.baddbmm, _aten.baddbmm.default),
+    grouped: (_functional.grouped_mm, torch._grouped_mm),
+    einsum: (torch.einsum,),
+    convolution: (*_CONVOLUTIONS, *_ATEN_CONVOLUTIONS),
+    transposed_convolution: (_functional.conv_transpose2d, _aten.conv_transpose2d.input),
     _product(1, transposed=True): (torch.addmm, _aten.addmm.default),
     _embedding: (_functional.embedding, _aten.embedding.default),
     scaled_dot_product: (_functional.scaled_dot_product_attention, _aten.scaled_dot_product_attention.default),

@@ -19,6 +19,7 @@ from assay.precision.observation.running import batch_size, call, evaluating, ma
 from assay.precision.observation.serving import USUAL, Served
 from assay.precision.observation.sites import Observer, Site, Statistics
 from assay.precision.observation.streaming import Weights, streamed_parameters
+from assay.precision.observation.unaudited import Unaudited, unaudited
 from assay.precision.schemes import SCHEMES, scheme_named
 
 _SAME = 1e-3
@@ -55,6 +56,8 @@ class Observed:
     """Names of all of the model's modules, those that didn't run too."""
     every: tuple[Site, ...]
     """All sites, with a menu or not."""
+    unaudited: Unaudited
+    """Parameters that no site holds."""
     no_gradient: tuple[Site, ...] = ()
     """Sites whose formats change the output though no gradient leads back to them: they keep their own."""
 
@@ -96,7 +99,7 @@ class Observed:
             return self.by_name[name]
         if name in self.no_gradient:
             raise BadAssignment(
-                f"no error of {name} can be predicted, since no gradient leads back to it: leave it out"
+                f"no error of {name} can be predicted, since no gradient leads back to it but zero: leave it out"
             )
         near = get_close_matches(name, self.by_name)
         hint = f"did you mean {near[0]}?" if near else "see .sites"
@@ -141,9 +144,12 @@ def observe(
     references: list[torch.Tensor] = []
     size = 0
     shares: list[np.ndarray] = []
+    ran: set[str] = set()
+    given: set[int] = set()
     for index, batch in enumerate(batches):
-        with torch.no_grad(), evaluating(model), traced(model, observer):
+        with torch.no_grad(), evaluating(model), traced(model, observer) as tracer:
             outputs = call(model, batch)
+        ran, given = ran | tracer.ran, given | tracer.given
         reference = metric.output(outputs, mapping(batch)).detach()
         if not index:
             _check(model, batch, metric, reference)
@@ -159,7 +165,10 @@ def observe(
             f"expected outputs to compare, got none but padding or zeros ({metric.name}): check attention_mask"
         )
     if not any(site.place == "linear" for site in observer.sites.values()):
-        raise BadModel("expected a model with linear layers, got one that runs none: is it the right module?")
+        raise BadModel(
+            "expected a model with linear layers or convolutions, got one that runs none: is it the right module? "
+            "Recurrent layers have sites where their steps call torch.nn.functional.linear"
+        )
     sites = observer.sites
     tied = {name: site.tied for name, site in sites.items() if site.tied}
     menus = _menus(sites, formats, served)
@@ -192,6 +201,7 @@ def observe(
         sequences=sum(map(batch_size, batches)),
         modules=tuple(name for name, _ in model.named_modules()),
         every=tuple(sites.values()),
+        unaudited=unaudited(model, sites, ran, given),
     )
 
 

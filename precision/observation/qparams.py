@@ -15,13 +15,21 @@ _EXPERTS = 8
 
 
 def menu_of(site: Site, formats: Collection[str]) -> tuple[str, ...]:
-    """The schemes of ``formats`` that may stand at a site: made for its place, their groups dividing its rows."""
+    """The schemes of ``formats`` that may stand at a site: made for its place, their groups dividing its rows.
+
+    A convolution's input has no scales within the tensor, since windows overlap, and no column factors, since a column
+    is one place of the kernel.
+    """
     return tuple(name for name in formats if site.place in SCHEMES[name].places and _fits(SCHEMES[name], site))
 
 
 def _fits(scheme: Scheme, site: Site) -> bool:
     columns = site.shape[-1] if site.shape else 0
     used = [quantizer for quantizer in (scheme.weight, scheme.activation, scheme.queries) if quantizer is not None]
+    if site.role == "convolution":
+        within = scheme.activation is not None and scheme.activation.per not in ("element", "tensor")
+        if within or scheme.transform != "none" or any(quantizer.rule == "awq" for quantizer in used):
+            return False
     return not any(quantizer.per == "group" and columns and columns % quantizer.size for quantizer in used)
 
 

@@ -73,7 +73,7 @@ class Site(str):
     place: Place
     """What kind of place it is: which schemes are made for it."""
     role: str
-    """linear, router, experts, embedding, or the suffix."""
+    """linear, convolution, router, experts, embedding, or the suffix."""
     shape: tuple[int, ...]
     """Of the weight: [N, K], [E, N, K] or [V, D]; empty without one."""
     unit: str
@@ -183,7 +183,7 @@ class Observer:
         self.tracer: Tracer | None = None
         self._weights: dict[object, str] = {}
         self._modules = dict(model.named_modules())
-        self._experts = {name.removesuffix(".weight"): len(p) for name, p in tensors_of(model) if p.dim() == 3}
+        self._experts = {name.removesuffix(".weight"): len(p) for name, p in tensors_of(model) if p.dim() > 2}
         self._inputs: dict[str, str] = {}
         """Of each linear, the first that was given the same tensor."""
         self._left = _Marks()
@@ -262,7 +262,9 @@ class Observer:
 
     def _note(self, name: str, place: Place, weight: torch.Tensor, expert: int | None, x: torch.Tensor | None) -> None:
         shape = tuple(weight.shape) if expert is None else (self._experts[name], *weight.shape)
-        role = "experts" if expert is not None else "router" if _is_router(name, self._modules) else place
+        role: str = "experts" if expert is not None else "router" if _is_router(name, self._modules) else place
+        if self.tracer is not None and place == "linear" and role == place:
+            role = self.tracer.role or role
         streamed = self.tracer.streamed(weight) if self.tracer is not None else None
         same = weight.data_ptr() if streamed is None else streamed.source
         tied = self._weights.setdefault(same, name) if expert is None else name

@@ -21,12 +21,17 @@ Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """x [..., K] and a weight [N, K] to their product [..., N], bias added."""
 LookUp = Callable[[torch.Tensor], torch.Tensor]
 """A table [V, D] to the rows [..., D] that indices stand for."""
+Found = tuple[str, int | None]
+"""The name of the parameter that a weight is, or lies in, and which of the matrices [E, N, K] it is there."""
 Handler = Callable[["Tracer", Any, Any, Any], Any]
 """What is done instead of a function of torch: (tracer, function, args, kwargs) to a result."""
 
 
 _GIVES_LOGITS = re.compile(r"(^|\.)(lm_head|embed_out|score|classifier|qa_outputs|output_projection|gate|router)$")
 """Linears whose outputs are logits, by the last part of their names."""
+
+_CROSS = re.compile(r"cross|EncDec|encoder_attn|encdec", re.IGNORECASE)
+"""Attention of a decoder to what an encoder gave, by its name."""
 
 
 class Visitor(Protocol):
@@ -55,20 +60,28 @@ class Tracer(TorchFunctionMode):
         self._handlers = handlers
         self.visitor = visitor
         self.path: list[str] = []
+        self.ran: set[str] = set()
+        """Names of the modules that have run."""
+        self._caches: dict[str, bool] = {}
+        self.given: set[int] = set()
+        """Identities of the parameters that functions of torch were given."""
         self.gathered: list[tuple[torch.Tensor, int, int]] = []
         """Rows that the modules now open have gathered, of how many, and how deep: how experts get their tokens."""
+        self.role = ""
+        """Of the product that a visitor is given, where it is no linear layer's."""
         self._parameters = _by_storage(model)
         self._modules = dict(model.named_modules())
         self._streams = bool(streamed_parameters(model))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.given.update(id(each) for each in args if type(each) is torch.nn.Parameter)
         handler = self._handlers.get(func)
         if handler is None:
             return func(*args, **(kwargs or {}))
         return handler(self, func, args, kwargs or {})
 
-    def named(self, weight: object) -> tuple[str, int | None, int] | None:
-        """Name of the parameter that a tensor is, or is one expert of, the expert, and the parameter's dimensions."""
+    def named(self, weight: object) -> Found | None:
+        """The parameter that a tensor is, or is one expert of; None where it is none."""
         if not isinstance(weight, torch.Tensor):
             return None
         here = self.path[-1] if self.path else ""
@@ -83,7 +96,7 @@ class Tracer(TorchFunctionMode):
             offset = weight.storage_offset() - parameter.storage_offset()
             whole = parameter.numel() // (parameter.shape[0] if parameter.dim() > weight.dim() else 1)
             if 0 <= offset < max(parameter.numel(), 1) and weight.numel() == whole:
-                return name, _part(weight, parameter), parameter.dim()
+                return name, _part(weight, parameter)
         return None
 
     def streamed(self, weight: torch.Tensor) -> Streamed | None:
@@ -104,6 +117,14 @@ class Tracer(TorchFunctionMode):
             if parameter is not None and parameter.untyped_storage().data_ptr() == storage
         ]
 
+    def caches(self, decides: Callable[[], bool]) -> bool:
+        """Whether keys and values of the running module's attention are kept while a text grows: those of what another
+        model encoded are, and others where it ``decides``, once a pass."""
+        here = self.path[-1] if self.path else ""
+        if here not in self._caches:
+            self._caches[here] = _CROSS.search(here) is not None or decides()
+        return self._caches[here]
+
     def site(self, suffix: str) -> str:
         """Name of a site of the module that is running."""
         return f"{self.path[-1] if self.path else ''}:{suffix}"
@@ -114,10 +135,11 @@ class Tracer(TorchFunctionMode):
             return self.visitor.values(name, x)
 
     def product(
-        self, weight: torch.Tensor, x: torch.Tensor, found: tuple[str, int | None, int], product: Product
+        self, weight: torch.Tensor, x: torch.Tensor, found: Found, product: Product, role: str = ""
     ) -> torch.Tensor:
         """A product with the parameter that was ``found``; logits of a head or a router are a site of their own."""
-        name, expert, _ = found
+        name, expert = found
+        self.role = role
         output = self.visitor.linear(name, x, weight, expert, product)
         return self.visitor.values(f"{name}:logits", output) if _GIVES_LOGITS.search(name) else output
 
@@ -138,6 +160,6 @@ def _by_storage(model: torch.nn.Module) -> dict[int, list[tuple[str, torch.Tenso
     """Weights by the storage that they lie in."""
     found: dict[int, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in tensors_of(model):
-        if tensor.dim() in (2, 3) and tensor.is_floating_point() and not tensor.is_meta:
+        if tensor.dim() > 1 and tensor.is_floating_point() and not tensor.is_meta:
             found.setdefault(tensor.untyped_storage().data_ptr(), []).append((name.removesuffix(".weight"), tensor))
     return found

@@ -14,7 +14,7 @@ they are larger than chance makes them, as for two sites that change the same va
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -75,6 +75,11 @@ class QuadraticForm:
         units[(units != 0).sum(1) < _FEW] = 0.0
         lengths = np.sqrt(np.square(units).sum(1, keepdims=True))
         self._directions = np.divide(units, lengths, out=np.zeros_like(units), where=lengths > 0)
+
+    @property
+    def keys(self) -> Collection[Key]:
+        """Of all schemes at sites that a gradient came back to."""
+        return self._row.keys()
 
     def of(self, keys: Sequence[Key]) -> float:
         """The form for sites that take these schemes; infinite where one makes infinities or NaN."""

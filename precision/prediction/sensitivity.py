@@ -148,7 +148,7 @@ class Sensitivity:
         owner = self._tied.get(name, name)
         count = ids.numel()
         shared = ids.dim() == 1 and bool((ids.diff() > 0).all())  # positions, which all sequences share
-        known = not shared and count % self._batch == 0
+        known = not shared and count % self._batch == 0 and (ids.dim() == 1 or ids.shape[0] == self._batch)
         sequence = torch.arange(count, device=g.device) * (self._batch if known else 0) // count
         places, of = torch.unique(sequence * weight.shape[0] + ids.flatten(), return_inverse=True)
         g = g.new_zeros(len(places), g.shape[-1]).index_add_(0, of, g.flatten(0, -2))

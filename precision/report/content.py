@@ -27,6 +27,8 @@ from assay.precision.schemes import SCHEMES
 
 _WORST = 6
 """Sites whose channels are shown."""
+_SHUT = 16
+"""Parameters in no site that are named."""
 _CHANNELS = 1024
 """Points of one site's channels that are kept; of more, the largest of equal runs."""
 
@@ -61,6 +63,7 @@ def content_of(
         versions={name: _version(name) for name in ("kernel-assay", "torch", "transformers", "numpy")}
         | {"python": platform.python_version()},
         model=model,
+        unaudited=_unaudited(audit),
         data=data,
         held_out=held_out,
         settings=settings,
@@ -88,6 +91,12 @@ def content_of(
     )
     # Budgets keep all their digits: others are compared with them.
     return {**plain(msgspec.to_builtins(content)), "settings": msgspec.to_builtins(settings)}
+
+
+def _unaudited(audit: Audit) -> record.Unaudited:
+    found = audit.observed.unaudited
+    largest = [record.Shut(each.name, each.parameters, each.why) for each in found.shut[:_SHUT]]
+    return record.Unaudited(found.parameters, found.share, largest, str(found))
 
 
 def _site(audit: Audit, site: Site, chosen: Mapping[str, str]) -> record.Site:

@@ -38,6 +38,24 @@ class Model(Record, frozen=True):
         return self.kind not in ("encoder", "classifier")
 
 
+class Shut(Record, frozen=True):
+    """A parameter in no site, its elements, and what has it."""
+
+    name: str
+    parameters: int
+    why: str
+
+
+class Unaudited(Record, frozen=True):
+    """Elements of matrices that are in no site, their ``share`` of all of the model's, and the largest; ``words``: the
+    same as a sentence, empty where there are none."""
+
+    parameters: int
+    share: float
+    largest: list[Shut]
+    words: str
+
+
 class Data(Record, frozen=True):
     """Sequences of a text."""
 
@@ -226,6 +244,7 @@ class Content(Record, frozen=True):
     made: str
     versions: dict[str, str | None]
     model: Model
+    unaudited: Unaudited
     data: Annotated[Data, Meta(description="that was fitted, predicted and chosen on")]
     held_out: Annotated[Data | None, Meta(description="that what is reported is measured on; null: on data too")]
     settings: Settings

@@ -21,6 +21,7 @@ def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
     inside, count = coverage(content)
     lines = [
         *_folded(f"{'MET' if chosen['met'] else 'NOT MET'}  ", headline(content)),
+        *_folded(_line("not audited", ""), content["unaudited"]["words"]),
         _line("model", f"{model['kind']}, {model['parameters']:,} parameters in {model['stored']}, {_places(content)}"),
         *(_line(*line) for line in data_lines(content)),
         _line("cost", ", ".join(f"{stage} {spent:.1f} s" for stage, spent in content["seconds"].items())),

@@ -30,7 +30,7 @@ def round_element(x: torch.Tensor, target: Format) -> torch.Tensor:
         return _tf32(x)
     if target.values:
         between, values = _codebook(target, x.device)
-        return torch.where(x.isnan(), x, values[torch.bucketize(x, between)])
+        return torch.where(x.isnan(), x, values[torch.bucketize(x.contiguous(), between)])
     return _by_binade(x, target)
 
 

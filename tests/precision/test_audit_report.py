@@ -12,6 +12,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import torch
 
 from assay.precision.advice import Finding
 from assay.precision.amounts import in_bytes
@@ -293,3 +294,34 @@ def test_what_keeps_its_format_for_an_export_is_one_line(content: dict[str, Any]
     line = "1 linear that no checkpoint holds quantised keeps its format because something is exported"
     assert line in summary(spoilt)
     assert line in page(spoilt)
+
+
+def test_what_has_no_site_is_told_first() -> None:
+    """The second line of the terminal and the head of the page say which share keeps its format, and whose it is."""
+
+    class Recurrent(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = torch.nn.LSTM(8, 32, batch_first=True), torch.nn.Linear(32, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.lstm(x)[0])
+
+    found = audit(Recurrent(), [torch.randn(8, 4, 8)], "relative", FORMATS)
+    chosen = found.recommend(max_bytes=found.cost({}).bytes / 2)
+    told = content_of(found, chosen, [], [], **asked(found))
+    jsonschema.validate(json.loads(json.dumps(told)), SCHEMA)
+    assert told["unaudited"]["parameters"] == 4 * 32 * (8 + 32)
+    assert told["unaudited"]["largest"][0] == {
+        "name": "lstm.weight_hh_l0",
+        "parameters": 4096,
+        "why": "steps of LSTM",
+    }
+    second = " ".join(summary(told).split("\n")[1:4])
+    assert re.search(
+        r"not audited +87 % of the parameters have no site and keep their format: lstm.weight_hh_l0", second
+    )
+    head = page(told).partition("<dl")[0]
+    assert "87 % of the parameters have no site" in head
+    assert not chosen.met
+    assert "87 % of the parameters have no site" in chosen.why

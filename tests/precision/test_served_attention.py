@@ -7,8 +7,8 @@ import torch
 
 from assay.precision import audit
 from assay.precision.export import online_config
-from assay.precision.observation import attention
 from assay.precision.observation.handlers import traced
+from assay.precision.observation.operations import attention
 from assay.precision.observation.running import evaluating
 from assay.precision.prediction.simulation import Simulator
 from assay.precision.schemes import SCHEMES

@@ -193,3 +193,23 @@ def test_eager_attention_stays_what_it_is(kind: str) -> None:
     (reference,) = found.observed.references or ()
     torch.testing.assert_close(reference, own.detach(), rtol=1e-4, atol=1e-5)
     assert any(site.endswith(":scores") for site in found.sites)
+
+
+class Detached(torch.nn.Module):
+    """A linear whose output is taken out of the graph, and one after that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = torch.nn.Linear(16, 16), torch.nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.after(self.before(x).detach() + 0 * x.requires_grad_())
+
+
+@pytest.mark.parametrize(("kind", "reason"), [(Rounded, "comes back to it is zero"), (Detached, "no gradient comes")])
+def test_a_cut_site_names_its_own_reason(kind: type[torch.nn.Module], reason: str) -> None:
+    """Rounding gives a gradient of zero, `detach` none at all."""
+    torch.manual_seed(0)
+    found = audit(kind(), [torch.randn(16, 4, 16)], "relative", ["w8a16", "fp8"])
+    (told,) = [finding for finding in advise(found) if finding.kind == "no_gradient"]
+    assert reason in told.words

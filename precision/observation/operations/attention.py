@@ -44,8 +44,9 @@ def _attention(
     the last chunk; ``whole``: of all queries, at once.
     """
     values = tracer.visitor.values
-    k, v = values(tracer.site("kv_cache"), k, "keys"), values(tracer.site("kv_cache"), v, "values")
-    q = values(tracer.site("kv_cache"), q, "queries")
+    if tracer.caches(lambda: is_causal or not _sees_ahead(q, k, attn_mask)):
+        k, v = values(tracer.site("kv_cache"), k, "keys"), values(tracer.site("kv_cache"), v, "values")
+        q = values(tracer.site("kv_cache"), q, "queries")
     q, k, v = values(tracer.site("q"), q), values(tracer.site("k"), k), values(tracer.site("v"), v)
     if q.dim() > 2 and k.shape[-3] != q.shape[-3]:
         repeats = q.shape[-3] // k.shape[-3]
@@ -63,6 +64,17 @@ def _attention(
         probabilities = values(tracer.site("probabilities"), _MaskedSoftmax.apply(scores, mask))  # type: ignore[no-untyped-call]
         outputs.append(probabilities @ v)
     return values(tracer.site("output"), outputs[0] if len(outputs) == 1 else torch.cat(outputs, -2)), probabilities
+
+
+def _sees_ahead(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None) -> bool:
+    """Whether most queries see the key after their own, as in encoders, whose keys and values nothing is kept of."""
+    if not 1 < q.shape[-2] == k.shape[-2]:
+        return False
+    if mask is None:
+        return True
+    next_one = mask[..., 0, 1:] if mask.shape[-2] == 1 else mask.diagonal(1, -2, -1)
+    visible = next_one if mask.dtype == torch.bool else next_one > torch.finfo(mask.dtype).min / 2
+    return bool(visible.float().mean() > 0.5)
 
 
 def _scores(q: torch.Tensor, k: torch.Tensor) -> int:
@@ -129,9 +141,12 @@ class _MaskedSoftmax(torch.autograd.Function):
         if mask is not None and mask.dtype == torch.bool and not bool(mask.any(-1).all()):
             probabilities.masked_fill_(~mask.any(-1, keepdim=True), 0.0)
         ctx.save_for_backward(probabilities)
+        ctx.added = None if mask is None else mask.shape
         return probabilities
 
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> Any:
         (p,) = ctx.saved_tensors
-        return torch._softmax_backward_data(g, p, -1, p.dtype), None
+        found = torch._softmax_backward_data(g, p, -1, p.dtype)
+        # What is added to scores may be learnt, as biases of distances are.
+        return found, found.sum_to_size(ctx.added) if ctx.needs_input_grad[1] else None

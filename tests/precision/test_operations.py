@@ -1,0 +1,209 @@
+"""Convolutions, products of several matrices and products by subscripts: sites with the operation's own outputs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from assay.precision import audit
+from assay.precision.errors import BadModel
+from assay.precision.export import quantization_config
+from assay.precision.observation.handlers import traced
+from assay.precision.observation.sites import Observer
+from assay.precision.schemes import SCHEMES
+from tests.precision.test_sensitivity import Opened
+
+functional = torch.nn.functional
+
+
+def drawn(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Of(torch.nn.Module):
+    """A function of an input and one parameter."""
+
+    def __init__(self, function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], *shape: int) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(drawn(*shape, seed=2))
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x, self.w)
+
+
+def seen(model: torch.nn.Module, x: torch.Tensor) -> tuple[Observer, torch.Tensor]:
+    """The sites of a model, and what it gives opened, after comparing that with what it gives by itself."""
+    observer = Observer(model)
+    with torch.no_grad():
+        expected = model(x)
+        with traced(model, observer):
+            found = model(x)
+    assert found.shape == expected.shape
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    return observer, found
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sides=st.integers(1, 3),
+    kernel=st.integers(1, 3),
+    stride=st.integers(1, 3),
+    dilation=st.integers(1, 2),
+    padding=st.sampled_from([0, 1, 2, "valid"]),
+    batched=st.booleans(),
+    bias=st.booleans(),
+)
+def test_a_convolution_is_a_product_with_its_windows(
+    sides: int, kernel: int, stride: int, dilation: int, padding: Any, batched: bool, bias: bool
+) -> None:
+    """In one to three dimensions, with any stride, padding and dilation, its weight is a site [N, C * kernel]."""
+    kind = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)[sides - 1]
+    model = kind(3, 5, kernel, stride=stride, padding=padding, dilation=dilation, bias=bias)
+    x = drawn(*([2] if batched else []), 3, *range(6, 6 + sides))
+    observer, _ = seen(model, x)
+    site = observer.sites["weight"]
+    assert (site.place, site.role, site.shape) == ("linear", "convolution", (5, 3 * kernel**sides))
+
+
+def test_same_padding_of_an_even_kernel_is_torchs() -> None:
+    """What padding="same" adds is more behind than before where it is odd."""
+    assert seen(torch.nn.Conv2d(3, 4, (2, 3), padding="same"), drawn(2, 3, 7, 5))[0].sites
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"stride": 2, "padding": 1}, {"stride": 3, "output_padding": (1, 2)}, {"dilation": 2, "bias": False}],
+)
+def test_a_transposed_convolution_is_a_product_with_its_input(options: dict[str, Any]) -> None:
+    """Its rows are the input's places, its weight a site [N * kernel, C]."""
+    observer, _ = seen(torch.nn.ConvTranspose2d(3, 5, (2, 3), **options), drawn(2, 3, 4, 6))
+    assert observer.sites["weight"].shape == (5 * 6, 3)
+
+
+def test_grouped_convolutions_run_as_they_are() -> None:
+    """Depthwise ones have no site."""
+    assert not seen(torch.nn.Conv1d(4, 8, 3, groups=4), drawn(2, 4, 9))[0].sites
+
+
+PRODUCTS: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], tuple[int, ...], tuple[int, ...]]] = {
+    "bmm": (torch.bmm, (3, 4, 8), (3, 8, 6)),
+    "bmm of the parameter first": (lambda x, w: torch.bmm(w, x), (3, 8, 4), (3, 6, 8)),
+    "baddbmm": (lambda x, w: torch.baddbmm(torch.ones(3, 1, 6), x, w), (3, 4, 8), (3, 8, 6)),
+    "matmul of one matrix": (lambda x, w: x @ w, (2, 4, 8), (8, 6)),
+    "matmul of the matrix first": (lambda x, w: w @ x, (2, 8, 4), (6, 8)),
+    "matmul of matrices": (lambda x, w: x @ w, (2, 3, 4, 8), (3, 8, 6)),
+    "the same rows for every matrix": (lambda x, w: x[:, None] @ w, (2, 4, 8), (3, 8, 6)),
+    "einsum of a head's projection": (lambda x, w: torch.einsum("btd,dhk->bthk", x, w), (2, 4, 8), (8, 3, 2)),
+    "einsum that sums two": (lambda x, w: torch.einsum("bthk,hkd->btd", x, w), (2, 4, 3, 2), (3, 2, 8)),
+    "einsum of experts": (lambda x, w: torch.einsum("ebd,edf->bef", x, w), (3, 4, 8), (3, 8, 6)),
+    "einsum of the parameter first": (lambda x, w: torch.einsum("of, b f -> b o", w, x), (4, 8), (6, 8)),
+    "einsum to one number a row": (lambda x, w: torch.einsum("ijk,jk->i", x, w), (5, 4, 8), (4, 8)),
+    "grouped": (
+        lambda x, w: functional.grouped_mm(x, w, offs=torch.tensor([3, 3, 7], dtype=torch.int32)),
+        (7, 16),
+        (3, 16, 8),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PRODUCTS)
+def test_products_with_a_parameter_are_sites(case: str) -> None:
+    """Whatever function multiplies with a parameter, it is a site, of several matrices one of as many experts."""
+    function, of_x, of_w = PRODUCTS[case]
+    observer, _ = seen(Of(function, *of_w), drawn(*of_x))
+    site = observer.sites["w"]
+    matrices = len(of_w) == 3 and "einsum of a" not in case and "sums" not in case
+    assert site.role == ("experts" if matrices else "linear")
+    assert site.parameters == torch.Size(of_w).numel()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: torch.einsum("bd,bd->b", x, w),
+        lambda x, w: torch.einsum("bd,de->e", x, w),
+        lambda x, w: torch.einsum("bb,bd->bd", x, w),
+        lambda x, w: (x @ x) * w,
+        lambda x, w: w @ w + x,
+        lambda x, w: functional.grouped_mm(
+            mat_a=x.repeat(1, 4), mat_b=w.repeat(4, 2)[None], offs=torch.tensor([4], dtype=torch.int32)
+        ),
+    ],
+)
+def test_what_is_no_product_of_a_tensor_with_a_weight_is_left_alone(
+    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> None:
+    """Elementwise products, traces, and products of two parameters have no site and their own outputs."""
+    assert not seen(Of(function, 4, 4), drawn(4, 4))[0].sites
+
+
+def rounded(values: torch.Tensor) -> torch.Tensor:
+    return values.bfloat16().float()
+
+
+@pytest.mark.parametrize("case", PRODUCTS)
+def test_a_scheme_rounds_parameter_and_input(case: str) -> None:
+    """An assignment of bfloat16 is measured as the function of rounded numbers, computed without an audit."""
+    function, of_x, of_w = PRODUCTS[case]
+    model, x = Of(function, *of_w), drawn(*of_x)
+    found = audit(model, [x], "relative", ["bf16"])
+    expected = function(x, model.w.detach())
+    change = function(rounded(x), rounded(model.w.detach())) - expected
+    assert float(found.trial({"w": "bf16"})) == pytest.approx(float(change.norm() / expected.norm()), rel=0.02)
+
+
+class Picture(torch.nn.Module):
+    """A convolution, a transposed one back, and one matrix an image's half."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = torch.nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.up = torch.nn.ConvTranspose2d(8, 4, 2, stride=2)
+        self.halves = torch.nn.Parameter(drawn(2, 4 * 32, 6, seed=4) / 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.up(self.down(x).tanh()).tanh()
+        return torch.einsum("bhk,hkn->bhn", y.unflatten(2, (2, 4)).transpose(1, 2).flatten(2), self.halves)
+
+
+@pytest.mark.parametrize("scheme", ["bf16", "w8a16"])
+@pytest.mark.parametrize("site", ["down", "up"])
+def test_products_of_a_convolution_are_the_models_own_derivative(site: str, scheme: str) -> None:
+    """For a small change of a kernel, v . (outputs under the scheme - outputs) is the product of every sequence."""
+    torch.manual_seed(0)
+    opened = Opened(Picture(), drawn(3, 3, 8, 8), 3)
+    cotangent = drawn(*opened.reference.shape, seed=3)
+    change = (opened.simulated({site: scheme}) - opened.reference).double()
+    expected = (cotangent.double() * change).flatten(1).sum(1)
+    found = opened.products(cotangent, site, scheme).double()
+    size = (cotangent.double() * change).flatten(1).abs().sum(1)
+    assert bool(((found - expected).abs() <= 0.02 * expected.abs() + 0.01 * size).all()), (found, expected, size)
+    assert float(expected.abs().max()) > 0
+
+
+def test_a_convolutions_input_has_one_scale() -> None:
+    """Formats whose scales lie within the input, or whose factors need a column of its own, don't stand there."""
+    found = audit(Picture(), [drawn(3, 3, 8, 8)], "relative", list(SCHEMES))
+    menu = found.menu("up")
+    assert {"bf16", "w8a16", "fp8-tensor", "w8a8-static"} <= set(menu)
+    assert not {"w8a8", "fp8", "w8a8-smooth", "w8a8-hadamard", "w4a16-g32-awq"} & set(menu)
+    groups = {name for name in found.menu("down") if "-g" in name}
+    assert not groups  # of 27 numbers a row
+
+
+def test_an_export_says_that_it_has_no_words_for_convolutions() -> None:
+    """They are noted, not written as linears."""
+    found = audit(Picture(), [drawn(3, 3, 8, 8)], "relative", ["w8a16"])
+    recipe = quantization_config({"down": "w8a16"}, {str(site): site for site in found.sites})
+    assert not recipe.held
+    assert "no serving stack loads a quantised convolution" in recipe.notes[0]
+
+
+def test_a_model_of_a_recurrent_layer_alone_is_refused_with_what_helps() -> None:
+    """One line says which call makes sites."""
+    with pytest.raises(BadModel, match=r"where their steps call torch.nn.functional.linear"):
+        audit(torch.nn.LSTM(4, 8), [drawn(3, 5, 4)], "relative", ["bf16"])
