@@ -9,6 +9,7 @@ import typer
 
 from assay.cli import golden
 from assay.cli.audit import audit
+from assay.cli.bench import bench
 from assay.cli.doctor import doctor
 from assay.cli.fingerprint import fingerprint
 from assay.cli.help import Commands, help_alone, pointer, show_version
@@ -30,7 +31,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (survey, verify, judge, power, repro, doctor, fingerprint, inspect, audit):
+for command in (survey, verify, judge, power, repro, doctor, fingerprint, inspect, bench, audit):
     app.command()(command)
 app.add_typer(golden.app, name="golden")
 

@@ -25,3 +25,7 @@ class TargetError(AssayError, ValueError):
 
 class TableError(AssayError, ValueError):
     """A table of kernels that does not say what is needed to examine them."""
+
+
+class BenchError(AssayError, ValueError):
+    """A bench that can't be run, or a record of one that can't be read or compared."""

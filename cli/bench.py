@@ -1,0 +1,252 @@
+"""`assay bench`: one table of speed and accuracy, of calls that are judged as they are timed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from assay.cli import settings
+from assay.cli.progress import ProgressBar, console
+from assay.runtime.files import write_text_atomically
+from assay.runtime.pool import Pool, Raised
+from assay.runtime.process import Lost
+from assay.verify.errors import BenchError, TargetError
+
+if TYPE_CHECKING:
+    from assay.verify.campaign.table import Entry
+    from assay.verify.timing.contest import Contest, Found, Ways
+    from assay.verify.timing.gate import Change
+    from assay.verify.timing.record import Record
+
+_PIPED_WIDTH = 200
+_COMPARED_RUNS = 7
+_SILENT = 3600.0  # seconds that a run may say nothing
+_PRELOAD = "assay.verify.timing.contest"
+
+
+def bench(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TARGET...",
+            help="package.module:function, a kernel of the survey or a part of its name, or a table's TOML file; what "
+            "can be timed here of those that come along if none.",
+        ),
+    ] = None,
+    spec: Annotated[str, typer.Option(help="What package.module:function implements, e.g. softmax.")] = "",
+    dtype: settings.Dtypes = None,
+    option: settings.Options = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="M=16,N=4096: sizes of the calls; the others, and all if none, are usual ones. Repeatable."),
+    ] = None,
+    layout: Annotated[
+        list[str] | None, typer.Option(help="b=transposed: how a tensor lies in memory; may be repeated.")
+    ] = None,
+    contract: settings.ContractFields = None,
+    device: settings.Device = "cpu",
+    against: Annotated[
+        str, typer.Option(metavar="usual|none|all", help="What else of the same op is timed beside.")
+    ] = "usual",
+    compiles: Annotated[
+        bool, typer.Option("--compiled/--no-compiled", help="PyTorch's own by torch.compile, too.")
+    ] = True,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Of each kernel at each case in a run.")] = 0.5,
+    rounds: Annotated[int, typer.Option(min=1, help="In which kernels take turns in a run.")] = 5,
+    runs: Annotated[
+        int | None, typer.Option(min=1, help="Processes, one after another; 1, or 7 with --save and --compare.")
+    ] = None,
+    cold: Annotated[
+        bool | None, typer.Option("--cold/--warm", help="Caches without the inputs; --cold on a GPU, else --warm.")
+    ] = None,
+    graph: Annotated[bool, typer.Option("--graphs", help="Replays of CUDA graphs, in place of launches.")] = False,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE.json|FOLDER", help="Keep the record; in a folder, beside others.")
+    ] = None,
+    compare: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json|FOLDER", help="Is it slower than that record, or a folder's newest one?"),
+    ] = None,
+    resolution: Annotated[
+        float, typer.Option(min=0.001, help='A change so large must be ruled out for "same": 0.03 is 3 %.')
+    ] = 0.03,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Roofline, accuracy, and the history of --save's folder.")
+    ] = None,
+    profile: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Nsight Compute's CSV or Proton's .hatchet of these kernels; repeatable."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Write a page in Markdown, too.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON instead.")] = False,
+    ops: settings.Ops = None,
+) -> int:
+    """Time kernels by turns with what else does the same, judging the calls that are timed.
+
+    Each call has other numbers than the one before, and some are judged; of a kernel that is wrong in one no time is
+    told. Exits with 1 where a kernel was wrong, or became slower than --compare says.
+    """
+    from assay.verify.inspection.calls import Asked
+    from assay.verify.timing.contest import Ways, contests_of
+    from assay.verify.timing.gate import compared
+    from assay.verify.timing.page import change_words
+    from assay.verify.timing.profile import counters
+    from assay.verify.timing.record import history
+
+    if against not in ("usual", "none", "all"):
+        raise BenchError(f"--against {against}; expected usual, none or all")
+    past = history(compare) if compare is not None else []
+    told = [line for path in profile or () for line in counters(path)]
+    on_gpu = device.startswith("cuda")
+    ways = Ways(device, seconds, rounds, on_gpu if cold is None else cold, graph)
+    asked = Asked(tuple(_sizes(shape)), dict(_layouts(layout)))
+    contests = tuple(
+        contests_of(
+            _chosen(targets or [], spec, dtype, option, contract, device),
+            asked,
+            ways,
+            against=against,
+            compiles=compiles,
+        )
+    )
+    if not contests:
+        raise TargetError(f"bench: none of these kernels can be timed on {device}")
+    count = runs or (_COMPARED_RUNS if save is not None or compare is not None else 1)
+    record = _recorded(contests, _run(contests, ways, count), ways)
+    changes: list[Change] = []
+    if past:
+        here = [one for one in past if one.machine == record.machine]
+        if not here:
+            raise BenchError(f"--compare {compare}: holds no record of this machine ({record.machine})")
+        changes = compared(here[-1], record, here, resolution=resolution)
+    if save is not None:
+        print(f"assay: wrote {record.save(save)}", file=sys.stderr)
+    _report(record, changes, as_json=as_json)
+    if not as_json:
+        for words in [*map(change_words, changes), *told]:
+            print(words)
+    if out is not None:
+        from assay.verify.timing.page import markdown
+
+        print(f"assay: wrote {write_text_atomically(out, markdown(record, changes))}", file=sys.stderr)
+    if plot is not None:
+        from assay.verify.timing.page import plots
+
+        known = history(save) if save is not None and save.is_dir() else [*past, record]
+        print(f"assay: wrote {write_text_atomically(plot, plots(known))}", file=sys.stderr)
+    wrong = any(line.outcome == "FAIL" for line in record.lines)
+    return int(wrong or any(change.answer == "slower" for change in changes))
+
+
+def _sizes(texts: Sequence[str] | None) -> list[dict[str, int]]:
+    from assay.verify.cases.at_shape import read_sizes
+
+    return [read_sizes(text, "--shape") for text in texts or ()]
+
+
+def _layouts(texts: Sequence[str] | None) -> list[tuple[str, str]]:
+    pairs = [text.partition("=") for text in texts or ()]
+    if not all(value for _, _, value in pairs):
+        raise BenchError(f"--layout {' '.join(texts or ())}; expected tensor=layout, e.g. b=transposed")
+    return [(name, value) for name, _, value in pairs]
+
+
+def _chosen(
+    targets: Sequence[str],
+    spec: str,
+    dtype: Sequence[str] | None,
+    option: Sequence[str] | None,
+    contract: Sequence[str] | None,
+    device: str,
+) -> list[Entry]:
+    """The kernels that are meant, in the dtypes and under the options that are asked for."""
+    from assay.cli.verify import entries_of
+    from assay.verify.campaign.table import entries
+
+    if not targets:
+        groups = ("assay", "cuda") if device.startswith("cuda") else ("torch", "torch-composed")
+        found = [entry for entry in entries() if entry.group in groups and not entry.absence(device)]
+    else:
+        found = [entry for target in targets for entry in entries_of(target, spec)]
+    return [
+        replace(
+            entry,
+            dtypes=settings.dtypes(dtype or ()) or entry.dtypes,
+            settings=settings.adapted(entry.settings, option, None, contract),
+        )
+        for entry in found
+    ]
+
+
+def _run(contests: tuple[Contest, ...], ways: Ways, count: int) -> list[list[Found]]:
+    """Every run in a process of its own, one at a time."""
+    from assay.verify.timing.contest import Run, run
+
+    found: list[list[Found]] = []
+    with ProgressBar("run", count, float(count)) as bar:
+        for _ in range(count):
+            with Pool(1, preload=_PRELOAD, timeout=_SILENT) as pool:
+                ((_, answer),) = pool.run(run, [Run(contests, ways)])
+            if isinstance(answer, Raised) and not answer.user_error:
+                print(answer.trace, file=sys.stderr)
+            if isinstance(answer, Raised | Lost):
+                raise BenchError(f"bench: {answer.message}")
+            found.append(answer)
+            bar.advance(1.0)
+    return found
+
+
+def _recorded(contests: tuple[Contest, ...], runs: Sequence[Sequence[Found]], ways: Ways) -> Record:
+    from assay.verify.timing.contest import machine, versions
+    from assay.verify.timing.record import Record, lines_of
+
+    first = runs[0][0]
+    return Record(
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        commit=_commit(),
+        machine=machine(ways.device),
+        device=ways.device,
+        clock=first.clock,
+        peak=f"{first.peak.device}, {first.peak.source}" if first.peak else "",
+        command=" ".join(["assay", *sys.argv[1:]]),
+        versions=versions(),
+        lines=tuple(lines_of(contests, runs)),
+    )
+
+
+def _commit() -> str:
+    """Of the current folder, with + where its files differ from it; empty where it has none."""
+    try:
+        asked = {"capture_output": True, "text": True, "check": True, "timeout": 10}
+        head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **asked).stdout.strip()  # type: ignore[call-overload]
+        changed = subprocess.run(["git", "status", "--porcelain", "-uno"], **asked).stdout.strip()  # type: ignore[call-overload]
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return f"{head}{'+' if changed else ''}"
+
+
+def _report(record: Record, changes: Sequence[Change], *, as_json: bool) -> None:
+    from assay.verify.timing import page
+
+    if as_json:
+        print(page.as_json(record, changes))
+        return
+    out = console(_PIPED_WIDTH)
+    out.print(f"{record.machine}; {record.clock}", soft_wrap=True, highlight=False)
+    for case, same in page.by_case(record.lines):
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        for name in page.HEAD:
+            table.add_column(name, overflow="fold")
+        for line in same:
+            table.add_row(*map(Text, page.row(line, same[0].seconds)))
+        out.print(Text(f"\n{case}", style="bold"), soft_wrap=True)
+        out.print(table)

@@ -1,0 +1,185 @@
+"""A bench in words and pictures: the table's rows, a page in Markdown, and a page of plots."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from assay.runtime.lazy import optional
+from assay.verify.timing.gate import Change
+from assay.verify.timing.record import Line, Record
+
+HEAD = ("kernel", "time", "+-", "x best", "roofline", "GB/s", "TFLOP/s", "bits", "error/allowed", "judged", "")
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds in a unit that gives a readable number."""
+    if seconds is None:
+        return ""
+    scale, unit = next((pair for pair in _UNITS if seconds >= pair[0]), _UNITS[-1])
+    return f"{seconds / scale:.4g} {unit}"
+
+
+def by_case(lines: Sequence[Line]) -> Iterator[tuple[str, list[Line]]]:
+    """The kernels of each case, the fastest first, those without a time last."""
+    for case, same in groupby(lines, key=lambda line: line.case):
+        yield case, sorted(same, key=lambda line: (line.seconds is None, line.seconds or 0.0))
+
+
+def row(line: Line, best: float | None) -> tuple[str, ...]:
+    """A kernel under `HEAD`."""
+    if line.seconds is None:
+        return (line.kernel, line.outcome, *[""] * 7, _judged(line), line.why)
+    return (
+        line.kernel,
+        duration(line.seconds),
+        f"{50 * (line.spread or 0.0) / line.seconds:.2g} %",
+        f"{line.seconds / best:.3g}" if best else "",
+        f"{100 * line.share:.3g} %" if line.share else "",
+        f"{line.bytes / line.seconds / 1e9:.4g}" if line.bytes else "",
+        f"{line.products / line.seconds / 1e12:.4g}" if line.products else "",
+        f"{line.bits:.1f}" if line.bits is not None else "exact",
+        f"{line.worst:.2g}" if line.worst is not None else "",
+        _judged(line),
+        line.gap,
+    )
+
+
+def _judged(line: Line) -> str:
+    return f"{line.judged} of {line.calls}" if line.calls else str(line.judged)
+
+
+def change_words(change: Change) -> str:
+    """One comparison in a line."""
+    told = f"{change.answer.upper()}  {change.kernel}; {change.case}"
+    if change.change is None:
+        return f"{told}: {change.why}"
+    low, high = (f"{100 * (value or 0.0):+.2g} %" for value in (change.low, change.high))
+    return f"{told}: {100 * change.change:+.2g} % ({low} to {high}){f'; {change.why}' if change.why else ''}"
+
+
+def markdown(record: Record, changes: Sequence[Change] = ()) -> str:
+    """A page of one bench."""
+    versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
+    lines = [
+        f"# Speed and accuracy on {record.machine}",
+        "",
+        f"What `{record.command}` measured, {record.made}; {versions}. Timed by {record.clock}.",
+        "",
+        f"Roofline: {record.peak}." if record.peak else "No peak of this device is known.",
+        "`+-`: half the distance of the rounds' quartiles. `judged`: calls judged, of those timed; of a kernel that",
+        "was wrong in one no time is told. `bits`: log2 of the root mean square of results over that of their errors.",
+        "",
+    ]
+    for case, same in by_case(record.lines):
+        best = same[0].seconds
+        lines += [f"## {case}", "", f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"]
+        lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row(line, best))} |" for line in same]
+        lines.append("")
+    if changes:
+        lines += ["## Changes", "", *(f"- {change_words(change)}" for change in changes), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def plots(records: Sequence[Record]) -> str:
+    """A page of three pictures: the newest record under the roofline, speed against accuracy, and
+    the history of each kernel's time. Raises `NotInstalled` where plotly is missing."""
+    graph = optional("plotly.graph_objects", purpose="plots of a bench", extra="audit")
+    io = optional("plotly.io", purpose="plots of a bench", extra="audit")
+    newest = [line for line in records[-1].lines if line.seconds]
+    figures = [
+        _figure(graph, "Roofline", "operations per byte", "operations or bytes a second", _roofline(newest)),
+        _figure(graph, "Speed against accuracy", "microseconds", "bits", _accuracy(newest), straight=True),
+        _figure(graph, "History", "made", "microseconds", _history(records), dates=True),
+    ]
+    parts = [io.to_html(figure, full_html=False, include_plotlyjs=not number) for number, figure in enumerate(figures)]
+    title = f"{records[-1].machine}, {records[-1].made}"
+    return f'<!doctype html><meta charset="utf-8"><title>assay bench</title><h1>{title}</h1>' + "\n".join(parts) + "\n"
+
+
+def _figure(
+    graph: Any,
+    title: str,
+    x: str,
+    y: str,
+    traces: Sequence[dict[str, Any]],
+    *,
+    straight: bool = False,
+    dates: bool = False,
+) -> Any:
+    figure = graph.Figure([graph.Scatter(**trace) for trace in traces])
+    figure.update_layout(title=title, xaxis_title=x, yaxis_title=y, height=560, template="plotly_white")
+    figure.update_xaxes(type="date" if dates else "log")
+    figure.update_yaxes(type="linear" if straight else "log")
+    return figure
+
+
+def _roofline(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """Each kernel's point under the least time's: operations a second, bytes a second of what has no products."""
+    found = []
+    for name, same in _by_kernel(lines).items():
+        points = [line for line in same if line.bytes and line.seconds]
+        x = [max((line.products or 0.0) / (line.bytes or 1.0), 1.0) for line in points]
+        y = [max(line.products or 0.0, line.bytes or 0.0) / (line.seconds or 1.0) for line in points]
+        found.append({"x": x, "y": y, "text": [line.case for line in points], "name": name, "mode": "markers"})
+    bounds = [line for line in lines if line.least and line.bytes]
+    if bounds:
+        pairs = sorted(
+            {
+                (
+                    max((b.products or 0.0) / (b.bytes or 1.0), 1.0),
+                    max(b.products or 0.0, b.bytes or 0.0) / (b.least or 1.0),
+                )
+                for b in bounds
+            }
+        )
+        found.append(
+            {"x": [x for x, _ in pairs], "y": [y for _, y in pairs], "name": "roofline", "mode": "lines+markers"}
+        )
+    return found
+
+
+def _accuracy(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    return [
+        {
+            "x": [1e6 * (line.seconds or 0.0) for line in same],
+            "y": [line.bits for line in same],
+            "text": [line.case for line in same],
+            "name": name,
+            "mode": "markers",
+        }
+        for name, same in _by_kernel(line for line in lines if line.bits is not None).items()
+    ]
+
+
+def _history(records: Sequence[Record]) -> list[dict[str, Any]]:
+    times: dict[tuple[str, str], list[tuple[str, float]]] = defaultdict(list)
+    for record in records:
+        for line in record.lines:
+            if line.seconds:
+                times[line.key].append((record.made, 1e6 * line.seconds))
+    return [
+        {"x": [x for x, _ in points], "y": [y for _, y in points], "name": f"{kernel}; {case}", "mode": "lines+markers"}
+        for (kernel, case), points in times.items()
+    ]
+
+
+def _by_kernel(lines: Any) -> dict[str, list[Line]]:
+    found: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        found[line.kernel].append(line)
+    return found
+
+
+def as_json(record: Record, changes: Sequence[Change]) -> str:
+    """The record and what it was compared with, as JSON."""
+    return json.dumps({**record.as_dict(), "changes": [vars_of(change) for change in changes]}, indent=1)
+
+
+def vars_of(change: Change) -> dict[str, Any]:
+    """Plain data."""
+    return {name: getattr(change, name) for name in change.__dataclass_fields__}

@@ -1,0 +1,126 @@
+"""What a profiler has counted, in words: Nsight Compute's table as CSV, and Proton's tree.
+
+Read are `ncu --csv --page details` (a row for each metric; a user's guide names them in "Nsight Compute CLI", "Sections
+and rules") and the ``.hatchet`` file of triton.profiler, a tree of frames with "count" and "time (ns)".
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from assay.verify.errors import BenchError
+
+_HIGH = (
+    60.0  # percent of a peak from which on a part of the device bounds a kernel, as Nsight Compute's own rules have it
+)
+_LOW_OCCUPANCY = 30.0
+_CONFLICTS = 0.1  # bank conflicts for each wavefront of shared memory
+_DURATION = "Duration"
+_MEMORY = ("DRAM Throughput", "Memory Throughput")
+_COMPUTE = ("Compute (SM) Throughput",)
+_TENSOR = ("sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",)
+_OCCUPANCY = ("Achieved Occupancy",)
+_BANKS = (
+    "l1tex__data_bank_conflicts_pipe_lsu.sum",
+    "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
+)
+
+
+def counters(path: Path) -> list[str]:
+    """A line for each kernel of a profile: its time, the shares of the device's peaks, and what bounds it.
+
+    Raises `BenchError` where the file is neither.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchError(f"--profile {path}: can't be read ({error})") from None
+    if text.lstrip().startswith(("[", "{")):
+        return list(_of_proton(path, text))
+    lines = text.splitlines()
+    head = next((place for place, line in enumerate(lines) if '"Metric Name"' in line), None)
+    if head is None:
+        raise BenchError(
+            f"--profile {path}: expected Nsight Compute's table (ncu --csv --page details), or Proton's .hatchet"
+        )
+    kernels: dict[str, dict[str, tuple[float, str]]] = defaultdict(dict)
+    for row in csv.DictReader(lines[head:]):
+        value = _number(row.get("Metric Value"))
+        if value is not None:
+            kernels[f"{row.get('ID')}: {row.get('Kernel Name')}"][row["Metric Name"]] = (
+                value,
+                row.get("Metric Unit") or "",
+            )
+    return [f"{name}: {', '.join(_words(found))}" for name, found in kernels.items()]
+
+
+def _words(found: Mapping[str, tuple[float, str]]) -> Iterator[str]:
+    if _DURATION in found:
+        yield "{:g} {}".format(*found[_DURATION])
+    memory, compute, tensor = (_first(found, names) for names in (_MEMORY, _COMPUTE, _TENSOR))
+    occupancy = _first(found, _OCCUPANCY)
+    shares = (("memory", memory), ("compute", compute), ("tensor pipe", tensor), ("occupancy", occupancy))
+    for name, share in shares:
+        if share is not None:
+            yield f"{name} {share:.3g} %"
+    yield _bound(memory, compute, tensor, occupancy)
+    conflicts, wavefronts = (found.get(name, (0.0, ""))[0] for name in _BANKS)
+    if wavefronts and conflicts > _CONFLICTS * wavefronts:
+        yield f"bank conflicts: {conflicts / wavefronts:.2g} for each access of shared memory"
+
+
+def _bound(memory: float | None, compute: float | None, tensor: float | None, occupancy: float | None) -> str:
+    """What a kernel waits for, as the shares tell."""
+    if (tensor or 0) >= _HIGH:
+        return "bound by the tensor pipe"
+    if (memory or 0) >= _HIGH and (memory or 0) >= (compute or 0):
+        return "bound by bandwidth"
+    if (compute or 0) >= _HIGH:
+        return "bound by arithmetic"
+    if occupancy is not None and occupancy < _LOW_OCCUPANCY:
+        return "neither memory nor arithmetic is busy: too few warps are resident (occupancy)"
+    return "neither memory nor arithmetic is busy: it waits for answers (latency)"
+
+
+def _first(found: Mapping[str, tuple[float, str]], names: tuple[str, ...]) -> float | None:
+    return next((found[name][0] for name in names if name in found and found[name][1] == "%"), None)
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float((text or "").replace(",", ""))
+    except ValueError:
+        return None
+
+
+def _of_proton(path: Path, text: str) -> Iterator[str]:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise BenchError(f"--profile {path}: is no JSON ({error})") from None
+    kernels: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for frame in _leaves(content):
+        metrics = frame.get("metrics", {})
+        if "time (ns)" in metrics:
+            found = kernels[str(frame.get("frame", {}).get("name"))]
+            found[0] += float(metrics["time (ns)"])
+            found[1] += float(metrics.get("count", 1))
+    if not kernels:
+        raise BenchError(f'--profile {path}: expected the tree of triton.profiler, with "time (ns)" in its frames')
+    for name, (nanoseconds, count) in kernels.items():
+        yield f"{name}: {nanoseconds / count / 1e3:.4g} us, the mean of {count:g} launches"
+
+
+def _leaves(content: Any) -> Iterator[Mapping[str, Any]]:
+    """The frames without frames below them."""
+    for frame in content if isinstance(content, list) else [content]:
+        if isinstance(frame, dict):
+            if frame.get("children"):
+                yield from _leaves(frame["children"])
+            else:
+                yield frame
