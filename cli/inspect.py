@@ -76,7 +76,7 @@ def inspect(
     Of several kernels those dtypes are taken that a survey takes; of one all that are listed.
     Exits with 1 where a kernel doesn't compile, or no configuration of it fits the device.
     """
-    with _compiling(), Pool(worker_count(), preload="assay.verify.inspection.inspecting") as pool:
+    with compiling(), Pool(worker_count(), preload="assay.verify.inspection.inspecting") as pool:
         from assay.verify.inspection.arch import arch_named
         from assay.verify.inspection.page import Inspected
 
@@ -105,7 +105,7 @@ def inspect(
 
 
 @contextlib.contextmanager
-def _compiling() -> Iterator[None]:
+def compiling() -> Iterator[None]:
     """Inside it, processes that start find no TRITON_INTERPRET, under which nothing can be compiled."""
     before = os.environ.pop("TRITON_INTERPRET", None)
     try:

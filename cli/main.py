@@ -19,6 +19,7 @@ from assay.cli.power import power
 from assay.cli.progress import report_error
 from assay.cli.repro import repro
 from assay.cli.survey import survey
+from assay.cli.tune import tune
 from assay.cli.verify import verify
 from assay.runtime.errors import AssayError
 
@@ -31,7 +32,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (survey, verify, judge, power, repro, doctor, fingerprint, inspect, bench, audit):
+for command in (survey, verify, judge, power, repro, doctor, fingerprint, inspect, bench, tune, audit):
     app.command()(command)
 app.add_typer(golden.app, name="golden")
 

@@ -124,7 +124,7 @@ def options(definition: Spec, texts: Sequence[str]) -> dict[str, list[Any]]:
 
 def _option_value(definition: Spec, name: str, text: str) -> Any:
     """The reading of ``text`` that the option accepts: as a value of Python, or as the text itself."""
-    readings = [text, *([_literal(text)] if _literal(text) != text else [])]
+    readings = [text, *([literal(text)] if literal(text) != text else [])]
     option = definition.options.get(name)
     fitting = [reading for reading in readings if option is None or option.accepts(reading)]
     value = fitting[0] if fitting else readings[-1]
@@ -212,7 +212,7 @@ def _parts(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def _literal(text: str) -> Any:
+def literal(text: str) -> Any:
     """What ``text`` is as a value of Python, or itself."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]

@@ -29,3 +29,7 @@ class TableError(AssayError, ValueError):
 
 class BenchError(AssayError, ValueError):
     """A bench that can't be run, or a record of one that can't be read or compared."""
+
+
+class TuneError(AssayError, ValueError):
+    """A space of choices that can't be searched, or a record of a search that can't be read or doesn't fit."""

@@ -85,6 +85,12 @@ class Timing:
         return statistics.median(every) if every else math.nan
 
     @property
+    def spread(self) -> float:
+        """The distance between the quartiles of all calls; NaN where no time is told."""
+        ordered = sorted(value for one in self.rounds for value in one)
+        return ordered[(3 * len(ordered)) // 4] - ordered[len(ordered) // 4] if ordered else math.nan
+
+    @property
     def medians(self) -> list[float]:
         """Of each round."""
         return [statistics.median(one) for one in self.rounds]

@@ -1,0 +1,209 @@
+"""`assay tune`: the fastest configuration of a kernel among those that keep its contract."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from assay.cli import settings
+from assay.cli.inspect import compiling
+from assay.cli.progress import console, report_error
+from assay.runtime.engines import engine_named
+from assay.runtime.structure import plain
+from assay.verify.errors import SettingError, TuneError
+
+if TYPE_CHECKING:
+    from assay.verify.tuning.record import Candidate, Question, Record
+    from assay.verify.tuning.space import Space
+
+_PIPED_WIDTH = 200
+_PRELOAD = "assay.verify.campaign.survey"
+_SILENT = 600.0  # seconds that a worker may say nothing
+_HEAD = ("choice", "outcome", "time", "error/allowed", "bits", "registers", "spilled", "shared KiB", "")
+
+
+def tune(
+    target: Annotated[
+        str, typer.Argument(metavar="[TARGET]", help="package.module:function; its autotuner's configurations count.")
+    ] = "",
+    spec: Annotated[str, typer.Option(help="What it implements, e.g. gemm.")] = "",
+    choice: Annotated[
+        list[str] | None,
+        typer.Option(help="BLOCK_M=64,128: values of a keyword that the function takes; may be repeated."),
+    ] = None,
+    space: Annotated[
+        Path | None, typer.Option(metavar="FILE.toml", help="The same as a file: [choices], and a list `without`.")
+    ] = None,
+    dtype: settings.Dtype = "",
+    option: settings.Options = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="M=16,N=4096: sizes, each of which has a winner; usual ones if none. May be repeated."),
+    ] = None,
+    layout: Annotated[
+        list[str] | None, typer.Option(help="b=transposed: how a tensor lies in memory; may be repeated.")
+    ] = None,
+    contract: settings.ContractFields = None,
+    device: settings.Device = "cpu",
+    arch: Annotated[str, typer.Option(help="What is compiled for where no GPU is; sm_90a, or the device's own.")] = "",
+    effort: settings.Effort = "quick",
+    most_error: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="A winner's largest error, as a share of what the contract allows.")
+    ] = 1.0,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Of each candidate's calls that are timed at a size.")] = 0.5,
+    rounds: Annotated[int, typer.Option(min=1, help="In which candidates take turns.")] = 5,
+    at_once: Annotated[int, typer.Option("--jobs", min=0, help="Examinations at a time; 0: one for each core.")] = 0,
+    engine: Annotated[str, typer.Option(help="Where candidates are examined: local, or ray.")] = "local",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="The record; kept, it answers the same question again.")
+    ] = None,
+    anew: Annotated[bool, typer.Option("--anew", help="Search again though --out holds the answer.")] = False,
+    replay: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Run a record's search again: does it still hold?")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON instead.")] = False,
+    ops: settings.Ops = None,
+) -> int:
+    """Find the fastest configuration of a kernel that keeps its contract.
+
+    Candidates are pruned by the compiler, examined, and timed in calls that are judged; a wrong one can't win. Without
+    a GPU a Triton kernel's candidates are ordered by a model of their compiled code, and none is timed.
+    Exits with 1 where no candidate keeps the contract, or a replay finds something else than its record says.
+    """
+    from assay.verify.tuning.record import read
+    from assay.verify.tuning.searching import Search, changed
+
+    if (replay is None) == (not target):
+        raise TuneError("tune: expected a TARGET, package.module:function, or --replay FILE.json")
+    before = read(replay) if replay is not None else None
+    if before is not None:
+        question = before.question
+    else:
+        wanted = _space(choice, space)
+        question = _question(
+            target, spec, wanted, dtype, option, shape, layout, contract,
+            device=device, arch=arch, effort=effort, most_error=most_error, seconds=seconds, rounds=rounds,
+        )  # fmt: skip
+    with (
+        compiling(),
+        engine_named(engine, at_once or None, preload=_PRELOAD, timeout=_SILENT) as own,
+    ):
+        search = Search(question, own, lambda words: print(f"assay: {words}", file=sys.stderr))
+        record = None
+        if out is not None and out.exists() and not anew:
+            record = read(out)
+            if record.key != search.key():
+                record = None
+        if record is None:
+            record = search.run()
+            if out is not None:
+                print(f"assay: wrote {record.save(out)}", file=sys.stderr)
+        else:
+            print(f"assay: {out} holds the answer (--anew searches again)", file=sys.stderr)
+    if as_json:
+        print(json.dumps(plain(vars(record)), indent=1))
+    else:
+        _report(record)
+    if before is not None:
+        differences = changed(before, record)
+        print("\n".join(differences) if differences else "holds: every candidate and winner is as it was")
+        return int(bool(differences))
+    return 0 if record.winners else report_error("no candidate keeps the contract", status=1)
+
+
+def _space(choices: Sequence[str] | None, path: Path | None) -> Space:
+    from assay.verify.tuning.space import Space, read_space
+
+    if path is not None:
+        if choices:
+            raise TuneError(f"--space {path} --choice {choices[0]}: expected one of them")
+        return read_space(path)
+    return Space({name: values for text in choices or () for name, values in [_choice(text)]})
+
+
+def _choice(text: str) -> tuple[str, list[Any]]:
+    name, equals, values = (part.strip() for part in text.partition("="))
+    if not (name.isidentifier() and equals and values):
+        raise TuneError(f"--choice {text!r}; expected name=value,value, e.g. BLOCK_M=64,128")
+    return name, [settings.literal(part) for part in values.split(",")]
+
+
+def _question(
+    target: str,
+    spec: str,
+    space: Space,
+    dtype: str,
+    option: Sequence[str] | None,
+    shape: Sequence[str] | None,
+    layout: Sequence[str] | None,
+    contract: Sequence[str] | None,
+    **ways: Any,
+) -> Question:
+    from dataclasses import replace
+
+    from assay.cli.verify import entries_of
+    from assay.verify.cases.at_shape import read_sizes
+    from assay.verify.tuning.record import Question
+
+    (entry, *others) = entries_of(target, spec)
+    if others or ":" not in entry.target:
+        raise TuneError(f"tune: {target} means several kernels; expected one package.module:function")
+    pairs = [text.partition("=") for text in layout or ()]
+    if not all(value for _, _, value in pairs):
+        raise SettingError(f"--layout {' '.join(layout or ())}; expected tensor=layout, e.g. b=transposed")
+    own = settings.adapted(entry.settings, option, None, contract)
+    kinds = settings.dtypes([dtype]) if dtype else entry.dtypes[:1]
+    usual = own.definition.usual_settings["dtype"] if kinds[0] is None else kinds[0]
+    table = replace(own, dtype=usual).as_table()
+    return Question(
+        target=entry.target,
+        spec=own.spec,
+        space=space,
+        sizes=tuple(read_sizes(text, "--shape") for text in shape or ()),
+        settings={name: value for name, value in table.items() if name not in ("spec", "effort", "device")},
+        layouts={name: value for name, _, value in pairs},
+        **ways,
+    )
+
+
+def _report(record: Record) -> None:
+    """A table for each case, the fastest first, and the winners."""
+    out = console(_PIPED_WIDTH)
+    cases = dict.fromkeys(one.case for one in record.candidates)
+    for case in cases:
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        for name in _HEAD:
+            table.add_column(name, overflow="fold")
+        own = [one for one in record.candidates if one.case == case]
+        for one in sorted(own, key=lambda one: (one.outcome not in ("PASS", "SLOWER"), one.time)):
+            table.add_row(*map(Text, _row(one)))
+        out.print(Text(f"\n{case}", style="bold"), soft_wrap=True)
+        out.print(table)
+    for winner in record.winners:
+        sizes = ", ".join(f"{name}={size}" for name, size in winner.sizes.items())
+        how = "measured" if winner.measured else "by the model, not measured"
+        out.print(Text(f"up to {sizes}: {winner.choice} ({how})"), soft_wrap=True)
+
+
+def _row(one: Candidate) -> tuple[str, ...]:
+    from assay.verify.timing.page import duration
+
+    time = duration(one.seconds) or (f"~{duration(one.modelled)} (model)" if one.modelled else "")
+    return (
+        str(one.choice),
+        f"{one.outcome}{' (front)' if one.front else ''}",
+        time,
+        f"{one.worst:.2g}" if one.worst is not None else "",
+        f"{one.bits:.1f}" if one.bits is not None else "",
+        str(one.registers or ""),
+        str(one.spilled) if one.spilled is not None else "",
+        f"{one.shared / 1024:.3g}" if one.shared is not None else "",
+        one.why,
+    )
