@@ -1,4 +1,4 @@
-"""Writes what docs/interface.md and docs/judge.md say of the code from it: ``./dev docs``, or this file as a script.
+"""Writes what docs/interface.md, judge.md and kernels.md say of the code from it: ``./dev docs``, or this file as a script.
 
 Between ``<!-- generated: NAME -->`` and ``<!-- end -->`` stands what the function of that name gives. A test compares.
 """
@@ -9,7 +9,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,13 @@ from assay.golden import evaluate, spec, specs
 from assay.golden.signature import TensorSpec
 from assay.precision import audit
 from assay.verify import Contract, Failure, Verdict, contract, examine, judge, plugin
+from assay.verify.campaign.table import entries
 from assay.verify.examination import phases
 from assay.verify.findings import KINDS, OUTCOMES
 from assay.verify.judging.conduct import CHEATS
 
 PAGE = Path(__file__).parent / "interface.md"
-PAGES = (PAGE, PAGE.with_name("judge.md"))
+PAGES = (PAGE, PAGE.with_name("judge.md"), PAGE.with_name("kernels.md"))
 WIDTH = 116
 
 
@@ -112,6 +113,49 @@ def cheats() -> str:
     return _table(("cheat", "what was seen"), [(f"`{name}`", words) for name, words in CHEATS.items()])
 
 
+def kernels() -> str:
+    """Every kernel that comes along: its op, what it is written in, dtypes, contract, and what it was compiled to."""
+    compiled = _compiled()
+    rows = []
+    for entry in sorted(entries(), key=lambda entry: entry.settings.definition.name):
+        if entry.group not in _WRITTEN_IN:
+            continue
+        promised = entry.settings.contract
+        promises = [
+            name.replace("_", "-")
+            for name, kept in (("deterministic", promised.deterministic), ("batch_invariant", promised.batch_invariant))
+            if kept
+        ]
+        dtypes = [", ".join(kind.values()) if isinstance(kind, dict) else kind or "" for kind in entry.dtypes]
+        row = (
+            f"`{entry.settings.definition.name}`",
+            f"`{entry.name}`",
+            _WRITTEN_IN[entry.group],
+            "; ".join(filter(None, dtypes)),
+            str(replace(promised, batch_invariant=False)),
+            ", ".join(promises),
+            "; ".join(compiled.get(entry.name, ())),
+        )
+        rows.append(row)
+    return _table(("op", "kernel", "written in", "dtypes", "contract", "promises", "compiled for sm_90a"), rows)
+
+
+_WRITTEN_IN = {"assay": "Triton", "pallas": "Pallas", "cuda": "CUDA C++"}
+"""The groups of configs/survey.toml whose kernels are ours."""
+
+
+def _compiled() -> dict[str, list[str]]:
+    """Of each kernel what docs/inspect.md says of its launches: registers, spills where there are any, products."""
+    found: dict[str, list[str]] = {}
+    for line in PAGE.with_name("inspect.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| ") and len(cells) > 8 and cells[0] not in ("kernel", "---"):
+            name, _, launched, _, registers, spilled, _, _, products, copies, *_ = cells
+            parts = [f"{registers} registers", "" if spilled == "0" else f"{spilled} bytes spilled", products, copies]
+            found.setdefault(name, []).append(f"`{launched}`: {', '.join(filter(None, parts))}")
+    return found
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "signatures": signatures,
     "verdict": verdict,
@@ -121,6 +165,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "ops": ops,
     "cheats": cheats,
+    "kernels": kernels,
 }
 
 

@@ -8,9 +8,9 @@ import pytest
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
-@pytest.mark.parametrize("name", ["interface.md", "judge.md"])
+@pytest.mark.parametrize("name", ["interface.md", "judge.md", "kernels.md"])
 def test_the_interface_is_described_as_it_is(name: str) -> None:
-    """Signatures, fields, phases, options, commands, ops and cheats are those of the code (./dev docs)."""
+    """Signatures, fields, phases, options, commands, ops, cheats and kernels are those of the code (./dev docs)."""
     page = (DOCS / name).read_text(encoding="utf-8")
     assert runpy.run_path(str(DOCS / "generate.py"))["written"](page) == page
 
