@@ -1,4 +1,5 @@
-"""Matrix product of two floating-point matrices, with a float32 accumulator."""
+"""Matrix product of two floating-point matrices, with a float32 accumulator: the tiles of matrices that lie well are
+copied by descriptors (`gemm_described`), those of others are loaded element by element."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, check
+from assay.kernels.triton.gemm_described import described_product, is_described
 from assay.kernels.triton.operators import custom_op
 from assay.kernels.triton.tiles import fitting_tiles, size_class, tile_configs, tile_grid, tile_of_program, tile_range
 
@@ -59,6 +61,8 @@ def _gemm_kernel(
 def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """a b of a[M,K] and b[K,N] of one dtype, stored in another from a float32 accumulator."""
     (m, k), n = a.shape, b.shape[1]
+    if is_described(a, b):
+        return described_product(a, b, dtype)
     c = torch.empty((m, n), dtype=dtype, device=a.device)
     if c.numel():
         _gemm_kernel[tile_grid(m, n)](a, b, c, m, n, k, size_class(m), a.stride(), b.stride(), c.stride())

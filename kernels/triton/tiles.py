@@ -16,12 +16,18 @@ _MOST_PRODUCTS = 4096  # of float32 by a thread and tile, which run on no tensor
 
 @triton.jit
 def tile_of_program(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
-    """Row and column (int64) of the tile that this program computes, counted in tiles.
+    """Row and column (int64) of the tile that this program computes, counted in tiles."""
+    return tile_numbered(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
+
+
+@triton.jit
+def tile_numbered(number, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
+    """Row and column (int64) of a tile of an [M,N] output, counted in tiles.
 
     Programs that run at the same time take GROUP_M tiles below one another before the next column of tiles, so that
     what they read of both operands stays in the L2 cache.
     """
-    program = tl.program_id(0).to(tl.int64)
+    program = number.to(tl.int64)
     across = tl.cdiv(N, BLOCK_N)
     band = program // (GROUP_M * across)
     within = program % (GROUP_M * across)

@@ -57,7 +57,7 @@ def test_a_planted_fault_is_found(table: dict[str, Any], fault: dict[str, Any], 
     module = fault.get("module", table["module"])
     entry = next(entry for entry in entries() if entry.target == f"{table['module']}:{function}")
     faulty = faulty_module(module, fault["old"], fault["new"], tmp_path, fault.get("part"))
-    changes = {name: fault[name] for name in ("dtype", "options") if name in fault}
+    changes = {name: fault[name] for name in ("dtype", "options", "shapes") if name in fault}
     changes |= {"spec": fault.get("spec", table["spec"]), "strict": True, "every_aspect": False}
     changes |= {"shrinking": False}
     settings = replace(entry.settings, **changes)

@@ -1,0 +1,130 @@
+"""Matrix product of 16-bit matrices whose tiles a GPU copies by descriptors: programs stay and take tile after tile.
+
+Where the rows are few, K is split: each part has tiles of its own, whose float32 sums are added in the order of K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from assay.kernels.triton.descriptors import describable, described
+from assay.kernels.triton.tiles import size_class, tile_numbered, tile_range
+
+_FEW_ROWS = 64  # as many as a tile has at least, for Hopper's tensor cores
+_PROGRAMS = 128  # that a split aims at
+_MOST_PARTS = 16
+_LEAST_PART = 128  # of K
+_NARROWEST = 33  # columns from which on tiles are wide enough
+_AT_ONCE = 4  # programs on a CPU, where nothing but their loop is of interest
+
+
+def _sets_tiles(arguments: Mapping[str, Any]) -> None:
+    """A configuration's hook: the sizes of the operands' tiles, those of b as it lies."""
+    m, n, k = (arguments[f"BLOCK_{side}"] for side in "MNK")
+    arguments["a"].block_shape = [m, k]
+    arguments["b"].block_shape = [n, k] if arguments["TURNED"] else [k, n]
+
+
+_CONFIGS = [
+    triton.Config(
+        {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP_M": 8},
+        num_warps=warps,
+        num_stages=stages,
+        pre_hook=_sets_tiles,
+    )
+    for block_m, block_n, block_k, warps, stages in (
+        (128, 256, 64, 8, 3),
+        (128, 128, 64, 8, 4),
+        (128, 128, 64, 4, 3),
+        (64, 128, 64, 4, 4),
+        (64, 128, 128, 4, 4),
+        (64, 256, 64, 8, 4),
+    )
+]
+
+
+def _fitting(configs: list[triton.Config], arguments: Mapping[str, Any], **_: Any) -> list[triton.Config]:
+    """Flat tiles for few rows, and only for these."""
+    return [config for config in configs if (config.kwargs["BLOCK_M"] == _FEW_ROWS) == (arguments["M"] <= _FEW_ROWS)]
+
+
+@triton.autotune(configs=_CONFIGS, key=["M_CLASS", "N", "K"], prune_configs_by={"early_config_prune": _fitting})
+@triton.jit(do_not_specialize=["M"])
+def _gemm_described_kernel(
+    a,
+    b,
+    c_ptr,
+    M,
+    N,
+    K,
+    M_CLASS,
+    parts,
+    c_strides,
+    TURNED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    whole = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+    length = tl.cdiv(tl.cdiv(K, BLOCK_K), parts) * BLOCK_K
+    for place in tl.range(tl.program_id(0), whole * parts, tl.num_programs(0)):
+        tile_m, tile_n = tile_numbered(place % whole, M, N, BLOCK_M, BLOCK_N, GROUP_M)
+        first = place // whole * length
+        last = tl.minimum(first + length, K)
+        row, column = (tile_m * BLOCK_M).to(tl.int32), (tile_n * BLOCK_N).to(tl.int32)
+
+        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for start in range(first, last, BLOCK_K):
+            left = a.load([row, start])
+            right = b.load([column, start]).T if TURNED else b.load([start, column])
+            acc = tl.dot(left, right, acc)
+
+        rows, columns, in_rows, in_columns = tile_range(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N)
+        c_ptrs = c_ptr + (place // whole).to(tl.int64) * c_strides[0] + rows * c_strides[1] + columns * c_strides[2]
+        tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=in_rows & in_columns)
+
+
+def is_described(a: Tensor, b: Tensor) -> bool:
+    """Whether a[M,K] and b[K,N] are matrices of 16 bits, not narrow, that descriptors can copy; b either way round."""
+    return a.element_size() == 2 and b.shape[1] >= _NARROWEST and describable(a) and _lies_well(b)
+
+
+def _lies_well(b: Tensor) -> bool:
+    return describable(b) or describable(b.t())
+
+
+def described_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """a b of a[M,K] and b[K,N] for which `is_described`, stored in a dtype from float32 sums."""
+    (m, k), n = a.shape, b.shape[1]
+    turned = not describable(b)
+    parts = parts_of(m, n, k)
+    c = torch.empty((parts, m, n), dtype=dtype if parts == 1 else torch.float32, device=a.device)
+    _gemm_described_kernel[lambda meta: (min(_programs(a), _tiles(meta, m, n) * parts),)](
+        described(a), described(b.t() if turned else b), c, m, n, k, size_class(m), parts, c.stride(), TURNED=turned
+    )
+    return c[0] if parts == 1 else c.sum(0).to(dtype)
+
+
+def parts_of(m: int, n: int, k: int) -> int:
+    """Into how many parts K is split, by sizes alone, so that the same product has the same bits on every device."""
+    if m > _FEW_ROWS:
+        return 1
+    return max(1, min(_MOST_PARTS, _PROGRAMS // triton.cdiv(n, 128), k // _LEAST_PART))
+
+
+def _tiles(meta: Mapping[str, int], m: int, n: int) -> int:
+    return int(triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]))
+
+
+def _programs(tensor: Tensor) -> int:
+    """One for each multiprocessor."""
+    if not tensor.is_cuda:
+        return _AT_ONCE
+    return torch.cuda.get_device_properties(tensor.device).multi_processor_count
