@@ -18,18 +18,19 @@ from assay.cli.audit_effort import QUICK, USUAL, Pace, check_effort, pace_of, sp
 from assay.cli.audit_options import (
     CONTEXT,
     Context,
+    Device,
     assignment_of,
     bytes_of,
-    check_checkpoint,
     check_names,
     exports_of,
     lacking,
+    loaded_of,
     over_positions,
     verified,
 )
 from assay.cli.progress import ProgressBar, report_error
 from assay.formats.errors import UnknownOption
-from assay.precision.errors import BadAssignment, UntrustedModel
+from assay.precision.errors import BadAssignment
 from assay.runtime.errors import AssayError
 from assay.runtime.files import write_text_atomically
 
@@ -84,6 +85,7 @@ def audit(
         str,
         typer.Option(metavar="N", help="Most bytes of weights in memory, in float32: 2GB; the others are read."),
     ] = "",
+    device: Device = "cpu",
     quick: Annotated[
         bool, typer.Option("--quick", help="Measure a quarter as much: intervals are wider and promise less.")
     ] = False,
@@ -127,7 +129,6 @@ def audit(
     from assay.precision.cache import Cache, fingerprint
     from assay.precision.choice.roofline import Shape
     from assay.precision.export import apart, unexportable
-    from assay.precision.loading import load
     from assay.precision.report import record
     from assay.precision.report.page import plotly_source
 
@@ -136,12 +137,7 @@ def audit(
     looked, menu = check_names(names, target, metric, timed=timed, exports=bound, checkpoint=checkpoint)
     assignments = [assignment_of(path) for path in compare or ()]
     plotly_source()
-    try:
-        loaded = load(model, trust=trust, max_memory=None if memory is None else int(memory))
-    except UntrustedModel as error:
-        raise UntrustedModel(str(error).replace("trust=True", "--trust")) from None
-    if checkpoint:
-        check_checkpoint(loaded.model)
+    loaded = loaded_of(model, memory, device, trust=trust, checkpoint=checkpoint)
     if lost := [name for name in names or () if name not in menu]:
         print(f"assay: left out of --formats, since not every export holds it: {', '.join(lost)}", file=sys.stderr)
     metric = metric or ("relative" if loaded.kind == "encoder" else "kl")

@@ -81,8 +81,8 @@ def pace_of(
 
     from assay.precision.observation.running import call, evaluating, in_float32, normalised
 
-    (batch,) = normalised(batches[:1])
     model = in_float32(model)
+    (batch,) = normalised(batches[:1], model)
     spent = 0.0
     for _ in range(2):  # the first one also warms up
         began = time.monotonic()

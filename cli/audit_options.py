@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from assay.formats.errors import UnknownOption
-from assay.precision.errors import BadAssignment, CannotExport
+from assay.precision.errors import BadAssignment, CannotExport, UntrustedModel
 
 if TYPE_CHECKING:
     import torch
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 __all__ = [
     "CONTEXT",
     "Context",
+    "Device",
     "assignment_of",
     "bytes_of",
-    "check_checkpoint",
     "check_names",
     "exports_of",
     "lacking",
+    "loaded_of",
     "over_positions",
     "verified",
 ]
@@ -47,6 +48,10 @@ Context = Annotated[
         help=f"Tokens in the KV cache, for its bytes and for times, {CONTEXT} if not given; where given, the error "
         "over the positions of sequences of that length is measured too.",
     ),
+]
+
+Device = Annotated[
+    str, typer.Option(metavar="NAME", help="Where the model runs, as torch names it: cpu, cuda, cuda:1.")
 ]
 
 _PREFIXES = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -106,7 +111,22 @@ def _option(message: str) -> str:
     return message.replace("another target", "another --target")
 
 
-def check_checkpoint(model: torch.nn.Module) -> None:
+def loaded_of(model: str, memory: float | None, device: str, *, trust: bool, checkpoint: bool) -> Loaded:
+    """The model on its device; a large one as it is stored, where no bound on memory and no checkpoint is asked for."""
+    from assay.precision.loading import is_large, load
+
+    narrow = memory is None and not checkpoint and is_large(model)
+    most = None if memory is None else int(memory)
+    try:
+        loaded = load(model, trust=trust, max_memory=most, as_stored=narrow, device=device)
+    except UntrustedModel as error:
+        raise UntrustedModel(str(error).replace("trust=True", "--trust")) from None
+    if checkpoint:
+        _check_checkpoint(loaded.model)
+    return loaded
+
+
+def _check_checkpoint(model: torch.nn.Module) -> None:
     """Raise for what would keep a checkpoint from being written, before anything is computed."""
     from assay.precision.export.checkpoint.folder import needed
     from assay.precision.observation.streaming import streamed_parameters

@@ -98,8 +98,8 @@ class Audit:
         self.bits = bits or min((p.element_size() * 8 for p in model.parameters() if p.is_floating_point()), default=32)
         """Of the model's own weights: what a site costs that is left as it is."""
         self.shape = shape
-        self.batches = normalised(batches)
-        self.check = None if check is None else normalised(check)
+        self.batches = normalised(batches, self.model)
+        self.check = None if check is None else normalised(check, self.model)
         self.target = target
         self.seconds: dict[str, float] = {}
         """Wall time of each stage."""
@@ -115,8 +115,7 @@ class Audit:
         self._cache = kept
         with self._timed("looking"):
             served = target_named(target).served
-            if apart is not None:
-                served = replace(served, apart=apart)
+            served = served if apart is None else replace(served, apart=apart)
             self.observed = observe(self.model, self.batches, self.metric, schemes, self._steps("looking"), served)
             self._chosen_on = Part("choice", self.batches, self.observed.references, self.observed.shares)
             self._judged_on = self._chosen_on
@@ -181,7 +180,8 @@ class Audit:
 
     def positions(self, assignment: Mapping[str, str], batches: Sequence[Any]) -> Curve:
         """The error over positions of long sequences. Raises BadAssignment, NoData, WrongShape as `measured_over`."""
-        return measured_over(self.model, normalised(batches), self.metric, self.observed, self.checked(assignment))
+        model, chosen = self.model, self.checked(assignment)
+        return measured_over(model, normalised(batches, model), self.metric, self.observed, chosen)
 
     def recommend(
         self,

@@ -3,12 +3,12 @@
 In: a name, a directory, a file or an object. Out: a `Loaded`, checked and in eval mode. Called by `assay audit` and by
 users; `quiet` by whoever loads other packages.
 
-loader (what a name means, what every model must have) · pretrained (Hugging Face directories) · user_code
-(factories, exported programs, pickles) · loaded · text · quiet.
+loader (what a name means, what every model must have) · pretrained (Hugging Face directories) · casting
+(weights held in 16 bits) · user_code (factories, exported programs, pickles) · loaded · text · quiet.
 """
 
 from assay.precision.loading.loaded import Kind, Loaded
-from assay.precision.loading.loader import bundled, load
+from assay.precision.loading.loader import bundled, is_large, load
 from assay.precision.loading.text import batches_of, parts_of
 
-__all__ = ["Kind", "Loaded", "batches_of", "bundled", "load", "parts_of"]
+__all__ = ["Kind", "Loaded", "batches_of", "bundled", "is_large", "load", "parts_of"]

@@ -1,6 +1,7 @@
 """`load`: a bundled model, a Hugging Face directory, a factory or an exported program, ready to be audited."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -11,10 +12,13 @@ from assay.formats.errors import UnknownOption
 from assay.precision.errors import BadModel, UnknownModel, UntrustedModel
 from assay.precision.loading.loaded import Loaded
 from assay.precision.loading.pretrained import from_directory
+from assay.precision.loading.quiet import one_line
 from assay.precision.loading.user_code import from_exported, from_factory, from_pickle
 from assay.precision.observation.streaming import streamed_parameters
 
 _PICKLES = {".bin", ".ckpt", ".pkl", ".pickle", ".pt", ".pth"}
+_LARGE = 256 << 20
+"""Bytes of weights from which on memory counts more than the time of casts."""
 _PRODUCTS = ("linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "conv1d", "conv2d", "conv3d", "conv_transpose2d")
 """Of torch.ops.aten, what has a parameter as weight in an exported program."""
 
@@ -31,8 +35,10 @@ def load(
     trust: bool = False,
     dtype: torch.dtype = torch.float32,
     max_memory: int | Mapping[int | str, int] | None = None,
+    as_stored: bool = False,
+    device: str | torch.device = "cpu",
 ) -> Loaded:
-    """The model that ``target`` names, in eval mode on the CPU, its weights as they are stored but held in ``dtype``.
+    """The model that ``target`` names, in eval mode on ``device``, its weights those of its files, held in ``dtype``.
 
     target: a bundled model's name (see `bundled`), a Hugging Face directory (a causal language model, an encoder or a
     sequence classifier in safetensors, also in shards), ``package.module:factory`` (called without arguments, gives a
@@ -51,10 +57,18 @@ def load(
     with them, such as experts, are rewritten into a temporary folder first (TMPDIR), in the dtype that they have. The
     process then returns blocks of 1 MiB and more to the system as soon as they are free (glibc's M_MMAP_THRESHOLD).
 
+    as_stored: of a safetensors directory, weights of 16 bits are held in these, and cast to ``dtype`` a module at a
+    time, whenever it runs: half the memory, for the time of the casts.
+
+    device: as torch names it, "cuda" or "cuda:1". With ``max_memory`` in bytes, the device that these are of.
+
     Raises `UnknownModel`, `UnknownOption`, `UntrustedModel`, `BadModel` (damaged, incomplete or non-finite weights, or
     no weights of products), and `NotInstalled` where a Hugging Face directory meets no ``transformers``.
     """
-    loaded = _load(target, trust, dtype, max_memory)
+    found = device_named(device)
+    if max_memory is not None and not isinstance(max_memory, Mapping) and found.type != "cpu":
+        max_memory = {found.index or 0: max_memory}
+    loaded = _load(target, trust, dtype, max_memory, as_stored, found)
     _check_weights(loaded.model, loaded.name)
     _check_products(loaded.model, loaded.name)
     return loaded
@@ -65,14 +79,27 @@ def _load(
     trust: bool,
     dtype: torch.dtype,
     max_memory: int | Mapping[int | str, int] | None,
+    as_stored: bool,
+    device: torch.device,
 ) -> Loaded:
     known = {} if isinstance(target, torch.export.ExportedProgram) else bundled()
     if str(target) in known:
-        return from_directory(known[str(target)], str(target), trust, dtype, max_memory)
+        return from_directory(known[str(target)], str(target), trust, dtype, max_memory, as_stored, device)
     if not isinstance(target, torch.export.ExportedProgram) and Path(target).is_dir():
-        return from_directory(Path(target), Path(target).resolve().name, trust, dtype, max_memory)
-    if max_memory is not None:
-        raise UnknownOption(f"max_memory holds for a safetensors directory, got {target!s:.80}; leave it away")
+        name = Path(target).resolve().name
+        return from_directory(Path(target), name, trust, dtype, max_memory, as_stored, device)
+    if max_memory is not None or as_stored:
+        option = "as_stored" if max_memory is None else "max_memory"
+        raise UnknownOption(f"{option} holds for a safetensors directory, got {target!s:.80}; leave it away")
+    loaded = _of_user(target, trust, dtype, known)
+    if device.type != "cpu" and loaded.kind == "exported":
+        raise UnknownOption(f"device={device}: an exported program runs on the device that it was exported on")
+    return loaded if device.type == "cpu" else replace(loaded, model=loaded.model.to(device))
+
+
+def _of_user(
+    target: str | Path | torch.export.ExportedProgram, trust: bool, dtype: torch.dtype, known: Mapping[str, Path]
+) -> Loaded:
     if isinstance(target, torch.export.ExportedProgram):
         return from_exported(target, "exported program", None)
     path = Path(target)
@@ -87,6 +114,24 @@ def _load(
         "or package.module:factory that gives a module and its tokenizer; in Python (assay.precision.loading.load) "
         "also one without a tokenizer, or a .pt2 file"
     )
+
+
+def is_large(target: str | Path) -> bool:
+    """Whether a directory's weights are better held as they are stored: more than `_LARGE` bytes of files."""
+    sizes = (file.stat().st_size for file in Path(target).glob("*.safetensors"))
+    return Path(target).is_dir() and sum(sizes) > _LARGE
+
+
+def device_named(device: str | torch.device) -> torch.device:
+    """The device of torch. Raises `UnknownOption` for one that there is not on this machine."""
+    try:
+        torch.empty(0, device=(found := torch.device(device)))
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        expected = f"expected a device that torch has here, such as cpu or cuda, got {device!s}"
+        raise UnknownOption(f"{expected}: {one_line(error)}") from None
+    if found.type == "meta":
+        raise UnknownOption("expected a device that holds values, such as cpu or cuda, got meta")
+    return found
 
 
 def _from_file(path: Path, trust: bool, dtype: torch.dtype) -> Loaded:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from assay.formats.errors import UnknownOption
 from assay.precision.errors import BadModel, UntrustedModel
+from assay.precision.loading.casting import cast_when_run
 from assay.precision.loading.loaded import Kind, Loaded, commonest_dtype
 from assay.precision.loading.quiet import one_line, quiet
 from assay.runtime.errors import listed
@@ -28,6 +29,7 @@ _CLASSES: tuple[tuple[str, str, Kind], ...] = (
 )
 """How an architecture's name ends, the class of transformers that loads it, and what it is."""
 
+CPU = torch.device("cpu")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "*.tiktoken")
 
 
@@ -40,6 +42,8 @@ def from_directory(
     trust: bool,
     dtype: torch.dtype,
     max_memory: int | Mapping[int | str, int] | None = None,
+    as_stored: bool = False,
+    device: torch.device = CPU,
 ) -> Loaded:
     """The model that ``path`` holds, by transformers and without the network.
 
@@ -57,7 +61,12 @@ def from_directory(
     stored = commonest_dtype((stored, count) for stored, count in headers.values() if stored is not None)
     with quiet():
         transformers = optional("transformers", purpose=name, extra="audit")
-        model = _model(getattr(transformers, automatic), path, trust, dtype, headers, max_memory)
+        narrow = as_stored and max_memory is None and stored.itemsize == 2
+        held = stored if narrow else dtype
+        model = _model(getattr(transformers, automatic), path, trust, held, headers, max_memory, device)
+        if narrow:
+            cast_when_run(model, name, dtype)
+            model.config.dtype = dtype
         tokenizer = _tokenizer(transformers, path, trust)
     embedding = model.get_input_embeddings()
     return Loaded(
@@ -103,10 +112,11 @@ def _model(
     dtype: torch.dtype,
     headers: dict[str, Any],
     max_memory: int | Mapping[int | str, int] | None,
+    device: torch.device,
 ) -> Any:
     # Weights that transformers stores otherwise than it computes with them are written there.
     folder = tempfile.TemporaryDirectory(prefix="assay-", ignore_cleanup_errors=True)
-    placed: dict[str, Any] = {"dtype": dtype}
+    placed: dict[str, Any] = {"dtype": dtype} | ({} if device.type == "cpu" else {"device_map": {"": device}})
     if max_memory is not None:
         stored = {kind for kind, _ in headers.values() if kind}
         placed = {**_placed(max_memory, stored, dtype), "offload_folder": folder.name}

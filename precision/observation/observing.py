@@ -194,7 +194,7 @@ def observe(
             observer.weights,
             observer.together(),
             observer.fused(),
-            keep=not streamed_parameters(model),
+            keep=_scales_kept(model),
         ),
         references=references if size <= KEPT else None,
         shares=np.concatenate(shares),
@@ -203,6 +203,17 @@ def observe(
         every=tuple(sites.values()),
         unaudited=unaudited(model, sites, ran, given),
     )
+
+
+def _scales_kept(model: torch.nn.Module) -> int | None:
+    """Bytes of weights' scales to keep: all (None) beside weights in memory, none beside files, a quarter of weights
+    that are held in 16 bits."""
+    streamed = streamed_parameters(model)
+    if not streamed:
+        return None
+    if any(source.file for source in streamed.values()):
+        return 0
+    return sum(model.get_parameter(name).numel() for name in streamed) * 2 // 4
 
 
 def _menus(sites: Mapping[str, Site], formats: Sequence[str], served: Served) -> dict[str, tuple[str, ...]]:

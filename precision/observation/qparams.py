@@ -36,9 +36,10 @@ def _fits(scheme: Scheme, site: Site) -> bool:
 class QParams:
     """What schemes store, fitted to each site when first asked for: scales and column factors, never whole weights.
 
-    ``weights``: of the sites. ``together``: groups of linears that share column factors, for what comes before them can
-    take up one set only. ``fused``: groups that run as one product, whose tensor has one scale. ``keep``: whether a
-    weight's scales are kept, which groups of 32 have an eighth as many bytes of as there are weights, for every scheme.
+    ``weights``: of the sites. ``together``: groups of linears that share column factors, for what comes before can
+    take up one set only. ``fused``: groups that run as one product, whose tensor has one scale. ``keep``: how many
+    bytes of weights' scales are kept, of which groups of 32 have an eighth of a byte a weight and scheme; None: all.
+    Within a bound only those are kept that are searched for, or packed: others take one look at the weight.
     """
 
     def __init__(
@@ -48,9 +49,10 @@ class QParams:
         together: Sequence[Sequence[str]] = (),
         fused: Sequence[Sequence[str]] = (),
         *,
-        keep: bool = True,
+        keep: int | None = None,
     ) -> None:
         self._keep = keep
+        self._kept = 0
         self._seen = seen
         self._weights = weights or {}
         self._together = {name: tuple(names) for names in together for name in names}
@@ -75,7 +77,15 @@ class QParams:
             largest = None if rotated else self._largest(name, quantizer)
             return fit_weight(quantizer, weight, self._moments(name), factors, rotated, largest)
 
-        return self._once(("weight", name, expert, quantizer, rotated), fitted) if self._keep else fitted()
+        key = ("weight", name, expert, quantizer, rotated)
+        if self._keep is None or key in self._fitted:
+            return self._once(key, fitted)
+        found = fitted()
+        searched = quantizer.blocks or quantizer.rule in ("mse", "output")
+        if searched and self._kept + found.bytes <= self._keep:
+            self._kept += found.bytes
+            self._fitted[key] = found
+        return found
 
     def values(self, name: str, scheme: Scheme, part: str = "") -> FakeQuantizer | None:
         """How a scheme stores the values of a site, of a cache its keys, values or ``queries``; None: as they are."""

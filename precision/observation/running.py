@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from assay.precision.errors import BadModel, NoData
-from assay.precision.observation.streaming import streamed_parameters
+from assay.precision.observation.streaming import device_of, streamed_parameters
 
 
 def in_float32(model: torch.nn.Module | torch.export.ExportedProgram) -> torch.nn.Module:
@@ -75,13 +75,18 @@ def call(model: torch.nn.Module, batch: Any) -> Any:
     return model(batch)
 
 
-def normalised(batches: Iterable[Any]) -> list[Any]:
-    """The batches, tensors of 16 or 64 bits in float32 as the model is. Raises NoData for what is no list of batches
-    and for batches without sequences."""
+def normalised(batches: Iterable[Any], model: torch.nn.Module) -> list[Any]:
+    """The batches on the model's device, tensors of 16 or 64 bits in float32 as the model is. Raises NoData for what is
+    no list of batches and for batches without sequences."""
     if batches is None or isinstance(batches, torch.Tensor | Mapping | str):
         given = type(batches).__name__
         raise NoData(f"expected a list of batches, got {given}: put one batch into a list")
-    found = [_mapped(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor, each) for each in batches]
+    device = device_of(model)
+
+    def alike(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(device, torch.float32 if tensor.is_floating_point() else tensor.dtype)
+
+    found = [_mapped(alike, each) for each in batches]
     if not found:
         raise NoData("expected calibration batches, got none: give a longer text or fewer tokens a sequence")
     for batch in found:

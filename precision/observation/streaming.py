@@ -89,6 +89,19 @@ def source_of(module: torch.nn.Module, name: str) -> Source | None:
     return None
 
 
+def device_of(model: torch.nn.Module) -> torch.device:
+    """Where a model takes its inputs: the device of its first weight, of a streamed one that its module runs on."""
+    for module in model.modules():
+        hook: Any = getattr(module, "_hf_hook", None)
+        for each in getattr(hook, "hooks", (hook,)):
+            if getattr(each, "offload", False) and each.execution_device is not None:
+                return torch.device(each.execution_device)
+        for parameter in module.parameters(recurse=False):
+            if not parameter.is_meta:
+                return parameter.device
+    return torch.device("cpu")
+
+
 def streamed_parameters(model: torch.nn.Module) -> dict[str, Source]:
     """The parameters that aren't in memory, by name. Raises `BadModel` for one that has no values anywhere."""
     found: dict[str, Source] = {}

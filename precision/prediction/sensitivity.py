@@ -23,7 +23,7 @@ Change = Callable[[FakeQuantizer, torch.Tensor], torch.Tensor]
 _Changes = dict[object, tuple[FakeQuantizer, torch.Tensor]]
 """Changes by `_identity`, with whom they are of, for an identity is only one's own as long as one lives."""
 
-_AT_ONCE = 1 << 24
+_AT_ONCE = 1 << 22
 """Elements of weights' gradients, and of their changes, that are held at once; but no fewer rows than _BLOCK."""
 _LARGE = 1 << 18
 """Elements of a weight whose products leave the heap worth giving back."""

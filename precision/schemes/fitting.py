@@ -65,6 +65,13 @@ class FakeQuantizer:
             return self._stored(x * self.columns) / self.columns
         return self._stored(x)
 
+    @property
+    def bytes(self) -> int:
+        """Of what is held here."""
+        scales = () if self.scales is None else (self.scales.scale, self.scales.zero, self.scales.divisor)
+        held = (*scales, self.columns, self.divisor, self.packed)
+        return sum(each.nbytes for each in held if isinstance(each, torch.Tensor))
+
     def of_rows(self, start: int, stop: int) -> FakeQuantizer:
         """How rows start to stop of a weight [N, K] are stored; of blocks, ``start`` is the first row of one."""
         if self.packed is not None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ from assay.precision.auditing import Audit, audit
 from assay.precision.cache import fingerprint
 from assay.precision.errors import BadModel
 from assay.precision.loading import load
-from assay.precision.observation.streaming import source_of, streamed_parameters
+from assay.precision.observation.running import normalised
+from assay.precision.observation.streaming import device_of, source_of, streamed_parameters
 from tests.precision.tiny_models import refusal
 
 FORMATS = ("bf16", "fp8", "w8a8", "w4a16-g32", "w4a16-g32-awq", "nvfp4", "w-mxfp4", "kv-fp8", "a-fp8", "w8a8-smooth")
@@ -182,3 +184,46 @@ def test_the_peak_of_memory_stays_below_the_model(tmp_path: Path) -> None:
     assert streamed["peak"] < streamed["size"], streamed["peak"]
     activations = 32 * 12 * (12 * 512 + 4 * 1408) * 4  # of 32 tokens in 12 layers
     assert whole["size"] < whole["peak"] < 3 * whole["size"] + activations, whole["peak"]
+
+
+@pytest.mark.parametrize("kind", ["llama", "mixtral", "gpt2"])
+def test_weights_held_as_they_are_stored_give_the_results_of_float32(stored: Callable[[str], Path], kind: str) -> None:
+    """Every contribution, a measured assignment and the weights asked for later are those of a model in float32, while
+    the weights stay in bfloat16."""
+    inside = audit(load(stored(kind)).model, batches(), formats=FORMATS)
+    with patch("assay.precision.loading.casting._SMALL", 0):
+        model = load(stored(kind), as_stored=True).model
+    assert all(parameter.is_meta and parameter.dtype == torch.float32 for parameter in model.parameters())
+    assert {source.read().dtype for source in streamed_parameters(model).values()} == {torch.bfloat16}
+    outside = audit(model, batches(), formats=FORMATS)
+    assert contributions(outside) == pytest.approx(contributions(inside), rel=1e-5)
+    assignment = {ASSIGNED[kind]: "nvfp4" if kind != "gpt2" else "w4a16-g32"}
+    assert outside.measure(assignment) == pytest.approx(inside.measure(assignment), rel=1e-6)
+    for name, weights in inside.observed.weights.items():
+        assert all(torch.equal(outside.observed.weights[name][expert], weight) for expert, weight in weights.items())
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
+def test_small_parameters_are_cast_once(stored: Callable[[str], Path]) -> None:
+    """Modules of few parameters have them in float32 from the start, so that no hook runs for a norm."""
+    model = load(stored("llama"), as_stored=True).model
+    norms = [module for module in model.modules() if type(module).__name__.endswith("Norm")]
+    assert norms
+    assert all(each.weight.dtype == torch.float32 and not each.weight.is_meta for each in norms)
+
+
+def test_no_device_that_there_is_not() -> None:
+    """A device that torch lacks here, or that holds no values, is refused in one line."""
+    assert "such as cpu or cuda" in refusal("stdlib-llama", UnknownOption, device="cuda:77")
+    assert "such as cpu or cuda" in refusal("stdlib-llama", UnknownOption, device="nonsense")
+    assert "got meta" in refusal("stdlib-llama", UnknownOption, device="meta")
+
+
+def test_batches_follow_the_model() -> None:
+    """Batches are brought to where the model takes its inputs, with numbers in float32 and indices as they are."""
+    model = torch.nn.Linear(2, 2, device="meta")
+    model.register_parameter("first", torch.nn.Parameter(torch.zeros(1)))
+    given = {"x": torch.zeros(2, 2, dtype=torch.float64), "ids": torch.zeros(2, dtype=torch.int64)}
+    (batch,) = normalised([given], model)
+    assert device_of(model) == torch.device("cpu")
+    assert (batch["x"].dtype, batch["ids"].dtype) == (torch.float32, torch.int64)

@@ -1,0 +1,43 @@
+"""Weights held in the 16 bits of their files, and cast to float32 a module at a time: `load(as_stored=True)`."""
+
+import torch
+
+from assay.runtime.lazy import optional
+
+_SMALL = 1 << 16
+"""Elements of a module's own parameters up to which they are cast once: a hook would take longer than they do."""
+
+
+def cast_when_run(model: torch.nn.Module, name: str, dtype: torch.dtype = torch.float32) -> None:
+    """Leave each weight as it is held, on its device; its module gets a copy in ``dtype`` whenever it runs, dropped
+    after it.
+
+    The parameters themselves are on the meta device from then on, as those are that accelerate reads from files; small
+    ones are cast at once. A model whose modules use weights of one another, as torch's MultiheadAttention does, is
+    cast whole.
+    """
+    hooks = optional("accelerate.hooks", purpose=name, extra="audit")
+    if any(isinstance(module, torch.nn.MultiheadAttention) for module in model.modules()):
+        model.to(dtype)
+        return
+    # Names of one weight share its tensor, by which ties are known.
+    held = {key: each.detach() for key, each in model.named_parameters(remove_duplicate=False)}
+    small = {id(module) for module in model.modules() if _own(module) <= _SMALL}
+    for path, module in model.named_modules():
+        if id(module) in small or getattr(module, "_hf_hook", None) is not None:
+            continue
+        prefix = f"{path}." if path else ""
+        device = next(iter(module.parameters(recurse=False))).device
+        some = {key: held[f"{prefix}{key}"] for key, _ in module.named_parameters(recurse=False)}
+        hook = hooks.AlignDevicesHook(execution_device=device, offload=True, weights_map=some, place_submodules=False)
+        hooks.add_hook_to_module(module, hook)
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)  # of one on the meta device: what its module gets is cast to it
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            buffer.data = buffer.data.to(dtype)
+
+
+def _own(module: torch.nn.Module) -> int:
+    return sum(each.numel() for each in module.parameters(recurse=False))
