@@ -25,6 +25,7 @@ from unittest.mock import patch
 
 import torch
 
+from assay.configs.architectures import fused
 from assay.precision.export import quantization_config
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import SCHEMES
@@ -35,7 +36,6 @@ _PARSERS = {
     "sglang": ("sglang.srt.layers.quantization.", "sglang.srt.utils", "logging"),
 }
 _REAL = ("compressed_tensors.compressed_tensors", "compressed_tensors.utils", "utils.config_utils", "base_config")
-_FUSED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 _CAPABILITIES = (75, 80, 89, 90, 100)
 _ASKED = ("self_attn.qkv_proj", "mlp.gate_up_proj", "self_attn.o_proj")
 
@@ -121,7 +121,7 @@ def given(parser: Any, scheme: str) -> tuple[set[str], set[str]]:
     model = sites()
     assignment = {name: scheme for name in model if name not in ("lm_head", "model.layers.1.mlp.down_proj")}
     config = parser.from_config(quantization_config(assignment, model).content)
-    config.packed_modules_mapping = _FUSED
+    config.packed_modules_mapping = fused()
     read = config.get_scheme if hasattr(config, "get_scheme") else config.get_linear_scheme
 
     def of(name: str) -> str:

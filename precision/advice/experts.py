@@ -1,12 +1,12 @@
 """Mixtures of experts: routers near ties, and experts that the calibration data does not reach."""
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
+from assay.configs import architectures
 from assay.precision.advice.finding import Finding
 from assay.precision.advice.local import at_stake, matrices, product_of, rows_of
 from assay.precision.observation.observing import Observed
@@ -46,9 +46,9 @@ def experts_of(observed: Observed) -> list[Experts]:
     """Layers of experts: parameters [E, N, K], or numbered modules below one called ``experts``."""
     stacked: dict[str, list[Site]] = {}
     for site in observed.sites:
-        found = re.match(r"(.*\bexperts)(\.|$)", str(site))
-        if found and site.place == "linear":
-            stacked.setdefault(found[1], []).append(site)
+        name = architectures.experts_of(site)
+        if name and site.place == "linear":
+            stacked.setdefault(name, []).append(site)
     return [Experts(name, tuple(sites), _loads(observed, name, sites)) for name, sites in stacked.items()]
 
 

@@ -9,19 +9,15 @@ linear's input. Peaks and bandwidths are the vendors', so times are lower bounds
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, replace
 
-from assay.configs import table
+from assay.configs import architectures, table
 from assay.precision.errors import UnknownDevice, WrongShape
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import Quantizer, Scheme, scheme_named
 from assay.runtime.errors import unknown
-
-_EXPERT = re.compile(r"^(.*\bexperts)\.(\d+)\.")
-"""A module of one expert; a weight [E, N, K] holds all of a layer's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +166,8 @@ class Roofline:
         self._tables = {site.shape for site in self.sites.values() if site.place == "embedding"}
         experts: dict[str, set[str]] = defaultdict(set)
         for name in self.sites:
-            if found := _EXPERT.match(name):
-                experts[found[1]].add(found[2])
+            if found := architectures.expert_of(name):
+                experts[found[0]].add(found[1])
         self._experts = {layer: len(numbers) for layer, numbers in experts.items()}
 
     def cost(self, name: str, scheme: str = "") -> Cost:
@@ -235,8 +231,8 @@ class Roofline:
         Each token goes to k of E experts, independently and evenly: one is read with probability 1 - (1 - k/E)^tokens.
         """
         held = site.shape[0] if len(site.shape) == 3 else 1
-        found = _EXPERT.match(site)
-        experts = self._experts[found[1]] if found else held
+        found = architectures.expert_of(site)
+        experts = self._experts[found[0]] if found else held
         if experts <= 1:
             return 1.0, 1.0
         chosen = min(self.shape.top_k / experts, 1.0)

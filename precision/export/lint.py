@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
+from assay.configs.architectures import fused_name
 from assay.precision.export.patterns import matches
-from assay.precision.export.plan import fused_name, units_of
+from assay.precision.export.plan import units_of
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import SCHEMES, scheme_named
 from assay.precision.targets import target_named

@@ -4,6 +4,8 @@ import math
 import re
 from collections.abc import Collection, Iterable
 
+from assay.configs import architectures
+
 
 def targets_of(names: Iterable[str]) -> list[str]:
     r"""Targets that match exactly these names: the names themselves, which vLLM maps where it calls modules otherwise
@@ -15,7 +17,7 @@ def targets_of(names: Iterable[str]) -> list[str]:
     alike: dict[tuple[str, ...], set[tuple[int, ...]]] = {}
     exact: list[str] = []
     for name in dict.fromkeys(names):
-        if "experts" not in name.split("."):
+        if not architectures.in_experts(name):
             exact.append(name)
             continue
         words = tuple("#" if word.isdecimal() else word for word in name.split("."))

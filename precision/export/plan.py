@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from assay.configs.architectures import fused_name
 from assay.precision.errors import CannotExport
 from assay.precision.export.target import Recipe
 from assay.precision.observation.sites import Site
@@ -139,9 +140,3 @@ def units_of(names: Mapping[str, Site]) -> dict[str, list[str]]:
         if site.shape and site.unit and site.unit != name:
             units.setdefault(site.unit, []).append(name)
     return {unit: members for unit, members in units.items() if len(members) > 1}
-
-
-def fused_name(unit: str) -> str | None:
-    """The name that vLLM gives to the fused linears of a unit; None where it isn't one of its usual ones."""
-    head, _, last = unit.rpartition(".")
-    return f"{head}.{last}_proj" if last in ("qkv", "gate_up") else None

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from assay.configs.architectures import fused
 from assay.precision.errors import CannotExport
 from assay.precision.export.configurations.compressed_tensors import group_of
 from assay.precision.export.configurations.torchao import entry_of
@@ -19,9 +20,6 @@ from assay.precision.loading.quiet import quiet
 from assay.precision.schemes import scheme_named
 from assay.runtime.errors import first_line, listed
 from assay.runtime.lazy import optional
-
-_FUSED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
-"""What vLLM and SGLang call linears that they run as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ def _compressed(place: Path, file: str, names: Mapping[str, Sequence[str]], held
     def got(name: str) -> Any:
         """The one scheme that the library gives a linear, or several."""
         groups = config.config_groups.values()
-        hits = [each for each in groups if match.is_match(name, linear, each.targets, config.ignore, fused=_FUSED)]
+        hits = [each for each in groups if match.is_match(name, linear, each.targets, config.ignore, fused=fused())]
         return hits[0] if len(hits) == 1 else hits or None
 
     def same(scheme: Any, name: str, wanted: str | None) -> bool:
@@ -94,9 +92,9 @@ def _compressed(place: Path, file: str, names: Mapping[str, Sequence[str]], held
 
     every = {name: held.get(site) for site, several in names.items() for name in several}
     wrong = [_line(name, wanted, got(name)) for name, wanted in every.items() if not same(got(name), name, wanted)]
-    for fused, wanted in _fused(every).items():
-        if not same(got(fused), fused, wanted):
-            wrong.append(_line(fused, wanted, got(fused)))
+    for name, wanted in _fused(every).items():
+        if not same(got(name), name, wanted):
+            wrong.append(_line(name, wanted, got(name)))
     if "/" in file:
         wrong += _tensors(place / Path(file).parent, every)
     return Verified(file, f"compressed-tensors {library.__version__}", len(every), tuple(wrong))
@@ -132,14 +130,14 @@ def _torchao(place: Path, file: str, names: Mapping[str, Sequence[str]], held: M
 def _fused(every: Mapping[str, str | None]) -> dict[str, str | None]:
     """Linears that vLLM runs as one, by its names for them, and the scheme that all have."""
     found = {}
-    for fused, parts in _FUSED.items():
+    for together, parts in fused().items():
         for name in every:
             head, _, last = name.rpartition(".")
             members = [f"{head}.{part}" for part in parts]
             if last != parts[0] or "experts" in head or not all(member in every for member in members):
                 continue
             if len({every[member] for member in members}) == 1:
-                found[f"{head}.{fused}"] = every[name]
+                found[f"{head}.{together}"] = every[name]
     return found
 
 

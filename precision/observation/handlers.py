@@ -1,12 +1,12 @@
 """Which functions of torch are sites, and how a call of each is handed to the visitor."""
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from assay.configs import architectures
 from assay.precision.observation.operations.attention import multihead, scaled_dot_product
 from assay.precision.observation.operations.contraction import baddbmm, einsum, grouped, matmul
 from assay.precision.observation.operations.convolution import convolution, transposed_convolution
@@ -68,7 +68,7 @@ def _is_norm(module: torch.nn.Module) -> bool:
 
 def _is_layer(name: str, module: torch.nn.Module) -> bool:
     """Whether a module is one of a stack of layers: numbered, and with modules of its own."""
-    return re.search(r"(^|\.)\d+$", name) is not None and any(module.children())
+    return name.rpartition(".")[2].isdecimal() and any(module.children())
 
 
 def _product(x_at: int, *, transposed: bool, names: tuple[str, ...] = ()) -> Handler:
@@ -119,7 +119,7 @@ def _gather(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _softmax(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """A softmax in a module whose name says attention: eager attention's scores and probabilities."""
-    if not tracer.path or not re.search(r"att", tracer.path[-1].rpartition(".")[2]):
+    if not tracer.path or not architectures.is_attention(tracer.path[-1]):
         return func(*args, **kwargs)
     # Behind a mask that was applied before stand infinities, or the format's least number: no values of the site.
     visible = args[0] > torch.finfo(args[0].dtype).min / 2

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from assay.configs import architectures
 from assay.precision.errors import BadModel
 from assay.precision.observation.serving import USUAL, Served
 from assay.precision.observation.streaming import Weights
@@ -27,20 +28,8 @@ _ROUTED = 256
 _LEAST = 1e-12
 """Share of the largest importance of a column that every column has."""
 
-_FUSED = (
-    ("experts", re.compile(r"experts(\.\d+)?(\.\w+)?$")),
-    ("qkv", re.compile(r"(q_proj|k_proj|v_proj|query|key|value|q_lin|k_lin|v_lin)$")),
-    ("gate_up", re.compile(r"(gate_proj|up_proj|w1|w3)$")),
-)
-"""Linears that serving engines run as one product, by the last part of their names."""
-
 _ATTENTION = ("q", "k", "v", "scores", "probabilities")
 """Roles of the sites within attention."""
-
-_EXPERT = re.compile(r"(experts\.)\d+")
-
-_SPLIT = re.compile(r"(o_proj|out_proj|down_proj|c_proj|output\.dense|out_lin|lin2|fc2|w2|dense_4h_to_h)$")
-"""Linears whose K is split over the ranks of tensor parallelism."""
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?:[.:]|$)")
 
@@ -174,7 +163,7 @@ class Observer:
     """A visitor that notes the sites and what passes them."""
 
     def __init__(self, model: torch.nn.Module, served: Served = USUAL) -> None:
-        self._unit = _apart if served.apart else _unit
+        self._unit = architectures.any_expert if served.apart else architectures.unit_of
         self._cache = "kv_cache" if served.one_cache else ""
         self.sites: dict[str, Site] = {}
         self.statistics: dict[tuple[str, str], Statistics] = {}
@@ -238,7 +227,7 @@ class Observer:
     def together(self) -> list[list[str]]:
         """Linears that share column factors, which what gives them their input takes up: products of one input, and
         of experts that are modules of their own all that have theirs from one norm."""
-        return self._groups(lambda first: _EXPERT.sub(r"\1*", first))
+        return self._groups(architectures.any_expert)
 
     def _groups(self, of: Callable[[str], str]) -> list[list[str]]:
         found: dict[object, list[str]] = {}
@@ -272,7 +261,7 @@ class Observer:
         self.sites[name] = Site(name, place, role, shape, self._unit(name), "" if tied == name else tied, source)
         if place == "linear" and expert is None:
             self.sites[f"{name}:accumulator"] = Site(f"{name}:accumulator", "accumulator", "accumulator")
-            if _SPLIT.search(name):
+            if architectures.is_split(name):
                 self.sites[f"{name}:all_reduce"] = Site(f"{name}:all_reduce", "all_reduce", "all_reduce")
 
 
@@ -310,16 +299,3 @@ def _rows(x: torch.Tensor) -> tuple[object, ...]:
     """What rows along the last dimension a tensor has of its base: one that is contiguous may have any shape."""
     layout = () if x.is_contiguous() else (x.shape, x.stride())
     return x.storage_offset(), x.numel(), x.shape[-1:], layout
-
-
-def _unit(name: str) -> str:
-    for label, pattern in _FUSED:
-        found = pattern.search(name)
-        if found:
-            return name[: found.start()] + label
-    return name
-
-
-def _apart(name: str) -> str:
-    """A linear by itself, and what is the same of each expert of a layer, which one tensor holds."""
-    return _EXPERT.sub(r"\1*", name)

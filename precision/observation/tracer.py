@@ -7,13 +7,13 @@ give linears their names, the stack of modules gives the rest theirs.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from assay.configs import architectures
 from assay.precision.errors import BadModel
 from assay.precision.observation.streaming import Streamed, source_of, streamed_parameters
 
@@ -25,13 +25,6 @@ Found = tuple[str, int | None]
 """The name of the parameter that a weight is, or lies in, and which of the matrices [E, N, K] it is there."""
 Handler = Callable[["Tracer", Any, Any, Any], Any]
 """What is done instead of a function of torch: (tracer, function, args, kwargs) to a result."""
-
-
-_GIVES_LOGITS = re.compile(r"(^|\.)(lm_head|embed_out|score|classifier|qa_outputs|output_projection|gate|router)$")
-"""Linears whose outputs are logits, by the last part of their names."""
-
-_CROSS = re.compile(r"cross|EncDec|encoder_attn|encdec", re.IGNORECASE)
-"""Attention of a decoder to what an encoder gave, by its name."""
 
 
 class Visitor(Protocol):
@@ -122,7 +115,7 @@ class Tracer(TorchFunctionMode):
         model encoded are, and others where it ``decides``, once a pass."""
         here = self.path[-1] if self.path else ""
         if here not in self._caches:
-            self._caches[here] = _CROSS.search(here) is not None or decides()
+            self._caches[here] = architectures.is_cross(here) or decides()
         return self._caches[here]
 
     def site(self, suffix: str) -> str:
@@ -141,7 +134,7 @@ class Tracer(TorchFunctionMode):
         name, expert = found
         self.role = role
         output = self.visitor.linear(name, x, weight, expert, product)
-        return self.visitor.values(f"{name}:logits", output) if _GIVES_LOGITS.search(name) else output
+        return self.visitor.values(f"{name}:logits", output) if architectures.gives_logits(name) else output
 
 
 def _part(weight: torch.Tensor, parameter: torch.Tensor) -> int | None:

@@ -12,12 +12,9 @@ from typing import Any
 
 import torch
 
+from assay.configs.architectures import norms_before, producers
 from assay.precision.errors import CannotExport
 
-_NORMS = {"self_attn": ("input_layernorm",), "mlp": ("pre_feedforward_layernorm", "post_attention_layernorm")}
-"""The norms whose output a block takes, by its name: the first that there is."""
-_PRODUCERS = {"o_proj": "v_proj", "down_proj": "up_proj"}
-"""The linear of the same block whose output channels are a linear's input channels."""
 _AGREES = 1e-4
 """Relative difference of logits that float32 may show between two ways of one computation."""
 
@@ -49,14 +46,14 @@ def folded(
         if name in done:
             continue
         try:
-            if last in _PRODUCERS:
-                _into_linear(model, f"{block}.{_PRODUCERS[last]}", name, factors, found, rigid)
+            if last in producers():
+                _into_linear(model, f"{block}.{producers()[last]}", name, factors, found, rigid)
             else:
                 done |= _into_norm(model, block, columns, found)
         except CannotExport as error:
             if refused is None:
                 raise
-            whole = [name] if last in _PRODUCERS else [each for each in columns if _beside(each, block)]
+            whole = [name] if last in producers() else [each for each in columns if _beside(each, block)]
             done.update(whole)
             refused |= dict.fromkeys(whole, str(error).partition(": ")[2])
     left = {name: factors for name, factors in columns.items() if name not in (refused or ())}
@@ -74,13 +71,13 @@ def folded(
 
 def _beside(name: str, block: str) -> bool:
     """Whether a linear takes its input from the norm before a block."""
-    return name.startswith(f"{block}.") and name.rpartition(".")[2] not in _PRODUCERS
+    return name.startswith(f"{block}.") and name.rpartition(".")[2] not in producers()
 
 
 def _into_norm(model: torch.nn.Module, block: str, columns: Mapping[str, torch.Tensor], found: Folded) -> set[str]:
     """Divide the weight of the norm before a block by the factors that all who take its output share."""
-    above, _, last = block.rpartition(".")
-    norm = next((f"{above}.{name}" for name in _NORMS.get(last, ()) if _has(model, f"{above}.{name}.weight")), None)
+    above = block.rpartition(".")[0]
+    norm = next((f"{above}.{name}" for name in norms_before(block) if _has(model, f"{above}.{name}.weight")), None)
     if norm is None:
         raise CannotExport(
             f"{block}: column factors need a norm before it, and none is known; take a scheme without them"
@@ -88,7 +85,7 @@ def _into_norm(model: torch.nn.Module, block: str, columns: Mapping[str, torch.T
     takers = [
         f"{block}.{name}"
         for name, module in model.get_submodule(block).named_modules()
-        if isinstance(module, torch.nn.Linear) and name.rpartition(".")[2] not in _PRODUCERS
+        if isinstance(module, torch.nn.Linear) and name.rpartition(".")[2] not in producers()
     ]
     given = [columns.get(taker) for taker in takers]
     first = next(factors for factors in given if factors is not None)

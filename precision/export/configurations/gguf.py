@@ -12,9 +12,10 @@ from collections.abc import Mapping
 
 import torch
 
+from assay.configs.architectures import quantised_by_gguf
 from assay.precision.errors import CannotExport
 from assay.precision.export.gguf.importance import imatrix
-from assay.precision.export.gguf.names import TensorNames, quantised
+from assay.precision.export.gguf.names import TensorNames
 from assay.precision.export.plan import Plan, plan_of
 from assay.precision.export.target import Recipe, Request, of_linears, register
 from assay.precision.observation.sites import Site
@@ -62,7 +63,7 @@ def tensor_types(request: Request) -> Recipe:
                 held.append(name)
         total += float(site.parameters * request.dtype.itemsize) if kind is None else _bytes(site, kind)
         kept = _KEPT[request.dtype] if kind is None else kind.ggml_name
-        types |= {each: kept for each in several if quantised(each)}
+        types |= {each: kept for each in several if quantised_by_gguf(each)}
     total += _others(request, tensors, places, types)
     return plan.recipe({"types": types, "names": places, "bytes": int(total)}, held)
 
@@ -75,7 +76,7 @@ def unquantised(request: Request) -> list[str]:
     if request.module is None:
         return []
     places = TensorNames(request.module).of_sites(request.sites, request.names)
-    return [name for name, several in places.items() if not several or not all(map(quantised, several))]
+    return [name for name, several in places.items() if not several or not all(map(quantised_by_gguf, several))]
 
 
 def lines(types: Mapping[str, str]) -> str:
@@ -114,7 +115,7 @@ def _refused(site: Site, tensors: tuple[str, ...], kind: BlockType, mixed: bool)
     """Why the tensors of a site can't have a type; empty if they can."""
     if not tensors:
         return "gguf has no name for it"
-    if not all(map(quantised, tensors)):
+    if not all(map(quantised_by_gguf, tensors)):
         return f"llama-quantize leaves {tensors[0]} as it is"
     if mixed:
         return f"{tensors[0]} holds the weights of other experts too, which have another type"
@@ -143,7 +144,7 @@ def _others(
         if name.removesuffix(".weight") in places or name in places:
             continue
         tensor = tensors[name] or ""
-        if parameter.dim() > 1 and quantised(tensor):
+        if parameter.dim() > 1 and quantised_by_gguf(tensor):
             types.setdefault(tensor, _KEPT[request.dtype])
         # The converter holds vectors in float32.
         total += parameter.numel() * (4 if parameter.dim() < 2 else request.dtype.itemsize)

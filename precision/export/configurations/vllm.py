@@ -9,8 +9,9 @@ from collections.abc import Mapping
 
 import torch
 
+from assay.configs.architectures import fused_name
 from assay.precision.export.patterns import targets_of
-from assay.precision.export.plan import Plan, fused_name, plan_of, units_of
+from assay.precision.export.plan import Plan, plan_of, units_of
 from assay.precision.export.target import Recipe, Request, json_file, of_linears, register
 from assay.precision.observation.sites import Site, place_of
 

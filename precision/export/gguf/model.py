@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from assay.configs.architectures import quantised_by_gguf
 from assay.precision.errors import CannotExport
 from assay.precision.export.checkpoint.pieces import Piece, pieces_of
 from assay.precision.export.configurations.gguf import tensor_types
-from assay.precision.export.gguf.names import TensorNames, library, quantised
+from assay.precision.export.gguf.names import TensorNames, library
 from assay.precision.export.target import Request
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.sites import Site
@@ -169,7 +170,7 @@ def _add(writer: Any, name: str, values: torch.Tensor, scheme: str | None, dtype
     if scheme is not None and (weight := scheme_named(scheme).weight) is not None and weight.blocks is not None:
         data, kind = values.numpy(), kinds(weight.blocks.number)
     else:
-        plain = values.dim() < 2 or not quantised(name) or dtype == torch.float32
+        plain = values.dim() < 2 or not quantised_by_gguf(name) or dtype == torch.float32
         kind = kinds.F32 if plain else kinds.F16 if dtype == torch.float16 else kinds.BF16
         data = gguf.quantize(np.ascontiguousarray(values.float().cpu().numpy()), kind)
     writer.add_tensor(name, np.ascontiguousarray(data), raw_dtype=kind)

@@ -8,35 +8,15 @@ from typing import Any
 
 import torch
 
+from assay.configs import architectures
 from assay.precision.errors import CannotExport
 from assay.precision.observation.sites import Site
 from assay.runtime.lazy import optional
-
-_OTHERWISE = {
-    "cohere": "command-r",
-    "deepseek_v2": "deepseek2",
-    "deepseek_v3": "deepseek2",
-    "gemma3_text": "gemma3",
-    "llama4_text": "llama4",
-    "mistral": "llama",
-    "mixtral": "llama",
-    "phi": "phi2",
-}
-"""Names of transformers' model types that gguf has another name for than the same letters."""
-
-_EXPERT = re.compile(r"(\bexperts\.)\d+\.")
-_UNQUANTISED = re.compile(r"_norm\.|ffn_gate_inp\.|ssm_conv1d|shortconv\.conv|position_embd|token_types|attn_rel_b")
-"""Tensors that llama-quantize leaves as they are, whatever it is told (tensor_allows_quantization)."""
 
 
 def library() -> Any:
     """The package gguf. Raises NotInstalled."""
     return optional("gguf", purpose="--export gguf", extra="gguf")
-
-
-def quantised(tensor: str) -> bool:
-    """Whether llama-quantize gives a tensor of two or more dimensions the type that it is told."""
-    return tensor.endswith(".weight") and _UNQUANTISED.search(tensor) is None
 
 
 class TensorNames:
@@ -47,7 +27,7 @@ class TensorNames:
         config = getattr(model, "config", None)
         kind = str(getattr(config, "model_type", type(model).__name__))
         known = {_letters(name): architecture for architecture, name in gguf.MODEL_ARCH_NAMES.items()}
-        found = known.get(_letters(_OTHERWISE.get(kind, kind)))
+        found = known.get(_letters(architectures.gguf_type(kind)))
         layers = getattr(config, "num_hidden_layers", None)
         if found is None or layers is None:
             raise CannotExport(f"expected a model whose architecture gguf {_version()} has names for, got {kind!r}")
@@ -56,7 +36,8 @@ class TensorNames:
 
     def __getitem__(self, parameter: str) -> str | None:
         """The tensor that a parameter, or that of one expert, is in; None where gguf has no name for it."""
-        name: str | None = self._map.get_name(_EXPERT.sub(r"\1", parameter), try_suffixes=(".weight", ".bias"))
+        together = architectures.without_expert(parameter)
+        name: str | None = self._map.get_name(together, try_suffixes=(".weight", ".bias"))
         return name
 
     def of_sites(self, sites: Mapping[str, Site], names: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
