@@ -47,6 +47,8 @@ def test_a_row_has_a_version_a_source_and_known_names(name: str) -> None:
         ("vllm@h200", "nvfp4", "vllm computes nvfp4 from compute capability 10.0 on, and h200 has 9.0"),
         ("vllm@b200", "w4a8-fp8-g128", "up to compute capability 9.0, and b200 has 10.0"),
         ("vllm", "mxfp6", "and has no mxfp6"),
+        ("tensorrt-llm@h200", "w8a8", "and has no w8a8"),
+        ("tensorrt-llm@b200", "fp8", "up to compute capability 9.0, and b200 has 10.0"),
         ("sglang@a100", "fp8", "from compute capability 8.9 on, and a100 has 8.0"),
         ("h200", "mxfp4", "h200 has no fp4 products: mxfp4 runs in bf16"),
     ],
