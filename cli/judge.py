@@ -13,11 +13,13 @@ import typer
 
 from assay.cli import settings
 from assay.cli.progress import ProgressBar, report_error
+from assay.runtime.engines import engine_named, part_of
 from assay.runtime.pool import Pool, Raised, core_count
 from assay.runtime.process import Lost
 from assay.verify.errors import SettingError
 
 _PASSED = ("PASS", "WARN")
+_PRELOAD = "assay.verify.judging.procedure"
 
 
 def judge(
@@ -50,6 +52,8 @@ def judge(
         typer.Option("--list", metavar="FILE.jsonl", help='Lines {"problem": PATH, "solution": PATH}, each judged.'),
     ] = None,
     jobs: Annotated[int, typer.Option(min=0, help="Of a list, so many at a time; 0: one for each core.")] = 0,
+    engine: Annotated[str, typer.Option(help="Of a list, where it is judged: local, or ray.")] = "local",
+    part: Annotated[str, typer.Option(help="Of a list, 3/10: only the third of ten parts of it.")] = "",
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE.jsonl", help="Of a list: add the verdicts here; those that it holds are not made."),
@@ -73,12 +77,12 @@ def judge(
     if list_ is not None:
         if problem or trial or trace:
             raise SettingError("--list: judges the lines of its file; leave PROBLEM, --trial and --trace out")
-        return _listed(list_, asked, jobs or core_count(), out)
+        return _listed(list_, asked, out, jobs=jobs or core_count(), engine=engine, part=part)
     if not (problem and solution):
         raise SettingError(
             "judge: expected PROBLEM and SOLUTION, e.g. assay judge problem.py solution.py, or --list FILE"
         )
-    with Pool(1, preload="assay.verify.judging.procedure", timeout=3600.0, quiet=False) as pool:
+    with Pool(1, preload=_PRELOAD, timeout=3600.0, quiet=False) as pool:
         ((_, answer),) = pool.run(_one, [(problem, solution, {**asked, "trial": trial}, trace)])
     if isinstance(answer, Lost):
         return report_error(f"the process that judged was lost: {answer.message}", status=1)
@@ -110,11 +114,13 @@ def _one(item: tuple[str, str, dict[str, Any], Path | None], heartbeat: Any) -> 
     return str(verdict), verdict.to_line(), verdict.passed
 
 
-def _listed(path: Path, asked: dict[str, Any], jobs: int, out: Path | None) -> int:
+def _listed(path: Path, asked: dict[str, Any], out: Path | None, *, jobs: int, engine: str, part: str) -> int:
     """Judge what a list names; lines go to ``out``, or to standard output."""
-    from assay.verify.judging.batch import add, items, run, stored
+    from assay.verify.judging.batch import SILENT, add, items, run, stored
 
     every = items(path, asked)
+    number, of = part_of(part, len(every))
+    every = every[number - 1 :: of]
     known = stored(out) if out is not None else set()
     keys = [item.key for item in every]
     left = [item for item, key in zip(every, keys, strict=True) if key not in known]
@@ -122,8 +128,9 @@ def _listed(path: Path, asked: dict[str, Any], jobs: int, out: Path | None) -> i
         print(f"assay: {len(every) - len(left)} of {len(every)} verdicts were in {out}", file=sys.stderr)
     counts: Counter[str] = Counter()
     done = 0
-    with ProgressBar("judged", len(left), len(left)) as bar, suppress(KeyboardInterrupt):
-        for _, line in run(left, jobs):
+    workers = engine_named(engine, max(min(jobs, len(left)), 1), preload=_PRELOAD, timeout=SILENT)
+    with workers, ProgressBar("judged", len(left), len(left)) as bar, suppress(KeyboardInterrupt):
+        for _, line in run(left, workers):
             if out is not None:
                 add(out, line)
             else:

@@ -20,7 +20,8 @@ from rich.text import Text
 from assay.cli import settings
 from assay.cli.progress import console, examined, report_error, report_known
 from assay.cli.settings import Ops
-from assay.runtime.pool import Pool, worker_count
+from assay.runtime.engines import engine_named, part_of
+from assay.runtime.pool import worker_count
 from assay.verify.errors import SettingError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from assay.verify.campaign.table import Entry
 
 _TIMEOUT = 30.0  # seconds for one call of a kernel
+_SILENT = 300.0  # seconds that a worker may say nothing
 _PIPED_WIDTH = 160
 _KEPT = "kept"  # where verdicts are kept, below the folder of the reports
 _COLOURS = {"PASS": "green", "WARN": "yellow", "FAIL": "red", "NOT HERE": "dim", "NOT RUN": "dim"}
@@ -51,6 +53,8 @@ def survey(
         bool, typer.Option("--strict", help="Exit with 1 unless every kernel that is here passed.")
     ] = False,
     anew: Annotated[bool, typer.Option("--anew", help="Make verdicts again that the folder holds.")] = False,
+    engine: Annotated[str, typer.Option(help="local, or ray: at RAY_ADDRESS, or started here.")] = "local",
+    part: Annotated[str, typer.Option(help="3/10: examine the third of ten parts only; the folder joins them.")] = "",
     ops: Ops = None,
 ) -> int:
     """Every kernel of the survey table against its contract, in each of its dtypes.
@@ -60,7 +64,7 @@ def survey(
     kernels, sources and settings are not made again.
     """
     started = time.monotonic()
-    with Pool(worker_count(), preload="assay.verify.campaign.survey") as pool:
+    with engine_named(engine, worker_count(), preload="assay.verify.campaign.survey", timeout=_SILENT) as workers:
         from assay.verify.campaign.cache import keep, known, name_of
         from assay.verify.campaign.survey import not_run, plan, run
         from assay.verify.campaign.table import entries
@@ -73,7 +77,8 @@ def survey(
         before = {} if anew else known(out / _KEPT, jobs)
         report_known(before, jobs, out / _KEPT)
         rows = [before.get(place) or not_run(job, "not yet") for place, job in enumerate(jobs)]
-        left = [place for place in range(len(jobs)) if place not in before]
+        number, of = part_of(part, len(jobs))
+        left = [place for place in range(number - 1, len(jobs), of) if place not in before]
         until = float("inf") if seconds is None else started + seconds
         _write(out, rows, asked, 0.0)  # where that can't be done, nobody waits to learn it
 
@@ -85,7 +90,7 @@ def survey(
             _write(out, rows, asked, time.monotonic() - started)
 
         todo = [jobs[place] for place in left]
-        interrupted = examined(todo, run(todo, pool, until=until), show) < len(todo)
+        interrupted = examined(todo, run(todo, workers, until=until), show) < len(todo)
     taken = time.monotonic() - started
     page, data = _write(out, rows, asked, taken)
     _print(rows, f"{taken:.0f} s, {page}, {data}")

@@ -1,4 +1,4 @@
-"""Writes what docs/interface.md, judge.md and kernels.md say of the code from it: ``./dev docs``, or this file as a script.
+"""Writes what docs/interface.md, judge.md and kernels.md say of the code: ``./dev docs``, or this file as a script.
 
 Between ``<!-- generated: NAME -->`` and ``<!-- end -->`` stands what the function of that name gives. A test compares.
 """

@@ -187,6 +187,8 @@ def test_a_stopped_survey_goes_on_where_it_was(
     content = json.loads(Path("report/survey.json").read_text(encoding="utf-8"))
     assert [row["outcome"] for row in content["rows"]] == ["FAIL", "FAIL", "NOT RUN"]
     assert "1 of 3 verdicts were in report/kept" in capfd.readouterr().err
+    assert main((*arguments, "--part", "2/2", "--anew")) == 0
+    assert asked.pop() == ["crashing"]
     assert main((*arguments, "--anew")) == 130
     assert main((*arguments, "--seed", "1")) == 130
     assert asked[2:] == [asked[0], asked[0]]

@@ -208,6 +208,19 @@ def _list(folder: Path, count: int) -> Path:
     return folder / "list.jsonl"
 
 
+def test_parts_of_a_list_make_the_whole(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Each part judges what is its own, into one file, and the whole list then finds all of it there."""
+    list_, out = _list(tmp_path, 1), tmp_path / "out.jsonl"
+    command = ("judge", "--list", str(list_), "--jobs", "1", "--no-timing", "--out", str(out))
+    assert main((*command, "--part", "1/2")) == 0
+    assert main((*command, "--part", "2/2")) == 1
+    assert sorted(json.loads(line)["id"] for line in out.read_text().splitlines()) == [0, 1]
+    capfd.readouterr()
+    assert main(command) == 0
+    assert "2 of 2 verdicts were in" in capfd.readouterr().err
+    assert main((*command, "--part", "3/2")) == 2
+
+
 def test_a_list_that_was_killed_goes_on(tmp_path: Path) -> None:
     """Each verdict is in the file once, whatever was on its way when the run ended; half a line is cut off."""
     list_, out = _list(tmp_path, 4), tmp_path / "out.jsonl"

@@ -17,11 +17,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from assay.runtime.pool import Heartbeat, Pool, Raised
+from assay.runtime.engines import Engine
+from assay.runtime.pool import Heartbeat, Raised
 from assay.runtime.process import Lost
 from assay.verify.problems.problem import ProblemError
 
-_SILENT = 1800.0  # seconds that one judgement may take
+SILENT = 1800.0
+"""Seconds that one judgement may take."""
 _MOST_BYTES = 2**24  # of a file that is read for a key
 
 
@@ -90,20 +92,17 @@ def stored(path: Path) -> set[str]:
     return keys
 
 
-def run(list_: list[Item], jobs: int) -> Iterator[tuple[Item, dict[str, Any]]]:
+def run(list_: list[Item], engine: Engine) -> Iterator[tuple[Item, dict[str, Any]]]:
     """Each item with its line, as they come; an item that can't be judged costs itself alone."""
-    if not list_:
-        return
-    with Pool(min(jobs, len(list_)), preload="assay.verify.judging.procedure", timeout=_SILENT) as pool:
-        for place, answer in pool.run(one, list_):
-            item = list_[place]
-            if isinstance(answer, Raised):
-                found = {"outcome": "ERROR", "error": answer.message}
-            elif isinstance(answer, Lost):
-                found = {"outcome": "ERROR", "error": f"the process that judged was lost: {answer.message}"}
-            else:
-                found = answer
-            yield item, {"key": item.key, "problem": item.problem, "solution": item.solution, **item.beside, **found}
+    for place, answer in engine.run(one, list_):
+        item = list_[place]
+        if isinstance(answer, Raised):
+            found = {"outcome": "ERROR", "error": answer.message}
+        elif isinstance(answer, Lost):
+            found = {"outcome": "ERROR", "error": f"the process that judged was lost: {answer.message}"}
+        else:
+            found = answer
+        yield item, {"key": item.key, "problem": item.problem, "solution": item.solution, **item.beside, **found}
 
 
 def one(item: Item, heartbeat: Heartbeat) -> dict[str, Any]:

@@ -53,8 +53,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_wrong_configurations_never_win(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Wrong values, an overwritten neighbour, right at one shape alone, right once and wrong when timed: each is
-    refused where it shows, and the fastest of the right ones wins. The record answers the same question at once, a wrapper
-    reads its keywords, and a replay finds the same until the kernel is another."""
+    refused where it shows, and the fastest of the right ones wins. The record answers the same question at once, a
+    wrapper reads its keywords, and a replay finds the same until the kernel is another."""
     ways = "slow,scaled,one block,overwrites,late,right"
     command = ["tune", module, "--spec", "softmax", *SIZES, "--choice", f"way={ways}", "--out", "kept.json"]
     assert main(command) == 0
