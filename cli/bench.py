@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _PIPED_WIDTH = 200
 _COMPARED_RUNS = 7
-_SILENT = 3600.0  # seconds that a run may say nothing
 _PRELOAD = "assay.verify.timing.contest"
 
 
@@ -174,7 +173,11 @@ def _chosen(
 
     if not targets:
         groups = ("assay", "cuda") if device.startswith("cuda") else ("torch", "torch-composed")
-        found = [entry for entry in entries() if entry.group in groups and not entry.absence(device)]
+        found = [
+            replace(entry, dtypes=entry.survey_dtypes or entry.dtypes[:1])
+            for entry in entries()
+            if entry.group in groups and not entry.absence(device)
+        ]
     else:
         found = [entry for target in targets for entry in entries_of(target, spec)]
     return [
@@ -189,12 +192,12 @@ def _chosen(
 
 def _run(contests: tuple[Contest, ...], ways: Ways, count: int) -> list[list[Found]]:
     """Every run in a process of its own, one at a time."""
-    from assay.verify.timing.contest import Run, run
+    from assay.verify.timing.contest import SILENT, Run, run
 
     found: list[list[Found]] = []
     with ProgressBar("run", count, float(count)) as bar:
         for _ in range(count):
-            with Pool(1, preload=_PRELOAD, timeout=_SILENT) as pool:
+            with Pool(1, preload=_PRELOAD, timeout=SILENT) as pool:
                 ((_, answer),) = pool.run(run, [Run(contests, ways)])
             if isinstance(answer, Raised) and not answer.user_error:
                 print(answer.trace, file=sys.stderr)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +23,8 @@ from assay.verify.timing.roofline import Least, Peak, least_of, peak_of
 from assay.verify.timing.timed import Entrant, Timing, timed_and_judged
 
 _PACKAGES = ("torch", "triton", "jax", "liger-kernel", "flash-attn", "vllm", "kernel-assay")
+SILENT = 3600.0
+"""Seconds that a worker may take for a contest."""
 PYTORCH = ("torch", "torch-composed")
 """The groups of the survey's table that are PyTorch's own kernels, and model code in eager mode."""
 
@@ -141,7 +142,7 @@ def run(job: Run, heartbeat: Heartbeat) -> list[Found]:
     """Every contest in turn, in a worker."""
     found = []
     for contest in job.contests:
-        heartbeat(str(contest.case), math.inf if job.ways.device.startswith("cuda") else 3600.0)
+        heartbeat(str(contest.case), SILENT)
         clock = clock_for(job.ways.device, cold=job.ways.cold, graph=job.ways.graph)
         peak = peak_of(job.ways.device, contest.case)
         timings = timed_and_judged(

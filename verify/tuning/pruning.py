@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from assay.configs import table
@@ -17,22 +17,14 @@ from assay.verify.tuning.record import Candidate
 _KINDS = {"bf16": "bf16", "fp16": "fp16", "tf32": "tf32", "int8": "int8", "e4m3": "fp8", "e5m2": "fp8"}
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """The launches of one candidate at one case, and the compiler's or the wrapper's error."""
-
-    launches: tuple[Facts, ...]
-    problem: str = ""
-
-
-def of_choice(call: Call, choice: Choice) -> Compiled:
-    """Of a call's launches those of a choice: a tuned kernel's under its configuration, and what nobody tunes."""
-    found = [
+def of_choice(call: Call, choice: Choice) -> list[Facts]:
+    """Of a call's launches those of a choice: a tuned kernel's under its configuration, and what nobody tunes. A call
+    that fails before it launches anything has none: its examination tells."""
+    return [
         facts
         for facts in call.launches
         if not facts.tuned or choice.configs.get(facts.kernel, config(facts)) == config(facts)
     ]
-    return Compiled(tuple(found), call.problem if not found else "")
 
 
 def config(facts: Facts) -> dict[str, Any]:
@@ -52,9 +44,9 @@ def configs_of(calls: Iterable[Call]) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def described(candidate: Candidate, compiled: Compiled, arch: Arch) -> Candidate:
+def described(candidate: Candidate, seen: Sequence[Facts], arch: Arch) -> Candidate:
     """The candidate with what its launches need of the device; PRUNED where one of them can't run there."""
-    launches = [facts for facts in compiled.launches if not facts.error]
+    launches = [facts for facts in seen if not facts.error]
     if launches:
         candidate = replace(
             candidate,
@@ -64,14 +56,12 @@ def described(candidate: Candidate, compiled: Compiled, arch: Arch) -> Candidate
             occupancy=min(facts.occupancy for facts in launches),
             modelled=modelled(launches, arch),
         )
-    why = next(_reasons(compiled, arch), "")
+    why = next(_reasons(seen, arch), "")
     return replace(candidate, outcome="PRUNED", why=why) if why else candidate
 
 
-def _reasons(compiled: Compiled, arch: Arch) -> Iterator[str]:
-    if compiled.problem:
-        yield f"the call fails: {compiled.problem}"
-    for facts in compiled.launches:
+def _reasons(seen: Sequence[Facts], arch: Arch) -> Iterator[str]:
+    for facts in seen:
         if facts.error:
             yield f"{facts.kernel} doesn't compile: {facts.error}"
         elif facts.pruned:

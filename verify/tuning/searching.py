@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from typing import Any
 
 from assay.runtime.engines import Engine
@@ -36,13 +37,12 @@ from assay.verify.tuning.pruning import configs_of, described, of_choice, withou
 from assay.verify.tuning.record import Candidate, Question, Record, Winner, bucket
 from assay.verify.tuning.space import combined
 
-_SILENT = 3600.0  # seconds that a worker may say nothing
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Search:
-    """A question, with what runs it: ``engine`` examines; what is compiled and timed, is so on this machine."""
+    """A question, with what runs it: ``engine`` examines; compiling and timing are done on this machine."""
 
     question: Question
     engine: Engine
@@ -55,7 +55,9 @@ class Search:
 
     @property
     def arch(self) -> Arch | None:
-        """What is compiled for: as the question says, or the device that is here."""
+        """What is compiled for: as the question says, or the device that is here; None where there is no Triton."""
+        if find_spec("triton") is None:
+            return None
         if self.question.arch:
             return arch_named(self.question.arch)
         if not self.question.device.startswith("cuda"):
@@ -185,7 +187,7 @@ class Search:
                 places.append(own)
         if not contests or (not self._on_gpu and any(one.registers for one in found)):  # an interpreter would run them
             return found
-        with Pool(1, preload="assay.verify.timing.contest", timeout=_SILENT) as pool:
+        with Pool(1, preload="assay.verify.timing.contest", timeout=contest.SILENT) as pool:
             ((_, answer),) = pool.run(contest.run, [contest.Run(tuple(contests), ways)])
         if isinstance(answer, Raised | Lost):
             raise TuneError(f"timing: {answer.message}")
