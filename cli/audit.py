@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.cli.audit_effort import QUICK, USUAL, Pace, check_effort, pace_of, span
+from assay.cli.audit_exports import exported_of
 from assay.cli.audit_options import (
     CONTEXT,
     Context,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from assay.precision.cache import Cache
     from assay.precision.choice.assignment import Assignment
     from assay.precision.export import Exported
-    from assay.precision.loading import Loaded
     from assay.precision.report import record
 
 _LONG = 10.0
@@ -221,9 +221,9 @@ def audit(
         "fingerprint": digest,
     }
     try:
-        exported = _export(found, loaded, chosen, out / "export", wanted, checkpoint)
+        exported = exported_of(found, loaded, chosen, out / "export", wanted, checkpoint)
     except AssayError:  # what has been computed is told in any case
-        _report(found, chosen, front, about, _export(found, loaded, chosen, out / "export", [], False), out)
+        _report(found, chosen, front, about, exported_of(found, loaded, chosen, out / "export", [], False), out)
         raise
     _report(found, chosen, front, about, exported, out)
     short = lacking(exported, bound, size, lambda held: found.cost(held).bytes)
@@ -300,32 +300,6 @@ def _report(
     print(summary(content, [str(path) for path in paths]))
     for note in exported.notes if exported else ():
         print(f"assay: {note}", file=sys.stderr)
-
-
-def _export(
-    found: Audit, loaded: Loaded, chosen: Mapping[str, str], folder: Path, formats: Sequence[str], checkpoint: bool
-) -> Exported | None:
-    """Write what serving stacks load into a folder, instead of what an earlier audit exported there."""
-    from assay.precision.export import clear, export
-
-    if not formats and not checkpoint:
-        if clear(folder):
-            print(f"assay: removed from {folder} what an earlier audit exported", file=sys.stderr)
-        return None
-    return export(
-        found.model,
-        chosen,
-        folder,
-        formats,
-        sites={str(site): site for site in found.sites},
-        fits=found.fits,
-        source=loaded.path,
-        dtype=loaded.stored,
-        target=found.target,
-        checkpoint=checkpoint,
-        overwrite=True,
-        partial=True,
-    )
 
 
 def _compare(

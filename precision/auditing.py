@@ -118,11 +118,11 @@ class Audit:
             served = served if apart is None else replace(served, apart=apart)
             self.observed = observe(self.model, self.batches, self.metric, schemes, self._steps("looking"), served)
             self._chosen_on = Part("choice", self.batches, self.observed.references, self.observed.shares)
-            self._judged_on = self._chosen_on
+            self.judged_on = self._chosen_on
             if self.check is not None:
-                self._judged_on = part_of(self.model, self.check, self.metric, "check")
+                self.judged_on = part_of(self.model, self.check, self.metric, "check")
         with self._timed("predicting"):
-            others = OtherSequences(self._chosen_on.weights, len(self._judged_on.weights)) if check else None
+            others = OtherSequences(self._chosen_on.weights, len(self.judged_on.weights)) if check else None
             self.predictor = Predictor(self.observed, self.metric, self._differentiated(), others=others)
             """What is predicted from; another one each time that something is learnt."""
         self.observed = self.observed.without_gradient(without_gradient(self.predictor, self.trial))
@@ -166,7 +166,7 @@ class Audit:
     def measure(self, assignment: Mapping[str, str]) -> MeasuredError:
         """The error with that assignment simulated, over the held-out batches where there are any: a float with
         ``low`` and ``high``, its 95 % interval over sequences; not finite where the model breaks."""
-        return self._measured(self._judged_on, self.checked(assignment))
+        return self._measured(self.judged_on, self.checked(assignment))
 
     def trial(self, assignment: Mapping[str, str]) -> MeasuredError:
         """The same over ``batches``, by which is calibrated and chosen."""
@@ -176,7 +176,7 @@ class Audit:
         """The share of tokens (of a classifier, of sequences) of which the most likely one stays the same, over what
         `measure` is over; None for metrics whose outputs have none."""
         chosen = self.checked(assignment)
-        return agreement(self.model, self._judged_on, self.metric, self.observed, chosen, self._cache)
+        return agreement(self.model, self.judged_on, self.metric, self.observed, chosen, self._cache)
 
     def positions(self, assignment: Mapping[str, str], batches: Sequence[Any]) -> Curve:
         """The error over positions of long sequences. Raises BadAssignment, NoData, WrongShape as `measured_over`."""
@@ -233,7 +233,7 @@ class Audit:
     @cached_property
     def noise_floor(self) -> MeasuredError:
         """The error with every site rounded to bfloat16: below it, what runs in 16 bits can't be told apart."""
-        return self._measured(self._judged_on, dict.fromkeys(self.observed.cast, "bf16"))
+        return self._measured(self.judged_on, dict.fromkeys(self.observed.cast, "bf16"))
 
     def reliability(self, assignment: Mapping[str, str]) -> list[str]:
         """`precision.reliability` of an assignment."""
@@ -313,7 +313,7 @@ class Audit:
         spread = relative_spread(
             [pair.measured for _, pair in self.measured if isinstance(pair.measured, MeasuredError)]
         )
-        return spread * math.sqrt(sum(1 / len(part.weights) for part in (self._chosen_on, self._judged_on)))
+        return spread * math.sqrt(sum(1 / len(part.weights) for part in (self._chosen_on, self.judged_on)))
 
     def _measured(self, part: Part, assignment: Mapping[str, str]) -> MeasuredError:
         return measured(self.model, part, self.metric, self.observed, assignment, self._cache)

@@ -6,7 +6,7 @@ of what they don't express. Called by `assay audit --export` and by users.
 exporting (all of it, into one folder) · offered (the formats that exports have words for) · configurations (a file for
 each stack) · checkpoint (quantised weights) · gguf (names, importance matrix, a file of the model) · lint · target
 and plan (what stacks are given) · patterns (names that they match) · manifest (what an export wrote) ·
-verifying (read again).
+verifying (read again) · reloading (loaded again, and measured).
 """
 
 from assay.precision.export.checkpoint import (
@@ -23,6 +23,7 @@ from assay.precision.export.exporting import FORMATS, Exported, Part, clear, exp
 from assay.precision.export.gguf.model import WrittenFile, write_gguf
 from assay.precision.export.lint import lint, lint_config, lint_scales
 from assay.precision.export.offered import apart, offered
+from assay.precision.export.reloading import Reloaded, reloaded
 from assay.precision.export.target import Recipe
 from assay.precision.export.verifying import Verified, verify_export
 
@@ -31,6 +32,7 @@ __all__ = [
     "Exported",
     "Part",
     "Recipe",
+    "Reloaded",
     "Verified",
     "Written",
     "WrittenFile",
@@ -47,6 +49,7 @@ __all__ = [
     "online_config",
     "packed_zero_points",
     "quantization_config",
+    "reloaded",
     "unexportable",
     "unstorable",
     "verify_export",

@@ -17,6 +17,7 @@ from assay.precision.export.checkpoint.writing import write_checkpoint
 from assay.precision.export.configurations import TARGETS
 from assay.precision.export.lint import lint
 from assay.precision.export.plan import plan_of
+from assay.precision.export.reloading import Reloaded
 from assay.precision.export.target import Request
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.sites import Site
@@ -37,6 +38,8 @@ class Part:
     """What of the assignment it expresses."""
     bytes: int | None = None
     """Of the checkpoint's tensors."""
+    loaded: Reloaded | None = None
+    """Of a checkpoint that was loaded again."""
 
 
 @dataclass(frozen=True, slots=True)

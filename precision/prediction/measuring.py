@@ -68,6 +68,19 @@ def measured(
     return MeasuredError.of(distances, part.weights, metric.power)
 
 
+def measured_of(
+    other: torch.nn.Module, part: Part, metric: Metric, model: torch.nn.Module, observed: Observed
+) -> MeasuredError:
+    """The metric over a part of another model of the same inputs, such as an export of ``model`` that was loaded."""
+    found = []
+    for index, batch in enumerate(part.batches):
+        reference = _reference(model, part, metric, observed, index)
+        with torch.no_grad(), evaluating(other):
+            output = metric.output(call(other, batch), mapping(batch))
+        found.append(torch.as_tensor(metric.compare(reference, output, mapping(batch))).numpy(force=True))
+    return MeasuredError.of(np.concatenate(found), part.weights, metric.power)
+
+
 def agreement(
     model: torch.nn.Module,
     part: Part,
@@ -99,10 +112,7 @@ def _by_sequence(
         return kept
     found = []
     for index, batch in enumerate(part.batches):
-        if part.references is not None:
-            reference = part.references[index]
-        else:
-            reference = simulated(model, batch, metric, observed, {})
+        reference = _reference(model, part, metric, observed, index)
         output = simulated(model, batch, metric, observed, assignment)
         each = (metric.agreeing if agreeing else metric.compare)(reference, output, mapping(batch))
         found.append(torch.as_tensor(each).numpy(force=True))
@@ -110,3 +120,10 @@ def _by_sequence(
     if cache:
         cache.note(assignment, values, name)
     return values
+
+
+def _reference(model: torch.nn.Module, part: Part, metric: Metric, observed: Observed, index: int) -> torch.Tensor:
+    """What the model gives by itself for a batch of a part."""
+    if part.references is not None:
+        return part.references[index]
+    return simulated(model, part.batches[index], metric, observed, {})

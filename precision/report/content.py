@@ -16,7 +16,7 @@ from assay.precision.auditing import Audit
 from assay.precision.baseline import Baseline
 from assay.precision.choice.assignment import Assignment
 from assay.precision.choice.roofline import Cost
-from assay.precision.export import Part
+from assay.precision.export import Part, Reloaded
 from assay.precision.observation.sites import Site, place_of
 from assay.precision.prediction.positions import Curve
 from assay.precision.prediction.quadratic_form import Prediction
@@ -223,7 +223,15 @@ def _coverage(audit: Audit, front: Sequence[tuple[float, float, Prediction, Assi
 def _export(audit: Audit, part: Part) -> record.Export:
     """A part of an export, with the bytes of what it expresses where it holds no weights itself."""
     size = round(audit.cost(part.held).bytes) if part.bytes is None else part.bytes
-    return record.Export(part.format, [str(path) for path in part.paths], len(part.held), size)
+    return record.Export(part.format, [str(path) for path in part.paths], len(part.held), size, _loaded(part.loaded))
+
+
+def _loaded(again: Reloaded | None) -> record.Loaded | None:
+    if again is None:
+        return None
+    error = None if again.error is None else float(again.error)
+    interval = None if again.error is None else _interval(again.error)
+    return record.Loaded(again.reader, error, interval, float(again.simulated), again.agrees, again.words)
 
 
 def _change(audit: Audit, group: Group, chosen: Mapping[str, str], untouched: Cost) -> record.Change:

@@ -169,6 +169,19 @@ class Coverage(Record, frozen=True):
     count: int
 
 
+class Loaded(Record, frozen=True):
+    """A checkpoint that was loaded again: its error over the sequences that errors are reported on, null where its
+    reader refuses it, and that of the simulation of what it holds, KV caches aside. ``agrees``: as close as rounding
+    every site to bfloat16 leaves them."""
+
+    reader: str
+    error: Measured
+    interval: Interval | None
+    simulated: Measured
+    agrees: bool
+    words: str
+
+
 class Export(Record, frozen=True):
     """What was written for one serving stack: how many sites it expresses, and the bytes of weights as it has them, of
     a checkpoint those of its tensors."""
@@ -177,6 +190,7 @@ class Export(Record, frozen=True):
     paths: Annotated[list[str], Meta(min_length=1)]
     sites: Count
     bytes: int
+    loaded: Annotated[Loaded | None, Meta(description="null: it isn't loaded again")]
 
 
 class Change(Record, frozen=True):

@@ -156,9 +156,9 @@ def export_lines(content: Mapping[str, Any]) -> list[str]:
     lines = []
     for part in content["exports"]:
         over = f", above the budget of {in_bytes(limit)}" if limit is not None and part["bytes"] > limit else ""
-        lines.append(
-            f"{part['format']}: weights {in_bytes(part['bytes'])}{over}; {part['sites']} of {counted(count, 'site')}"
-        )
+        again = f"; {part['loaded']['words']}" if part["loaded"] else ""
+        sites = f"{part['sites']} of {counted(count, 'site')}"
+        lines.append(f"{part['format']}: weights {in_bytes(part['bytes'])}{over}; {sites}{again}")
     return lines
 
 

@@ -13,7 +13,8 @@ from tests.cli.audits import read, run
 
 
 def test_a_checkpoint_is_written(models: Path, again: Path) -> None:
-    """With --checkpoint there is a folder that says how it is quantised, with scales of each quantised linear."""
+    """With --checkpoint there is a folder that says how it is quantised, with scales of each quantised linear;
+    loaded again it has the error that was simulated, which the report says."""
     more = ("--formats", "fp8,w8a16,kv-fp8", "--max-kl", "0.01", "--target", "h200", "--checkpoint")
     assert run(models, again, *more) == 0
     content, folder = read(again), again / "export" / "checkpoint"
@@ -22,6 +23,10 @@ def test_a_checkpoint_is_written(models: Path, again: Path) -> None:
     linears = [site for site in content["sites"] if site["place"] == "linear" and site["scheme"] in ("fp8", "w8a16")]
     assert linears
     assert {f"{site['name']}.weight_scale" for site in linears} <= set(load_file(folder / "model.safetensors"))
+    loaded = content["exports"][-1]["loaded"]
+    assert loaded["agrees"] is True
+    assert loaded["error"] == pytest.approx(loaded["simulated"], rel=0.05)
+    assert loaded["words"] in (again / "report.html").read_text()
 
 
 def test_the_bytes_of_a_checkpoint_are_told(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

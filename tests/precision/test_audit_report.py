@@ -221,6 +221,7 @@ def test_exports_are_told_with_their_own_bytes(audited: Audit, content: dict[str
         "paths": ["out/torchao.json"],
         "sites": 1,
         "bytes": plain(audited.cost(some).bytes),
+        "loaded": None,
     }
     assert torchao["bytes"] > found["recommended"]["bytes"]
     assert checkpoint["bytes"] == 7

@@ -1,0 +1,48 @@
+"""What `assay audit` writes for serving stacks, and a checkpoint of it loaded again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from assay.precision.auditing import Audit
+    from assay.precision.export import Exported
+    from assay.precision.loading import Loaded
+
+
+def exported_of(
+    found: Audit, loaded: Loaded, chosen: Mapping[str, str], folder: Path, formats: Sequence[str], checkpoint: bool
+) -> Exported | None:
+    """Write what serving stacks load into a folder, instead of what an earlier audit exported there; a checkpoint is
+    loaded again, and where it gives another error than its simulation that goes to standard error."""
+    from assay.precision.export import clear, export, reloaded
+
+    if not formats and not checkpoint:
+        if clear(folder):
+            print(f"assay: removed from {folder} what an earlier audit exported", file=sys.stderr)
+        return None
+    exported = export(
+        found.model,
+        chosen,
+        folder,
+        formats,
+        sites={str(site): site for site in found.sites},
+        fits=found.fits,
+        source=loaded.path,
+        dtype=loaded.stored,
+        target=found.target,
+        checkpoint=checkpoint,
+        overwrite=True,
+        partial=True,
+    )
+    parts = []
+    for part in exported.parts:
+        again = reloaded(found, part.paths[0], part.held) if part.format == "checkpoint" else None
+        if again is not None and not again.agrees:
+            print(f"assay: {part.format}: {again.words}", file=sys.stderr)
+        parts.append(replace(part, loaded=again))
+    return replace(exported, parts=tuple(parts))
