@@ -53,7 +53,10 @@ def test_errors_over_positions_are_told_with_a_context(models: Path, audited: Pa
     jsonschema.validate(content, json.loads((files("assay.precision.report") / "audit.schema.json").read_text()))
     assert content["positions"]["steps"][-1]["end"] == content["settings"]["context"] == 32
     assert content["positions"]["growth"] > 0
-    assert "Over positions" in (again / "report.html").read_text()
+    page = (again / "report.html").read_text()
+    assert "Over positions" in page
+    assert '<div class="plot" id="positions"' in page
+    assert '<div class="plot" id="positions"' not in (audited / "report.html").read_text()
 
 
 def test_a_context_that_cannot_be_measured_is_told(

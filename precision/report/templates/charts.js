@@ -50,6 +50,8 @@ function pareto(colour) {
   const at = (points) => points.map((point) => point.bytes / scale.size);
   const known = visible.filter(({measured}) => positive(measured));
   const {noise_floor: floor, settings: {budgets}, recommended} = data, shapes = [];
+  const simple = data.baselines.filter(({measured}) => positive(measured));
+  const named = (one) => `${one.name}<br>${(one.bytes / scale.size).toPrecision(4)} ${scale.name}<br>measured ${short(one.measured)}`;
   if (positive(floor)) shapes.push(dashed(colour.floor, "y", number(floor), "dot"));
   if (positive(budgets.error ?? null)) shapes.push(dashed(colour.bad, "y", budgets.error, "dash"));
   if (positive(budgets.bytes ?? null)) shapes.push(dashed(colour.bad, "x", budgets.bytes / scale.size, "dash"));
@@ -61,6 +63,8 @@ function pareto(colour) {
         color: colour.front, thickness: 1.4, width: 4}},
     {...dots, name: "measured", x: at(known), y: known.map((p) => number(p.measured)), text: known.map(told),
       marker: {symbol: "x-thin", size: 9, line: {color: colour.ink, width: 1.6}}},
+    {...dots, name: "what needs no audit, measured", x: at(simple), y: simple.map((one) => number(one.measured)), text: simple.map(named),
+      marker: {symbol: "square-open", size: 9, color: colour.soft, line: {width: 1.6}}},
     {...dots, name: "recommended", x: at([recommended]), y: [positive(recommended.measured) ?? positive(recommended.prediction.error)],
       text: [told(recommended)], marker: {symbol: "diamond", size: 14, color: colour.chosen, line: {color: colour.paper, width: 1.5}}},
   ], layout(colour, {shapes, hovermode: "closest",
@@ -118,7 +122,21 @@ function channels(site) {
   layout(colour, {showlegend: false, bargap: 0, xaxis: {title: {text: "channel", standoff: 4}, showgrid: false}, yaxis: {rangemode: "tozero", nticks: 4}})];
 }
 
+function positions(colour) {
+  const steps = data.positions.steps.filter(({error}) => positive(error)), middle = ({error}) => number(error);
+  const end = (step, side) => step.interval && Number.isFinite(number(step.interval[side])) ? number(step.interval[side]) : middle(step);
+  return [[{mode: "lines+markers", x: steps.map((step) => step.end), y: steps.map(middle), line: {color: colour.front, width: 1.5}, marker: {color: colour.front, size: 8},
+    text: steps.map((step) => `up to ${step.end}: ${short(step.error)} (${short(end(step, "low"))} to ${short(end(step, "high"))})`),
+    hovertemplate: "%{text}<extra></extra>",
+    error_y: {type: "data", symmetric: false, array: steps.map((step) => end(step, "high") - middle(step)),
+      arrayminus: steps.map((step) => middle(step) - end(step, "low")), color: colour.front, thickness: 1.4, width: 4},
+  }], layout(colour, {showlegend: false, hovermode: "closest",
+    xaxis: {type: "log", title: {text: "up to position"}, tickvals: steps.map((step) => step.end)},
+    yaxis: {...powers, dtick: undefined, title: {text: data.settings.unit}}})];
+}
+
 const drawings = {pareto, measured, weights: heat(true), values: heat(false)};
+if (data.positions) drawings.positions = positions;
 data.outliers.forEach((site, place) => { drawings[`outlier${place}`] = channels(site); });
 
 function draw() {
