@@ -12,7 +12,19 @@ from assay.runtime.lazy import optional
 from assay.verify.timing.gate import Change
 from assay.verify.timing.record import Line, Record
 
-HEAD = ("kernel", "time", "+-", "x best", "roofline", "GB/s", "TFLOP/s", "bits", "error/allowed", "judged", "")
+HEAD = (
+    "kernel",
+    "time",
+    "+-",
+    "x best",
+    "roofline",
+    "GB/s",
+    "TFLOP/s",
+    "bits",
+    "error/allowed",
+    "calls judged, timed",
+    "",
+)
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
@@ -50,7 +62,7 @@ def row(line: Line, best: float | None) -> tuple[str, ...]:
 
 
 def _judged(line: Line) -> str:
-    return f"{line.judged} of {line.calls}" if line.calls else str(line.judged)
+    return f"{line.judged}, {line.calls}"
 
 
 def change_words(change: Change) -> str:
@@ -71,8 +83,9 @@ def markdown(record: Record, changes: Sequence[Change] = ()) -> str:
         f"What `{record.command}` measured, {record.made}; {versions}. Timed by {record.clock}.",
         "",
         f"Roofline: {record.peak}." if record.peak else "No peak of this device is known.",
-        "`+-`: half the distance of the rounds' quartiles. `judged`: calls judged, of those timed; of a kernel that",
-        "was wrong in one no time is told. `bits`: log2 of the root mean square of results over that of their errors.",
+        "`+-`: half the distance of the rounds' quartiles. `calls judged`: some that are timed, some that aren't; of a",
+        "kernel that was wrong in one no time is told. `bits`: log2 of the root mean square of results over that of",
+        "their errors.",
         "",
     ]
     for case, same in by_case(record.lines):
