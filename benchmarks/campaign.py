@@ -111,7 +111,14 @@ def main(examinations: int = 2000, workers: int = 2) -> None:
             flush=True,
         )
         verdicts = [{path.name: content(path) for path in each.glob("*.json")} for each in (ray, local)]
-        same = sum(verdicts[0].get(name) == verdict for name, verdict in verdicts[1].items())
+        other = [name for name, verdict in verdicts[1].items() if verdicts[0].get(name) != verdict]
+        same = len(verdicts[1]) - len(other)
+        for name in other:
+            there = verdicts[0].get(name, {})
+            parts = [part for part, value in verdicts[1][name].items() if there.get(part) != value]
+            print(f"{name}: {', '.join(parts)} differ")
+            for part in parts:
+                print(f"  {part}: on Ray {there.get(part)!r:.400}, here {verdicts[1][name][part]!r:.400}")
         print(f"{same} of {count} verdicts are the same", flush=True)
         sys.exit(int(same != count or len(verdicts[0]) != count))
 

@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from assay.cli.main import main
+from assay.runtime.process import Lost
 from assay.verify import Contract
 from assay.verify.judging import batch, weights
 from assay.verify.judging.inputs import kind_of, redrawn
@@ -219,6 +221,32 @@ def test_parts_of_a_list_make_the_whole(tmp_path: Path, capfd: pytest.CaptureFix
     assert main(command) == 0
     assert "2 of 2 verdicts were in" in capfd.readouterr().err
     assert main((*command, "--part", "3/2")) == 2
+
+
+def test_an_item_whose_process_is_lost_is_judged_again(tmp_path: Path) -> None:
+    """Lost once, an item has its verdict; lost twice, its line says so, and the next run judges it."""
+    (item,) = batch.items(_list(tmp_path, 0), {})
+    out = tmp_path / "out.jsonl"
+
+    class Losing:
+        """An engine that loses the first so many of its tasks' processes."""
+
+        def __init__(self, count: int) -> None:
+            self.left = count
+
+        def run(self, task: Any, items: Any, until: float = 0.0) -> Any:
+            for place, _ in enumerate(items):
+                self.left -= 1
+                yield place, Lost("crash", "killed") if self.left >= 0 else {"outcome": "PASS"}
+
+    ((_, line),) = batch.run([item], Losing(1))  # type: ignore[arg-type]
+    assert line["outcome"] == "PASS"
+    ((_, line),) = batch.run([item], Losing(2))  # type: ignore[arg-type]
+    assert "was lost: killed" in line["error"]
+    batch.add(out, line)
+    assert batch.stored(out) == set()
+    batch.add(out, {"key": item.key, "outcome": "PASS"})
+    assert batch.stored(out) == {item.key}
 
 
 def test_a_list_that_was_killed_goes_on(tmp_path: Path) -> None:

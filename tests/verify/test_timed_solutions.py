@@ -105,7 +105,7 @@ def test_remembered_inputs_are_no_help(tmp_path: Path) -> None:
     assert verdict.speed.solution.median > 5, str(verdict)
 
 
-@pytest.mark.parametrize("when", ["not gc.isenabled()", "self.calls > 40"], ids=["collector", "count"])
+@pytest.mark.parametrize("when", ["not gc.isenabled()", "self.calls > 10"], ids=["collector", "count"])
 def test_what_is_filled_in_later_by_timed_calls_alone_is_seen(tmp_path: Path, when: str) -> None:
     """However a solution tells calls that are timed: the results are taken when the call comes back."""
     body = f"""

@@ -8,6 +8,7 @@ the file holds is not made again.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -76,33 +77,46 @@ def items(path: Path, settings: Mapping[str, Any]) -> list[Item]:
 
 
 def stored(path: Path) -> set[str]:
-    """The keys of the verdicts that a file holds; a last line that isn't whole is cut off."""
+    """The keys of the verdicts that a file holds; a last line that isn't whole is cut off. An item whose process was
+    lost has none."""
     if not path.is_file():
         return set()
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        os.truncate(path, len(whole))
+    with path.open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # no other part of the list is writing a line
+        content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        file.truncate(len(whole))
     keys = set()
     for line in whole.splitlines():
         try:
-            keys.add(str(json.loads(line)["key"]))
-        except (ValueError, KeyError, TypeError):
+            found = json.loads(line)
+            keys |= set() if found.get("lost") else {str(found["key"])}
+        except (ValueError, KeyError, TypeError, AttributeError):
             continue
     return keys
 
 
 def run(list_: list[Item], engine: Engine) -> Iterator[tuple[Item, dict[str, Any]]]:
-    """Each item with its line, as they come; an item that can't be judged costs itself alone."""
-    for place, answer in engine.run(one, list_):
-        item = list_[place]
-        if isinstance(answer, Raised):
-            found = {"outcome": "ERROR", "error": answer.message}
-        elif isinstance(answer, Lost):
-            found = {"outcome": "ERROR", "error": f"the process that judged was lost: {answer.message}"}
-        else:
-            found = answer
-        yield item, {"key": item.key, "problem": item.problem, "solution": item.solution, **item.beside, **found}
+    """Each item with its line, as they come; an item that can't be judged costs itself alone. One whose process was
+    lost, as on a machine that went, is judged once more."""
+    places = list(range(len(list_)))
+    for last in (False, True):
+        again = []
+        for position, answer in engine.run(one, [list_[place] for place in places]):
+            item = list_[places[position]]
+            if isinstance(answer, Lost) and not last:
+                again.append(places[position])
+                continue
+            found: dict[str, Any]
+            if isinstance(answer, Raised):
+                found = {"outcome": "ERROR", "error": answer.message}
+            elif isinstance(answer, Lost):
+                words = f"the process that judged was lost: {answer.message}"
+                found = {"outcome": "ERROR", "error": words, "lost": True}
+            else:
+                found = answer
+            yield item, {"key": item.key, "problem": item.problem, "solution": item.solution, **item.beside, **found}
+        places = again
 
 
 def one(item: Item, heartbeat: Heartbeat) -> dict[str, Any]:
@@ -117,6 +131,7 @@ def add(path: Path, line: Mapping[str, Any]) -> None:
     """Add a line to a file, whole: it is on the disk when this comes back. Raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         file.write(json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
