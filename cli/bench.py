@@ -48,9 +48,7 @@ def bench(
         list[str] | None,
         typer.Option(help="M=16,N=4096: sizes of the calls; the others, and all if none, are usual ones. Repeatable."),
     ] = None,
-    layout: Annotated[
-        list[str] | None, typer.Option(help="b=transposed: how a tensor lies in memory; may be repeated.")
-    ] = None,
+    layout: settings.TensorLayouts = None,
     contract: settings.ContractFields = None,
     device: settings.Device = "cpu",
     against: Annotated[
@@ -94,8 +92,10 @@ def bench(
     Each call has other numbers than the one before, and some are judged; of a kernel that is wrong in one no time is
     told. Exits with 1 where a kernel was wrong, or became slower than --compare says.
     """
+    from assay.verify.cases.at_shape import read_sizes
+    from assay.verify.execution.frameworks import check_device
     from assay.verify.inspection.calls import Asked
-    from assay.verify.timing.contest import Ways, contests_of
+    from assay.verify.timing.contest import Ways, contests_of, machine
     from assay.verify.timing.gate import compared
     from assay.verify.timing.page import change_words
     from assay.verify.timing.profile import counters
@@ -103,11 +103,14 @@ def bench(
 
     if against not in ("usual", "none", "all"):
         raise BenchError(f"--against {against}; expected usual, none or all")
-    past = history(compare) if compare is not None else []
+    check_device(device)
+    past = [one for one in history(compare) if one.machine == machine(device)] if compare is not None else []
+    if compare is not None and not past:
+        raise BenchError(f"--compare {compare}: holds no record of this machine ({machine(device)})")
     told = [line for path in profile or () for line in counters(path)]
     on_gpu = device.startswith("cuda")
     ways = Ways(device, seconds, rounds, on_gpu if cold is None else cold, graph)
-    asked = Asked(tuple(_sizes(shape)), dict(_layouts(layout)))
+    asked = Asked(tuple(read_sizes(text, "--shape") for text in shape or ()), settings.tensor_layouts(layout))
     contests = tuple(
         contests_of(
             _chosen(targets or [], spec, dtype, option, contract, device),
@@ -123,10 +126,7 @@ def bench(
     record = _recorded(contests, _run(contests, ways, count), ways)
     changes: list[Change] = []
     if past:
-        here = [one for one in past if one.machine == record.machine]
-        if not here:
-            raise BenchError(f"--compare {compare}: holds no record of this machine ({record.machine})")
-        changes = compared(here[-1], record, here, resolution=resolution)
+        changes = compared(past[-1], record, past, resolution=resolution)
     if save is not None:
         print(f"assay: wrote {record.save(save)}", file=sys.stderr)
     _report(record, changes, as_json=as_json)
@@ -144,19 +144,6 @@ def bench(
         print(f"assay: wrote {write_text_atomically(plot, plots(known))}", file=sys.stderr)
     wrong = any(line.outcome == "FAIL" for line in record.lines)
     return int(wrong or any(change.answer == "slower" for change in changes))
-
-
-def _sizes(texts: Sequence[str] | None) -> list[dict[str, int]]:
-    from assay.verify.cases.at_shape import read_sizes
-
-    return [read_sizes(text, "--shape") for text in texts or ()]
-
-
-def _layouts(texts: Sequence[str] | None) -> list[tuple[str, str]]:
-    pairs = [text.partition("=") for text in texts or ()]
-    if not all(value for _, _, value in pairs):
-        raise BenchError(f"--layout {' '.join(texts or ())}; expected tensor=layout, e.g. b=transposed")
-    return [(name, value) for name, _, value in pairs]
 
 
 def _chosen(

@@ -56,9 +56,7 @@ def inspect(
             help="M=16,N=4096: sizes of a call; the others, and all if none, are usual ones. May be repeated."
         ),
     ] = None,
-    layout: Annotated[
-        list[str] | None, typer.Option(help="b=transposed: how a tensor lies in memory; may be repeated.")
-    ] = None,
+    layout: settings.TensorLayouts = None,
     each: Annotated[
         bool, typer.Option("--each", help="A row for each configuration, where several are inspected.")
     ] = False,
@@ -147,10 +145,7 @@ def _jobs(
     from assay.verify.inspection.calls import Asked
     from assay.verify.inspection.inspecting import Job
 
-    pairs = [text.partition("=") for text in layout or ()]
-    if not all(value for _, _, value in pairs):
-        raise SettingError(f"--layout {' '.join(layout or ())}; expected tensor=layout, e.g. b=transposed")
-    asked = Asked(tuple(read_sizes(text, "--shape") for text in shape or ()), {name: value for name, _, value in pairs})
+    asked = Asked(tuple(read_sizes(text, "--shape") for text in shape or ()), settings.tensor_layouts(layout))
     if inputs:
         if op or len(targets) != 1 or ":" not in targets[0]:
             raise SettingError(f"--inputs {inputs}: expected one package.module:function beside it, and no --spec")

@@ -40,6 +40,9 @@ At = Annotated[
 ContractFields = Annotated[list[str] | None, typer.Option(help="A contract's name, or field=value; may be repeated.")]
 OutDtype = Annotated[str, typer.Option(help="Dtype of the result, where it isn't the inputs'.")]
 Layouts = Annotated[list[str] | None, typer.Option(help="Memory layouts that the kernel takes, where not all.")]
+TensorLayouts = Annotated[
+    list[str] | None, typer.Option("--layout", help="b=transposed: how a tensor lies in memory; may be repeated.")
+]
 Framework = Annotated[
     str, typer.Option(help="torch (the default), numpy, jax or cupy: what the kernel is called with.")
 ]
@@ -149,6 +152,11 @@ def shapes(texts: Sequence[str]) -> dict[str, Sequence[int] | str]:
         except (TypeError, ValueError):
             raise SettingError(f"--shape {text!r}; expected D=64,128, D=1:300 or Sk=Sq") from None
     return found
+
+
+def tensor_layouts(texts: Sequence[str] | None) -> dict[str, str]:
+    """``b=transposed``: a tensor's name and its layout. Raises `SettingError`."""
+    return dict(_split("--layout", text, "tensor=layout, e.g. b=transposed") for text in texts or ())
 
 
 def _refusal(text: str) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from assay.cli.inspect import compiling
 from assay.cli.progress import console, report_error
 from assay.runtime.engines import engine_named
 from assay.runtime.structure import plain
-from assay.verify.errors import SettingError, TuneError
+from assay.verify.errors import TuneError
 
 if TYPE_CHECKING:
     from assay.verify.tuning.record import Candidate, Question, Record
@@ -47,9 +47,7 @@ def tune(
         list[str] | None,
         typer.Option(help="M=16,N=4096: sizes, each of which has a winner; usual ones if none. May be repeated."),
     ] = None,
-    layout: Annotated[
-        list[str] | None, typer.Option(help="b=transposed: how a tensor lies in memory; may be repeated.")
-    ] = None,
+    layout: settings.TensorLayouts = None,
     contract: settings.ContractFields = None,
     device: settings.Device = "cpu",
     arch: Annotated[str, typer.Option(help="What is compiled for where no GPU is; sm_90a, or the device's own.")] = "",
@@ -77,6 +75,7 @@ def tune(
     a GPU a Triton kernel's candidates are ordered by a model of their compiled code, and none is timed.
     Exits with 1 where no candidate keeps the contract, or a replay finds something else than its record says.
     """
+    from assay.verify.execution.frameworks import check_device
     from assay.verify.tuning.record import read
     from assay.verify.tuning.searching import Search, changed
 
@@ -91,14 +90,16 @@ def tune(
             target, spec, wanted, dtype, option, shape, layout, contract,
             device=device, arch=arch, effort=effort, most_error=most_error, seconds=seconds, rounds=rounds,
         )  # fmt: skip
-    with (
-        compiling(),
-        engine_named(engine, at_once or None, preload=_PRELOAD, timeout=_SILENT) as own,
-    ):
+    check_device(question.device)
+    with compiling(), engine_named(engine, at_once or None, preload=_PRELOAD, timeout=_SILENT) as own:
         search = Search(question, own, lambda words: print(f"assay: {words}", file=sys.stderr))
         record = None
         if out is not None and out.exists() and not anew:
             record = read(out)
+            if (record.question.target, record.question.spec) != (question.target, question.spec):
+                raise TuneError(
+                    f"--out {out}: holds a search of {record.question.target}; name another file, or --anew"
+                )
             if record.key != search.key():
                 record = None
         if record is None:
@@ -155,9 +156,6 @@ def _question(
     (entry, *others) = entries_of(target, spec)
     if others or ":" not in entry.target:
         raise TuneError(f"tune: {target} means several kernels; expected one package.module:function")
-    pairs = [text.partition("=") for text in layout or ()]
-    if not all(value for _, _, value in pairs):
-        raise SettingError(f"--layout {' '.join(layout or ())}; expected tensor=layout, e.g. b=transposed")
     own = settings.adapted(entry.settings, option, None, contract)
     kinds = settings.dtypes([dtype]) if dtype else entry.dtypes[:1]
     usual = own.definition.usual_settings["dtype"] if kinds[0] is None else kinds[0]
@@ -168,7 +166,7 @@ def _question(
         space=space,
         sizes=tuple(read_sizes(text, "--shape") for text in shape or ()),
         settings={name: value for name, value in table.items() if name not in ("spec", "effort", "device")},
-        layouts={name: value for name, _, value in pairs},
+        layouts=settings.tensor_layouts(layout),
         **ways,
     )
 

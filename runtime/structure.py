@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -58,6 +60,22 @@ def _in_words(what: str, content: Any, path: str) -> str:
             return f"expected {expected}{limit}" + (f", got {match[4]}" if match[4] else "")
         content = content[name] if name else content[int(index)]
     return f"expected {expected}{limit}, got {content!r:.60}"
+
+
+def read_record(path: Path, mark: str, kind: Any, error: Callable[[str], Exception]) -> Any:
+    """The JSON file of a record that ``assay MARK`` has written, as ``kind``; its key ``mark`` says the form, 1.
+
+    Raises what ``error`` makes of one line.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise error(f"{path}: can't be read ({problem.strerror or problem})") from None
+    except ValueError as problem:
+        raise error(f"{path}: is no JSON ({problem})") from None
+    if not isinstance(content, dict) or content.pop(mark, None) != 1:
+        raise error(f"{path}: expected a record of assay {mark}")
+    return structured(content, kind, f"{path}:", error)
 
 
 def plain(value: Any) -> Any:

@@ -93,11 +93,9 @@ def _gemm_described_kernel(
 
 def is_described(a: Tensor, b: Tensor) -> bool:
     """Whether a[M,K] and b[K,N] are matrices of 16 bits, not narrow, that descriptors can copy; b either way round."""
-    return a.element_size() == 2 and b.shape[1] >= _NARROWEST and describable(a) and _lies_well(b)
-
-
-def _lies_well(b: Tensor) -> bool:
-    return describable(b) or describable(b.t())
+    return (
+        a.element_size() == 2 and b.shape[1] >= _NARROWEST and describable(a) and (describable(b) or describable(b.t()))
+    )
 
 
 def described_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:

@@ -7,7 +7,7 @@ import pytest
 
 from assay.cli.main import main
 from assay.verify.errors import BenchError
-from assay.verify.timing.record import history, read
+from assay.verify.timing.record import Record, history, read
 
 KERNELS = """
 import torch
@@ -69,14 +69,17 @@ def test_mistakes_are_told_in_one_line(module: str, tmp_path: Path, capsys: pyte
     """What can't be timed, compared or read is told with what was expected."""
     (tmp_path / "other.json").write_text("{}", encoding="utf-8")
     (tmp_path / "empty").mkdir()
+    Record("2026-01-01", "", "another machine", "cpu", "", "", "", {}, ()).save(tmp_path / "elsewhere.json")
     for arguments, told in [
         (["--against", "some"], "expected usual, none or all"),
-        (["--compare", "other.json"], "expected a record of assay bench --save"),
+        (["--compare", "other.json"], "expected a record of assay bench"),
         (["--compare", "empty"], "it has no .json"),
         (["--compare", "nowhere.json"], "can't be read"),
         (["--layout", "x"], "expected tensor=layout"),
         (["--shape", "Q=3"], "unknown dimension 'Q'"),
         (["--profile", "other.json"], "triton.profiler"),
+        (["--compare", "elsewhere.json"], "no record of this machine"),
+        (["--device", "cuda:77"], "can't be used"),
     ]:
         assert main(["bench", f"{module}:softmax", "--spec", "softmax", "--dtype", "float32", *arguments]) == 2
         error = capsys.readouterr().err

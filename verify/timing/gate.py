@@ -21,6 +21,7 @@ from itertools import combinations
 from assay.verify.timing.record import Line, Record
 
 _CHANCE = 0.001  # of an alarm where nothing has changed, a comparison; with fewer runs than this takes, what there is
+_MOST_CHANCE = 0.01  # of an alarm, beyond which nothing is decided: 5 runs each have 0.008
 _LEAST = 0.01  # a change below 1 % is none
 
 
@@ -65,7 +66,7 @@ def _compared(old: Line, new: Line, noise: float, resolution: float) -> Change:
     differences = sorted(y - x for x in a for y in b)
     low, high = differences[kth - 1], differences[-kth]
     middle, floor = statistics.median(differences), max(_LEAST, noise)
-    certain = 2 * tail(len(a), len(b), kth) <= 10 * _CHANCE
+    certain = 2 * tail(len(a), len(b), kth) <= _MOST_CHANCE
     answer, why = "undecided", ""
     if certain and low > floor:
         answer = "slower"

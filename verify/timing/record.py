@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.runtime.files import write_text_atomically
-from assay.runtime.structure import plain, structured
+from assay.runtime.structure import plain, read_record
 from assay.verify.errors import BenchError
 from assay.verify.timing.contest import Contest, Found
 from assay.verify.timing.roofline import gap_in_words
@@ -92,16 +92,8 @@ class Record:
 
 def read(path: Path) -> Record:
     """The record of a file; raises `BenchError`."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BenchError(f"{path}: can't be read ({error.strerror or error})") from None
-    except ValueError as error:
-        raise BenchError(f"{path}: is no JSON ({error})") from None
-    if not isinstance(content, dict) or content.pop("bench", None) != 1:
-        raise BenchError(f"{path}: expected a record of assay bench --save")
-    record: Record = structured(content, Record, f"{path}:", BenchError)
-    return record
+    found: Record = read_record(path, "bench", Record, BenchError)
+    return found
 
 
 def history(path: Path) -> list[Record]:

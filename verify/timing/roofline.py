@@ -111,4 +111,5 @@ def gap_in_words(seconds: float, least: Least | None, launch: float) -> str:
     share = least.seconds / seconds
     if share > 1:
         return "faster than the memory: its tensors lie in a cache" if least.bound == "bandwidth" else "beyond the peak"
-    return f"bound by {least.bound}" if share > 0.5 else f"{1 / share:.2g} times what {least.bound} needs"
+    needed = "products" if least.bound == "products" else "bytes"
+    return f"bound by {least.bound}" if share > 0.5 else f"{1 / share:.2g} times what its {needed} need"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.runtime.files import write_text_atomically
-from assay.runtime.structure import plain, structured
+from assay.runtime.structure import plain, read_record
 from assay.verify.errors import TuneError
 from assay.verify.tuning.choice import Choice
 from assay.verify.tuning.space import Space
@@ -100,15 +100,7 @@ class Record:
 
 def read(path: Path) -> Record:
     """The record of a file; raises `TuneError`."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TuneError(f"{path}: can't be read ({error.strerror or error})") from None
-    except ValueError as error:
-        raise TuneError(f"{path}: is no JSON ({error})") from None
-    if not isinstance(content, dict) or content.pop("tune", None) != 1:
-        raise TuneError(f"{path}: expected a record of assay tune")
-    found: Record = structured(content, Record, f"{path}:", TuneError)
+    found: Record = read_record(path, "tune", Record, TuneError)
     return found
 
 

@@ -86,4 +86,4 @@ def test_the_least_time_is_the_longer_of_products_and_bytes() -> None:
     assert least_of(case, Peak("d", 1e12, {}, "")) is None
     assert "launch overhead" in gap_in_words(1e-6, found, 5e-6)
     assert gap_in_words(2 * found.seconds * 0.9, found, 0.0) == "bound by products"
-    assert gap_in_words(4 * found.seconds, found, 0.0) == "4 times what products needs"
+    assert gap_in_words(4 * found.seconds, found, 0.0) == "4 times what its products need"

@@ -74,6 +74,9 @@ def test_wrong_configurations_never_win(module: str, capsys: pytest.CaptureFixtu
     assert main(command) == 0
     assert time.monotonic() - began < 2
     assert "holds the answer" in capsys.readouterr().err
+    other = ["tune", "ways:other", "--spec", "softmax", *SIZES, "--choice", "way=slow,right", "--out", "kept.json"]
+    assert main(other) == 2
+    assert "holds a search of ways:softmax; name another file" in capsys.readouterr().err
     assert main(["tune", "--replay", "kept.json"]) == 0
     assert "holds: every candidate" in capsys.readouterr().out
 
@@ -197,6 +200,8 @@ def test_a_wrapper_reads_the_winner_of_its_sizes(tmp_path: Path) -> None:
         (["ways:softmax", "--spec", "softmax", "--space", "no.toml"], "can't be read"),
         (["ways:softmax", "--spec", "softmax", "--space", "no.toml", "--choice", "a=1,2"], "expected one of them"),
         (["--replay", "ways.py"], "is no JSON"),
+        (["ways:softmax", "--spec", "softmax", "--choice", "way=a,b", "--device", "cuda:77"], "can't be used"),
+        (["ways:softmax", "--spec", "softmax", "--choice", "way=a,b", "--layout", "x"], "expected tensor=layout"),
         (["ways:softmax", "--spec", "softmax", "--dtype", "float32", "--choice", "wey=1,2"], "no candidate keeps"),
     ],
 )
