@@ -37,7 +37,7 @@ def softmax(x, way="right"):
     if way == "late" and x.shape == (192, 256) and calls > 7:
         y[3] *= 1.01
     if way == "slow":
-        time.sleep(0.001)
+        time.sleep(0.01)
     return y
 """
 SIZES = ["--shape", "R=192,N=256", "--dtype", "float32", "--seconds", "0.05", "--rounds", "2", "--jobs", "1"]
@@ -48,6 +48,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A user's module in the current folder."""
     (tmp_path / "ways.py").write_text(KERNELS, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # threads that wait for one another beside other tests take any time
     return "ways:softmax"
 
 
