@@ -8,52 +8,28 @@ that it cuts through first, then those that every row sees entirely, which need 
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOAT32, FLOATING, check, check_choice
+from assay.kernels.triton.arguments import FLOATING, check
+from assay.kernels.triton.attention_backward import attention_gradients
+from assay.kernels.triton.attention_blocks import LOG2_E, block_after, load_rows, span_seen, visible
 from assay.kernels.triton.attention_configs import CONFIGS, fitting
+from assay.kernels.triton.attention_options import attention_options
 from assay.kernels.triton.descriptors import describable, described
 from assay.kernels.triton.online_softmax import finite_shift, online_softmax
-from assay.kernels.triton.operators import custom_op
+from assay.kernels.triton.operators import custom_op, differentiate
 from assay.kernels.triton.tiles import size_class
 
-_LOG2_E = tl.constexpr(math.log2(math.e))  # scores are multiplied by it, so that an exponential is one exp2
 _LN_2 = tl.constexpr(math.log(2.0))
-_WIDEST = 256
 _PART = tl.constexpr(16)  # columns of the values that are attended to with care at once
 _LEAST_SCALE = 2.0**-149  # float32's least number
 
 _SIZES = ["Sq", "Sk", "GROUP", "GROUPS", "SQ_CLASS", "SEEN_CLASS", "first_seen", "last_seen"]
-
-
-@triton.jit
-def _load_rows(source, start, in_rows, in_columns, CUT: tl.constexpr, COLUMNS_CUT: tl.constexpr):
-    """A tile of rows from ``start`` on, zero outside. A source is a descriptor, its batch and head; or pointers."""
-    DESCRIBED: tl.constexpr = len(source) == 3
-    if DESCRIBED:
-        tile = source[0].load([source[1], source[2], start, 0])
-        tile = tl.reshape(tile, [tile.shape[2], tile.shape[3]])
-    else:
-        ptrs = source[0] + start.to(tl.int64) * source[1]
-        if CUT:
-            tile = tl.load(ptrs, mask=in_rows[:, None] & in_columns, other=0.0)
-        elif COLUMNS_CUT:
-            tile = tl.load(ptrs, mask=in_columns, other=0.0)
-        else:
-            tile = tl.load(ptrs)
-    return tile
-
-
-@triton.jit
-def _visible(key, lowest, highest):
-    visible = key[None, :] <= highest
-    if lowest is not None:
-        visible = visible & (key[None, :] >= lowest)
-    return visible
 
 
 @triton.jit
@@ -69,34 +45,26 @@ def _attend(state, inputs, first, last, span, limits, scales, bias, BLOCK_N: tl.
     scale, tanh_scale, cap = scales
     slope, aligned = bias
     for count in tl.range(first, last, num_stages=1 if CLEAN else None):
-        start = _place(count, span) * BLOCK_N
+        start = block_after(count, span) * BLOCK_N
         key = start + tl.arange(0, BLOCK_N)
-        k = _load_rows(k_source, start, key < Sk, in_d, CUT, D_CUT)
+        k = load_rows(k_source, start, key < Sk, in_d, CUT, D_CUT)
         s = tl.dot(q, tl.trans(k), input_precision="ieee")
         if cap is not None:
             s = cap - 2.0 * cap / (tl.exp2(s * tanh_scale) + 1.0)
         if slope is not None:
             s = s if cap is not None else s * scale
-            s = (s - slope * tl.abs(aligned - key[None, :]).to(tl.float32)) * _LOG2_E
+            s = (s - slope * tl.abs(aligned - key[None, :]).to(tl.float32)) * LOG2_E
         if CUT:
-            s = tl.where(_visible(key, lowest, highest), s, -float("inf"))
+            s = tl.where(visible(key, lowest, highest), s, -float("inf"))
 
         unit = scale if cap is None and slope is None else None
         m_i, l_i, p, rescale = online_softmax(m_i, l_i, s, unit)
         acc = acc * rescale[:, None]
-        v = _load_rows(v_source, start, key < Sk, in_dv, CUT, DV_CUT)
+        v = load_rows(v_source, start, key < Sk, in_dv, CUT, DV_CUT)
         if CLEAN:
             v = tl.where(v - v == 0.0, v, 0.0)
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision="ieee")
     return m_i, l_i, acc
-
-
-@triton.jit
-def _place(count, span):
-    """The block that is added after ``count`` others: first those that the mask cuts through, on both sides."""
-    begin, before, cuts, whole = span
-    block = begin + count + tl.where(count >= before, whole, 0)
-    return tl.where(count >= cuts, begin + before + count - cuts, block)
 
 
 @triton.jit
@@ -105,10 +73,10 @@ def _add_infinities(acc, inputs, blocks, span, limits, BLOCK_N: tl.constexpr):
     _, _, v_source, _, in_dv = inputs
     Sk, lowest, highest = limits
     for count in tl.range(blocks, num_stages=1):
-        start = _place(count, span) * BLOCK_N
+        start = block_after(count, span) * BLOCK_N
         key = start + tl.arange(0, BLOCK_N)
-        v = _load_rows(v_source, start, key < Sk, in_dv, True, True)
-        seen = tl.broadcast_to(_visible(key, lowest, highest), [acc.shape[0], BLOCK_N]).to(tl.bfloat16)
+        v = load_rows(v_source, start, key < Sk, in_dv, True, True)
+        seen = tl.broadcast_to(visible(key, lowest, highest), [acc.shape[0], BLOCK_N]).to(tl.bfloat16)
         up = tl.dot(seen, ((v == float("inf")) | (v != v)).to(tl.bfloat16))
         acc = tl.where(up > 0, acc + float("inf"), acc)
         down = tl.dot(seen, ((v == -float("inf")) | (v != v)).to(tl.bfloat16))
@@ -180,19 +148,10 @@ def _attention_kernel(
     earliest = (tile * BLOCK_M // GROUP).to(tl.int32)
     latest = tl.minimum(((tile + 1) * BLOCK_M - 1) // GROUP, Sq - 1).to(tl.int32)
     lowest, highest = None, Sk - 1  # keys that a row sees
-    some_from, all_from, some_to, all_to = 0, 0, Sk, Sk  # keys that some row of the tile sees, or that all rows see
     if first_seen is not None:
         lowest = place + first_seen
-        some_from = tl.maximum(earliest + first_seen, 0)
-        all_from = tl.maximum(latest + first_seen, 0)
     if last_seen is not None:
         highest = tl.minimum(place + last_seen, highest)
-        some_to = tl.maximum(tl.minimum(latest + last_seen + 1, Sk), 0)
-        all_to = tl.maximum(tl.minimum(earliest + last_seen + 1, Sk), 0)
-    begin = some_from // BLOCK_N
-    end = tl.maximum(tl.cdiv(some_to, BLOCK_N), begin)
-    whole_begin = tl.minimum(tl.cdiv(all_from, BLOCK_N), end)
-    whole = tl.maximum(all_to // BLOCK_N - whole_begin, 0)
 
     slope, aligned = None, None
     if slopes_ptr is not None:
@@ -202,7 +161,7 @@ def _attention_kernel(
         m_i = tl.full([BLOCK_M], -float("inf"), tl.float32)
         l_i = tl.zeros([BLOCK_M], tl.float32)
     else:  # a sink is a key without a value
-        m_i = tl.load(sinks_ptr + head * stride_sink, mask=inside, other=0.0) * _LOG2_E
+        m_i = tl.load(sinks_ptr + head * stride_sink, mask=inside, other=0.0) * LOG2_E
         l_i = tl.exp2(m_i - finite_shift(m_i))
     if v_tiles is not None:
         k_source = k_ptr, batch.to(tl.int32), group.to(tl.int32)
@@ -218,8 +177,8 @@ def _attention_kernel(
     bias = slope, aligned
     D_CUT: tl.constexpr = BLOCK_D != D
     DV_CUT: tl.constexpr = BLOCK_DV != DV
-    cuts, blocks = end - begin - whole, end - begin
-    span = begin, whole_begin - begin, cuts, whole
+    span = span_seen(earliest, latest, first_seen, last_seen, Sk, BLOCK_N)
+    cuts, blocks = span[2], span[2] + span[3]
     m_0, l_0 = m_i, l_i
     state = m_0, l_0, tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     state = _attend(state, inputs, 0, cuts, span, limits, scales, bias, BLOCK_N, True, False, D_CUT, DV_CUT)
@@ -276,7 +235,7 @@ def _attention(
     first_seen = None if first_seen is None or first_seen + queries <= 1 else first_seen  # or it binds no row
     last_seen = None if last_seen is None or last_seen >= keys - 1 else last_seen
     seen = keys if first_seen is None or last_seen is None else min(keys, last_seen - first_seen + 1)
-    unit = 1.0 if slopes is not None else _LOG2_E.value  # with ALiBi the unit changes after the bias
+    unit = 1.0 if slopes is not None else LOG2_E.value  # with ALiBi the unit changes after the bias
     sign = None if scale >= _LEAST_SCALE else -1.0 if scale <= -_LEAST_SCALE else 0.0  # the greatest score stays so
     scale = scale if sign is None else -scale if sign else 1.0
     by_descriptor = describable(k, v)
@@ -286,11 +245,22 @@ def _attention(
         *(0 if vector is None else vector.stride(0) for vector in (slopes, sinks)),
         *(queries, keys, group, groups, size_class(queries), size_class(seen)),
         *(first_seen, last_seen, sign, scale * unit),
-        *((None, None) if softcap is None else (2.0 * _LOG2_E.value * scale / softcap, softcap * unit)),
+        *((None, None) if softcap is None else (2.0 * LOG2_E.value * scale / softcap, softcap * unit)),
         *(first_seen is not None or last_seen is not None, width, value_width),
         *(max(16, triton.next_power_of_2(size)) for size in (width, value_width)),
     )
     return out, lse
+
+
+def _gradients(saved: SimpleNamespace, dout: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
+    given = saved.q, saved.k, saved.v, saved.slopes, saved.sinks, saved.result, saved.last_result, dout, dlse
+    options = saved.scale, saved.softcap, saved.first_seen, saved.last_seen
+    *found, dslopes, dsinks = attention_gradients(*given, *options)
+    vectors = (None if saved.slopes is None else dslopes, None if saved.sinks is None else dsinks)
+    return *found, *vectors, *(None for _ in options)
+
+
+differentiate("assay::attention", _gradients, saves="q k v slopes sinks result last_result")
 
 
 def attention(
@@ -321,30 +291,34 @@ def attention(
     float32[B,H,Sq], -inf in such a row without a sink. Raises TypeError or ValueError, naming the argument, for
     another dtype, shape, device or option.
     """
-    if alibi and slopes is None:
-        raise ValueError("slopes: expected a tensor float32[H], as alibi=True, got None")
-    slopes = slopes if alibi else None
-    _check(q, k, v, slopes, sinks)
-    check_choice("causal", causal, ("none", "bottom_right", "top_left"))
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap: expected None or a positive number, got {softcap!r}")
-    if window is not None and (len(window) != 2 or min(window) < 0):
-        raise ValueError(f"window: expected None or (left, right), of at least 0, got {window!r}")
-    scale = 1.0 / math.sqrt(max(q.shape[3], 1)) if scale is None else scale
-    farthest = q.shape[2] + k.shape[2]  # a bound beyond this binds no row
-    offset = 0 if causal == "top_left" else k.shape[2] - q.shape[2]
-    first = None if window is None else offset - min(window[0], farthest)
-    last = offset if causal != "none" else None if window is None else offset + min(window[1], farthest)
-    out, lse = _attention(q, k, v, slopes, sinks, scale, softcap, first, last)
+    options = attention_options(q, k, v, causal, scale, window, softcap, alibi, sinks, slopes)
+    out, lse = _attention(q, k, v, *options)
     return (out, lse) if return_lse else out
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, sinks: Tensor | None) -> None:
-    given = {"slopes": slopes, "sinks": sinks}
-    vectors = {name: (vector, FLOAT32, "H") for name, vector in given.items() if vector is not None}
-    check(q=(q, FLOATING, "B H Sq D"), k=(k, ("q",), "B Hkv Sk D"), v=(v, ("q",), "B Hkv Sk Dv"), **vectors)
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"k: expected a number of heads that divides q's {q.shape[1]}, got {k.shape[1]}")
-    for name, heads in (("q", q), ("v", v)):
-        if heads.shape[3] > _WIDEST:
-            raise ValueError(f"{name}: expected heads of at most {_WIDEST}, got {heads.shape[3]}")
+def attention_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    *,
+    causal: str = "none",
+    scale: float | None = None,
+    window: tuple[int, int] | None = None,
+    softcap: float | None = None,
+    alibi: bool = False,
+    sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk and dv of `attention` where its result's gradient is dout[B,H,Sq,Dv], in the inputs' dtype.
+
+    The forward pass runs first: autograd through `attention`, which gives the gradients of slopes and sinks as well,
+    has kept its results. Products are summed in float32; weights and the gradients of scores are rounded to the
+    inputs' dtype before they are multiplied. Options and errors as in `attention`.
+    """
+    options = attention_options(q, k, v, causal, scale, window, softcap, alibi, sinks, slopes)
+    check(q=(q, FLOATING, "B H Sq D"), v=(v, ("q",), "B Hkv Sk Dv"), dout=(dout, ("q",), "B H Sq Dv"))
+    out, lse = _attention(q, k, v, *options)
+    slopes, sinks, *rest = options
+    dq, dk, dv, _, _ = attention_gradients(q, k, v, slopes, sinks, out, lse, dout, torch.zeros_like(lse), *rest)
+    return dq, dk, dv

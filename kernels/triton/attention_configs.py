@@ -1,4 +1,4 @@
-"""The tiles that attention chooses among: those alone that the registers of their threads have room for."""
+"""The tiles that attention and its gradients choose among: those alone that their threads have registers for."""
 
 from __future__ import annotations
 
@@ -41,3 +41,48 @@ def fitting(configs: list[triton.Config], arguments: Mapping[str, Any], **_: Any
     if height == 64 and not single:
         kept = [c for c in kept if (c.num_warps == 8) == (heads > 256)]
     return [c for c in kept if c.kwargs["BLOCK_N"] <= longest]
+
+
+_ROWS_TILES = sets_tiles(k_ptr=(1, 1, "BLOCK_N", "BLOCK_D"), v_ptr=(1, 1, "BLOCK_N", "BLOCK_DV"))
+_KEYS_TILES = sets_tiles(q_ptr=(1, 1, "BLOCK_M", "BLOCK_D"), dout_ptr=(1, 1, "BLOCK_M", "BLOCK_DV"))
+
+
+def _configs(hook: Any, *tiles: tuple[int, int, int, int]) -> list[triton.Config]:
+    """Configurations of (BLOCK_M, BLOCK_N, num_warps, num_stages)."""
+    return [
+        triton.Config({"BLOCK_M": block_m, "BLOCK_N": block_n}, num_warps=warps, num_stages=stages, pre_hook=hook)
+        for block_m, block_n, warps, stages in tiles
+    ]
+
+
+# Of gradients, by the most columns of keys and values together; those of one stage are float32's.
+_ROWS = {
+    128: _configs(_ROWS_TILES, (128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 16, 8, 1)),
+    256: _configs(_ROWS_TILES, (128, 64, 8, 2), (64, 32, 4, 2), (64, 32, 8, 2), (16, 16, 8, 1)),
+    512: _configs(_ROWS_TILES, (64, 16, 8, 2), (16, 16, 16, 1)),
+}
+_KEYS = {
+    128: _configs(_KEYS_TILES, (64, 128, 8, 2), (64, 64, 4, 2), (32, 64, 4, 2), (16, 32, 8, 1)),
+    256: _configs(_KEYS_TILES, (32, 64, 4, 2), (32, 64, 8, 2), (16, 16, 8, 1)),
+    512: _configs(_KEYS_TILES, (16, 64, 8, 2), (16, 16, 16, 1)),
+}
+ROWS_CONFIGS, KEYS_CONFIGS = ([config for configs in table.values() for config in configs] for table in (_ROWS, _KEYS))
+
+
+def fitting_rows(_: list[triton.Config], arguments: Mapping[str, Any], **__: Any) -> list[triton.Config]:
+    """Of the configurations for a gradient of queries those that the registers of their threads have room for."""
+    return _of_heads(_ROWS, arguments, "dq_ptr")
+
+
+def fitting_keys(_: list[triton.Config], arguments: Mapping[str, Any], **__: Any) -> list[triton.Config]:
+    """As `fitting_rows`, for the gradients of keys and values."""
+    return _of_heads(_KEYS, arguments, "dk_ptr")
+
+
+def _of_heads(
+    table: Mapping[int, list[triton.Config]], arguments: Mapping[str, Any], gradient: str
+) -> list[triton.Config]:
+    heads = arguments["BLOCK_D"] + arguments["BLOCK_DV"]
+    single = arguments[gradient].element_size() == 4
+    own = table[min(widest for widest in table if heads <= widest)]
+    return [config for config in own if (config.num_stages == 1) == single]

@@ -42,7 +42,8 @@ def differentiate(name: str, gradients: Callable[..., Any], saves: str) -> None:
     """Give the operator ``name`` a gradient: ``gradients(saved, *upstream)``, of each of its arguments one, or None.
 
     ``saved`` has those arguments as attributes that ``saves`` names ("x weight"), and options all; "result" is the
-    operator's own result, or the first of several. The gradients are operators themselves, and have none.
+    operator's own result, or the first of several, and "last_result" the last.
+    The gradients are operators themselves, and have none.
     """
     kept = saves.split()
     namespace, _, own = name.partition("::")
@@ -51,7 +52,8 @@ def differentiate(name: str, gradients: Callable[..., Any], saves: str) -> None:
     def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         given = dict(zip(names, inputs, strict=True))
         ctx.options = {name: value for name, value in given.items() if not isinstance(value, torch.Tensor)}
-        given["result"] = output[0] if isinstance(output, tuple) else output
+        results = output if isinstance(output, tuple) else (output,)
+        given |= {"result": results[0], "last_result": results[-1]}
         ctx.save_for_backward(*(given[name] for name in kept))
 
     def backward(ctx: Any, *upstream: torch.Tensor) -> Any:

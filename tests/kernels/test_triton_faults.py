@@ -7,6 +7,7 @@ are planted by ``./dev test -m evidence`` and ``./dev test -m slow`` together.
 import importlib.util
 import sys
 import tomllib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -27,10 +28,12 @@ FAULTS = [
 ]
 
 
-def faulty_module(module: str, old: str, new: str, folder: Path, part: str | None = None) -> ModuleType:
-    """The module with ``old`` replaced by ``new``, under operator names of its own; or its part, which it imports."""
-    if part is not None:
-        inner = faulty_module(part, old, new, folder)
+def faulty_module(module: str, old: str, new: str, folder: Path, parts: Sequence[str] = ()) -> ModuleType:
+    """The module with ``old`` replaced by ``new``, under operator names of its own; or the last of its parts, each of
+    which the one before it imports."""
+    if parts:
+        part, *inner_parts = parts
+        inner = faulty_module(part, old, new, folder, inner_parts)
         return faulty_module(module, f"from {part} import", f"from {inner.__name__} import", folder)
     spec = importlib.util.find_spec(module)
     assert spec is not None
@@ -56,7 +59,9 @@ def test_a_planted_fault_is_found(table: dict[str, Any], fault: dict[str, Any], 
     function = fault.get("function", table["function"])
     module = fault.get("module", table["module"])
     entry = next(entry for entry in entries() if entry.target == f"{table['module']}:{function}")
-    faulty = faulty_module(module, fault["old"], fault["new"], tmp_path, fault.get("part"))
+    part = fault.get("part", [])
+    parts = [part] if isinstance(part, str) else part
+    faulty = faulty_module(module, fault["old"], fault["new"], tmp_path, parts)
     changes = {name: fault[name] for name in ("dtype", "options", "shapes") if name in fault}
     changes |= {"spec": fault.get("spec", table["spec"]), "strict": True, "every_aspect": False}
     changes |= {"shrinking": False}

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from assay.kernels.triton.attention import attention
 from assay.kernels.triton.cross_entropy import cross_entropy
 from assay.kernels.triton.layernorm import layernorm
 from assay.kernels.triton.linear_cross_entropy import linear_cross_entropy
@@ -84,6 +85,11 @@ def loss(logits: Tensor, target: Tensor) -> Tensor:
     return (found + 0.01 * capped.logsumexp(-1) ** 2 * (target != -100)).float()
 
 
+def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3)
+
+
 X, Y, WEIGHT, BIAS = torch.randn(37, 5).t(), torch.randn(5, 37), torch.randn(37), torch.randn(37)
 ROWS = {"R": 5, "N": 37}
 ANGLES = {"cos": torch.randn(3, 4), "sin": torch.randn(4, 3).t()}
@@ -111,6 +117,14 @@ KERNELS = [
         {"x": X[:, :9], "weight": torch.randn(37, 9), "target": LABELS},
         *(LOSS, (-100, 0.1, "none", 4.0, 0.01), {"T": 35, "D": 9, "V": 37}),
         listed={**{name: [value] for name, value in LOSS.items()}, "reduction": ["mean"]},
+    ),
+    Differentiable(
+        *(
+            attention,
+            attended,
+            {"q": torch.randn(2, 4, 5, 8), "k": torch.randn(2, 2, 7, 8), "v": torch.randn(2, 2, 7, 6)},
+        ),
+        *({"causal": "top_left", "scale": 0.3}, (None, None, 0.3, None, None, 0)),
     ),
 ]
 EVERY = pytest.mark.parametrize("kernel", KERNELS, ids=str)

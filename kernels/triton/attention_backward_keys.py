@@ -1,0 +1,169 @@
+"""The gradients of attention's keys and values: a program goes through the queries that see its tile of keys.
+
+All query heads that share the key head are added by one program, in one order, so that no atomics are needed. Scores
+are transposed, [keys, queries], so that both gradients are products with the tile's own rows.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from assay.kernels.triton.attention_blocks import (
+    LOG2_E,
+    before_softcap,
+    block_after,
+    load_rows,
+    span_seen,
+    visible,
+    weights_again,
+)
+from assay.kernels.triton.attention_configs import KEYS_CONFIGS, fitting_keys
+from assay.kernels.triton.online_softmax import finite_shift
+
+_SIZES = ["Sq", "Sk", "GROUP", "GROUPS", "SK_CLASS", "SEEN_CLASS", "first_seeing", "last_seeing"]
+
+
+@triton.jit
+def _add_queries(
+    state, tiles, sources, first, number, span, limits, scales, bias, BLOCK_M: tl.constexpr, CUT, D_CUT, DV_CUT
+):
+    """Add ``number`` blocks of queries of each head, from ``first`` on as `block_after` counts, to the state of a tile:
+    dk over the scale, and dv. CUT: the mask or the end of the queries cuts through the blocks."""
+    dk, dv = state
+    k, v = tiles
+    q_source, dout_source, lse_ptrs, delta_ptrs, in_d, in_dv, heads = sources
+    Sq, lowest, highest = limits
+    slopes_ptr, stride_slope, aligned = bias
+    for count in tl.range(0, heads[1] * number):
+        head = heads[0] + count // number
+        start = block_after(first + count % number, span) * BLOCK_M
+        query = start + tl.arange(0, BLOCK_M)
+        q = load_rows(_of_head(q_source, head), start, query < Sq, in_d, CUT, D_CUT)
+        own = head.to(tl.int64) * Sq + query
+        lse = tl.load(lse_ptrs + own, mask=query < Sq, other=0.0)[None, :] * LOG2_E
+        delta = tl.load(delta_ptrs + own, mask=query < Sq, other=0.0)[None, :]
+        s = tl.dot(k, tl.trans(q), input_precision="ieee")
+        slope, distance = None, None
+        if slopes_ptr is not None:
+            slope = tl.load(slopes_ptr + head * stride_slope) * LOG2_E
+            distance = tl.abs(query[None, :] - aligned).to(tl.float32)
+        p = weights_again(s, finite_shift(lse), slope, distance, scales)
+        dout = load_rows(_of_head(dout_source, head), start, query < Sq, in_dv, CUT, DV_CUT)
+        ds = p * (tl.dot(v, tl.trans(dout), input_precision="ieee") - delta)
+        ds = before_softcap(ds, s, scales)
+        if CUT:
+            seen = visible(query, lowest, highest)
+            p = tl.where(seen, p, 0.0)
+            ds = tl.where(seen, ds, 0.0)
+        dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision="ieee")
+        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision="ieee")
+    return dk, dv
+
+
+@triton.jit
+def _of_head(source, head):
+    """Where the rows of a head lie, as `load_rows` takes it."""
+    DESCRIBED: tl.constexpr = len(source) == 2
+    if DESCRIBED:
+        found = source[0], source[1], head
+    else:
+        found = source[0] + head.to(tl.int64) * source[1], source[2]
+    return found
+
+
+@triton.autotune(
+    configs=KEYS_CONFIGS,
+    key=["SK_CLASS", "SEEN_CLASS", "GROUP", "D", "DV"],
+    prune_configs_by={"early_config_prune": fitting_keys},
+)
+@triton.jit(do_not_specialize=_SIZES)
+def keys_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    dout_ptr,
+    lse_ptr,
+    delta_ptr,
+    slopes_ptr,
+    dk_ptr,
+    dv_ptr,
+    q_strides,
+    k_strides,
+    v_strides,
+    dout_strides,
+    stride_slope,
+    Sq,
+    Sk,
+    GROUP,
+    GROUPS,
+    SK_CLASS,
+    SEEN_CLASS,
+    first_seeing,
+    last_seeing,
+    scale,
+    tanh_scale,
+    cap,
+    factor,
+    DESCRIBED: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    program = tl.program_id(0).to(tl.int64)
+    tiles = tl.cdiv(Sk, BLOCK_N)
+    tile = program % tiles
+    batch_group = program // tiles
+    batch = batch_group // GROUPS
+    group = batch_group % GROUPS
+
+    key = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = (key < Sk)[:, None]
+    d = tl.arange(0, BLOCK_D).to(tl.int64)[None, :]
+    dv = tl.arange(0, BLOCK_DV).to(tl.int64)[None, :]
+    in_d = d < D
+    in_dv = dv < DV
+    k_ptrs = k_ptr + batch * k_strides[0] + group * k_strides[1] + key[:, None] * k_strides[2] + d * k_strides[3]
+    v_ptrs = v_ptr + batch * v_strides[0] + group * v_strides[1] + key[:, None] * v_strides[2] + dv * v_strides[3]
+    k = tl.load(k_ptrs, mask=inside & in_d, other=0.0)
+    v = tl.load(v_ptrs, mask=inside & in_dv, other=0.0)
+
+    place = key.to(tl.int32)[:, None]
+    lowest, highest = None, Sq - 1  # queries that see a key
+    if first_seeing is not None:
+        lowest = place + first_seeing
+    if last_seeing is not None:
+        highest = tl.minimum(place + last_seeing, highest)
+    if DESCRIBED:
+        q_source = q_ptr, batch.to(tl.int32)
+        dout_source = dout_ptr, batch.to(tl.int32)
+    else:
+        query = tl.arange(0, BLOCK_M).to(tl.int64)[:, None]
+        q_ptrs = q_ptr + batch * q_strides[0] + query * q_strides[2] + d * q_strides[3]
+        dout_ptrs = dout_ptr + batch * dout_strides[0] + query * dout_strides[2] + dv * dout_strides[3]
+        q_source = q_ptrs, q_strides[1], q_strides[2]  # type: ignore[assignment]
+        dout_source = dout_ptrs, dout_strides[1], dout_strides[2]  # type: ignore[assignment]
+    of_batch = batch * GROUPS * GROUP * Sq
+    heads = (group * GROUP).to(tl.int32), GROUP
+    sources = q_source, dout_source, lse_ptr + of_batch, delta_ptr + of_batch, in_d, in_dv, heads
+    limits = Sq, lowest, highest
+    scales = scale, tanh_scale, cap
+    bias = slopes_ptr, stride_slope, place - (Sk - Sq)
+    D_CUT: tl.constexpr = BLOCK_D != D
+    DV_CUT: tl.constexpr = BLOCK_DV != DV
+    earliest = (tile * BLOCK_N).to(tl.int32)
+    latest = tl.minimum((tile + 1) * BLOCK_N, Sk).to(tl.int32) - 1
+    span = span_seen(earliest, latest, first_seeing, last_seeing, Sq, BLOCK_M)
+    cuts, whole = span[2], span[3]
+    state = tl.zeros([BLOCK_N, BLOCK_D], tl.float32), tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
+    given = k, v
+    state = _add_queries(state, given, sources, 0, cuts, span, limits, scales, bias, BLOCK_M, True, D_CUT, DV_CUT)
+    state = _add_queries(state, given, sources, cuts, whole, span, limits, scales, bias, BLOCK_M, False, D_CUT, DV_CUT)
+    dk, dv_sum = state
+
+    row = (batch_group * Sk + key)[:, None]
+    tl.store(dk_ptr + row * D + d, (dk * factor).to(dk_ptr.dtype.element_ty), mask=inside & in_d)
+    tl.store(dv_ptr + row * DV + dv, dv_sum.to(dv_ptr.dtype.element_ty), mask=inside & in_dv)

@@ -1,0 +1,94 @@
+"""What attention and its gradients share: tiles of rows, which blocks of them a mask leaves, and the weights again."""
+
+from __future__ import annotations
+
+import math
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(math.log2(math.e))  # scores are multiplied by it, so that an exponential is one exp2
+
+
+@triton.jit
+def load_rows(source, start, in_rows, in_columns, CUT: tl.constexpr, COLUMNS_CUT: tl.constexpr):
+    """A tile of rows from ``start`` on, zero outside. A source is a descriptor, its batch and head; or pointers."""
+    DESCRIBED: tl.constexpr = len(source) == 3
+    if DESCRIBED:
+        tile = source[0].load([source[1], source[2], start, 0])
+        tile = tl.reshape(tile, [tile.shape[2], tile.shape[3]])
+    else:
+        ptrs = source[0] + start.to(tl.int64) * source[1]
+        if CUT:
+            tile = tl.load(ptrs, mask=in_rows[:, None] & in_columns, other=0.0)
+        elif COLUMNS_CUT:
+            tile = tl.load(ptrs, mask=in_columns, other=0.0)
+        else:
+            tile = tl.load(ptrs)
+    return tile
+
+
+@triton.jit
+def visible(place, lowest, highest):
+    """Which of the places [N] each row of a tile sees; bounds are a number or [M,1], and there may be no lower one."""
+    seen = place[None, :] <= highest
+    if lowest is not None:
+        seen = seen & (place[None, :] >= lowest)
+    return seen
+
+
+@triton.jit
+def span_seen(earliest, latest, first_seen, last_seen, size, BLOCK: tl.constexpr):
+    """Which blocks of ``size`` places the rows ``earliest`` to ``latest`` see: row i those from i + first_seen to
+    i + last_seen, each bound None where there is none.
+
+    Returns the first block, how many the mask's left side cuts through, how many it cuts through on both sides (or the
+    end of the places does), and how many every row sees entirely. `block_after` counts in that order.
+    """
+    some_from, all_from, some_to, all_to = 0, 0, size, size  # places that some row sees, or that all rows see
+    if first_seen is not None:
+        some_from = tl.maximum(earliest + first_seen, 0)
+        all_from = tl.maximum(latest + first_seen, 0)
+    if last_seen is not None:
+        some_to = tl.maximum(tl.minimum(latest + last_seen + 1, size), 0)
+        all_to = tl.maximum(tl.minimum(earliest + last_seen + 1, size), 0)
+    begin = some_from // BLOCK
+    end = tl.maximum(tl.cdiv(some_to, BLOCK), begin)
+    whole_begin = tl.minimum(tl.cdiv(all_from, BLOCK), end)
+    whole = tl.maximum(all_to // BLOCK - whole_begin, 0)
+    return begin, whole_begin - begin, end - begin - whole, whole
+
+
+@triton.jit
+def block_after(count, span):
+    """The block that is added after ``count`` others: first those that the mask cuts through, on both sides."""
+    begin, before, cuts, whole = span
+    block = begin + count + tl.where(count >= before, whole, 0)
+    return tl.where(count >= cuts, begin + before + count - cuts, block)
+
+
+@triton.jit
+def weights_again(s, lse, slope, distance, scales):
+    """The softmax's weights from products s and the log-sum-exps of their rows, as they were in the forward pass.
+
+    ``scales`` are the scale, 2 log2(e) scale / softcap, and the softcap; all but the second, slopes and log-sum-exps
+    are in units of log2(e).
+    """
+    scale, tanh_scale, cap = scales
+    if cap is not None:
+        s = cap - 2.0 * cap / (tl.exp2(s * tanh_scale) + 1.0)
+    else:
+        s = s * scale
+    if slope is not None:
+        s = s - slope * distance
+    return tl.exp2(s - lse)
+
+
+@triton.jit
+def before_softcap(ds, s, scales):
+    """The gradient of a score before its softcap, from that after it: times 1 - tanh^2."""
+    _, tanh_scale, cap = scales
+    if cap is not None:
+        part = 1.0 / (tl.exp2(s * tanh_scale) + 1.0)
+        ds = ds * (4.0 * part * (1.0 - part))
+    return ds
