@@ -106,8 +106,7 @@ def _attend(
 
     from assay.kernels.triton.attention import attention
 
-    trains = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
-    if attention_mask is not None or dropout or trains or others.get("position_bias") is not None:
+    if attention_mask is not None or dropout or others.get("position_bias") is not None:
         found: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **others
         )

@@ -70,8 +70,10 @@ def test_logits_and_gradients_are_those_of_the_model(name: str) -> None:
     assert calls.counts["moe"] == EXPECTED[name].get("experts", 0)
     assert calls.counts["rope"] == 4
     assert calls.counts["attention"] == (2 if "attention" in EXPECTED[name] else 0)
-    after = model(ids, labels=ids)
-    after.loss.backward()
+    with Calls() as calls:
+        after = model(ids, labels=ids)
+        after.loss.backward()
+    assert calls.counts["attention_backward"] == (2 if "attention" in EXPECTED[name] else 0)
     torch.testing.assert_close(after.loss, before.loss, rtol=1e-6, atol=1e-6)
     for parameter, right in zip(model.parameters(), gradients, strict=True):
         torch.testing.assert_close(parameter.grad, right, rtol=1e-4, atol=1e-5 * float(right.abs().max()))
