@@ -80,6 +80,15 @@ def striding_softmax(x):
     return y
 
 
+def softmax_of_a_count(x):
+    """As many rows as a kernel has counted; then an error, as of a result that isn't there."""
+    count = torch.empty(4096, dtype=torch.int64, device=x.device)
+    _rows[(1,)](x, count, x.shape[1], 1, 1024, num_warps=8)
+    y = x.new_empty(int(count[-1]), x.shape[1])
+    _rows[(y.shape[0],)](x, y, x.shape[1], 1, triton.next_power_of_2(x.shape[1]), num_warps=8)
+    raise RuntimeError("no rows")
+
+
 @triton.autotune(configs=[triton.Config({"BLOCK": size}) for size in (256, 512)], key=["N"])
 @triton.jit
 def _triangle(x_ptr, y_ptr, N, BLOCK: tl.constexpr):

@@ -168,6 +168,15 @@ def test_a_function_that_launches_nothing_says_so() -> None:
     assert one.problems == ["launches no Triton kernel"]
 
 
+def test_a_number_that_no_kernel_has_counted_is_one() -> None:
+    """A function that reads a result as a size goes on, the same each time; where it then ends in an error, that is
+    told, and behind which kernel."""
+    calls = [look("softmax_of_a_count", "softmax", sizes={"R": 4, "N": 512}) for _ in range(2)]
+    assert [[launch.grid for launch in call.launches] for call in calls] == [[(1, 1, 1), (1, 1, 1)]] * 2
+    (told,) = Inspected("counting", "", (calls[0],)).problems
+    assert told.endswith("nothing is known behind _rows: RuntimeError: no rows")
+
+
 @pytest.mark.parametrize(
     ("arch", "unit"), [("sm_80", "mma bf16"), ("sm_90a", "wgmma bf16"), ("sm_100a", "tcgen05 16-bit")]
 )

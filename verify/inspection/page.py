@@ -42,9 +42,12 @@ class Inspected:
 
     @property
     def problems(self) -> list[str]:
-        """Why calls came to nothing."""
+        """Why calls came to nothing, or ended early."""
         told = [self.problem] if self.problem else []
-        told += [f"{call.words}: {call.problem}" for call in self.calls if call.problem and not call.launches]
+        for call in self.calls:
+            if call.problem:
+                early = f"nothing is known behind {call.launches[-1].kernel}: " if call.launches else ""
+                told.append(f"{call.words}: {early}{call.problem}")
         if not told and not any(call.launches for call in self.calls):
             told.append("launches no Triton kernel")
         return told

@@ -29,6 +29,7 @@ from assay.verify.inspection.arch import Arch
 
 _DEFAULT_WARPS = 4
 _READING = {"item", "tolist", "numpy", "__int__", "__bool__", "__index__", "__float__"}
+_EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,8 @@ class Recording:
 
 @contextlib.contextmanager
 def recorded(arch: Arch, share: int = 0, shares: int = 1, *, pruned: bool = False) -> Iterator[Recording]:
-    """Inside it launches are compiled for ``arch`` and recorded, and none runs: results are whatever memory holds.
+    """Inside it launches are compiled for ``arch`` and recorded, and none runs: results are whatever memory holds, but
+    1 in new tensors of whole numbers, which a caller may read as sizes of what it does next.
 
     Of ``shares`` that compile at the same time in other processes, this one compiles its own share only. ``pruned``:
     configurations too that a tuner's own pruning leaves out at the sizes of a launch.
@@ -192,7 +194,10 @@ def recorded(arch: Arch, share: int = 0, shares: int = 1, *, pruned: bool = Fals
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if getattr(function, "__name__", "") in _READING:
                 recording.read()
-            return function(*args, **(kwargs or {}))
+            result = function(*args, **(kwargs or {}))
+            if getattr(function, "__name__", "") in _EMPTY and not (result.is_floating_point() or result.is_complex()):
+                result.fill_(1)
+            return result
 
     hook = knobs.runtime.jit_cache_hook
     changes: list[tuple[Any, str, Any]] = [
