@@ -15,21 +15,18 @@ from rich.table import Table
 from rich.text import Text
 
 from assay.cli import settings
-from assay.cli.progress import ProgressBar, console
+from assay.cli.progress import console
 from assay.runtime.files import write_text_atomically
-from assay.runtime.pool import Pool, Raised
-from assay.runtime.process import Lost
-from assay.verify.errors import BenchError, TargetError
+from assay.verify.errors import BenchError
 
 if TYPE_CHECKING:
+    from assay.cli.bench_runs import Timed
     from assay.verify.campaign.table import Entry
-    from assay.verify.timing.contest import Contest, Found, Ways
     from assay.verify.timing.gate import Change
     from assay.verify.timing.record import Record
 
 _PIPED_WIDTH = 200
 _COMPARED_RUNS = 7
-_PRELOAD = "assay.verify.timing.contest"
 
 
 def bench(
@@ -38,7 +35,8 @@ def bench(
         typer.Argument(
             metavar="TARGET...",
             help="package.module:function, a kernel of the survey or a part of its name, or a table's TOML file; what "
-            "can be timed here of those that come along if none.",
+            "can be timed here of those that come along if none. Or a kernel benchmark's problem and its solutions, "
+            "FlashInfer Trace's among them.",
         ),
     ] = None,
     spec: Annotated[str, typer.Option(help="What package.module:function implements, e.g. softmax.")] = "",
@@ -83,6 +81,9 @@ def bench(
         list[Path] | None,
         typer.Option(metavar="FILE", help="Nsight Compute's CSV or Proton's .hatchet of these kernels; repeatable."),
     ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Write what solutions gave as traces of FlashInfer Bench.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Write a page in Markdown, too.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON instead.")] = False,
     ops: settings.Ops = None,
@@ -92,10 +93,11 @@ def bench(
     Each call has other numbers than the one before, and some are judged; of a kernel that is wrong in one no time is
     told. Exits with 1 where a kernel was wrong, or became slower than --compare says.
     """
+    from assay.cli.bench_runs import is_problem, of_kernels, of_solutions
     from assay.verify.cases.at_shape import read_sizes
     from assay.verify.execution.frameworks import check_device
     from assay.verify.inspection.calls import Asked
-    from assay.verify.timing.contest import Ways, contests_of, machine
+    from assay.verify.timing.contest import Ways, machine
     from assay.verify.timing.gate import compared
     from assay.verify.timing.page import change_words
     from assay.verify.timing.profile import counters
@@ -110,20 +112,21 @@ def bench(
     told = [line for path in profile or () for line in counters(path)]
     on_gpu = device.startswith("cuda")
     ways = Ways(device, seconds, rounds, on_gpu if cold is None else cold, graph)
-    asked = Asked(tuple(read_sizes(text, "--shape") for text in shape or ()), settings.tensor_layouts(layout))
-    contests = tuple(
-        contests_of(
-            _chosen(targets or [], spec, dtype, option, contract, device),
-            asked,
-            ways,
-            against=against,
-            compiles=compiles,
-        )
-    )
-    if not contests:
-        raise TargetError(f"bench: none of these kernels can be timed on {device}")
     count = runs or (_COMPARED_RUNS if save is not None or compare is not None else 1)
-    record = _recorded(contests, _run(contests, ways, count), ways)
+    if targets and is_problem(targets[0]):
+        no_room = {"--spec": spec, "--dtype": dtype, "--option": option, "--shape": shape, "--layout": layout}
+        no_room |= {"--contract": contract, "--cold": cold, "--graphs": graph}
+        if given := [name for name, value in no_room.items() if value]:
+            raise BenchError(f"{given[0]}: a problem states its own sizes and reference; leave it out")
+        asked = {"device": device, "seconds": seconds, "compiled": compiles}
+        timed = of_solutions(targets[0], targets[1:], asked, count, trace)
+    elif trace is not None:
+        raise BenchError("--trace: expected a FlashInfer Trace definition and its solutions, got kernels")
+    else:
+        sizes = Asked(tuple(read_sizes(text, "--shape") for text in shape or ()), settings.tensor_layouts(layout))
+        kernels = _chosen(targets or [], spec, dtype, option, contract, device)
+        timed = of_kernels(kernels, sizes, ways, count, against=against, compiles=compiles)
+    record = _recorded(timed, device)
     changes: list[Change] = []
     if past:
         changes = compared(past[-1], record, past, resolution=resolution)
@@ -177,39 +180,20 @@ def _chosen(
     ]
 
 
-def _run(contests: tuple[Contest, ...], ways: Ways, count: int) -> list[list[Found]]:
-    """Every run in a process of its own, one at a time."""
-    from assay.verify.timing.contest import SILENT, Run, run
-
-    found: list[list[Found]] = []
-    with ProgressBar("run", count, float(count)) as bar:
-        for _ in range(count):
-            with Pool(1, preload=_PRELOAD, timeout=SILENT) as pool:
-                ((_, answer),) = pool.run(run, [Run(contests, ways)])
-            if isinstance(answer, Raised) and not answer.user_error:
-                print(answer.trace, file=sys.stderr)
-            if isinstance(answer, Raised | Lost):
-                raise BenchError(f"bench: {answer.message}")
-            found.append(answer)
-            bar.advance(1.0)
-    return found
-
-
-def _recorded(contests: tuple[Contest, ...], runs: Sequence[Sequence[Found]], ways: Ways) -> Record:
+def _recorded(timed: Timed, device: str) -> Record:
     from assay.verify.timing.contest import machine, versions
-    from assay.verify.timing.record import Record, lines_of
+    from assay.verify.timing.record import Record
 
-    first = runs[0][0]
     return Record(
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         commit=_commit(),
-        machine=machine(ways.device),
-        device=ways.device,
-        clock=first.clock,
-        peak=f"{first.peak.device}, {first.peak.source}" if first.peak else "",
+        machine=machine(device),
+        device=device,
+        clock=timed.clock,
+        peak=timed.peak,
         command=" ".join(["assay", *sys.argv[1:]]),
         versions=versions(),
-        lines=tuple(lines_of(contests, runs)),
+        lines=tuple(timed.lines),
     )
 
 

@@ -110,7 +110,7 @@ def _one(item: tuple[str, str, dict[str, Any], Path | None], heartbeat: Any) -> 
     problem, solution, asked, trace = item
     verdict = judge(problem, solution, **asked)
     if trace is not None:
-        write_traces(verdict, trace)
+        write_traces(trace, verdict)
     return str(verdict), verdict.to_line(), verdict.passed
 
 

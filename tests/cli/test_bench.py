@@ -8,6 +8,7 @@ import pytest
 from assay.cli.main import main
 from assay.verify.errors import BenchError
 from assay.verify.timing.record import Record, history, read
+from tests.verify.judged.formats import INTO, filled, flashinfer_solution, flashinfer_trace
 
 KERNELS = """
 import time
@@ -90,3 +91,53 @@ def test_mistakes_are_told_in_one_line(module: str, tmp_path: Path, capsys: pyte
     broken.write_text(json.dumps({"bench": 1, "made": "x"}), encoding="utf-8")
     with pytest.raises(BenchError, match="commit"):
         read(broken)
+
+
+def test_solutions_of_a_problem_are_timed_at_each_stated_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A FlashInfer Trace definition: a right solution and the reference have a time at both workloads, a solution that
+    is wrong at one of them has none at either, and each is a trace with its own latency."""
+    wrong = INTO.replace("y.copy_(", "y.copy_((1.0 if len(x) != 9 else 1.1) * ")
+    filled(flashinfer_trace(tmp_path), {"wrong.json": flashinfer_solution("theirs", wrong)})
+    files = [str(tmp_path / name) for name in ("definition.json", "solution.json", "wrong.json")]
+    made = tmp_path / "traces.jsonl"
+    more = ["--seconds", "0.05", "--no-compiled", "--save", str(tmp_path / "history"), "--runs", "1"]
+    assert main(["bench", *files, *more, "--trace", str(made), "--json"]) == 1
+    content = json.loads(capsys.readouterr().out)
+    lines = {(line["kernel"], line["case"]): line for line in content["lines"]}
+    cases = ["scaled_rows; T=40", "scaled_rows; T=9"]
+    assert list(lines) == [(name, case) for case in cases for name in ("mine", "theirs", "reference")]
+    for case in cases:
+        mine, theirs, reference = (lines[name, case] for name in ("mine", "theirs", "reference"))
+        assert mine["outcome"] == "PASS"
+        assert mine["seconds"] > 0
+        assert mine["worst"] < 1 < mine["bits"]
+        assert mine["judged"] > 1
+        assert (theirs["outcome"], theirs["seconds"], theirs["runs"]) == ("FAIL", None, [])
+        assert (reference["outcome"], reference["seconds"] > 0) == ("REFERENCE", True)
+    traces = [json.loads(line) for line in made.read_text().splitlines()]
+    status = [(trace["solution"], trace["workload"]["uuid"], trace["evaluation"]["status"]) for trace in traces]
+    assert status == [
+        (name, uuid, told)
+        for name, told in (("mine", "PASSED"), ("theirs", "INCORRECT_NUMERICAL"))
+        for uuid in ("w40", "w9")
+    ]
+    assert all(trace["evaluation"]["performance"]["latency_ms"] > 0 for trace in traces[:2])
+    assert [line.kernel for line in history(tmp_path / "history")[0].lines] == ["mine", "theirs", "reference"] * 2
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ([], "expected its solutions behind it"),
+        (["solution.json", "--shape", "T=3"], "--shape: a problem states its own sizes"),
+    ],
+)
+def test_a_problem_without_solutions_or_with_sizes_is_told(
+    more: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, before anything runs."""
+    monkeypatch.chdir(flashinfer_trace(tmp_path))
+    assert main(["bench", "definition.json", *more]) == 2
+    assert words in capsys.readouterr().err

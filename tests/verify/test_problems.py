@@ -28,6 +28,7 @@ from .judged.formats import (
     TASK_YML,
     WORKLOADS,
     filled,
+    flashinfer_trace,
 )
 from .judged.kernels import LINEAR, linear
 
@@ -35,15 +36,7 @@ from .judged.kernels import LINEAR, linear
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     """A definition with two workloads and a solution that writes into its last argument."""
-    solution = {
-        "name": "mine",
-        "definition": "scaled_rows",
-        "author": "me",
-        "spec": {"language": "python", "target_hardware": ["cpu"], "entry_point": "main.py::run"},
-        "sources": [{"path": "main.py", "content": INTO}],
-    }
-    lines = "\n".join(json.dumps({"definition": "scaled_rows", "workload": one}) for one in WORKLOADS)
-    return filled(tmp_path, {"definition.json": DEFINITION, "workload.jsonl": lines, "solution.json": solution})
+    return flashinfer_trace(tmp_path)
 
 
 def test_constants_are_what_literals_set() -> None:
@@ -113,7 +106,7 @@ def test_a_verdict_is_written_back_as_a_trace(trace: Path, tmp_path: Path) -> No
     """With the format's statuses, and ratio, radius and repeat line in `extra`."""
     verdict = judge(trace, trace / "solution.json", effort="quick")
     assert verdict.outcome == "PASS", str(verdict)
-    (line,) = write_traces(verdict, tmp_path / "traces.jsonl").read_text().splitlines()
+    (line,) = write_traces(tmp_path / "traces.jsonl", verdict).read_text().splitlines()
     found = json.loads(line)
     assert (found["definition"], found["solution"], found["workload"]["uuid"]) == ("scaled_rows", "mine", "w40")
     evaluation = found["evaluation"]

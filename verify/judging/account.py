@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from assay.verify.cases.case import Case
 from assay.verify.contract import Contract
@@ -29,11 +30,14 @@ class Ways:
     contract: Contract = field(default_factory=Contract)
     timeout: float = 30.0
     memory: float = 8.0
-    timed: bool = True
+    timed: bool | Literal["all"] = True
     compiled: bool | None = None
+    seconds: float | None = None
 
     def __post_init__(self) -> None:
         """Raises `SettingError`."""
+        if self.timed not in (True, False, "all"):
+            raise SettingError(f'timed={self.timed!r}; expected True, False, or "all"')
         if self.effort not in EFFORTS:
             raise SettingError(f"effort={self.effort!r}; expected one of {', '.join(EFFORTS)}")
 

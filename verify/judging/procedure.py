@@ -46,8 +46,9 @@ def judge(
     contract: Contract | str | None = None,
     timeout: float = 30.0,
     memory: float = 8.0,
-    timed: bool = True,
+    timed: bool | Literal["all"] = True,
     compiled: bool | None = None,
+    seconds: float | None = None,
     trial: str = "",
 ) -> SolutionVerdict:
     """Judge a solution of a problem: a KernelBench file, a FlashInfer Trace definition, a folder with reference.py and
@@ -58,14 +59,15 @@ def judge(
     weights none of which is constant; with numbers of any amplitude; in memory whose numbers change. All results, those
     of timed calls among them, are held against the reference's golden and what ``contract`` allows. ``effort`` says how
     much is tried; ``timeout`` is in seconds of processor time per question, ``memory`` in GiB beyond what its process
-    starts with. ``timed``: it is timed beside the reference, and with ``compiled`` (None: not at quick effort) beside
-    what `torch.compile` makes of that. ``trial`` is the line of one call, to be made alone.
+    starts with. ``timed``: it is timed beside the reference at the first of the stated sizes, or at "all" of them,
+    which are judged then; with ``compiled`` (None: not at quick effort) beside what `torch.compile` makes of the
+    reference; for ``seconds`` each (None: as the effort has it). ``trial`` is one call's line, to be made alone.
 
     Raises `ProblemError`, `SettingError`, `ContractError` or `ReproError` on what can't be judged; whatever the
     solution does becomes part of the verdict.
     """
     promised = contract_from_table(contract) if isinstance(contract, str) else contract or Contract()
-    ways = Ways(effort, seed, str(device), promised, timeout, memory, timed, compiled)
+    ways = Ways(effort, seed, str(device), promised, timeout, memory, timed, compiled, seconds)
     found, answer = read(problem, solution)
     only = Trial.of_line(trial) if trial else None
     return judged(Account(found, answer, ways, str(solution)), only)
@@ -130,7 +132,7 @@ def _all(account: Account, course: Course) -> None:
         for other in others:
             if other is not None:
                 course.other_sizes(_bench(account, course, other, given))
-    most = _GIVEN[account.ways.effort]
+    most = len(problem.given) if account.ways.timed == "all" else _GIVEN[account.ways.effort]
     for stated in problem.given[:most]:
         _given(account, course, stated, limit["given"])
     for stated in problem.given[most:]:
@@ -154,7 +156,7 @@ def _given(account: Account, course: Course, given: Sizes, limit: Extent) -> Non
     if choice is None:
         account.not_judged.append(f"{_named(given)}: beyond this machine")
         return
-    bench = _bench(account, course, choice, given)
+    bench, before = _bench(account, course, choice, given), len(course.seen)
     first = bench.tried(bench.trial("given", account.ways.seed + 31), name="t0", pause=True)
     refused = course.refused(first, bench)
     if choice.kind != "given":
@@ -164,15 +166,19 @@ def _given(account: Account, course: Course, given: Sizes, limit: Extent) -> Non
         return
     course.take(first, ["shapes"])
     if choice.kind == "given":
-        account.workloads.append(workload_of(account, given, first))
+        account.workloads.append(workload_of(account, described(choice, given), given, first))
     if not first.outputs:
         return
     if choice.extent.operations < limit.operations // 4:
         course.one_element(bench, first)
-    if account.ways.timed and account.speed is None:
-        time_it(account, course, bench, first)
+    is_next = account.speed is None or (account.ways.timed == "all" and choice.kind == "given")
+    if account.ways.timed and is_next:
+        speed = time_it(account, course, bench, first)
+        account.speed = account.speed or speed
         if choice.kind == "given":
-            account.workloads[-1] = replace(account.workloads[-1], timed=account.speed is not None)
+            account.workloads[-1] = replace(account.workloads[-1], speed=speed)
+    if choice.kind == "given":
+        account.workloads[-1] = replace(account.workloads[-1], judged=len(course.seen) - before)
 
 
 def _named(given: Sizes) -> str:

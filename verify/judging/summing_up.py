@@ -17,6 +17,7 @@ from assay.verify.judging.conduct import SUSPECT, Cheat, each_once
 from assay.verify.judging.course import Course
 from assay.verify.judging.trials import Seen, Trial
 from assay.verify.judging.verdict import SolutionVerdict, Workload
+from assay.verify.timing.accuracy import bits_of
 
 _TRUSTED_SHARE = 0.01  # of the judged elements must be nonzero; of a strided transposed convolution one in 27 is
 _STATUSES = {"shape": "INCORRECT_SHAPE", "dtype": "INCORRECT_DTYPE", "crash": "RUNTIME_ERROR", "timeout": "TIMEOUT"}
@@ -105,10 +106,11 @@ def _aspects(account: Account, course: Course, cheats: Sequence[Cheat]) -> dict[
     return found
 
 
-def workload_of(account: Account, given: Any, seen: Seen) -> Workload:
+def workload_of(account: Account, sizes: str, given: Any, seen: Seen) -> Workload:
     """What was found at sizes that the problem states."""
     failure, limits = seen.result.failure, seen.result.tolerances
     absolute = relative = radius = 0.0
+    bits = math.nan
     if limits and seen.outputs:
         golden = limits[0].golden
         off = (seen.outputs[0].double() - golden).abs()
@@ -116,11 +118,13 @@ def workload_of(account: Account, given: Any, seen: Seen) -> Workload:
         inner = limits[0].inner[limits[0].inner.isfinite()]
         absolute, radius = _largest(off), _largest(inner)
         relative = _largest(off / golden.abs().clamp(min=torch.finfo(torch.float32).tiny))
+        bits = bits_of(float(off.square().sum()), float(golden[golden.isfinite()].square().sum()))
     worst = seen.result.worst if failure is None else float(failure.ratio or math.inf)
     status = "PASSED" if failure is None else _STATUSES.get(failure.kind, "INCORRECT_NUMERICAL")
     message = failure.message if failure is not None else ""
     repro = account.repro(seen.trial)
-    return Workload(str(given.get("@uuid", "")), status, message, worst, radius, relative, absolute, repro)
+    uuid = str(given.get("@uuid", ""))
+    return Workload(uuid, status, sizes, message, worst, radius, relative, absolute, bits, repro=repro)
 
 
 def _largest(values: torch.Tensor) -> float:

@@ -25,7 +25,7 @@ _BYTES = 2**29  # that the results of a series may take
 _LONGEST_NOTE = 120
 
 
-def timed(account: Account, course: Course, bench: Bench, first: Seen) -> None:
+def timed(account: Account, course: Course, bench: Bench, first: Seen) -> Speed:
     """Time the solution beside the reference, and judge calls among those that were timed; ``first`` was one alone.
 
     No call has numbers that an earlier one had, and none has numbers that could be known beforehand: draws are by
@@ -57,17 +57,18 @@ def timed(account: Account, course: Course, bench: Bench, first: Seen) -> None:
                 others[title] = Stopwatch(process, names, seeds, places)
             except SolutionError as error:
                 notes.append(f"the {title} can't be timed here ({one_line(error)[:_LONGEST_NOTE]})")
-        by_turns([own, *others.values()], _SECONDS[ways.effort], most)
+        by_turns([own, *others.values()], ways.seconds or _SECONDS[ways.effort], most)
         notes += compared(own, others.get("reference"), on_cpu=ways.device == "cpu")
         times = {title: Time.of(watch.seconds) for title, watch in others.items()}
         sizes = described(bench.choice, account.problem.given[0])
-        account.speed = Speed(
+        speed = Speed(
             sizes, ways.device, Time.of(own.seconds), times.get("reference"), times.get("compiled"), "; ".join(notes)
         )
         course.cheats += own.cheats
         for place, shift, called in own.picked(_PICKED[ways.effort]):
             trial = replace(data[place], shift=shift)
             course.take(bench.judged(trial, bench.arguments(trial), called, timed=True), ["conduct"])
+    return speed
 
 
 def _prepare(process: SolutionProcess, account: Account, bench: Bench) -> None:

@@ -46,7 +46,7 @@ def traces(verdict: SolutionVerdict) -> list[dict[str, Any]]:
 def evaluation(verdict: SolutionVerdict, found: Workload) -> dict[str, Any]:
     """The evaluation of one workload."""
     status = "INCORRECT_NUMERICAL" if found.status == "PASSED" and not verdict.passed else found.status
-    speed = verdict.speed if found.timed else None
+    speed = found.speed
     if status == "PASSED" and (speed is None or speed.reference is None):
         speed = None
     why = found.message or "; ".join(map(str, verdict.cheats)) or verdict.note
@@ -83,9 +83,10 @@ def environment(verdict: SolutionVerdict) -> Mapping[str, Any]:
     return {"hardware": hardware, "libs": {"torch": torch.__version__, "python": platform.python_version()}}
 
 
-def write_traces(verdict: SolutionVerdict, path: str | Path) -> Path:
-    """Write `traces` as JSON lines; return the path. Raises as `traces` does."""
-    return write_text_atomically(path, "".join(json.dumps(trace) + "\n" for trace in traces(verdict)))
+def write_traces(path: str | Path, *verdicts: SolutionVerdict) -> Path:
+    """Write `traces` of each as JSON lines; return the path. Raises as `traces` does."""
+    lines = [json.dumps(trace) + "\n" for verdict in verdicts for trace in traces(verdict)]
+    return write_text_atomically(path, "".join(lines))
 
 
 def _number(value: float) -> float | str:

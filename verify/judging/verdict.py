@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,19 +19,23 @@ from assay.verify.verdict import Verdict
 class Workload:
     """What was found at one of the sizes that a problem states: as a trace of FlashInfer Bench says it.
 
-    ``worst`` is the largest |solution - golden| / radius there, the errors are those from the golden. ``timed``: the
-    verdict's speed is that at these sizes.
+    ``worst`` is the largest |solution - golden| / radius there, the errors are those from the golden, ``bits`` the
+    accuracy (`assay.verify.timing.accuracy.bits_of`), of the first of the ``judged`` calls. ``speed`` is None where it
+    wasn't timed at these ``sizes``.
     """
 
     uuid: str
     status: str
+    sizes: str = ""
     message: str = ""
     worst: float = 0.0
     radius: float = 0.0
     relative: float = 0.0
     absolute: float = 0.0
+    bits: float = math.nan
+    judged: Count = 0
     repro: str = ""
-    timed: bool = False
+    speed: Speed | None = None
 
 
 @dataclass(frozen=True)
@@ -39,8 +44,9 @@ class SolutionVerdict(Verdict):
 
     ``format`` is the problem's; ``cheats`` are what the solution was seen to do instead of computing, by the names of
     `assay.verify.judging.conduct.CHEATS`; ``sizes`` says at which sizes it was judged, ``not_judged`` at which of the
-    given ones not, and why; ``speed`` is None where it wasn't timed; ``workloads`` are the given sizes, one by one.
-    ``unresolved`` and all else is as in any verdict.
+    given ones not, and why; ``workloads`` are the given sizes, one by one, with the speed at each that was timed;
+    ``speed`` is the first of these, or that at other sizes, None where it wasn't timed. ``unresolved`` and all else is
+    as in any verdict.
     """
 
     problem: str = ""
@@ -57,8 +63,9 @@ class SolutionVerdict(Verdict):
         """Plain data, as `Verdict.as_dict` gives it, with each cheat's description and the factor of speed."""
         found = super().as_dict()
         found["cheats"] = [{**plain(cheat), "description": CHEATS[cheat.name]} for cheat in self.cheats]
-        if self.speed is not None:
-            found["speed"] = {**plain(self.speed), "factor": plain(self.speed.factor)}
+        found["speed"] = _speed(self.speed)
+        for workload, told in zip(self.workloads, found["workloads"], strict=True):
+            told["speed"] = _speed(workload.speed)
         return found
 
     def to_line(self) -> str:
@@ -73,3 +80,7 @@ class SolutionVerdict(Verdict):
         if self.speed is not None:
             lines.append(f"  speed       {self.speed}")
         return "\n".join(lines)
+
+
+def _speed(speed: Speed | None) -> dict[str, Any] | None:
+    return {**plain(speed), "factor": plain(speed.factor)} if speed is not None else None

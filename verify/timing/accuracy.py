@@ -35,13 +35,17 @@ class Measuring(Oracle):
 
     @property
     def bits(self) -> float:
-        """log2 of the root mean square of the goldens over that of the errors: infinite where there are none, and NaN
-        before anything is judged.
+        """`bits_of` all that was judged.
 
         Of results rounded to nearest in a format of p bits it is between p + 0.8 and p + 1.8: errors lie evenly within
         2^-p of the lower end of a number's binade, in either direction, and their root mean square is 2^-p / sqrt(3).
         """
-        error, golden = self.squares
-        if not golden:
-            return math.nan
-        return 0.5 * math.log2(golden / error) if error else math.inf
+        return bits_of(*self.squares)
+
+
+def bits_of(error: float, golden: float) -> float:
+    """log2 of the root mean square of the goldens over that of the errors, of sums of their squares: infinite where
+    there are no errors, and NaN where nothing was judged."""
+    if not golden:
+        return math.nan
+    return 0.5 * math.log2(golden / error) if error else math.inf

@@ -54,7 +54,7 @@ def row(line: Line, best: float | None) -> tuple[str, ...]:
         f"{100 * line.share:.3g} %" if line.share else "",
         f"{line.bytes / line.seconds / 1e9:.4g}" if line.bytes else "",
         f"{line.products / line.seconds / 1e12:.4g}" if line.products else "",
-        f"{line.bits:.1f}" if line.bits is not None else "exact",
+        f"{line.bits:.1f}" if line.bits is not None else "exact" if line.judged else "",
         f"{line.worst:.2g}" if line.worst is not None else "",
         _judged(line),
         line.gap,

@@ -17,14 +17,18 @@ from assay.verify.timing.contest import Contest, Found
 from assay.verify.timing.roofline import gap_in_words
 
 
+REFERENCE = "REFERENCE"
+
+
 @dataclass(frozen=True)
 class Line:
-    """One kernel at one case.
+    """One kernel at one case. Its ``outcome`` is `REFERENCE` where it is itself what others' times are compared with.
 
-    ``runs`` are, of each run, the median seconds of a call in each round, ``yardstick`` those of a copy right after it;
-    both are empty where no time is told, and ``why`` says why. ``seconds`` is the median over all, ``spread`` the
-    distance between the quartiles of the rounds. ``least`` are the seconds of the roofline, ``bound`` what sets them.
-    ``worst`` is the largest error over what the contract allows, ``bits`` the accuracy, ``launch`` the host's seconds.
+    ``runs`` are, of each run, the median seconds of a call in each round, ``yardstick`` those of a copy right after it,
+    or of the reference by turns; both are empty where no time is told, and ``why`` says why. ``seconds`` is the median
+    over all, ``spread`` the distance between the quartiles. ``least`` are the seconds of the roofline, ``bound`` what
+    sets them. ``worst`` is the largest error over what the contract allows, ``bits`` the accuracy, ``launch`` the
+    host's seconds.
     """
 
     kernel: str

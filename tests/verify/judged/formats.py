@@ -137,3 +137,21 @@ def filled(folder: Path, files: dict[str, object]) -> Path:
         text = content if isinstance(content, str) else json.dumps(content)
         (folder / name).write_text(text)
     return folder
+
+
+def flashinfer_trace(folder: Path) -> Path:
+    """A definition with two workloads, and a solution that writes into its last argument."""
+    lines = "\n".join(json.dumps({"definition": "scaled_rows", "workload": one}) for one in WORKLOADS)
+    files = {"definition.json": DEFINITION, "workload.jsonl": lines, "solution.json": flashinfer_solution("mine", INTO)}
+    return filled(folder, files)
+
+
+def flashinfer_solution(name: str, source: str) -> dict[str, object]:
+    """A solution of that definition."""
+    return {
+        "name": name,
+        "definition": "scaled_rows",
+        "author": "me",
+        "spec": {"language": "python", "target_hardware": ["cpu"], "entry_point": "main.py::run"},
+        "sources": [{"path": "main.py", "content": source}],
+    }

@@ -1,0 +1,100 @@
+"""What `assay bench` runs: kernels of one op, or solutions of a problem; each run is a process of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from assay.cli.progress import ProgressBar
+from assay.runtime.pool import Heartbeat, Pool, Raised
+from assay.runtime.process import Lost
+from assay.verify.errors import BenchError, TargetError
+
+if TYPE_CHECKING:
+    from assay.verify.campaign.table import Entry
+    from assay.verify.inspection.calls import Asked
+    from assay.verify.judging.verdict import SolutionVerdict
+    from assay.verify.timing.contest import Ways
+    from assay.verify.timing.record import Line
+
+_SILENT = 3600.0
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What came of all runs, by which clock, and the device's peak in words."""
+
+    lines: Sequence[Line]
+    clock: str
+    peak: str = ""
+
+
+def is_problem(target: str) -> bool:
+    """Whether a target is a problem's path, and no kernel's name or table."""
+    return Path(target).exists() and not target.endswith(".toml")
+
+
+def of_kernels(
+    kernels: Sequence[Entry], sizes: Asked, ways: Ways, count: int, *, against: str, compiles: bool
+) -> Timed:
+    """Kernels by turns with what else does the same. Raises `TargetError` and `BenchError`."""
+    from assay.verify.timing.contest import Run, contests_of, run
+    from assay.verify.timing.record import lines_of
+
+    contests = tuple(contests_of(kernels, sizes, ways, against=against, compiles=compiles))
+    if not contests:
+        raise TargetError(f"bench: none of these kernels can be timed on {ways.device}")
+    runs = _in_processes(run, Run(contests, ways), count, "assay.verify.timing.contest")
+    first = runs[0][0]
+    peak = f"{first.peak.device}, {first.peak.source}" if first.peak else ""
+    return Timed(lines_of(contests, runs), first.clock, peak)
+
+
+def of_solutions(
+    problem: str, solutions: Sequence[str], asked: Mapping[str, Any], count: int, trace: Path | None
+) -> Timed:
+    """Solutions of a problem, each by turns with the reference at all stated sizes; ``trace`` gets what the last run
+    gave as FlashInfer Bench writes it. Raises `BenchError` and `ProblemError`."""
+    from assay.verify.judging.lines import lines_of
+    from assay.verify.judging.trace import write_traces
+    from assay.verify.problems.reading import read
+
+    if not solutions:
+        raise BenchError(f"{problem}: is a problem; expected its solutions behind it: assay bench PROBLEM SOLUTION...")
+    for solution in solutions:
+        read(problem, solution)
+    runs = _in_processes(_judged, (problem, tuple(solutions), dict(asked)), count, "assay.verify.judging.procedure")
+    if trace is not None:
+        print(f"assay: wrote {write_traces(trace, *runs[-1])}", file=sys.stderr)
+    return Timed(lines_of(runs), "time.perf_counter in processes of their own, by turns with the reference")
+
+
+def _judged(item: tuple[str, tuple[str, ...], dict[str, Any]], heartbeat: Heartbeat) -> list[SolutionVerdict]:
+    """Each solution in turn, in a worker."""
+    from assay.verify.judging.procedure import judge
+
+    problem, solutions, asked = item
+    found = []
+    for solution in solutions:
+        heartbeat(solution, _SILENT)
+        found.append(judge(problem, solution, timed="all", **asked))
+    return found
+
+
+def _in_processes(function: Callable[[Any, Heartbeat], Any], item: Any, count: int, preload: str) -> list[Any]:
+    """What so many processes, one after another, give. Raises `BenchError`."""
+    found = []
+    with ProgressBar("run", count, float(count)) as bar:
+        for _ in range(count):
+            with Pool(1, preload=preload, timeout=_SILENT) as pool:
+                ((_, answer),) = pool.run(function, [item])
+            if isinstance(answer, Raised) and not answer.user_error:
+                print(answer.trace, file=sys.stderr)
+            if isinstance(answer, Raised | Lost):
+                raise BenchError(f"bench: {answer.message}")
+            found.append(answer)
+            bar.advance(1.0)
+    return found
