@@ -114,9 +114,8 @@ def bench(
     ways = Ways(device, seconds, rounds, on_gpu if cold is None else cold, graph)
     count = runs or (_COMPARED_RUNS if save is not None or compare is not None else 1)
     if targets and is_problem(targets[0]):
-        no_room = {"--spec": spec, "--dtype": dtype, "--option": option, "--shape": shape, "--layout": layout}
-        no_room |= {"--contract": contract, "--cold": cold, "--graphs": graph}
-        if given := [name for name, value in no_room.items() if value]:
+        without = ("--spec", spec), ("--dtype", dtype), ("--option", option), ("--shape", shape), ("--layout", layout)
+        if given := [name for name, value in (*without, ("--contract", contract), ("--graphs", graph)) if value]:
             raise BenchError(f"{given[0]}: a problem states its own sizes and reference; leave it out")
         asked = {"device": device, "seconds": seconds, "compiled": compiles}
         timed = of_solutions(targets[0], targets[1:], asked, count, trace)

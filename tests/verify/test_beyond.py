@@ -70,9 +70,17 @@ ASKED: list[int] = []
 
 
 def slow_softmax(x: Tensor) -> Tensor:
-    """Honest, half a millisecond a row; it notes how many it was asked for."""
+    """Honest, half a millisecond of the processor a row; it notes how many it was asked for."""
     ASKED.append(x.shape[0])
-    time.sleep(0.0005 * x.shape[0])
+    until = time.thread_time() + 0.0005 * x.shape[0]
+    while time.thread_time() < until:
+        pass
+    return softmax(x)
+
+
+def interrupted_softmax(x: Tensor) -> Tensor:
+    """Honest; others have the processor for a while before it."""
+    time.sleep(0.1)
     return softmax(x)
 
 
@@ -85,6 +93,18 @@ def test_a_slow_kernel_is_spared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert quick.phases["beyond"] == 5
     assert examine(slow_softmax, "softmax", dtype="float32", examples=0, shapes=shapes).passed
     assert 256 < max(ASKED) < 65_536
+
+
+def test_a_busy_machine_spares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What passes while others have the processor doesn't count: the verdict is that of an idle machine."""
+    monkeypatch.setattr(course, "PHASES", [phase for phase in course.PHASES if phase[0] == "beyond"])
+    verdicts = [
+        examine(kernel, "softmax", dtype="float32", examples=0, effort="quick", shapes={"N": [3]})
+        for kernel in (softmax, interrupted_softmax)
+    ]
+    assert verdicts[0].phases == verdicts[1].phases
+    assert verdicts[0].elements == verdicts[1].elements
+    assert verdicts[0].phases["beyond"] == 5
 
 
 def test_seams_lie_behind_a_block() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from assay.golden.evaluation.golden import Golden
+from assay.runtime.patience import Patience, own_time
 from assay.verify.cases.at_shape import PROTOCOL as AT
 from assay.verify.cases.at_shape import at_cases
 from assay.verify.cases.case import Case
@@ -133,11 +132,11 @@ class Course:
     def _failure_of(self, case: Case) -> Failure | None:
         return self.bench.try_case(self.question.sampler.tied(case)).failure
 
-    def seconds(self, phase: str, case: Case) -> float:
-        """How long it takes to try a case."""
-        started = time.perf_counter()
+    def is_slow(self, phase: str, case: Case, seconds: float) -> bool:
+        """Try a case; whether that takes so many seconds, however busy the machine is."""
+        patience = Patience(seconds, own_time)
         self.attempt(phase, case)
-        return time.perf_counter() - started
+        return patience.is_over()
 
     def look_twice(self, phase: str, case: Case) -> tuple[Result, Result] | None:
         """Try a case, and what it gave by what rounding is likely to do; None where it failed or showed no more."""
@@ -219,7 +218,7 @@ def _grow(course: Course, name: str) -> None:
     for series in phases.beyond_cases(course.question.sampler):
         for done, case in enumerate(series, 1):
             tries = 2 if done == 1 else 1  # the first call may compile
-            slow = all(course.seconds(name, case) > longest for _ in range(tries))
+            slow = all(course.is_slow(name, case, longest) for _ in range(tries))
             course.progress(name, done, len(series))
             if slow or course.ended:
                 break
@@ -243,17 +242,17 @@ def _lengths(course: Course, name: str) -> None:
     last: dict[bool, Case] = {}
     series = length_cases(course.question.sampler, quick=course.question.settings.effort == "quick")
     for done, (length, cases) in enumerate(series, 1):
-        seen, spent = [], math.inf
+        growth = series[done][0] / length if done < len(series) and length >= _TELLING else 1.0
+        seen, slow = [], True
         for case in cases:
-            started = time.perf_counter()
+            patience = Patience(min(_LONG_CASE, course.question.settings.timeout / 4) / growth, own_time)
             seen.append(course.look_twice(name, case))
-            spent = min(spent, time.perf_counter() - started)  # a call may compile
+            slow = slow and patience.is_over()  # one of them may compile
         found = detectable(length, [pair for pair in seen if pair is not None])
         course.detectable += [found] if found is not None else []
         course.progress(name, done, len(series))
         last[length > QUICKEST[-1]] = cases[-1]
-        growth = series[done][0] / length if done < len(series) and length >= _TELLING else 1.0
-        if course.ended or spent * growth > min(_LONG_CASE, course.question.settings.timeout / 4):
+        if course.ended or slow:
             break
     for case in last.values():
         course.attempt("bias", replace(case, protocol="bias"))

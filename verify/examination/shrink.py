@@ -6,11 +6,11 @@ which is what makes greedy shrinking work.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from assay.golden.inputs.distributions import names_of
+from assay.runtime.patience import Patience, own_time
 from assay.verify.cases.case import Case, Edit
 from assay.verify.cases.sampler import Sampler
 from assay.verify.examination.few_elements import with_few_elements, without_place
@@ -29,8 +29,9 @@ def shrink(
     trials: int = 400,
     seconds: float = 20.0,
 ) -> Failure:
-    """The smallest failure of the same kind that greedy steps reach within so many trials and seconds."""
-    search = _Search(failure, attempt, sampler, trials, time.monotonic() + seconds)
+    """The smallest failure of the same kind that greedy steps reach within so many trials and seconds, which a busy
+    machine doesn't shorten."""
+    search = _Search(failure, attempt, sampler, trials, Patience(seconds, own_time))
     while search.smaller_sizes() | search.simpler():
         pass
     while search.fewer_elements() and search.smaller_sizes() | search.fewer_places():
@@ -51,11 +52,11 @@ class _Search:
     attempt: Callable[[Case], Failure | None]
     sampler: Sampler
     trials: int
-    deadline: float
+    patience: Patience
 
     def fails(self, case: Case) -> bool:
         """Whether ``case`` fails likewise; it is then the smallest failure."""
-        if self.trials == 0 or time.monotonic() > self.deadline:
+        if self.trials == 0 or self.patience.is_over():
             return False
         self.trials -= 1
         found = self.attempt(self.sampler.tied(case))

@@ -16,7 +16,6 @@ from assay.verify.errors import BenchError
 from assay.verify.timing.contest import Contest, Found
 from assay.verify.timing.roofline import gap_in_words
 
-
 REFERENCE = "REFERENCE"
 
 
