@@ -66,7 +66,7 @@ def first_line(error: BaseException) -> str:
 _LONGEST = 600  # characters of a message in one line
 
 
-def one_line(error: BaseException) -> str:
+def one_line(error: BaseException | str) -> str:
     """The whole message of an error in one line; of a very long one, such as of an array, begin and end."""
     words = " ".join(str(error).split()) or "no message"
     half = _LONGEST // 2

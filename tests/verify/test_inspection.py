@@ -151,9 +151,12 @@ def test_an_early_return_is_followed_where_it_is_known() -> None:
 
 
 def test_what_does_not_compile_is_told_by_the_compiler() -> None:
-    """A kernel that the compiler refuses is a fatal finding with its words."""
+    """A kernel that the compiler refuses is a fatal finding with its words, those of the innermost function, and the
+    lines that led there."""
     call = look("refused", inputs="vector")
-    assert "doesn't compile for sm_90a: " in words(call, "not compiled")
+    told = words(call, "not compiled")
+    assert "doesn't compile for sm_90a: ValueError: arange's range must be a power of 2" in told
+    assert told.endswith("in `return x + tl.arange(0, 3)`, of `tl.store(y_ptr, _three(tl.load(x_ptr)))`")
     assert call.findings(HOPPER)[0].fatal
 
 

@@ -95,7 +95,7 @@ class Recording:
         try:
             compiled = _run(owner, *arguments, grid=(1, 1, 1), warmup=True, **keywords)
         except Exception as problem:  # the compiler's, whatever it is
-            error = f"{type(problem).__name__}: {one_line(problem)}"
+            error = _reason(problem)
         if compiled is None and not error:
             return _Nothing(None)  # another share's
         bound = _bound(owner, arguments, keywords)
@@ -169,6 +169,18 @@ class Recording:
         """Give kernels back what they had compiled."""
         for owner, caches in self._caches.items():
             owner.device_caches = caches
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost error, which Triton's errors of callers hide, and the line of each function that led there."""
+    lines, inner = [], error
+    while inner is not None:
+        error, inner = inner, inner.__cause__
+        at, source = getattr(getattr(error, "node", None), "lineno", 0), getattr(error, "src", None)
+        if at and source:
+            lines.append(f"`{source.splitlines()[at - 1].strip()}`")
+    words = one_line(getattr(error, "error_message", None) or error)
+    return f"{type(error).__name__}: {words}" + (f", in {', of '.join(reversed(lines))}" if lines else "")
 
 
 @contextlib.contextmanager
