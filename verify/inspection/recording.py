@@ -173,9 +173,10 @@ class Recording:
 
 def _reason(error: BaseException) -> str:
     """The innermost error, which Triton's errors of callers hide, and the line of each function that led there."""
-    lines, inner = [], error
-    while inner is not None:
-        error, inner = inner, inner.__cause__
+    lines, chain = [], [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    for error in chain:
         at, source = getattr(getattr(error, "node", None), "lineno", 0), getattr(error, "src", None)
         if at and source:
             lines.append(f"`{source.splitlines()[at - 1].strip()}`")
