@@ -1,6 +1,8 @@
-"""Pallas kernels, one op a file: kernel, call, and a thin wrapper that checks its arguments.
+"""Pallas kernels, one op a file with its gradient: kernels, calls, and a thin wrapper that checks its arguments.
 
 Import the function from its file: ``from assay.kernels.pallas.softmax import softmax``. Each takes and returns jax
-arrays. On a CPU it runs in Pallas' interpret mode, on a TPU it is compiled from the same source.
-The contract of each stands in ``configs/contracts/pallas.toml``.
+arrays, and works under ``jax.jit``, ``jax.vmap`` and ``jax.grad``. Lowered for a TPU it is compiled by Mosaic, lowered
+for a CPU it runs in Pallas' interpret mode, from the same source (`calls.call`). Blocks are tiles of a TPU's vector
+memory, 8 rows of 128 elements in float32 and 16 in bfloat16, or reach to the end of the array. The contract of each
+kernel stands in ``configs/contracts/pallas.toml``.
 """

@@ -1,4 +1,4 @@
-"""Checks of a kernel's arguments, whose errors name the argument, what was expected and what came; where it runs."""
+"""Checks of a kernel's arguments, whose errors name the argument, what was expected and what came."""
 
 from __future__ import annotations
 
@@ -26,8 +26,3 @@ def check_array(name: str, array: Any, shape: Sequence[int | str], dtype: Any = 
     )
     if not fits:
         raise ValueError(f"{name}: expected shape [{', '.join(map(str, shape))}], got {list(array.shape)}")
-
-
-def is_interpreted() -> bool:
-    """Whether Pallas interprets kernels here: it compiles for a CPU none."""
-    return bool(jax.default_backend() == "cpu")

@@ -10,12 +10,14 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from assay.kernels.pallas.arguments import check_array, is_interpreted
+from assay.kernels.pallas.arguments import check_array
+from assay.kernels.pallas.calls import call
+from assay.kernels.pallas.products import dot
 
 _BLOCK_M, _BLOCK_N, _BLOCK_K = 128, 128, 128
 
 
-def _gemm_kernel(a_ref: Any, b_ref: Any, c_ref: Any, acc_ref: Any, *, inner: int, blocks: int) -> None:
+def _gemm_kernel(a_ref: Any, b_ref: Any, c_ref: Any, acc_ref: Any, *, inner: int) -> None:
     block = pl.program_id(2)
 
     @pl.when(block == 0)
@@ -25,20 +27,23 @@ def _gemm_kernel(a_ref: Any, b_ref: Any, c_ref: Any, acc_ref: Any, *, inner: int
     left = inner - block * _BLOCK_K  # what lies behind the end of K is anything, NaN included
     a = jnp.where(jax.lax.broadcasted_iota(jnp.int32, a_ref.shape, 1) < left, a_ref[...], 0)
     b = jnp.where(jax.lax.broadcasted_iota(jnp.int32, b_ref.shape, 0) < left, b_ref[...], 0)
-    acc_ref[...] += jnp.dot(a, b, preferred_element_type=jnp.float32, precision=jax.lax.Precision.HIGHEST)
+    acc_ref[...] += dot(a, b)
 
-    @pl.when(block == blocks - 1)
+    @pl.when(block == pl.num_programs(2) - 1)
     def _() -> None:
         c_ref[...] = acc_ref[...].astype(c_ref.dtype)
 
 
-@functools.partial(jax.jit, static_argnames="interpret")
-def _gemm(a: jax.Array, b: jax.Array, *, interpret: bool) -> jax.Array:
+@jax.custom_vjp
+@jax.jit
+def _gemm(a: jax.Array, b: jax.Array) -> jax.Array:
     (rows, inner), columns = a.shape, b.shape[1]
-    blocks = pl.cdiv(inner, _BLOCK_K)
-    return pl.pallas_call(
-        functools.partial(_gemm_kernel, inner=inner, blocks=blocks),
-        grid=(pl.cdiv(rows, _BLOCK_M), pl.cdiv(columns, _BLOCK_N), blocks),
+    if not a.size or not b.size:
+        return jnp.zeros((rows, columns), a.dtype)
+    return call(
+        functools.partial(_gemm_kernel, inner=inner),
+        *(a, b),
+        grid=(pl.cdiv(rows, _BLOCK_M), pl.cdiv(columns, _BLOCK_N), pl.cdiv(inner, _BLOCK_K)),
         in_specs=[
             pl.BlockSpec((_BLOCK_M, _BLOCK_K), lambda i, j, k: (i, k)),
             pl.BlockSpec((_BLOCK_K, _BLOCK_N), lambda i, j, k: (k, j)),
@@ -47,8 +52,15 @@ def _gemm(a: jax.Array, b: jax.Array, *, interpret: bool) -> jax.Array:
         out_shape=jax.ShapeDtypeStruct((rows, columns), a.dtype),
         scratch_shapes=[pltpu.VMEM((_BLOCK_M, _BLOCK_N), jnp.float32)],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
-        interpret=interpret,
-    )(a, b)
+    )
+
+
+def _gradients(factors: tuple[jax.Array, jax.Array], dc: jax.Array) -> tuple[jax.Array, jax.Array]:
+    a, b = factors
+    return _gemm(dc, b.T), _gemm(a.T, dc)
+
+
+_gemm.defvjp(lambda a, b: (_gemm(a, b), (a, b)), _gradients)
 
 
 def gemm(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -58,6 +70,4 @@ def gemm(a: jax.Array, b: jax.Array) -> jax.Array:
     """
     check_array("a", a, ("M", "K"))
     check_array("b", b, (a.shape[1], "N"), a.dtype)
-    if not a.size or not b.size:
-        return jnp.zeros((a.shape[0], b.shape[1]), a.dtype)
-    return _gemm(a, b, interpret=is_interpreted())
+    return _gemm(a, b)

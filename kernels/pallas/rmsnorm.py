@@ -1,4 +1,4 @@
-"""RMS norm over the rows of a matrix: a block holds whole rows."""
+"""RMS norm over the rows of a matrix, and its gradients."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 
-from assay.kernels.pallas.arguments import check_array, is_interpreted
-
-_ROWS = 8  # of a block: what a tile of a TPU's vector memory has in float32
+from assay.kernels.pallas.arguments import check_array
+from assay.kernels.pallas.rows import add_rows, by_rows
 
 
 def _rmsnorm_kernel(x_ref: Any, weight_ref: Any, y_ref: Any, *, eps: float, offset: float) -> None:
@@ -20,18 +18,46 @@ def _rmsnorm_kernel(x_ref: Any, weight_ref: Any, y_ref: Any, *, eps: float, offs
     y_ref[...] = (x * root * (weight_ref[...].astype(jnp.float32) + offset)).astype(y_ref.dtype)
 
 
-@functools.partial(jax.jit, static_argnames=("eps", "offset", "interpret"))
-def _rmsnorm(x: jax.Array, weight: jax.Array, *, eps: float, offset: float, interpret: bool) -> jax.Array:
-    rows, columns = x.shape
-    block = pl.BlockSpec((_ROWS, columns), lambda i: (i, 0))
-    return pl.pallas_call(
-        functools.partial(_rmsnorm_kernel, eps=eps, offset=offset),
-        grid=(pl.cdiv(rows, _ROWS),),
-        in_specs=[block, pl.BlockSpec((1, columns), lambda i: (0, 0))],
-        out_specs=block,
-        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
-        interpret=interpret,
-    )(x, weight[None, :])
+def _rmsnorm_backward_kernel(
+    x_ref: Any,
+    dy_ref: Any,
+    weight_ref: Any,
+    dx_ref: Any,
+    dweight_ref: Any,
+    grown_ref: Any,
+    *,
+    eps: float,
+    offset: float,
+    rows: int,
+) -> None:
+    """With h = x / root and g = dy (weight + offset): dx = (g - h mean(g h)) / root, and dweight sums dy h."""
+    x, dy = x_ref[...].astype(jnp.float32), dy_ref[...].astype(jnp.float32)
+    root = jax.lax.rsqrt(jnp.mean(x * x, axis=1, keepdims=True) + eps)
+    h, g = x * root, dy * (weight_ref[...].astype(jnp.float32) + offset)
+    dx_ref[...] = ((g - h * jnp.mean(g * h, axis=1, keepdims=True)) * root).astype(dx_ref.dtype)
+    add_rows(dweight_ref, grown_ref, dy * h, rows)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _rmsnorm(x: jax.Array, weight: jax.Array, eps: float, offset: float) -> jax.Array:
+    kernel = functools.partial(_rmsnorm_kernel, eps=eps, offset=offset)
+    return by_rows(kernel, [x], [weight], results=[x.dtype])
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def _rmsnorm_backward(
+    x: jax.Array, weight: jax.Array, dy: jax.Array, eps: float, offset: float
+) -> tuple[jax.Array, jax.Array]:
+    kernel = functools.partial(_rmsnorm_backward_kernel, eps=eps, offset=offset, rows=len(x))
+    return by_rows(kernel, [x, dy], [weight], results=[x.dtype], sums=[weight.dtype])
+
+
+def _saving(x: jax.Array, weight: jax.Array, eps: float, offset: float) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    return _rmsnorm(x, weight, eps, offset), (x, weight)
+
+
+_rmsnorm.defvjp(_saving, lambda eps, offset, saved, dy: _rmsnorm_backward(*saved, dy, eps, offset))
 
 
 def rmsnorm(x: jax.Array, weight: jax.Array, *, eps: float = 1e-6, offset: float = 0.0) -> jax.Array:
@@ -42,4 +68,18 @@ def rmsnorm(x: jax.Array, weight: jax.Array, *, eps: float = 1e-6, offset: float
     """
     check_array("x", x, ("R", "N"))
     check_array("weight", weight, x.shape[1:])
-    return _rmsnorm(x, weight, eps=eps, offset=offset, interpret=is_interpreted()) if x.size else x
+    return _rmsnorm(x, weight, eps, offset)
+
+
+def rmsnorm_backward(
+    x: jax.Array, weight: jax.Array, dy: jax.Array, *, eps: float = 1e-6, offset: float = 0.0
+) -> tuple[jax.Array, jax.Array]:
+    """dx[R,N] and dweight[N] of `rmsnorm`'s x[R,N] and weight[N], from the gradient dy[R,N] of its result.
+
+    Computed in float32 from x. Each is float32, bfloat16 or float16, not necessarily the same; dx has x's dtype,
+    dweight that of weight. Raises TypeError or ValueError, naming the argument, for another dtype or shape.
+    """
+    check_array("x", x, ("R", "N"))
+    check_array("weight", weight, x.shape[1:])
+    check_array("dy", dy, x.shape)
+    return _rmsnorm_backward(x, weight, dy, eps, offset)

@@ -1,17 +1,14 @@
-"""Softmax over the rows of a matrix: a block holds whole rows."""
+"""Softmax over the rows of a matrix, and its gradient."""
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 
-from assay.kernels.pallas.arguments import check_array, is_interpreted
-
-_ROWS = 8  # of a block: what a tile of a TPU's vector memory has in float32
+from assay.kernels.pallas.arguments import check_array
+from assay.kernels.pallas.rows import by_rows
 
 
 def _softmax_kernel(x_ref: Any, y_ref: Any) -> None:
@@ -20,18 +17,28 @@ def _softmax_kernel(x_ref: Any, y_ref: Any) -> None:
     y_ref[...] = (weights / jnp.sum(weights, axis=1, keepdims=True)).astype(y_ref.dtype)
 
 
-@functools.partial(jax.jit, static_argnames="interpret")
-def _softmax(x: jax.Array, *, interpret: bool) -> jax.Array:
-    rows, columns = x.shape
-    block = pl.BlockSpec((_ROWS, columns), lambda i: (i, 0))
-    return pl.pallas_call(
-        _softmax_kernel,
-        grid=(pl.cdiv(rows, _ROWS),),
-        in_specs=[block],
-        out_specs=block,
-        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
-        interpret=interpret,
-    )(x)
+def _softmax_backward_kernel(y_ref: Any, dy_ref: Any, dx_ref: Any) -> None:
+    y, dy = y_ref[...].astype(jnp.float32), dy_ref[...].astype(jnp.float32)
+    dx_ref[...] = (y * (dy - jnp.sum(y * dy, axis=1, keepdims=True))).astype(dx_ref.dtype)
+
+
+@jax.custom_vjp
+@jax.jit
+def _softmax(x: jax.Array) -> jax.Array:
+    return by_rows(_softmax_kernel, [x], results=[x.dtype])
+
+
+@jax.jit
+def _softmax_backward(y: jax.Array, dy: jax.Array) -> jax.Array:
+    return by_rows(_softmax_backward_kernel, [y, dy], results=[y.dtype])
+
+
+def _saving(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y = _softmax(x)
+    return y, y
+
+
+_softmax.defvjp(_saving, lambda y, dy: (_softmax_backward(y, dy),))
 
 
 def softmax(x: jax.Array) -> jax.Array:
@@ -40,4 +47,15 @@ def softmax(x: jax.Array) -> jax.Array:
     Raises TypeError or ValueError, naming the argument, for another dtype or another number of dimensions.
     """
     check_array("x", x, ("R", "N"))
-    return _softmax(x, interpret=is_interpreted()) if x.size else x
+    return _softmax(x)
+
+
+def softmax_backward(y: jax.Array, dy: jax.Array) -> jax.Array:
+    """dx[R,N] of `softmax`, from its result y[R,N] and the gradient dy[R,N] of that, computed in float32.
+
+    Both are float32, bfloat16 or float16, not necessarily the same; dx has y's dtype. Raises TypeError or ValueError,
+    naming the argument, for another dtype or shape.
+    """
+    check_array("y", y, ("R", "N"))
+    check_array("dy", dy, y.shape)
+    return _softmax_backward(y, dy)

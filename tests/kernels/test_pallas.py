@@ -1,8 +1,15 @@
-"""The Pallas kernels, interpreted on a CPU: arguments, contracts, and copies with one fault each that are found."""
+"""The Pallas kernels, interpreted on a CPU: arguments, contracts, and faults of `pallas_faults.toml`, which are found.
 
+A usual run plants the first fault of each kernel, ``./dev test -m evidence`` the others.
+"""
+
+import ast
 import importlib
 import math
+import sys
+import tomllib
 import types
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,51 +20,76 @@ from assay.golden.registry import spec
 from assay.verify.campaign.survey import examine_job, plan
 from assay.verify.campaign.table import Entry, entries
 from assay.verify.cases.case import Case
-from assay.verify.contract import contract_from_table
 from assay.verify.execution.call import Call
 from assay.verify.execution.runner import Bench
-from assay.verify.named_contracts import contract_named
+from assay.verify.execution.xla import keep_roundings
 
 pytest.importorskip("jax")
 
 import jax.numpy as jnp
 
-from assay.kernels.pallas.attention import attention
+from assay.kernels.pallas import arguments
+from assay.kernels.pallas.attention import attention, attention_backward
 from assay.kernels.pallas.gemm import gemm
-from assay.kernels.pallas.rmsnorm import rmsnorm
-from assay.kernels.pallas.softmax import softmax
+from assay.kernels.pallas.rmsnorm import rmsnorm, rmsnorm_backward
+from assay.kernels.pallas.softmax import softmax, softmax_backward
+
+keep_roundings()  # before JAX's backend starts
 
 ENTRIES = {entry.name: entry for entry in entries() if entry.group == "pallas"}
-SIZES = {  # with tails, and with three blocks where there are any
-    "softmax": {"R": 17, "N": 37},
-    "rmsnorm": {"R": 17, "N": 37},
-    "gemm": {"M": 5, "N": 130, "K": 300},
-    "attention": {"B": 1, "H": 4, "Hkv": 2, "Sq": 70, "Sk": 300, "D": 8, "Dv": 8},
+FOLDER = Path(arguments.__file__).parent
+SIZES = {  # with tails, and with several blocks where there are any
+    "pallas.softmax": {"R": 300, "N": 37},
+    "pallas.softmax_backward": {"R": 300, "N": 37},
+    "pallas.rmsnorm": {"R": 300, "N": 37},
+    "pallas.rmsnorm_backward": {"R": 300, "N": 37},
+    "pallas.gemm": {"M": 5, "N": 130, "K": 300},
+    "pallas.attention": {"B": 1, "H": 4, "Hkv": 2, "Sq": 150, "Sk": 300, "D": 8, "Dv": 8},
+    "pallas.attention_backward": {"B": 1, "H": 4, "Hkv": 2, "Sq": 150, "Sk": 300, "D": 8, "Dv": 8},
 }
+FAULTS = tomllib.loads(Path(__file__).with_name("pallas_faults.toml").read_text())["fault"]
+FIRST = {fault["entry"]: fault for fault in reversed(FAULTS)}
+PLANTED = [
+    pytest.param(fault, id=f"{fault['entry']}: {fault['name']}", marks=() if early else pytest.mark.evidence)
+    for fault in FAULTS
+    for early in [FIRST[fault["entry"]] is fault]
+]
 
 
-def test_every_file_of_kernels_is_examined() -> None:
-    """Each file that calls Pallas has an entry in the survey's table, and a contract."""
-    folder = Path(__file__).resolve().parents[2] / "kernels" / "pallas"
-    files = {path.stem for path in folder.glob("*.py") if "pallas_call(" in path.read_text()}
-    assert files == {entry.target.partition(":")[0].rpartition(".")[2] for entry in ENTRIES.values()}
-    for name in files:
-        contract_named(f"pallas.{name}")
+def test_every_kernel_is_examined() -> None:
+    """Each function that takes arguments of users is named by an entry of the survey's table, and has five faults."""
+    public = {
+        f"assay.kernels.pallas.{path.stem}:{node.name}"
+        for path in FOLDER.glob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith(("_", "check")) and "check_" in ast.dump(node)
+    }
+    assert public == {entry.target for entry in ENTRIES.values()}
+    assert ENTRIES.keys() == SIZES.keys()
+    assert all(sum(fault["entry"] == name for fault in FAULTS) >= 5 for name in ENTRIES)
 
 
-def first_failure(kernel: Any, op: str, dtype: str, causal: str = "none") -> str:
+def kernel_of(entry: Entry) -> Any:
+    """The function that an entry names, as it stands in `sys.modules`."""
+    module, _, name = entry.target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def first_failure(kernel: Any, entry: Entry, dtype: str, options: dict[str, Any]) -> str:
     """What is wrong at the sizes above, if anything: among ordinary numbers, whole ones, and with an infinity."""
-    options = {"causal": causal} if op == "attention" else {}
-    contract = contract_from_table(contract_named(f"pallas.{op}"))
-    bench = Bench(Call(kernel, {name: [value] for name, value in options.items()}, "jax"), contract)
-    names = [tensor.name for tensor in spec(op).tensors]
-    complete = spec(op).complete(options)
-    plain = Case(op, SIZES[op], dict.fromkeys(names, dtype), complete)
-    last = tuple(size - 1 for size in plain.shape(spec(op).tensors[-1]))
+    op = entry.settings.spec
+    definition = spec(op)
+    bench = Bench(Call(kernel, {name: [value] for name, value in options.items()}, "jax"), entry.settings.contract)
+    complete = definition.complete(options)
+    tensors = definition.signature(complete).tensors
+    real = [tensor for tensor in tensors if tensor.role == "real"]
+    dtypes = {tensor.name: dtype if tensor.dtype in (None, "fp8") else str(tensor.dtype) for tensor in tensors}
+    plain = Case(op, SIZES[entry.name], dtypes, complete)
+    last = tuple(size - 1 for size in plain.shape(real[-1]))
     for case in (
         plain,
-        replace(plain, values=dict.fromkeys(names, "integers"), seed=1),
-        replace(plain, edits=((names[-1], last, math.inf),), seed=2),
+        replace(plain, values={tensor.name: "integers" for tensor in real}, seed=1),
+        replace(plain, edits=((real[-1].name, last, math.inf),), seed=2),
     ):
         failure = bench.try_case(case).failure
         if failure is not None:
@@ -66,11 +98,10 @@ def first_failure(kernel: Any, op: str, dtype: str, causal: str = "none") -> str
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("op", SIZES)
-def test_a_bundled_kernel_keeps_its_contract(op: str, dtype: str) -> None:
+@pytest.mark.parametrize("name", SIZES)
+def test_a_bundled_kernel_keeps_its_contract(name: str, dtype: str) -> None:
     """Over several blocks and their tails; `test_bundled_kernels_at_length` examines."""
-    kernel = getattr(importlib.import_module(f"assay.kernels.pallas.{op}"), op)
-    assert first_failure(kernel, op, dtype) == ""
+    assert first_failure(kernel_of(ENTRIES[name]), ENTRIES[name], dtype, {}) == ""
 
 
 @pytest.mark.evidence
@@ -86,81 +117,61 @@ def test_bundled_kernels_at_length(entry: Entry, dtype: str) -> None:
     assert verdict.outcome == "PASS", str(verdict)
 
 
-FAULTS = {
-    "maximum and sum in the input's dtype": (
-        "softmax", "x = x_ref[...].astype(jnp.float32)", "x = x_ref[...]", "bfloat16", "none",
-    ),
-    "sum of squares in the input's dtype": (
-        "rmsnorm", "jnp.mean(x * x, axis=1", "jnp.mean((x * x).astype(x_ref.dtype), axis=1", "bfloat16", "none",
-    ),
-    "rows of the first block only": ("softmax", "lambda i: (i, 0)", "lambda i: (0, 0)", "float32", "none"),
-    "the tail of K is whatever lies behind it": (
-        "gemm", "left = inner - block * _BLOCK_K", "left = _BLOCK_K", "float32", "none",
-    ),
-    "an accumulator of the input's dtype": (
-        "gemm", "pltpu.VMEM((_BLOCK_M, _BLOCK_N), jnp.float32)", "pltpu.VMEM((_BLOCK_M, _BLOCK_N), a.dtype)",
-        "bfloat16", "none",
-    ),
-    "the accumulator starts anew with every block": (
-        "gemm", "@pl.when(block == 0)", "@pl.when(True)", "float32", "none",
-    ),
-    "no block from the third on (jax#38497)": (
-        "gemm", "acc_ref[...] += ", "acc_ref[...] += (block < 2) * ", "float32", "none",
-    ),
-    "queries are not aligned with the last key": (
-        "attention", "keys - queries,", "0,", "float32", "bottom_right",
-    ),
-    "the sums are not rescaled": (
-        "attention", "acc_ref[...] = acc_ref[...] * rescale +", "acc_ref[...] = acc_ref[...] +", "float32", "none",
-    ),
-    "keys behind the end are seen": ("attention", "seen = key < keys if", "seen = key < key + 1 if", "float32", "none"),
-    "every query head has a key head of its own": (
-        "attention", "jax.lax.div(h, jnp.asarray(shared, h.dtype))", "h", "float32", "none",
-    ),
-}  # fmt: skip
+def planted(entry: Entry, fault: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The entry's function, with the fault in the file that has it; the function's own file imports that."""
+    module, _, name = entry.target.partition(":")
+    found = None
+    for file in dict.fromkeys((fault["file"], module.rpartition(".")[2])):
+        source = (FOLDER / f"{file}.py").read_text(encoding="utf-8")
+        if file == fault["file"]:
+            assert fault["old"] in source
+            source = source.replace(fault["old"], fault["new"])
+        found = types.ModuleType(f"assay.kernels.pallas.{file}")
+        monkeypatch.setitem(sys.modules, found.__name__, found)
+        exec(compile(source, f"faulty {file}", "exec"), vars(found))
+    return getattr(found, name)
 
 
-def faulty(op: str, right: str, wrong: str) -> Any:
-    """The bundled kernel with one place of its source replaced."""
-    original = importlib.import_module(f"assay.kernels.pallas.{op}")
-    source = Path(str(original.__file__)).read_text(encoding="utf-8")
-    assert source.count(right) >= 1
-    module = types.ModuleType(f"faulty_{op}")
-    exec(compile(source.replace(right, wrong), f"faulty {op}", "exec"), vars(module))
-    return getattr(module, op)
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_faulty_kernel_is_found(name: str) -> None:
-    """Each replacement alone makes a kernel fail that passes without it."""
-    op, right, wrong, dtype, causal = FAULTS[name]
-    assert first_failure(faulty(op, right, wrong), op, dtype, causal) != ""
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_found(fault: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One replacement alone makes a kernel fail that passes without it."""
+    entry = ENTRIES[fault["entry"]]
+    faulty = planted(entry, fault, monkeypatch)
+    assert first_failure(faulty, entry, fault.get("dtype", "float32"), fault.get("options", {})) != ""
 
 
 def ones(*shape: int, dtype: Any = jnp.float32) -> Any:
     return jnp.ones(shape, dtype)
 
 
-WRONG: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], type[Exception], str]] = {
-    "integers": (softmax, (ones(2, 3, dtype=jnp.int32),), {}, TypeError, "x"),
-    "no jax array": (softmax, ([[1.0]],), {}, TypeError, "x"),
-    "three dimensions": (softmax, (ones(2, 3, 4),), {}, ValueError, "x"),
-    "a longer weight": (rmsnorm, (ones(2, 3), ones(4)), {}, ValueError, "weight"),
-    "factors that don't meet": (gemm, (ones(2, 3), ones(4, 2)), {}, ValueError, "b"),
-    "factors of two dtypes": (gemm, (ones(2, 3), ones(3, 2, dtype=jnp.bfloat16)), {}, TypeError, "b"),
-    "heads that share nothing": (
-        attention, (ones(1, 3, 2, 8), ones(1, 2, 2, 8), ones(1, 2, 2, 8)), {}, ValueError, "k",
+def heads(*of: int, dtype: Any = jnp.float32) -> list[Any]:
+    """q, k, v or dout, of one sequence and two places of 8 elements, with so many heads each."""
+    return [ones(1, count, 2, 8, dtype=dtype) for count in of]
+
+
+WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "integers": (lambda: softmax(ones(2, 3, dtype=jnp.int32)), TypeError, "x"),
+    "no jax array": (lambda: softmax([[1.0]]), TypeError, "x"),  # type: ignore[arg-type]
+    "three dimensions": (lambda: softmax(ones(2, 3, 4)), ValueError, "x"),
+    "a gradient of other rows": (lambda: softmax_backward(ones(2, 3), ones(3, 3)), ValueError, "dy"),
+    "a longer weight": (lambda: rmsnorm(ones(2, 3), ones(4)), ValueError, "weight"),
+    "a gradient of integers": (
+        lambda: rmsnorm_backward(ones(2, 3), ones(3), ones(2, 3, dtype=jnp.int32)), TypeError, "dy",
     ),
-    "an unknown mask": (attention, (ones(1, 1, 2, 8),) * 3, {"causal": "left"}, ValueError, "causal"),
+    "factors that don't meet": (lambda: gemm(ones(2, 3), ones(4, 2)), ValueError, "b"),
+    "factors of two dtypes": (lambda: gemm(ones(2, 3), ones(3, 2, dtype=jnp.bfloat16)), TypeError, "b"),
+    "heads that share nothing": (lambda: attention(*heads(3, 2, 2)), ValueError, "k"),
+    "an unknown mask": (lambda: attention(*heads(1, 1, 1), causal="left"), ValueError, "causal"),
+    "a gradient of other heads": (lambda: attention_backward(*heads(2, 1, 1, 1)), ValueError, "dout"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_argument_is_named(name: str) -> None:
     """Another dtype, shape or option raises an error that begins with the argument's name."""
-    function, arguments, options, error, argument = WRONG[name]
+    call, error, argument = WRONG[name]
     with pytest.raises(error, match=rf"^{argument}: expected "):
-        function(*arguments, **options)
+        call()
 
 
 def test_nothing_in_nothing_out() -> None:

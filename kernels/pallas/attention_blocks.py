@@ -1,0 +1,49 @@
+"""What attention and its gradients share: blocks, who sees whom, and where the blocks of a head lie."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from assay.kernels.pallas.arguments import check_array
+
+BLOCK_Q, BLOCK_K = 128, 128
+_MASKS = ("none", "bottom_right", "top_left")
+
+
+def check_attention(q: jax.Array, k: jax.Array, v: jax.Array, causal: str) -> None:
+    """Raise TypeError or ValueError, naming the argument, unless they are arguments of `attention`."""
+    check_array("q", q, ("B", "H", "Sq", "D"))
+    check_array("k", k, (q.shape[0], "Hkv", "Sk", q.shape[3]), q.dtype)
+    check_array("v", v, (*k.shape[:3], "Dv"), q.dtype)
+    if causal not in _MASKS:
+        raise ValueError(f"causal: expected one of {', '.join(map(repr, _MASKS))}, got {causal!r}")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(f"k: expected heads that divide the {q.shape[1]} query heads, got {k.shape[1]}")
+
+
+class Geometry(NamedTuple):
+    """What a block of scores has to know of the whole."""
+
+    queries: int
+    keys: int
+    ahead: int | None
+    """How many keys beyond its own place a query sees; None: all of them."""
+
+    @classmethod
+    def of(cls, causal: str, queries: int, keys: int) -> Geometry:
+        """That of a mask's name."""
+        return cls(queries, keys, {"none": None, "bottom_right": keys - queries, "top_left": 0}[causal])
+
+    def seen(self, first_query: Any, first_key: Any) -> jax.Array:
+        """Which query of a block sees which key of another, bool[BLOCK_Q,BLOCK_K]; what lies behind an end doesn't."""
+        query = first_query + jax.lax.broadcasted_iota(jnp.int32, (BLOCK_Q, BLOCK_K), 0)
+        key = first_key + jax.lax.broadcasted_iota(jnp.int32, (BLOCK_Q, BLOCK_K), 1)
+        inside = (query < self.queries) & (key < self.keys)
+        return inside if self.ahead is None else inside & (key <= query + self.ahead)
+
+    def meet(self, first_query: Any, first_key: Any) -> Any:
+        """Whether any query of the block may see any key of the other."""
+        return True if self.ahead is None else first_key < first_query + BLOCK_Q + self.ahead

@@ -1,0 +1,107 @@
+"""The Pallas kernels under `jax.jit`, `jax.vmap` and `jax.grad`, and lowered for a TPU without one."""
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+import pytest
+
+pytest.importorskip("jax")
+
+import jax
+import jax.experimental.topologies
+import jax.export
+import jax.numpy as jnp
+
+from assay.kernels.pallas.attention import attention
+from assay.kernels.pallas.gemm import gemm
+from assay.kernels.pallas.rmsnorm import rmsnorm
+from assay.kernels.pallas.softmax import softmax
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel, what it computes in jax's own words, and the shapes of its floating arrays, without the batch."""
+
+    function: Callable[..., Any]
+    right: Callable[..., Any]
+    shapes: tuple[tuple[int, ...], ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def arrays(self, dtype: Any) -> list[Any]:
+        """Two of each, so many that vmap goes over."""
+        random = numpy.random.default_rng(0)
+        return [random.normal(size=(2, *shape)).astype(dtype) for shape in self.shapes]
+
+    def derived(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The results of a batch, and the gradients from upstream ones that differ at each place."""
+
+        def one(*arrays: Any) -> Any:
+            results, pull = jax.vjp(functools.partial(function, **self.options), *arrays)
+            upstream = jax.tree.map(lambda y: jnp.sin(jnp.arange(y.size)).reshape(y.shape).astype(y.dtype), results)
+            return results, pull(upstream)
+
+        return jax.jit(jax.vmap(one))
+
+
+def rms(x: Any, weight: Any, *, offset: float) -> Any:
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6) * (weight + offset)
+
+
+def attended(q: Any, k: Any, v: Any, *, causal: str, scale: float) -> Any:
+    assert causal == "bottom_right"
+    k, v = (jnp.repeat(array, q.shape[1] // k.shape[1], axis=1) for array in (k, v))
+    s = jnp.einsum("bhqd,bhkd->bhqk", q, k, precision="highest") * scale
+    seen = jnp.tril(jnp.ones(s.shape[2:], bool), s.shape[3] - s.shape[2])
+    return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(jnp.where(seen, s, -jnp.inf)), v, precision="highest")
+
+
+KERNELS = {
+    "softmax": Kernel(softmax, jax.nn.softmax, ((17, 37),)),
+    "rmsnorm": Kernel(rmsnorm, rms, ((300, 37), (37,)), {"offset": 1.0}),
+    "gemm": Kernel(gemm, functools.partial(jnp.matmul, precision="highest"), ((5, 300), (300, 130))),
+    "attention": Kernel(
+        *(attention, attended, ((1, 4, 150, 8), (1, 2, 200, 8), (1, 2, 200, 6))),
+        {"causal": "bottom_right", "scale": 0.3},
+    ),
+}
+EVERY = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+
+
+@EVERY
+def test_results_and_gradients_of_a_batch_are_right(kernel: Kernel) -> None:
+    """Under jit, vmap and vjp at once each result and gradient is jax's own, to float32's precision."""
+    arrays = kernel.arrays(jnp.float32)
+    right = jax.tree.leaves(kernel.derived(kernel.right)(*arrays))
+    found = jax.tree.leaves(kernel.derived(kernel.function)(*arrays))
+    for one, other in zip(found, right, strict=True):
+        assert one.shape == other.shape
+        assert float(jnp.abs(one - other).max()) <= 3e-5 * max(1.0, float(jnp.abs(other).max()))
+
+
+@EVERY
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_kernel_and_its_gradients_are_lowered_for_a_tpu(kernel: Kernel, dtype: Any) -> None:
+    """Where there is none, a batch at once: Mosaic's modules stand in the program, and no loop of the interpreter."""
+    program = jax.export.export(kernel.derived(kernel.function), platforms=["tpu"])(*kernel.arrays(dtype)).mlir_module()
+    assert "tpu_custom_call" in program
+    assert "stablehlo.while" not in program
+
+
+@pytest.mark.evidence
+@EVERY
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_kernel_and_its_gradients_are_compiled_for_a_tpu(
+    kernel: Kernel, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By Mosaic, which comes with libtpu and needs no TPU for it (TPU_LIBRARY_PATH may say where that lies)."""
+    if "TPU_LIBRARY_PATH" not in os.environ:
+        pytest.importorskip("libtpu")
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")  # or it looks for a TPU's host in the network
+    device = jax.experimental.topologies.get_topology_desc("v5e:2x2", platform="tpu").devices[0]
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    shapes = [jax.ShapeDtypeStruct(array.shape, dtype, sharding=sharding) for array in kernel.arrays(dtype)]
+    assert "tpu_custom_call" in kernel.derived(kernel.function).lower(*shapes).compile().as_text()
