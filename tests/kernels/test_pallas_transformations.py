@@ -16,10 +16,14 @@ import jax.experimental.topologies
 import jax.export
 import jax.numpy as jnp
 
+from assay.kernels.pallas.add_rmsnorm import add_rmsnorm
 from assay.kernels.pallas.attention import attention
 from assay.kernels.pallas.gemm import gemm
+from assay.kernels.pallas.layernorm import layernorm
 from assay.kernels.pallas.rmsnorm import rmsnorm
+from assay.kernels.pallas.rope import rope
 from assay.kernels.pallas.softmax import softmax
+from assay.kernels.pallas.swiglu import swiglu
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,22 @@ class Kernel:
         return jax.jit(jax.vmap(one))
 
 
-def rms(x: Any, weight: Any, *, offset: float) -> Any:
+def rms(x: Any, weight: Any, *, offset: float = 0.0) -> Any:
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6) * (weight + offset)
+
+
+def layer(x: Any, weight: Any, bias: Any) -> Any:
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    return centred * jax.lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + 1e-5) * weight + bias
+
+
+def clamped(gate: Any, up: Any, *, limit: float) -> Any:
+    return jax.nn.silu(jnp.minimum(gate, limit)) * jnp.clip(up, -limit, limit)
+
+
+def turned(x: Any, cos: Any, sin: Any) -> Any:
+    (a, b), cos, sin = jnp.split(x, 2, -1), *(jax.lax.stop_gradient(angle)[:, None] for angle in (cos, sin))
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
 
 def attended(q: Any, k: Any, v: Any, *, causal: str, scale: float) -> Any:
@@ -62,6 +80,10 @@ def attended(q: Any, k: Any, v: Any, *, causal: str, scale: float) -> Any:
 KERNELS = {
     "softmax": Kernel(softmax, jax.nn.softmax, ((17, 37),)),
     "rmsnorm": Kernel(rmsnorm, rms, ((300, 37), (37,)), {"offset": 1.0}),
+    "layernorm": Kernel(layernorm, layer, ((300, 37), (37,), (37,))),
+    "add_rmsnorm": Kernel(add_rmsnorm, lambda x, more, w: (rms(x + more, w), x + more), ((17, 37), (17, 37), (37,))),
+    "swiglu": Kernel(swiglu, clamped, ((17, 37), (17, 37)), {"limit": 0.5}),
+    "rope": Kernel(rope, turned, ((2, 17, 3, 64), (17, 32), (17, 32))),
     "gemm": Kernel(gemm, functools.partial(jnp.matmul, precision="highest"), ((5, 300), (300, 130))),
     "attention": Kernel(
         *(attention, attended, ((1, 4, 150, 8), (1, 2, 200, 8), (1, 2, 200, 6))),

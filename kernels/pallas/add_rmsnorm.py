@@ -1,0 +1,59 @@
+"""A sum, and its RMS norm over the rows, in one pass."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from assay.kernels.pallas.arguments import check_array
+from assay.kernels.pallas.rmsnorm import rmsnorm_backward
+from assay.kernels.pallas.rows import by_rows
+
+
+def _add_rmsnorm_kernel(
+    x_ref: Any, residual_ref: Any, weight_ref: Any, y_ref: Any, total_ref: Any, *, eps: float
+) -> None:
+    total = x_ref[...].astype(jnp.float32) + residual_ref[...].astype(jnp.float32)
+    total_ref[...] = total.astype(total_ref.dtype)
+    root = jax.lax.rsqrt(jnp.mean(total * total, axis=1, keepdims=True) + eps)
+    y_ref[...] = (total * root * weight_ref[...].astype(jnp.float32)).astype(y_ref.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+@functools.partial(jax.jit, static_argnums=3)
+def _add_rmsnorm(x: jax.Array, residual: jax.Array, weight: jax.Array, eps: float) -> tuple[jax.Array, jax.Array]:
+    kernel = functools.partial(_add_rmsnorm_kernel, eps=eps)
+    return by_rows(kernel, [x, residual], [weight], results=[x.dtype, x.dtype])
+
+
+def _saving(x: jax.Array, residual: jax.Array, weight: jax.Array, eps: float) -> Any:
+    return _add_rmsnorm(x, residual, weight, eps), (x, residual, weight)
+
+
+def _gradients(eps: float, saved: tuple[jax.Array, ...], upstream: tuple[jax.Array, jax.Array]) -> Any:
+    (x, residual, weight), (dy, dtotal) = saved, upstream
+    total = x.astype(jnp.float32) + residual.astype(jnp.float32)
+    dx, dweight = rmsnorm_backward(total, weight, dy, eps=eps)
+    dx += dtotal
+    return dx.astype(x.dtype), dx.astype(residual.dtype), dweight
+
+
+_add_rmsnorm.defvjp(_saving, _gradients)
+
+
+def add_rmsnorm(
+    x: jax.Array, residual: jax.Array, weight: jax.Array, *, eps: float = 1e-6
+) -> tuple[jax.Array, jax.Array]:
+    """The RMS norm of x + residual (both [R,N]) times weight[N], and x + residual itself; computed in float32.
+
+    The norm is that of the sum in float32, before it is rounded. Each is float32, bfloat16 or float16, not necessarily
+    the same; the results have x's dtype. Raises TypeError or ValueError, naming the argument, for another dtype or
+    shape.
+    """
+    check_array("x", x, ("R", "N"))
+    check_array("residual", residual, x.shape)
+    check_array("weight", weight, x.shape[1:])
+    return _add_rmsnorm(x, residual, weight, eps)
