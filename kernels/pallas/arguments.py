@@ -11,14 +11,14 @@ import jax.numpy as jnp
 FLOATING = tuple(map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
 
 
-def check_array(name: str, array: Any, shape: Sequence[int | str], dtype: Any = None) -> None:
-    """Raise TypeError unless ``array`` is a floating jax array, of ``dtype`` where given; ValueError for its shape.
+def check_array(name: str, array: Any, shape: Sequence[int | str], *dtypes: Any) -> None:
+    """Raise TypeError unless ``array`` is a jax array of one of ``dtypes``, or of FLOATING; ValueError for its shape.
 
     A size given by its letter may be anything.
     """
     if not isinstance(array, jax.Array):
         raise TypeError(f"{name}: expected a jax.Array, got {type(array).__name__}")
-    allowed = FLOATING if dtype is None else (jnp.dtype(dtype),)
+    allowed = tuple(map(jnp.dtype, dtypes)) or FLOATING
     if array.dtype not in allowed:
         raise TypeError(f"{name}: expected {' or '.join(map(str, allowed))}, got {array.dtype}")
     fits = array.ndim == len(shape) and all(
@@ -26,3 +26,9 @@ def check_array(name: str, array: Any, shape: Sequence[int | str], dtype: Any = 
     )
     if not fits:
         raise ValueError(f"{name}: expected shape [{', '.join(map(str, shape))}], got {list(array.shape)}")
+
+
+def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
+    """Raise ValueError unless ``value`` is one of the words ``allowed``."""
+    if value not in allowed:
+        raise ValueError(f"{name}: expected one of {', '.join(map(repr, allowed))}, got {value!r}")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from assay.kernels.pallas.arguments import check_array
+from assay.kernels.pallas.arguments import check_array, check_choice
 
 BLOCK_Q, BLOCK_K = 128, 128
 _MASKS = ("none", "bottom_right", "top_left")
@@ -18,8 +18,7 @@ def check_attention(q: jax.Array, k: jax.Array, v: jax.Array, causal: str) -> No
     check_array("q", q, ("B", "H", "Sq", "D"))
     check_array("k", k, (q.shape[0], "Hkv", "Sk", q.shape[3]), q.dtype)
     check_array("v", v, (*k.shape[:3], "Dv"), q.dtype)
-    if causal not in _MASKS:
-        raise ValueError(f"causal: expected one of {', '.join(map(repr, _MASKS))}, got {causal!r}")
+    check_choice("causal", causal, _MASKS)
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(f"k: expected heads that divide the {q.shape[1]} query heads, got {k.shape[1]}")
 

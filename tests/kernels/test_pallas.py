@@ -32,6 +32,7 @@ from assay.kernels.pallas import arguments
 from assay.kernels.pallas.add_rmsnorm import add_rmsnorm
 from assay.kernels.pallas.attention import attention, attention_backward
 from assay.kernels.pallas.gemm import gemm
+from assay.kernels.pallas.gemm_scaled import gemm_fp8, gemm_int8
 from assay.kernels.pallas.layernorm import layernorm, layernorm_backward
 from assay.kernels.pallas.rmsnorm import rmsnorm, rmsnorm_backward
 from assay.kernels.pallas.rope import rope, rope_backward
@@ -58,6 +59,8 @@ SIZES = {  # with tails, and with several blocks where there are any
     "pallas.swiglu_backward": {"R": 300, "N": 37},
     "pallas.rope": {"B": 2, "S": 300, "H": 3, "D": 64},
     "pallas.rope_backward": {"B": 2, "S": 300, "H": 3, "D": 64},
+    "pallas.gemm_int8": {"M": 5, "N": 130, "K": 300},
+    "pallas.gemm_fp8": {"M": 5, "N": 130, "K": 300},
 }
 FAULTS = tomllib.loads(Path(__file__).with_name("pallas_faults.toml").read_text())["fault"]
 FIRST = {fault["entry"]: fault for fault in reversed(FAULTS)}
@@ -97,12 +100,11 @@ def first_failure(kernel: Any, entry: Entry, dtype: str, options: dict[str, Any]
     real = [tensor for tensor in tensors if tensor.role == "real"]
     dtypes = {tensor.name: dtype if tensor.dtype in (None, "fp8") else str(tensor.dtype) for tensor in tensors}
     plain = Case(op, SIZES[entry.name], dtypes, complete)
-    last = tuple(size - 1 for size in plain.shape(real[-1]))
-    for case in (
-        plain,
-        replace(plain, values={tensor.name: "integers" for tensor in real}, seed=1),
-        replace(plain, edits=((real[-1].name, last, math.inf),), seed=2),
-    ):
+    cases = [plain, replace(plain, values={tensor.name: "integers" for tensor in real}, seed=1)]
+    if "float" in dtypes[real[-1].name]:
+        last = tuple(size - 1 for size in plain.shape(real[-1]))
+        cases.append(replace(plain, edits=((real[-1].name, last, math.inf),), seed=2))
+    for case in cases:
         failure = bench.try_case(case).failure
         if failure is not None:
             return f"{failure.kind}: {failure.message}"
@@ -114,7 +116,7 @@ def test_a_bundled_kernel_keeps_its_contract(name: str) -> None:
     """Over several blocks and their tails, under the first options; `test_bundled_kernels_at_length` examines."""
     entry = ENTRIES[name]
     options = {name: values[0] for name, values in entry.settings.options.items()}
-    assert first_failure(kernel_of(entry), entry, "bfloat16", options) == ""
+    assert first_failure(kernel_of(entry), entry, str((entry.survey_dtypes or ("",))[0]), options) == ""
 
 
 @pytest.mark.evidence
@@ -157,6 +159,10 @@ def ones(*shape: int, dtype: Any = jnp.float32) -> Any:
     return jnp.ones(shape, dtype)
 
 
+def eight(*shape: int) -> Any:
+    return jnp.ones(shape, jnp.int8)
+
+
 def heads(*of: int, dtype: Any = jnp.float32) -> list[Any]:
     """q, k, v or dout, of one sequence and two places of 8 elements, with so many heads each."""
     return [ones(1, count, 2, 8, dtype=dtype) for count in of]
@@ -184,6 +190,15 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "no gradient": (lambda: swiglu_backward(ones(2, 3), ones(2, 3), None), TypeError, "dy"),  # type: ignore[arg-type]
     "an odd head": (lambda: rope(ones(1, 2, 3, 5), ones(2, 2), ones(2, 2)), ValueError, "x"),
     "other places": (lambda: rope_backward(ones(2, 2), ones(3, 2), ones(1, 2, 3, 4)), ValueError, "sin"),
+    "factors of 16 bits": (lambda: gemm_int8(ones(2, 3), ones(3, 2), ones(2, 1), ones(1, 2)), TypeError, "a"),
+    "a scale too few": (lambda: gemm_int8(eight(2, 3), eight(3, 2), ones(1, 1), ones(1, 2)), ValueError, "scale_a"),
+    "a sum that is too long": (
+        lambda: gemm_int8(eight(1, 2**17), eight(2**17, 1), ones(1, 1), ones(1, 1)), ValueError, "a",
+    ),
+    "no float of 8 bits": (lambda: gemm_fp8(eight(2, 3), eight(3, 2), ones(), ones()), TypeError, "a"),
+    "an unknown granularity": (
+        lambda: gemm_fp8(eight(2, 3), eight(3, 2), ones(), ones(), granularity="column"), ValueError, "granularity",
+    ),
 }  # fmt: skip
 
 

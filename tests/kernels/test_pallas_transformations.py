@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from assay.kernels.pallas.add_rmsnorm import add_rmsnorm
 from assay.kernels.pallas.attention import attention
 from assay.kernels.pallas.gemm import gemm
+from assay.kernels.pallas.gemm_scaled import gemm_fp8, gemm_int8
 from assay.kernels.pallas.layernorm import layernorm
 from assay.kernels.pallas.rmsnorm import rmsnorm
 from assay.kernels.pallas.rope import rope
@@ -28,23 +29,31 @@ from assay.kernels.pallas.swiglu import swiglu
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel, what it computes in jax's own words, and the shapes of its floating arrays, without the batch."""
+    """A kernel, what it computes in jax's own words, and the shapes of its floating arrays, without the batch.
+
+    ``others`` are arrays that have a gradient no more than the kernel then has.
+    """
 
     function: Callable[..., Any]
     right: Callable[..., Any]
-    shapes: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[int, ...], ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    others: tuple[Any, ...] = ()
 
     def arrays(self, dtype: Any) -> list[Any]:
         """Two of each, so many that vmap goes over."""
         random = numpy.random.default_rng(0)
-        return [random.normal(size=(2, *shape)).astype(dtype) for shape in self.shapes]
+        found = [random.normal(size=(2, *shape)).astype(dtype) for shape in self.shapes]
+        return found + [numpy.stack([other, numpy.flip(other)]) for other in self.others]
 
     def derived(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The results of a batch, and the gradients from upstream ones that differ at each place."""
+        """The results of a batch, and the gradients from upstream ones that differ at each place, if it has any."""
+        function = functools.partial(function, **self.options)
+        if self.others:
+            return jax.jit(jax.vmap(function))
 
         def one(*arrays: Any) -> Any:
-            results, pull = jax.vjp(functools.partial(function, **self.options), *arrays)
+            results, pull = jax.vjp(function, *arrays)
             upstream = jax.tree.map(lambda y: jnp.sin(jnp.arange(y.size)).reshape(y.shape).astype(y.dtype), results)
             return results, pull(upstream)
 
@@ -69,6 +78,11 @@ def turned(x: Any, cos: Any, sin: Any) -> Any:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
 
+def scaled(a: Any, b: Any, scale_a: Any, scale_b: Any, *, granularity: str = "row") -> Any:
+    assert granularity == "row"
+    return (jnp.matmul(a.astype(jnp.float32), b.astype(jnp.float32)) * scale_a * scale_b).astype(jnp.bfloat16)
+
+
 def attended(q: Any, k: Any, v: Any, *, causal: str, scale: float) -> Any:
     assert causal == "bottom_right"
     k, v = (jnp.repeat(array, q.shape[1] // k.shape[1], axis=1) for array in (k, v))
@@ -77,6 +91,10 @@ def attended(q: Any, k: Any, v: Any, *, causal: str, scale: float) -> Any:
     return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(jnp.where(seen, s, -jnp.inf)), v, precision="highest")
 
 
+EIGHT = tuple(
+    numpy.arange(rows * columns).reshape(rows, columns).astype(numpy.int8) for rows, columns in ((5, 300), (300, 4))
+)
+SCALES = numpy.linspace(0.1, 1.0, 5, dtype=numpy.float32)[:, None]
 KERNELS = {
     "softmax": Kernel(softmax, jax.nn.softmax, ((17, 37),)),
     "rmsnorm": Kernel(rmsnorm, rms, ((300, 37), (37,)), {"offset": 1.0}),
@@ -88,6 +106,11 @@ KERNELS = {
     "attention": Kernel(
         *(attention, attended, ((1, 4, 150, 8), (1, 2, 200, 8), (1, 2, 200, 6))),
         {"causal": "bottom_right", "scale": 0.3},
+    ),
+    "gemm_int8": Kernel(gemm_int8, scaled, others=(*EIGHT, SCALES, SCALES.T[:, :4])),
+    "gemm_fp8": Kernel(
+        *(gemm_fp8, scaled, (), {"granularity": "row"}),
+        others=(*(factor.astype(jnp.float8_e4m3fn) for factor in EIGHT), SCALES, SCALES.T[:, :4]),
     ),
 }
 EVERY = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
@@ -101,7 +124,8 @@ def test_results_and_gradients_of_a_batch_are_right(kernel: Kernel) -> None:
     found = jax.tree.leaves(kernel.derived(kernel.function)(*arrays))
     for one, other in zip(found, right, strict=True):
         assert one.shape == other.shape
-        assert float(jnp.abs(one - other).max()) <= 3e-5 * max(1.0, float(jnp.abs(other).max()))
+        scale = max(1.0, float(jnp.abs(other).max()))
+        assert float(jnp.abs(one - other).max()) <= (2**-8 if one.dtype == jnp.bfloat16 else 3e-5) * scale
 
 
 @EVERY
