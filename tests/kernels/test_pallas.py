@@ -31,6 +31,7 @@ import jax.numpy as jnp
 from assay.kernels.pallas import arguments
 from assay.kernels.pallas.add_rmsnorm import add_rmsnorm
 from assay.kernels.pallas.attention import attention, attention_backward
+from assay.kernels.pallas.cross_entropy import cross_entropy, cross_entropy_backward
 from assay.kernels.pallas.gemm import gemm
 from assay.kernels.pallas.gemm_scaled import gemm_fp8, gemm_int8
 from assay.kernels.pallas.layernorm import layernorm, layernorm_backward
@@ -61,6 +62,10 @@ SIZES = {  # with tails, and with several blocks where there are any
     "pallas.rope_backward": {"B": 2, "S": 300, "H": 3, "D": 64},
     "pallas.gemm_int8": {"M": 5, "N": 130, "K": 300},
     "pallas.gemm_fp8": {"M": 5, "N": 130, "K": 300},
+    "pallas.cross_entropy": {"T": 130, "V": 700},
+    "pallas.cross_entropy (softcap)": {"T": 130, "V": 700},
+    "pallas.cross_entropy_backward": {"T": 130, "V": 700},
+    "pallas.cross_entropy_backward (softcap)": {"T": 130, "V": 700},
 }
 FAULTS = tomllib.loads(Path(__file__).with_name("pallas_faults.toml").read_text())["fault"]
 FIRST = {fault["entry"]: fault for fault in reversed(FAULTS)}
@@ -163,6 +168,10 @@ def eight(*shape: int) -> Any:
     return jnp.ones(shape, jnp.int8)
 
 
+def labels(count: int) -> Any:
+    return jnp.zeros(count, jnp.int32)
+
+
 def heads(*of: int, dtype: Any = jnp.float32) -> list[Any]:
     """q, k, v or dout, of one sequence and two places of 8 elements, with so many heads each."""
     return [ones(1, count, 2, 8, dtype=dtype) for count in of]
@@ -199,6 +208,16 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "an unknown granularity": (
         lambda: gemm_fp8(eight(2, 3), eight(3, 2), ones(), ones(), granularity="column"), ValueError, "granularity",
     ),
+    "labels of 8 bits": (lambda: cross_entropy(ones(2, 3), eight(2)), TypeError, "target"),
+    "no classes": (lambda: cross_entropy(ones(2, 0), labels(2)), ValueError, "logits"),
+    "all of it smoothed": (
+        lambda: cross_entropy(ones(2, 3), labels(2), label_smoothing=1.5), ValueError, "label_smoothing",
+    ),
+    "a cap of zero": (lambda: cross_entropy(ones(2, 3), labels(2), softcap=0.0), ValueError, "softcap"),
+    "another reduction": (
+        lambda: cross_entropy_backward(ones(2, 3), labels(2), reduction="max"), ValueError, "reduction",
+    ),
+    "a gradient too many": (lambda: cross_entropy_backward(ones(2, 3), labels(2), ones(2)), ValueError, "dloss"),
 }  # fmt: skip
 
 
