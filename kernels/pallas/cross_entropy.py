@@ -1,4 +1,4 @@
-"""Cross-entropy of logits and labels, and its gradient: blocks of classes follow one another, as keys do in attention."""
+"""Cross-entropy of logits and labels, and its gradient: blocks of classes follow one another, as keys in attention."""
 
 from __future__ import annotations
 
