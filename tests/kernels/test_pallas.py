@@ -36,6 +36,7 @@ from assay.kernels.pallas.cross_entropy import cross_entropy, cross_entropy_back
 from assay.kernels.pallas.gemm import gemm
 from assay.kernels.pallas.gemm_scaled import gemm_fp8, gemm_int8
 from assay.kernels.pallas.layernorm import layernorm, layernorm_backward
+from assay.kernels.pallas.moe import moe
 from assay.kernels.pallas.rmsnorm import rmsnorm, rmsnorm_backward
 from assay.kernels.pallas.rope import rope, rope_backward
 from assay.kernels.pallas.softmax import softmax, softmax_backward
@@ -69,6 +70,7 @@ SIZES = {  # with tails, and with several blocks where there are any
     "pallas.cross_entropy_backward (softcap)": {"T": 130, "V": 700},
     "pallas.attention_decode": {"B": 3, "H": 4, "Hkv": 2, "D": 40, "P": 14, "page": 16, "max_pages": 4},
     "pallas.attention_decode (8-bit cache)": {"B": 3, "H": 4, "Hkv": 2, "D": 40, "P": 14, "page": 16, "max_pages": 4},
+    "pallas.moe": {"T": 70, "D": 130, "F": 140, "E": 3, "k": 2},
 }
 FAULTS = tomllib.loads(Path(__file__).with_name("pallas_faults.toml").read_text())["fault"]
 FIRST = {fault["entry"]: fault for fault in reversed(FAULTS)}
@@ -181,6 +183,11 @@ def paged(query_heads: int, key_heads: int) -> list[Any]:
     return [ones(1, query_heads, 8), *[ones(2, 4, key_heads, 8)] * 2]
 
 
+def experts(count: int) -> list[Any]:
+    """Two tokens of width 4, and the weights of so many experts of width 3."""
+    return [ones(2, 4), ones(count, 6, 4), ones(count, 4, 3)]
+
+
 def heads(*of: int, dtype: Any = jnp.float32) -> list[Any]:
     """q, k, v or dout, of one sequence and two places of 8 elements, with so many heads each."""
     return [ones(1, count, 2, 8, dtype=dtype) for count in of]
@@ -234,6 +241,8 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "key heads that share nothing": (
         lambda: attention_decode(*paged(3, 2), jnp.zeros((1, 2), jnp.int32), labels(1)), ValueError, "k_cache",
     ),
+    "no experts": (lambda: moe(*experts(0), ones(2, 1), labels(2)[:, None]), ValueError, "w_down"),
+    "weights without ids": (lambda: moe(*experts(3), ones(2, 2), labels(2)[:, None]), ValueError, "weights"),
 }  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from assay.kernels.pallas.cross_entropy import cross_entropy
 from assay.kernels.pallas.gemm import gemm
 from assay.kernels.pallas.gemm_scaled import gemm_fp8, gemm_int8
 from assay.kernels.pallas.layernorm import layernorm
+from assay.kernels.pallas.moe import moe
 from assay.kernels.pallas.rmsnorm import rmsnorm
 from assay.kernels.pallas.rope import rope
 from assay.kernels.pallas.softmax import softmax
@@ -97,6 +98,12 @@ def decoded(q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any)
     return jnp.einsum("bhk,bhkd->bhd", jax.nn.softmax(s), v, precision="highest")
 
 
+def mixed(x: Any, w_gate_up: Any, w_down: Any, weights: Any, ids: Any) -> Any:
+    gate, up = jnp.split(jnp.einsum("td,efd->tef", x, w_gate_up, precision="highest"), 2, axis=-1)
+    out = jnp.einsum("tef,edf->ted", jax.nn.silu(gate) * up, w_down, precision="highest")
+    return jnp.sum(jnp.take_along_axis(out, ids[:, :, None], axis=1) * weights[:, :, None], axis=1)
+
+
 def scaled(a: Any, b: Any, scale_a: Any, scale_b: Any, *, granularity: str = "row") -> Any:
     assert granularity == "row"
     return (jnp.matmul(a.astype(jnp.float32), b.astype(jnp.float32)) * scale_a * scale_b).astype(jnp.bfloat16)
@@ -114,6 +121,7 @@ EIGHT = tuple(
     numpy.arange(rows * columns).reshape(rows, columns).astype(numpy.int8) for rows, columns in ((5, 300), (300, 4))
 )
 LABELS = numpy.where(numpy.arange(130) % 7 == 3, -100, numpy.arange(130) * 5).astype(numpy.int32)
+PAIRS = numpy.arange(140).reshape(70, 2) ** 2
 LOSS: dict[str, Any] = {"reduction": "none", "label_smoothing": 0.1, "softcap": 4.0, "z_loss": 0.01}
 SCALES = numpy.linspace(0.1, 1.0, 5, dtype=numpy.float32)[:, None]
 KERNELS = {
@@ -133,6 +141,11 @@ KERNELS = {
         *(attention_decode, decoded, ((3, 4, 40), (14, 16, 2, 40), (14, 16, 2, 40))),
         loops=1,
         others=(numpy.arange(12, dtype=numpy.int32).reshape(3, 4), numpy.array([64, 17, 1], numpy.int32)),
+    ),
+    "moe": Kernel(
+        *(moe, mixed, ((70, 20), (3, 12, 20), (3, 20, 6))),
+        loops=2,
+        others=(numpy.linspace(0, 1, 140, dtype=numpy.float32).reshape(70, 2), (PAIRS % 3).astype(numpy.int32)),
     ),
     "gemm_int8": Kernel(gemm_int8, scaled, others=(*EIGHT, SCALES, SCALES.T[:, :4])),
     "gemm_fp8": Kernel(
