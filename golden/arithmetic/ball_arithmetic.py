@@ -147,6 +147,8 @@ class ElementaryBalls(Arithmetic[Ball, Tensor]):
         lost = self.model.gamma(terms) + (self.rescaling(x.shape[axis]) if rescaled else 0.0)
         rounding = self.model.sum_rounding(x.shape[axis])
         rad = lost * rounding * magnitude
+        if self.model.flush:  # otherwise subnormal partial sums are exact
+            rad = rad + terms * self.model.underflow(self.model.accumulate.format)
         if x.rad is None:
             if terms == 0:
                 return Ball(mid, None, self.model)

@@ -19,8 +19,8 @@ def silu_and_slope(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """x sigmoid(x) and its derivative in float32, with their limits at infinity."""
     small = jnp.exp(-jnp.abs(x))  # never overflows, and the denominator is between one and two
     sigmoid, other = (jnp.where(side, small, 1.0) / (1.0 + small) for side in (x < 0, x >= 0))
-    finite = jnp.where(jnp.abs(x) < jnp.inf, x, 0.0)
-    return jnp.where(x == -jnp.inf, 0.0, x * sigmoid), sigmoid * (1.0 + finite * other) + (x - x)
+    finite = jnp.where(jnp.abs(x) == jnp.inf, 0.0, x)
+    return jnp.where(x == -jnp.inf, 0.0, x * sigmoid), sigmoid * (1.0 + finite * other)
 
 
 def _clamped(gate_ref: Any, up_ref: Any, limit: float | None) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:

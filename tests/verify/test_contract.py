@@ -11,8 +11,11 @@ from torch import Tensor
 
 from assay.kernels.libraries.pytorch_eager import rms_norm_cast_before_weight
 from assay.verify import Contract, Verdict, examine
+from assay.verify.cases.case import Case
 from assay.verify.contract import contract_from_table
 from assay.verify.errors import ContractError
+from assay.verify.execution.call import Call
+from assay.verify.execution.runner import Bench
 
 from .zoo import rounded_on_the_way as rounding
 from .zoo.faulty_conduct import gemm_random_order
@@ -203,6 +206,24 @@ def test_a_field_decides(
 def halved(y: Tensor, dtype: torch.dtype) -> Tensor:
     """Half of what is right, saturated."""
     return store_saturated(y / 2, dtype)
+
+
+def sum_flushing(x: Tensor) -> Tensor:
+    """One row after another is added; a subnormal sum is zero."""
+    total = torch.zeros(x.shape[1])
+    for row in x:
+        total = total + row
+        total = torch.where(total.abs() < torch.finfo(torch.float32).tiny, 0.0, total)
+    return total
+
+
+def test_partial_sums_may_be_flushed() -> None:
+    """-2 + 2.5 least normal numbers are subnormal: where they are flushed the sum, of 2 more, lacks them."""
+    edits = tuple(("shards", (row, 0), number * 2.0**-126) for row, number in enumerate((-2.0, 2.5, 2.0)))
+    case = Case("all_reduce", {"R": 3, "N": 1}, {"shards": "float32"}, {}, {"shards": "zeros"}, edits=edits)
+    call = Call(sum_flushing, {})
+    assert Bench(call, Contract(subnormals="flush")).try_case(case).failure is None
+    assert Bench(call, Contract(subnormals="keep")).try_case(case).failure is not None
 
 
 def silu_flushing_normals(x: Tensor) -> Tensor:
