@@ -21,6 +21,7 @@ from assay.kernels.triton.layernorm_backward import layernorm_backward
 from assay.kernels.triton.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_backward
 from assay.kernels.triton.moe import moe
 from assay.kernels.triton.moe_route import moe_route
+from assay.kernels.triton.quantize import quantize_fp8, quantize_int4, quantize_int8
 from assay.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
 from assay.kernels.triton.rmsnorm_backward import rmsnorm_backward
 from assay.kernels.triton.rope import rope, rope_backward
@@ -188,6 +189,21 @@ CALLS = [
     ),
     *(fp8("tensor", (), ()), fp8("row", (5, 1), (1, 7)), fp8("block", (5, 2), (2, 1))),
     *(int4("plain", torch.uint8, 2, 1, 1), int4("awq", INT32, 1, 8, 8), int4("gptq", INT32, 8, 1, 8)),
+    *(
+        Call(quantize_fp8, {"x": X}, {"granularity": kind}, (kind,), (("granularity", "block"),))
+        for kind in ("row", "tensor", "group128")
+    ),
+    Call(quantize_int8, {"x": X}, {"granularity": "tensor"}, ("tensor",), (("granularity", "group128"),)),
+    *(
+        Call(
+            quantize_int4,
+            {"x": X},
+            {"group": 32, "symmetric": symmetric},
+            (32, symmetric),
+            tuple(("group", value) for value in (0, -1, 2.0, True)),
+        )
+        for symmetric in (False, True)
+    ),
     Call(
         moe,
         MIXTURE,
@@ -240,7 +256,7 @@ def test_compiled_code_gives_the_same_bits(call: Call) -> None:
 
     def block(*tensors: Tensor) -> list[Tensor]:
         results = call.kernel(*tensors, **call.options)
-        return [result + 1 for result in (results if isinstance(results, tuple) else (results,))]
+        return [result.clone() for result in (results if isinstance(results, tuple) else (results,))]
 
     compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
     for found, expected in zip(compiled(*call.tensors.values()), block(*call.tensors.values()), strict=True):
