@@ -16,6 +16,7 @@ from assay.kernels.triton.gemm import gemm
 from assay.kernels.triton.gemm_fp8 import gemm_fp8
 from assay.kernels.triton.gemm_int4 import gemm_int4
 from assay.kernels.triton.gemm_int8 import gemm_int8
+from assay.kernels.triton.gemm_mxfp8 import gemm_mxfp8
 from assay.kernels.triton.layernorm import layernorm
 from assay.kernels.triton.layernorm_backward import layernorm_backward
 from assay.kernels.triton.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_backward
@@ -32,7 +33,7 @@ from assay.kernels.triton.swiglu_backward import swiglu_backward
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
-E4M3, BF16, INT32 = torch.float8_e4m3fn, torch.bfloat16, torch.int32
+E4M3, E8M0, BF16, INT32 = torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.bfloat16, torch.int32
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,20 @@ CALLS = [
         ),
     ),
     *(fp8("tensor", (), ()), fp8("row", (5, 1), (1, 7)), fp8("block", (5, 2), (2, 1))),
+    Call(
+        gemm_mxfp8,
+        {
+            "a": torch.randn(5, 64).to(E4M3),
+            "b": torch.randn(64, 7).to(E4M3),
+            "scale_a": torch.ones(5, 2).to(E8M0),
+            "scale_b": torch.ones(2, 7).to(E8M0),
+        },
+        refused=(
+            *(("a", torch.zeros(5, 64, dtype=torch.float8_e5m2)), ("b", torch.zeros(5, 7, dtype=E4M3))),
+            *(("scale_a", torch.ones(5, 2)), ("scale_a", torch.ones(5, 1).to(E8M0))),
+            *(("scale_b", torch.ones(2, 6).to(E8M0)), ("scale_b", torch.ones(3, 7).to(E8M0))),
+        ),
+    ),
     *(int4("plain", torch.uint8, 2, 1, 1), int4("awq", INT32, 1, 8, 8), int4("gptq", INT32, 8, 1, 8)),
     *(
         Call(quantize_fp8, {"x": X}, {"granularity": kind}, (kind,), (("granularity", "block"),))
