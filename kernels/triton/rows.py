@@ -14,7 +14,7 @@ import triton
 
 
 def _rows_of_a_tile(arguments: Mapping[str, Any]) -> int:
-    return max(1, int(arguments["BLOCK_N"]) // int(triton.next_power_of_2(arguments["N"])))
+    return max(1, int(arguments["BLOCK_N"]) // int(triton.next_power_of_2(max(arguments["N"], 1))))
 
 
 def _columns_of_a_tile(arguments: Mapping[str, Any]) -> int:

@@ -20,6 +20,7 @@ from assay.kernels.triton.gemm_mxfp8 import gemm_mxfp8
 from assay.kernels.triton.layernorm import layernorm
 from assay.kernels.triton.layernorm_backward import layernorm_backward
 from assay.kernels.triton.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_backward
+from assay.kernels.triton.merge_states import merge_states
 from assay.kernels.triton.moe import moe
 from assay.kernels.triton.moe_route import moe_route
 from assay.kernels.triton.quantize import quantize_fp8, quantize_int4, quantize_int8
@@ -218,6 +219,19 @@ CALLS = [
             tuple(("group", value) for value in (0, -1, 2.0, True)),
         )
         for symmetric in (False, True)
+    ),
+    Call(
+        merge_states,
+        {
+            "o_a": torch.randn(3, 2, 5, dtype=BF16),
+            "lse_a": torch.randn(3, 2),
+            "o_b": torch.randn(2, 3, 5, dtype=BF16).transpose(0, 1),
+            "lse_b": torch.randn(2, 3).t(),
+        },
+        refused=(
+            *(("o_b", torch.randn(3, 2, 5)), ("o_b", torch.randn(3, 2, 6, dtype=BF16))),
+            *(("lse_a", torch.randn(2, 3)), ("lse_b", torch.randn(3, 2, dtype=BF16))),
+        ),
     ),
     Call(
         moe,

@@ -1,0 +1,95 @@
+"""Merging attention over two disjoint sets of keys, as cascades and parts of a split sequence need it.
+
+The larger log-sum-exp becomes zero, so that weights are 1 and at most 1. An empty state, whose log-sum-exp is -inf, has
+weight zero, and its output is not read: it may be anything.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from assay.kernels.triton.arguments import FLOAT32, FLOATING, check
+from assay.kernels.triton.online_softmax import finite_shift
+from assay.kernels.triton.operators import custom_op
+from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
+
+
+@triton.autotune(configs=CONFIGS, key=["N"])
+@triton.heuristics(BLOCKS)
+@triton.jit(do_not_specialize=["R"])
+def _merge_states_kernel(
+    o_a_ptr,
+    lse_a_ptr,
+    o_b_ptr,
+    lse_b_ptr,
+    o_ptr,
+    lse_ptr,
+    R,
+    N,
+    H,
+    o_a_strides,
+    lse_a_strides,
+    o_b_strides,
+    lse_b_strides,
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ONE_BLOCK: tl.constexpr,
+):
+    rows = (tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]
+    token, head = rows // H, rows % H
+    inside = rows < R
+    empty: tl.constexpr = -float("inf")
+    lse_a = tl.load(lse_a_ptr + token * lse_a_strides[0] + head * lse_a_strides[1], mask=inside, other=empty)
+    lse_b = tl.load(lse_b_ptr + token * lse_b_strides[0] + head * lse_b_strides[1], mask=inside, other=empty)
+    m = tl.maximum(lse_a, lse_b, propagate_nan=tl.PropagateNan.ALL)
+    shift = finite_shift(m)
+    weight_a = tl.exp(lse_a - shift)
+    weight_b = tl.exp(lse_b - shift)
+    total = weight_a + weight_b
+    tl.store(lse_ptr + rows, m + tl.log(total), mask=inside)
+
+    share = tl.where(total == 0.0, 0.0, 1.0 / total)  # of two empty states nothing is seen
+    o_a_rows = o_a_ptr + token * o_a_strides[0] + head * o_a_strides[1]
+    o_b_rows = o_b_ptr + token * o_b_strides[0] + head * o_b_strides[1]
+    for start in range(0, BLOCK_N if ONE_BLOCK else N, BLOCK_N):
+        columns = start + tl.arange(0, BLOCK_N).to(tl.int64)[None, :]
+        kept = inside & (columns < N)
+        seen_a, seen_b = kept & (lse_a != empty), kept & (lse_b != empty)
+        o_a = tl.load(o_a_rows + columns * o_a_strides[2], mask=seen_a, other=0.0).to(tl.float32)
+        o_b = tl.load(o_b_rows + columns * o_b_strides[2], mask=seen_b, other=0.0).to(tl.float32)
+        o = (o_a * weight_a + o_b * weight_b) * share
+        tl.store(o_ptr + rows * N + columns, o.to(o_ptr.dtype.element_ty), mask=kept)
+
+
+def _results(o_a: Tensor, lse_a: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+    return o_a.new_empty(o_a.shape), lse_a.new_empty(lse_a.shape)
+
+
+@custom_op("assay::merge_states", _results)
+def _merge_states(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    o, lse = _results(o_a, lse_a)
+    tokens, heads, width = o_a.shape
+    if lse.numel():
+        _merge_states_kernel[grid](
+            *(o_a, lse_a, o_b, lse_b, o, lse, tokens * heads, width, heads),
+            *(tensor.stride() for tensor in (o_a, lse_a, o_b, lse_b)),
+        )
+    return o, lse
+
+
+def merge_states(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    """(e^lse_a o_a + e^lse_b o_b) / (e^lse_a + e^lse_b) [T,H,D] in o_a's dtype, and log(e^lse_a + e^lse_b) [T,H].
+
+    o_a[T,H,D] and o_b[T,H,D] are both float32, bfloat16 or float16, lse_a[T,H], lse_b[T,H] and the second result
+    float32. The output of a state whose log-sum-exp is -inf doesn't matter; of two such the result is zero and -inf.
+    Raises TypeError or ValueError, naming the argument, for another dtype, shape or device.
+    """
+    check(
+        o_a=(o_a, FLOATING, "T H D"),
+        lse_a=(lse_a, FLOAT32, "T H"),
+        o_b=(o_b, ("o_a",), "T H D"),
+        lse_b=(lse_b, FLOAT32, "T H"),
+    )
+    return _merge_states(o_a, lse_a, o_b, lse_b)
