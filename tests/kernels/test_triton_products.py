@@ -14,7 +14,6 @@ from assay.kernels.triton.gemm import gemm
 from assay.kernels.triton.gemm_fp8 import gemm_fp8
 from assay.kernels.triton.gemm_int4 import gemm_int4
 from assay.kernels.triton.gemm_int8 import gemm_int8
-from assay.kernels.triton.gemm_mxfp8 import gemm_mxfp8
 from tests.reference import reference
 from tests.reference.products import AWQ_ORDER, dequantized
 
@@ -102,22 +101,6 @@ def int4_is_right(x: Tensor, *weights: Tensor, packing: str) -> None:
     within(y, x.double() @ stored, x.double().abs() @ stored.abs(), x.shape[1])
 
 
-def mxfp8(m: int, k: int, n: int) -> Tensors:
-    """Scales whose neighbours differ by up to a factor of sixteen."""
-    shapes = (m, k // 32), (k // 32, n)
-    return *(x.to(E4M3) for x in floats(m, k, n)), *(
-        (2.0 ** torch.randint(-2, 3, shape)).to(torch.float8_e8m0fnu) for shape in shapes
-    )
-
-
-def mxfp8_is_right(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> None:
-    c = gemm_mxfp8(a, b, scale_a, scale_b)
-    left = a.double() * scale_a.double().repeat_interleave(32, 1)
-    right = b.double() * scale_b.double().repeat_interleave(32, 0)
-    assert c.dtype == torch.bfloat16
-    within(c, left @ right, left.abs() @ right.abs(), a.shape[1])
-
-
 BANDS: tuple[Sizes, ...] = ((300, 130, 270), (1200, 5, 200), (3, 300, 5))
 
 
@@ -148,7 +131,6 @@ PRODUCTS = [
         Product(gemm_fp8, fp8(granularity), fp8_is_right, {"granularity": granularity}, ((300, 300, 270), *BANDS[1:]))
         for granularity in ("tensor", "row", "block")
     ),
-    Product(gemm_mxfp8, mxfp8, mxfp8_is_right, sizes=((300, 160, 270), (1200, 32, 200), (3, 288, 5)), least=32),
     *(
         Product(gemm_int4, int4(packing), int4_is_right, {"packing": packing}, ((3, 128, 136), (300, 64, 48)), 32)
         for packing in ("plain", "awq", "gptq")
