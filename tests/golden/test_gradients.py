@@ -180,6 +180,13 @@ PAIRS: dict[str, Pair] = {op.name: plain(op.name) for op in map(spec, specs()) i
         arguments=(0, 1),
     ),
     "embedding": Pair("embedding", (normal(4, 2),), normal(3, 2), labels=np.array([2, 0, 2])),
+    "moe": Pair(
+        "moe",
+        (normal(2, 2), normal(3, 4, 2), normal(3, 2, 2), normal(2, 2)),
+        normal(2, 2),
+        labels=np.array([[2, 0], [2, 2]]),
+        arguments=(0, 1, 2, 3),
+    ),
     "rope": turned(interleaved=False),
     "rope of neighbours": turned(interleaved=True),
     "attention": attention("none", None, 2, 3),

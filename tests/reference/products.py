@@ -5,6 +5,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from .gradients import gradients
+
 Outputs = tuple[Tensor, ...]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -120,6 +122,20 @@ def moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tens
             hidden = torch.nn.functional.silu(gate) * up
             y[t] += float(weights[t, place]) * (w_down[expert].double() @ hidden)
     return (y,)
+
+
+def moe_backward(
+    x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor, dy: Tensor
+) -> Outputs:
+    """By autograd, every token through every expert; an id of no expert adds nothing."""
+    chosen = torch.nn.functional.one_hot(ids.long().clamp(-1, len(w_down)) + 1, len(w_down) + 2)[..., 1:-1].double()
+
+    def mixed(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor) -> Tensor:
+        gate, up = torch.einsum("td,efd->tef", x, w_gate_up).tensor_split(2, -1)
+        outputs = torch.einsum("tef,edf->ted", torch.nn.functional.silu(gate) * up, w_down)
+        return torch.einsum("ted,tke,tk->td", outputs, chosen, weights)
+
+    return gradients(mixed, [x, w_gate_up, w_down, weights], dy)
 
 
 def dequantize_fp8(codes: Tensor, scale: Tensor) -> Outputs:

@@ -1,0 +1,152 @@
+"""The gradient of a mixture of experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from assay.golden.arithmetic.base import Arithmetic, Idx, N
+from assay.golden.definitions.activation import swiglu
+from assay.golden.definitions.backward import infinite, swiglu_backward
+from assay.golden.registry import Fault, Reduction, define
+
+
+def _weights_left_out(xp: Any, *tensors: Any) -> Any:
+    """Of all but the routing weights themselves."""
+    x, w_gate_up, w_down, weights, ids, dy = tensors
+    ones = xp.exact(xp.native.full(ids.shape, 1))
+    return *moe_backward(xp, x, w_gate_up, w_down, ones, ids, dy)[:3], moe_backward(xp, *tensors)[3]
+
+
+def _slope_flat(xp: Any, *tensors: Any) -> Any:
+    """dgate is dhidden up sigmoid(gate)."""
+
+    def slope(gate: Any, up: Any, dhidden: Any) -> Any:
+        return xp.product(dhidden, up, xp.sigmoid(gate)), swiglu_backward(xp, gate, up, dhidden)[1]
+
+    return _gradients(xp, *tensors, slope=slope)
+
+
+def _halves_swapped(xp: Any, *tensors: Any) -> Any:
+    return _gradients(xp, *tensors, slope=lambda *each: swiglu_backward(xp, *each)[::-1])
+
+
+def _last_token_left_out(xp: Any, x: Any, w_gate_up: Any, w_down: Any, weights: Any, ids: Any, dy: Any) -> Any:
+    """Of the gradients of the experts' weights."""
+    dx, _, _, dweights = moe_backward(xp, x, w_gate_up, w_down, weights, ids, dy)
+    kept = slice(0, max(len(ids) - 1, 0))
+    _, *experts, _ = moe_backward(xp, x[kept], w_gate_up, w_down, weights[kept], ids[kept], dy[kept])
+    return dx, *experts, dweights
+
+
+def _first_choice(xp: Any, x: Any, w_gate_up: Any, w_down: Any, weights: Any, ids: Any, dy: Any) -> Any:
+    """dx is that of a token's first choice alone."""
+    first = moe_backward(xp, x, w_gate_up, w_down, weights[:, :1], ids[:, :1], dy)[0]
+    return first, *moe_backward(xp, x, w_gate_up, w_down, weights, ids, dy)[1:]
+
+
+def _weights_of_outputs(xp: Any, *tensors: Any) -> Any:
+    *rest, dweights = moe_backward(xp, *tensors)
+    return *rest, dweights * tensors[3]
+
+
+@define(
+    "moe_backward",
+    "x[T,D], w_gate_up[E,2*F,D], w_down[E,D,F], weights:float32[T,k]=weight, ids:int32[T,k]=index(E), dy[T,D] "
+    "-> dx[T,D], dw_gate_up[E,2*F,D], dw_down[E,D,F], dweights:float32[T,k]",
+    stages={
+        **{"gate_up": None, "activated": None, "hidden": "input", "expert": None, "weighted_gradient": None},
+        **{"hidden_gradient": None, "activated_gradient": None, "gate_up_gradient": "input"},
+        **{"weighted_hidden": "input", "share": None},
+    },
+    summed=("T",),
+    empty=("T",),
+    work="3*(T*k*D*F+E*D*F)",
+    sizes={"k": (1, 2, 3, 6, 8), "E": (1, 2, 3, 4, 8, 17, 64)},
+    gradient_of="moe",
+    reduction=Reduction("D+F"),
+    faults=(
+        "inputs_in_tf32",
+        Fault("moe_gradient_without_weights", "the gradient of an expert's output is not multiplied by its weight",
+              _weights_left_out, "routing"),
+        Fault("moe_slope_flat", "of the gate's slope only the first term is taken: sigmoid(gate)", _slope_flat),
+        Fault("moe_gradient_halves_swapped", "the gradients of gate and up are swapped", _halves_swapped, "layout"),
+        Fault("moe_gradient_of_first_choice", "dx is that of a token's first choice alone", _first_choice, "routing",
+              needs="k of two or more"),
+        Fault("moe_last_token_left_out", "the last token adds nothing to the gradients of experts",
+              _last_token_left_out, "tail"),
+        Fault("moe_weight_gradient_weighted", "dweights are multiplied by the weights", _weights_of_outputs, "routing"),
+    ),
+)  # fmt: skip
+def moe_backward(
+    xp: Arithmetic[N, Idx], x: N, w_gate_up: N, w_down: N, weights: N, ids: Idx, dy: N
+) -> tuple[N, N, N, N]:
+    """With h = silu(gate) * up of a pair of token and expert, and g = down^T dy: weight g goes back through h.
+
+    dw_down is the sum over an expert's pairs of dy (weight h)^T, or (weight dy) h^T; a weight's gradient is h . g, or
+    dy . (down h). Stages: those of `moe`; "weighted_gradient", weight dy; "hidden_gradient", what comes back to h;
+    "weighted_hidden", weight h; "gate_up_gradient", the gradients of gate and up as products take them; "share", a
+    choice's part of dx. Nothing is said of what an infinity reaches.
+    """
+    return _gradients(xp, x, w_gate_up, w_down, weights, ids, dy, lambda *each: swiglu_backward(xp, *each))
+
+
+def _gradients(
+    xp: Arithmetic[N, Idx], x: N, w_gate_up: N, w_down: N, weights: N, ids: Idx, dy: N, slope: Any
+) -> tuple[N, N, N, N]:
+    """``slope``: dgate and dup of gate, up and the gradient of silu(gate) * up."""
+    experts, inner = w_gate_up.shape[0], w_gate_up.shape[1] // 2
+    tokens, choices = ids.shape
+    flat, each = ids.reshape(tokens * choices), weights.reshape(tokens * choices, 1)
+    order, shares, of_gate_up, of_down, of_weights = [], [], [], [], []
+    for expert in range(experts):
+        pairs = xp.native.argwhere(flat == expert)[:, 0]
+        rows, upstream, weight = x[pairs // max(choices, 1)], dy[pairs // max(choices, 1)], each[pairs]
+        found = _of_expert(xp, rows, w_gate_up[expert], w_down[expert], weight, upstream, slope, inner)
+        for kind, gradient in zip((shares, of_gate_up, of_down, of_weights), found, strict=True):
+            kind.append(gradient)
+        order.append(pairs)
+    back = xp.native.argsort(xp.native.concatenate(order))
+    dx = xp.sum(xp.concatenate(shares)[back].reshape(tokens, choices, x.shape[-1]), axis=1)[:, 0]
+    dweights = xp.concatenate(of_weights)[back].reshape(tokens, choices)
+
+    def touched() -> Idx:
+        """Which pairs have an infinity in their token, weight, gradient or expert."""
+        broken: Any = infinite(xp, w_gate_up).any(-1).any(-1) | infinite(xp, w_down).any(-1).any(-1)
+        found: Idx = infinite(xp, x, dy).any(-1)[:, None] | infinite(xp, weights) | broken[ids]
+        return found
+
+    def experts_touched() -> Idx:
+        named: Any = ids[..., None] == xp.integers(range(experts))
+        found: Idx = (named & touched()[..., None]).any(0).any(0)[:, None, None]
+        return found
+
+    dx = xp.unspecified(lambda: touched().any(-1)[:, None], dx)
+    dw_gate_up = xp.unspecified(experts_touched, xp.stack(of_gate_up, 0))
+    dw_down = xp.unspecified(experts_touched, xp.stack(of_down, 0))
+    return dx, dw_gate_up, dw_down, xp.unspecified(touched, dweights)
+
+
+def _of_expert(
+    xp: Arithmetic[N, Idx], x: N, w_gate_up: N, w_down: N, weight: N, dy: N, slope: Any, inner: int
+) -> tuple[N, N, N, N]:
+    """Shares of dx [n,D], dw_gate_up [2F,D], dw_down [D,F] and dweights [n,1] of an expert's n pairs."""
+    projected = xp.round(xp.matmul(x, xp.swap(w_gate_up)), "gate_up")
+    gate, up = projected[:, :inner], projected[:, inner:]
+    hidden = xp.round(swiglu(xp, gate, up, limit=None), "hidden")
+
+    def weighted() -> N:
+        return xp.round(dy * weight, "weighted_gradient")
+
+    back = xp.matmul(dy, w_down)
+    dhidden = xp.any_formula(lambda: back * weight, lambda: xp.matmul(weighted(), w_down))
+    grown = xp.concatenate(slope(gate, up, xp.round(dhidden, "hidden_gradient")), -1)
+    grown = xp.round(grown, "gate_up_gradient")
+    dw_down = xp.any_formula(
+        lambda: xp.matmul(xp.swap(dy), xp.round(hidden * weight, "weighted_hidden")),
+        lambda: xp.matmul(xp.swap(weighted()), hidden),
+    )
+    dweight = xp.any_formula(
+        lambda: xp.sum(xp.round(back, "hidden_gradient") * hidden),
+        lambda: xp.sum(dy * xp.round(xp.matmul(hidden, xp.swap(w_down)), "expert")),
+    )
+    return xp.round(xp.matmul(grown, w_gate_up), "share"), xp.matmul(xp.swap(grown), x), dw_down, dweight
