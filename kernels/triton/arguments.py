@@ -67,6 +67,26 @@ def check_decode(
         raise ValueError(f"q: expected heads of at most {widest}, got {q.shape[2]}")
 
 
+def check_experts(
+    x: Tensor,
+    w_gate_up: Tensor,
+    w_down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    **others: tuple[Tensor, Sequence[torch.dtype | str], str],
+) -> None:
+    """Raise TypeError or ValueError unless these are `moe`'s arguments, and others as `check` takes them."""
+    check(
+        x=(x, FLOATING, "T D"),
+        w_down=(w_down, ("x",), "E D F"),
+        w_gate_up=(w_gate_up, ("x",), "E 2F D"),
+        ids=(ids, INT32, "T k"),
+        weights=(weights, FLOAT32, "T k"),
+        **others,
+    )
+    check_shape("w_gate_up", w_gate_up, ("E", 2 * w_down.shape[2], "D"))
+
+
 def check_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, packing: str) -> None:
     """Raise TypeError or ValueError unless these are `gemm_int4`'s arguments, as its docstring has them."""
     check_choice("packing", packing, ("plain", "awq", "gptq"))

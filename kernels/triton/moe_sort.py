@@ -1,10 +1,13 @@
 """Pairs of a token and one of its experts, sorted by expert, and the rows of each expert divided into blocks.
 
-How many rows an expert has is known on the device alone, and stays there: there are as many blocks as any division of
-the pairs among the experts may need, and those left over are empty. Nothing depends on the order in which programs run.
+Chunks of pairs are counted by expert; running sums of the counts are where each chunk's pairs of each expert begin. How
+many rows an expert has is known on the device alone, and stays there: there are as many blocks as any division of the
+pairs among the experts may need, and those left over are empty. Nothing depends on the order in which programs run.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -12,24 +15,39 @@ import triton.language as tl
 from torch import Tensor
 
 _TILE = 4096  # elements that a program holds at once
-_LONGEST_BLOCK = 2048  # ids that a program reads at once
+_LONGEST_CHUNK = 256  # pairs that a program reads
 
 
-def sort_by_expert(ids: Tensor, experts: int) -> tuple[Tensor, Tensor, int]:
-    """Pairs (token * k + choice, int64) of ids[T,k] sorted by expert; blocks int64[B,3] of sorted rows; their height.
+@dataclass(frozen=True)
+class Sorted:
+    """Pairs (token * k + choice) sorted by expert.
 
-    The sort is stable. A block holds rows of one expert: it is (expert, first row, row past the last). A pair whose id
-    is outside of 0 .. experts-1 is in no block. ``ids`` and ``experts`` are not empty.
+    ``order`` int64[P] are the pairs, of one expert in rising order; ``ends`` int64[E] the row past each expert's last.
+    ``blocks`` int64[B,3] hold up to ``height`` rows of one expert each: it, the first row, and the row past the last.
+    A pair whose id is outside of 0 .. E-1 is nowhere.
     """
-    pairs, choices = ids.numel(), ids.shape[1]
+
+    order: Tensor
+    ends: Tensor
+    blocks: Tensor
+    height: int
+
+
+def sort_by_expert(ids: Tensor, experts: int, tallest: int = 128) -> Sorted:
+    """The pairs of ids[T,k], contiguous, in blocks of at most ``tallest`` rows; ``ids`` and ``experts`` not empty."""
+    pairs = ids.numel()
+    block_p = min(triton.next_power_of_2(pairs), _LONGEST_CHUNK)
+    block_e = min(triton.next_power_of_2(experts), _TILE // block_p)
+    chunks = triton.cdiv(pairs, block_p)
+    grid = (chunks * triton.cdiv(experts, block_e),)
+    counts = torch.empty((experts, chunks), dtype=torch.int32, device=ids.device)
+    _count_kernel[grid](ids, counts, pairs, experts, chunks, BLOCK_E=block_e, BLOCK_P=block_p)
+    below = counts.view(-1).cumsum(0)
     order = torch.empty(pairs, dtype=torch.int64, device=ids.device)
-    ends = torch.empty(experts, dtype=torch.int64, device=ids.device)
-    block_p = min(triton.next_power_of_2(pairs), _LONGEST_BLOCK)
-    block_e = _TILE // block_p
-    _sort_kernel[(triton.cdiv(experts, block_e),)](
-        ids, order, ends, pairs, experts, choices, ids.stride(), BLOCK_E=block_e, BLOCK_P=block_p
-    )
-    height = _height(pairs // experts)
+    _place_kernel[grid](ids, below, order, pairs, experts, chunks, BLOCK_E=block_e, BLOCK_P=block_p)
+
+    ends = below.view(experts, chunks)[:, -1].contiguous()
+    height = min(_height(pairs // experts), tallest)
     most = (pairs + min(pairs, experts) * (height - 1)) // height  # the last block of each expert may hold one row
     blocks = torch.empty((most, 3), dtype=torch.int64, device=ids.device)
     block_e = triton.next_power_of_2(experts)
@@ -37,46 +55,40 @@ def sort_by_expert(ids: Tensor, experts: int) -> tuple[Tensor, Tensor, int]:
     _blocks_kernel[(triton.cdiv(most, block_b),)](
         ends, blocks, most, experts, HEIGHT=height, BLOCK_B=block_b, BLOCK_E=block_e
     )
-    return order, blocks, height
+    return Sorted(order, ends, blocks, height)
 
 
 def _height(average: int) -> int:
     """How many rows to a block, for so many rows to an expert: its weights are read once for each block."""
-    return 32 if average < 16 else 64 if average < 64 else 128 if average < 512 else 256
+    return 16 if average < 8 else 32 if average < 16 else 64 if average < 64 else 128
 
 
-@triton.jit(do_not_specialize=["P"])
-def _sort_kernel(
-    ids_ptr,
-    order_ptr,
-    ends_ptr,
-    P,
-    E,
-    CHOICES,
-    ids_strides,
-    BLOCK_E: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-):
-    """The pairs of this program's experts, in rising order, each expert's behind those of the experts below it.
+@triton.jit
+def _chunk_by_expert(ids_ptr, P, E, CHUNKS, BLOCK_E: tl.constexpr, BLOCK_P: tl.constexpr):
+    """This program's experts [BLOCK_E], chunk, pairs [BLOCK_P], and which pair is which expert's."""
+    program = tl.program_id(0)
+    chunk = (program % CHUNKS).to(tl.int64)
+    experts = (program // CHUNKS).to(tl.int64) * BLOCK_E + tl.arange(0, BLOCK_E)
+    pairs = chunk * BLOCK_P + tl.arange(0, BLOCK_P)
+    ids = tl.load(ids_ptr + pairs, mask=pairs < P, other=-1)
+    return experts, chunk, pairs, (ids[None, :] == experts[:, None]) & (experts[:, None] < E)
 
-    A pair is token * CHOICES + choice. A pair whose id is that of no expert is in no expert's rows.
-    """
-    experts = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
-    offsets = tl.arange(0, BLOCK_P).to(tl.int64)
-    below = tl.zeros([BLOCK_E], tl.int32)
-    for first in range(0, P, BLOCK_P):
-        pairs = first + offsets
-        ids = tl.load(at(ids_ptr, pairs, CHOICES, ids_strides), mask=pairs < P, other=-1)[None, :]
-        below += tl.sum(((ids >= 0) & (ids < experts[:, None])).to(tl.int32), axis=1)
-    ends = below.to(tl.int64)
-    for first in range(0, P, BLOCK_P):
-        pairs = first + offsets
-        ids = tl.load(at(ids_ptr, pairs, CHOICES, ids_strides), mask=pairs < P, other=-1)[None, :]
-        own = (ids == experts[:, None]) & (experts[:, None] < E)
-        places = ends[:, None] + tl.cumsum(own.to(tl.int32), axis=1) - 1
-        tl.store(order_ptr + places, tl.broadcast_to(pairs[None, :], own.shape), mask=own)
-        ends += tl.sum(own.to(tl.int32), axis=1)
-    tl.store(ends_ptr + experts, ends, mask=experts < E)
+
+@triton.jit(do_not_specialize=["CHUNKS"])
+def _count_kernel(ids_ptr, counts_ptr, P, E, CHUNKS, BLOCK_E: tl.constexpr, BLOCK_P: tl.constexpr):
+    """counts[expert, chunk]: how many of a chunk's pairs are an expert's."""
+    experts, chunk, _, own = _chunk_by_expert(ids_ptr, P, E, CHUNKS, BLOCK_E, BLOCK_P)
+    tl.store(counts_ptr + experts * CHUNKS + chunk, tl.sum(own.to(tl.int32), axis=1), mask=experts < E)
+
+
+@triton.jit(do_not_specialize=["CHUNKS"])
+def _place_kernel(ids_ptr, below_ptr, order_ptr, P, E, CHUNKS, BLOCK_E: tl.constexpr, BLOCK_P: tl.constexpr):
+    """order[row] = pair, behind all pairs of experts below and the expert's own of chunks before."""
+    experts, chunk, pairs, own = _chunk_by_expert(ids_ptr, P, E, CHUNKS, BLOCK_E, BLOCK_P)
+    before = experts * CHUNKS + chunk - 1
+    starts = tl.load(below_ptr + before, mask=(before >= 0) & (experts < E), other=0)
+    places = starts[:, None] + tl.cumsum(own.to(tl.int32), axis=1) - 1
+    tl.store(order_ptr + places, tl.broadcast_to(pairs[None, :], own.shape), mask=own)
 
 
 @triton.jit
@@ -108,9 +120,3 @@ def _blocks_kernel(
     tl.store(blocks_ptr + blocks * 3, expert, mask=inside)
     tl.store(blocks_ptr + blocks * 3 + 1, tl.where(used, first, 0), mask=inside)
     tl.store(blocks_ptr + blocks * 3 + 2, tl.minimum(end, first + HEIGHT), mask=inside)
-
-
-@triton.jit
-def at(pointer, pairs, CHOICES, strides):
-    """Where [token, choice] of each pair lies."""
-    return pointer + pairs // CHOICES * strides[0] + pairs % CHOICES * strides[1]

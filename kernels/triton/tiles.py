@@ -68,11 +68,11 @@ def fitting_tiles(configs: list[triton.Config], arguments: Mapping[str, Any], **
         for config in configs
         if (config.kwargs["BLOCK_N"] <= _NARROW) == few_columns
         and (config.kwargs["BLOCK_M"] <= _NARROW) == few_rows
-        and _products(config) <= most
+        and products_of(config) <= most
     ]
 
 
-def _products(config: triton.Config) -> float:
+def products_of(config: triton.Config) -> float:
     """How many a thread computes of a tile."""
     tile = math.prod(config.kwargs[side] for side in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
     return tile / (32 * config.num_warps)

@@ -1,0 +1,121 @@
+"""The second half of a mixture of experts: sorted rows times the weights of their experts, added up by token.
+
+The gradient of the tokens takes the same way as the tokens themselves.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from assay.kernels.triton.moe_sort import Sorted
+from assay.kernels.triton.moe_tiles import (
+    grouped_configs,
+    grouped_grid,
+    rows_as,
+    rows_tile,
+    tile_of_expert,
+    weights_as,
+    weights_from,
+    weights_tile,
+)
+from assay.kernels.triton.tiles import size_class
+
+_TILE = 4096  # elements that a program of the last kernel adds up
+_TUNING = grouped_configs(
+    1,
+    {"w": True, "rows_of": False},
+    *((64, 64, 4, 4), (64, 128, 4, 3), (128, 64, 8, 4), (128, 64, 4, 4), (128, 128, 8, 3), (64, 16, 8, 2), (128, 16, 8, 2)),
+)
+
+
+@triton.autotune(key=["P_CLASS", "E", "N", "K", "BLOCK_M"], **_TUNING)
+@triton.jit
+def _share_kernel(
+    rows_of,
+    w,
+    weights_ptr,
+    order_ptr,
+    blocks_ptr,
+    shares_ptr,
+    BLOCKS,
+    E,
+    N,
+    K,
+    P_CLASS,
+    w_strides,
+    ROWS_DESCRIBED: tl.constexpr,
+    W_DESCRIBED: tl.constexpr,
+    W_ALONG_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    """shares[pair] = weight * (row w), float32, of the row's pair; without weights just the product."""
+    expert, first, end, tile_n = tile_of_expert(blocks_ptr, BLOCKS, N, BLOCK_M, BLOCK_N, GROUP_M)
+    if expert >= E:
+        return
+    column = tile_n * BLOCK_N
+    rows = first + tl.arange(0, BLOCK_M)
+    in_rows = rows < end
+    w_from = weights_from(w, expert, column, N - column, w_strides, W_DESCRIBED, BLOCK_N, BLOCK_K)
+
+    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for start in tl.range(0, K, BLOCK_K):
+        if ROWS_DESCRIBED:  # rows of the next expert may be among them: they become columns that aren't stored
+            tile = rows_of.load([first.to(tl.int32), start]).T
+        else:
+            inner = tl.arange(0, BLOCK_K).to(tl.int64)
+            tile = rows_tile(rows_of + rows[:, None] * K + inner[None, :], start, 1, in_rows, K, BLOCK_K)
+        own = weights_tile(w_from, start, K, W_DESCRIBED, W_ALONG_K, BLOCK_K)
+        acc = tl.dot(own, tile, acc, input_precision="ieee")
+
+    pairs = tl.load(order_ptr + rows, mask=in_rows, other=0)
+    if weights_ptr is not None:
+        acc *= tl.load(weights_ptr + pairs, mask=in_rows, other=0.0)[None, :]
+    columns = (column + tl.arange(0, BLOCK_N))[:, None]
+    tl.store(shares_ptr + pairs[None, :] * N + columns, acc, mask=in_rows[None, :] & (columns < N))
+
+
+@triton.jit(do_not_specialize=["T"])
+def _sum_kernel(shares_ptr, ids_ptr, y_ptr, T, E, N, CHOICES, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr):
+    """y[token] = the sum of its shares in the order of its ids; a share whose id is no expert's was not written."""
+    program = tl.program_id(0).to(tl.int64)
+    across = tl.cdiv(N, BLOCK_N)
+    tokens = program // across * BLOCK_T + tl.arange(0, BLOCK_T)
+    columns = program % across * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = (tokens[:, None] < T) & (columns[None, :] < N)
+    acc = tl.zeros([BLOCK_T, BLOCK_N], tl.float32)
+    for choice in range(CHOICES):
+        pairs = tokens * CHOICES + choice
+        ids = tl.load(ids_ptr + pairs, mask=tokens < T, other=-1)
+        written = ((ids >= 0) & (ids < E))[:, None]
+        acc += tl.load(shares_ptr + pairs[:, None] * N + columns[None, :], mask=inside & written, other=0.0)
+    tl.store(y_ptr + tokens[:, None] * N + columns[None, :], acc.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+def mixed(rows: Tensor, w: Tensor, pairs: Sorted, ids: Tensor, weights: Tensor | None) -> Tensor:
+    """y[T,N]: of each token's pairs the sum of weight * (row w), of sorted rows[P,K] and w[E,K,N].
+
+    ``ids`` and ``weights`` are [T,k], contiguous; all weights are one where there are none.
+    """
+    (tokens, choices), (experts, k, n) = ids.shape, w.shape
+    shares = torch.empty((tokens * choices, n), dtype=torch.float32, device=rows.device)
+    given, by_descriptor = rows_as(rows)
+    own, strides, *lying = weights_as(w)
+    blocks = len(pairs.blocks)
+    _share_kernel[grouped_grid(blocks, n)](
+        *(given, own, weights, pairs.order, pairs.blocks, shares),
+        *(blocks, experts, n, k, size_class(tokens * choices), strides, by_descriptor, *lying),
+        BLOCK_M=pairs.height,
+    )
+    y = torch.empty((tokens, n), dtype=rows.dtype, device=rows.device)
+    block_n = min(triton.next_power_of_2(n), _TILE // 4)
+    block_t = _TILE // block_n
+    _sum_kernel[(triton.cdiv(tokens, block_t) * triton.cdiv(n, block_n),)](
+        shares, ids, y, tokens, experts, n, choices, BLOCK_T=block_t, BLOCK_N=block_n
+    )
+    return y
