@@ -10,11 +10,11 @@ from assay.golden.definitions.backward import infinite, swiglu_backward
 from assay.golden.registry import Fault, Reduction, define
 
 
-def _weights_left_out(xp: Any, *tensors: Any) -> Any:
+def _weights_left_out(xp: Any, x: Any, w_gate_up: Any, w_down: Any, weights: Any, ids: Any, dy: Any) -> Any:
     """Of all but the routing weights themselves."""
-    x, w_gate_up, w_down, weights, ids, dy = tensors
     ones = xp.exact(xp.native.full(ids.shape, 1))
-    return *moe_backward(xp, x, w_gate_up, w_down, ones, ids, dy)[:3], moe_backward(xp, *tensors)[3]
+    *others, _ = moe_backward(xp, x, w_gate_up, w_down, ones, ids, dy)
+    return *others, moe_backward(xp, x, w_gate_up, w_down, weights, ids, dy)[3]
 
 
 def _slope_flat(xp: Any, *tensors: Any) -> Any:
@@ -23,11 +23,11 @@ def _slope_flat(xp: Any, *tensors: Any) -> Any:
     def slope(gate: Any, up: Any, dhidden: Any) -> Any:
         return xp.product(dhidden, up, xp.sigmoid(gate)), swiglu_backward(xp, gate, up, dhidden)[1]
 
-    return _gradients(xp, *tensors, slope=slope)
+    return _gradients(xp, slope, *tensors)
 
 
 def _halves_swapped(xp: Any, *tensors: Any) -> Any:
-    return _gradients(xp, *tensors, slope=lambda *each: swiglu_backward(xp, *each)[::-1])
+    return _gradients(xp, lambda *each: swiglu_backward(xp, *each)[::-1], *tensors)
 
 
 def _last_token_left_out(xp: Any, x: Any, w_gate_up: Any, w_down: Any, weights: Any, ids: Any, dy: Any) -> Any:
@@ -54,9 +54,9 @@ def _weights_of_outputs(xp: Any, *tensors: Any) -> Any:
     "x[T,D], w_gate_up[E,2*F,D], w_down[E,D,F], weights:float32[T,k]=weight, ids:int32[T,k]=index(E), dy[T,D] "
     "-> dx[T,D], dw_gate_up[E,2*F,D], dw_down[E,D,F], dweights:float32[T,k]",
     stages={
-        **{"gate_up": None, "activated": None, "hidden": "input", "expert": None, "weighted_gradient": None},
-        **{"hidden_gradient": None, "activated_gradient": None, "gate_up_gradient": "input"},
-        **{"weighted_hidden": "input", "share": None},
+        "gate_up": None, "activated": None, "hidden": "input", "expert": None, "weighted_gradient": None,
+        "hidden_gradient": None, "activated_gradient": None, "gate_up_gradient": "input",
+        "weighted_hidden": "input", "share": None,
     },
     summed=("T",),
     empty=("T",),
@@ -87,24 +87,23 @@ def moe_backward(
     "weighted_hidden", weight h; "gate_up_gradient", the gradients of gate and up as products take them; "share", a
     choice's part of dx. Nothing is said of what an infinity reaches.
     """
-    return _gradients(xp, x, w_gate_up, w_down, weights, ids, dy, lambda *each: swiglu_backward(xp, *each))
+    return _gradients(xp, lambda *each: swiglu_backward(xp, *each), x, w_gate_up, w_down, weights, ids, dy)
 
 
 def _gradients(
-    xp: Arithmetic[N, Idx], x: N, w_gate_up: N, w_down: N, weights: N, ids: Idx, dy: N, slope: Any
+    xp: Arithmetic[N, Idx], slope: Any, x: N, w_gate_up: N, w_down: N, weights: N, ids: Idx, dy: N
 ) -> tuple[N, N, N, N]:
     """``slope``: dgate and dup of gate, up and the gradient of silu(gate) * up."""
     experts, inner = w_gate_up.shape[0], w_gate_up.shape[1] // 2
     tokens, choices = ids.shape
     flat, each = ids.reshape(tokens * choices), weights.reshape(tokens * choices, 1)
-    order, shares, of_gate_up, of_down, of_weights = [], [], [], [], []
+    order, found = [], []
     for expert in range(experts):
         pairs = xp.native.argwhere(flat == expert)[:, 0]
-        rows, upstream, weight = x[pairs // max(choices, 1)], dy[pairs // max(choices, 1)], each[pairs]
-        found = _of_expert(xp, rows, w_gate_up[expert], w_down[expert], weight, upstream, slope, inner)
-        for kind, gradient in zip((shares, of_gate_up, of_down, of_weights), found, strict=True):
-            kind.append(gradient)
+        token = pairs // max(choices, 1)
+        found.append(_of_expert(xp, slope, x[token], w_gate_up[expert], w_down[expert], each[pairs], dy[token], inner))
         order.append(pairs)
+    shares, of_gate_up, of_down, of_weights = zip(*found, strict=True)
     back = xp.native.argsort(xp.native.concatenate(order))
     dx = xp.sum(xp.concatenate(shares)[back].reshape(tokens, choices, x.shape[-1]), axis=1)[:, 0]
     dweights = xp.concatenate(of_weights)[back].reshape(tokens, choices)
@@ -127,7 +126,7 @@ def _gradients(
 
 
 def _of_expert(
-    xp: Arithmetic[N, Idx], x: N, w_gate_up: N, w_down: N, weight: N, dy: N, slope: Any, inner: int
+    xp: Arithmetic[N, Idx], slope: Any, x: N, w_gate_up: N, w_down: N, weight: N, dy: N, inner: int
 ) -> tuple[N, N, N, N]:
     """Shares of dx [n,D], dw_gate_up [2F,D], dw_down [D,F] and dweights [n,1] of an expert's n pairs."""
     projected = xp.round(xp.matmul(x, xp.swap(w_gate_up)), "gate_up")

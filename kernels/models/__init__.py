@@ -31,7 +31,7 @@ def replace(model: nn.Module, parts: Sequence[str] = PARTS) -> Replacement:
     """Put the bundled Triton kernels into a causal language model of transformers, such as Llama, Qwen, Mixtral, Gemma.
 
     ``parts``: "norm" (RMS norms, with an offset of the weight or without), "mlp" (gate, up and down projections with
-    SiLU between them), "experts" (the same for a mixture; where no gradient is asked for), "rope", "attention" (without
+    SiLU between them), "experts" (the same for a mixture), "rope", "attention" (without
     a mask other than causal), "loss" (the cross-entropy of the next token). Where a
     condition doesn't hold a call is what it was. On a CPU the kernels run only inside
     ``assay.interpreter.faithful()``. Raises ValueError for a part that there isn't, TypeError for what is no module.

@@ -72,7 +72,7 @@ def mlps(model: nn.Module, found: Replacement) -> str:
 
 
 def experts(model: nn.Module, found: Replacement) -> str:
-    """Experts with SiLU whose weights are two parameters, where no gradient is asked for."""
+    """Experts with SiLU whose weights are two parameters."""
     from assay.kernels.triton.moe import moe
 
     seen = 0
@@ -81,14 +81,10 @@ def experts(model: nn.Module, found: Replacement) -> str:
         if not all(isinstance(each, nn.Parameter) and each.dim() == 3 for each in (gate_up, down)):
             continue
         seen += 1
-        before = module.forward
         if not _are_gated(module):
             continue
 
-        def forward(x: Tensor, ids: Tensor, weights: Tensor, *, module: Any = module, before: Any = before) -> Tensor:
-            if torch.is_grad_enabled() and any(each.requires_grad for each in (x, weights, module.gate_up_proj)):
-                result: Tensor = before(x, ids, weights)
-                return result
+        def forward(x: Tensor, ids: Tensor, weights: Tensor, *, module: Any = module) -> Tensor:
             return moe(x, module.gate_up_proj, module.down_proj, weights.float(), ids.int())
 
         set_own(found, module, "forward", forward)

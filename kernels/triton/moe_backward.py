@@ -112,7 +112,7 @@ def _pair_gradient_kernel(
     tl.store(parts_ptr + pairs * PARTS + tile_n, part, mask=in_rows)
     tl.store(hidden_ptr + rows[None, :] * F + columns, (hidden * weights).to(hidden_ptr.dtype.element_ty), mask=inside)
     back *= weights
-    grown_ptrs = grown_ptr + rows[None, :] * (2 * F.to(tl.int64)) + columns
+    grown_ptrs = grown_ptr + rows[None, :] * F * 2 + columns
     tl.store(grown_ptrs, (back * up * slope).to(grown_ptr.dtype.element_ty), mask=inside)
     tl.store(grown_ptrs + F, (back * opened).to(grown_ptr.dtype.element_ty), mask=inside)
 
@@ -159,9 +159,7 @@ def expert_gradients(
     return results
 
 
-def moe_backward(
-    x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor, dy: Tensor
-) -> Gradients:
+def moe_backward(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor, dy: Tensor) -> Gradients:
     """dx[T,D], dw_gate_up[E,2F,D], dw_down[E,D,F] and dweights[T,k] of `moe`, from the gradient dy[T,D] of its result.
 
     dy has x's dtype; the other arguments are those of `moe`, and each gradient has its argument's dtype. Sums are

@@ -31,7 +31,7 @@ def grouped_configs(
 ) -> dict[str, Any]:
     """What an autotuner takes: configurations of (BLOCK_N, BLOCK_K, num_warps, num_stages), and their pruning.
 
-    ``products`` are the sums that a kernel holds of each element of a tile. ``descriptors`` names the arguments that may
+    ``products``: how many sums a kernel holds of each element of a tile. ``descriptors`` names the arguments that may
     be descriptors: of weights (True), or of sorted rows.
     """
 
@@ -85,14 +85,16 @@ def tile_of_expert(blocks_ptr, BLOCKS, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.con
 
 
 @triton.jit
-def weights_from(w, expert, column, columns, strides, DESCRIBED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+def weights_from(
+    w, expert, column, columns, strides, DESCRIBED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+):
     """Where `weights_tile` finds the weights of an expert from a column on, so many columns being left."""
     if DESCRIBED:
         source = w, expert.to(tl.int32), column.to(tl.int32)
     else:
         own, inner = tl.arange(0, BLOCK_N).to(tl.int64), tl.arange(0, BLOCK_K).to(tl.int64)
         pointers = w + expert * strides[0] + (column + own)[:, None] * strides[2] + inner[None, :] * strides[1]
-        source = pointers, strides[1], (own < columns)[:, None]  # type: ignore[assignment]
+        source = pointers, strides[1], (own < columns)[:, None]
     return source
 
 

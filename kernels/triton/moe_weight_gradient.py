@@ -16,7 +16,14 @@ from assay.kernels.triton.moe_tiles import fits_dtype
 from assay.kernels.triton.tiles import products_of, size_class, tile_configs, tile_numbered
 
 _CONFIGS = tile_configs(
-    *((128, 128, 64, 8, 3), (128, 128, 32, 8, 4), (64, 128, 64, 4, 3), (64, 64, 64, 4, 3), (64, 64, 16, 8, 2), (128, 64, 16, 8, 2)),
+    *(
+        (128, 128, 64, 8, 3),
+        (128, 128, 32, 8, 4),
+        (64, 128, 64, 4, 3),
+        (64, 64, 64, 4, 3),
+        (64, 64, 16, 8, 2),
+        (128, 64, 16, 8, 2),
+    ),
 )
 _MOST_PRODUCTS = 1024  # of float32 by a thread and tile: without tensor cores each becomes an instruction
 
@@ -28,9 +35,7 @@ def _fitting(configs: list[triton.Config], arguments: Mapping[str, Any], **_: An
     return [config for config in configs if products_of(config) <= most and fits_dtype(config, operand)]
 
 
-@triton.autotune(
-    configs=_CONFIGS, key=["P_CLASS", "E", "M", "N"], prune_configs_by={"early_config_prune": _fitting}
-)
+@triton.autotune(configs=_CONFIGS, key=["P_CLASS", "E", "M", "N"], prune_configs_by={"early_config_prune": _fitting})
 @triton.jit
 def _weight_gradient_kernel(
     rows_ptr,

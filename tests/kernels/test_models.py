@@ -73,6 +73,7 @@ def test_logits_and_gradients_are_those_of_the_model(name: str) -> None:
     with Calls() as calls:
         after = model(ids, labels=ids)
         after.loss.backward()
+    assert calls.counts["moe_backward"] == EXPECTED[name].get("experts", 0)
     assert calls.counts["attention_backward"] == (2 if "attention" in EXPECTED[name] else 0)
     torch.testing.assert_close(after.loss, before.loss, rtol=1e-6, atol=1e-6)
     for parameter, right in zip(model.parameters(), gradients, strict=True):

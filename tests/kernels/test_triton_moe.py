@@ -39,12 +39,15 @@ KERNELS = (moe_module._gate_up_kernel, moe_shares._share_kernel)
 TUNING = [(kernel, config) for kernel in KERNELS for config in kernel.configs]
 
 
-def shape_of(value: Any) -> str:
-    return str(value) if isinstance(value, triton.Config) else value.base_fn.__name__
+def named(value: Any) -> str:
+    """A kernel or a configuration."""
+    if isinstance(value, triton.Config):
+        return f"{value.kwargs['BLOCK_N']} x {value.kwargs['BLOCK_K']}, {value.num_warps} warps"
+    return str(value.base_fn.__name__)
 
 
-@pytest.mark.parametrize(("kernel", "config"), TUNING, ids=shape_of)
-@pytest.mark.parametrize("shape", [(7, 72, 128, 3, 2), (150, 128, 40, 4, 3), (300, 5, 3, 2, 1)], ids=str)
+@pytest.mark.parametrize(("kernel", "config"), TUNING, ids=named)
+@pytest.mark.parametrize("shape", [(7, 72, 128, 3, 2), (300, 13, 3, 2, 1)], ids=str)
 def test_every_configuration(
     kernel: Any, config: triton.Config, shape: tuple[int, int, int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,7 +55,6 @@ def test_every_configuration(
     the results are those of float64."""
     monkeypatch.setattr(kernel, "configs", [config])
     monkeypatch.setattr(kernel, "early_config_prune", None)
-    assert_right(case(*shape))
     assert_right(case(*shape, torch.bfloat16), rtol=2e-2)
 
 

@@ -22,6 +22,7 @@ from assay.kernels.triton.layernorm_backward import layernorm_backward
 from assay.kernels.triton.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_backward
 from assay.kernels.triton.merge_states import merge_states
 from assay.kernels.triton.moe import moe
+from assay.kernels.triton.moe_backward import moe_backward
 from assay.kernels.triton.moe_route import moe_route
 from assay.kernels.triton.quantize import quantize_fp8, quantize_int4, quantize_int8
 from assay.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
@@ -240,6 +241,14 @@ CALLS = [
             *(("w_gate_up", torch.zeros(3, 18, 17, dtype=BF16)), ("w_gate_up", torch.zeros(3, 17, 17))),
             *(("w_gate_up", torch.zeros(2, 18, 17)), ("w_down", torch.zeros(3, 9, 17))),
             *(("weights", torch.zeros(5, 1)), ("ids", torch.zeros(4, 2, dtype=INT32)), ("ids", codes(5, 2))),
+        ),
+    ),
+    Call(
+        moe_backward,
+        MIXTURE | {"dy": torch.randn(17, 5).t()},
+        refused=(
+            *(("dy", torch.zeros(5, 16)), ("dy", torch.zeros(5, 17, dtype=BF16)), ("weights", torch.zeros(5, 1))),
+            *(("w_down", torch.zeros(3, 17, 8)), ("ids", torch.zeros(5, 2, dtype=torch.int64))),
         ),
     ),
     *(

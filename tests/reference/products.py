@@ -124,9 +124,7 @@ def moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tens
     return (y,)
 
 
-def moe_backward(
-    x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor, dy: Tensor
-) -> Outputs:
+def moe_backward(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor, dy: Tensor) -> Outputs:
     """By autograd, every token through every expert; an id of no expert adds nothing."""
     chosen = torch.nn.functional.one_hot(ids.long().clamp(-1, len(w_down)) + 1, len(w_down) + 2)[..., 1:-1].double()
 
