@@ -144,7 +144,7 @@ KERNELS = [
         ),
         *({"causal": "top_left", "scale": 0.3}, (None, None, 0.3, None, None, 0)),
     ),
-    Differentiable(moe, mixed, EXPERTS, sizes={"T": 9, "D": 24, "E": 3, "F": 40, "k": 2}),
+    Differentiable(moe, mixed, EXPERTS),
 ]
 EVERY = pytest.mark.parametrize("kernel", KERNELS, ids=str)
 

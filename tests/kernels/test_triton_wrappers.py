@@ -248,7 +248,7 @@ CALLS = [
         MIXTURE | {"dy": torch.randn(17, 5).t()},
         refused=(
             *(("dy", torch.zeros(5, 16)), ("dy", torch.zeros(5, 17, dtype=BF16)), ("weights", torch.zeros(5, 1))),
-            *(("w_down", torch.zeros(3, 17, 8)), ("ids", torch.zeros(5, 2, dtype=torch.int64))),
+            *(("w_down", torch.zeros(3, 9, 17)), ("ids", torch.zeros(5, 2, dtype=torch.int64))),
         ),
     ),
     *(
