@@ -10,6 +10,12 @@ from assay.golden.errors import ShapeError
 from assay.golden.options import Option, choice, flag
 from assay.golden.registry import Reduction, define
 
+ROUTING = {
+    "top_k": Option(2, lambda value: type(value) is int and value > 0, "a positive whole number", usual=(2, 1)),
+    "renormalize": flag(True),
+    "scoring": choice("softmax", "sigmoid"),
+}
+
 
 def _admissible(xp: Arithmetic[N, Idx], logits: N, chosen: Idx, *, top_k: int, renormalize: bool, scoring: str) -> Idx:
     """Which chosen experts no unchosen one, or one after it, certainly beats: a mask [T, k]; repeated ids are wrong."""
@@ -21,14 +27,16 @@ def routing_scores(xp: Arithmetic[N], logits: N, scoring: str) -> N:
     return xp.sigmoid(logits) if scoring == "sigmoid" else xp.softmax(logits)
 
 
+def check_choices(op: str, experts: int, top_k: int) -> None:
+    """Raise `ShapeError` where more experts are to be chosen than there are."""
+    if experts < top_k:
+        raise ShapeError(f"{op}: top_k={top_k} of only {experts} experts")
+
+
 @define(
     "moe_route",
     lambda options: f"logits[T,E] -> weights:float32[T,{options['top_k']}], ids:int32[T,{options['top_k']}]=index(E)",
-    options={
-        "top_k": Option(2, lambda value: type(value) is int and value > 0, "a positive whole number", usual=(2, 1)),
-        "renormalize": flag(True),
-        "scoring": choice("softmax", "sigmoid"),
-    },
+    options=ROUTING,
     rows="T",
     least={"E": "top_k"},
     usual={"E": (2, 4, 8, 17, 60, 64)},
@@ -39,8 +47,7 @@ def moe_route(
     xp: Arithmetic[N, Idx], logits: N, *, top_k: int, renormalize: bool, scoring: str, ids: Idx | None = None
 ) -> tuple[N, Idx]:
     """The scores of the top k experts, the largest first, normalised to one where asked; ``ids`` given: of those."""
-    if logits.shape[-1] < top_k:
-        raise ShapeError(f"moe_route: top_k={top_k} of only {logits.shape[-1]} experts")
+    check_choices("moe_route", logits.shape[-1], top_k)
     scores = routing_scores(xp, logits, scoring)
     if ids is None:
         ids = xp.topk_index(logits, top_k)  # scores grow with logits, but round to ties

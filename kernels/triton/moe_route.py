@@ -7,16 +7,14 @@ these integers, so nothing is gathered. NaN sorts above all numbers, so that it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOATING, check, check_choice
-from assay.kernels.triton.operators import custom_op
+from assay.kernels.triton.arguments import FLOAT32, FLOATING, check, check_choice, check_shape
+from assay.kernels.triton.moe_route_backward import BLOCKS, route_gradient
+from assay.kernels.triton.operators import custom_op, differentiate
 
 _SCORINGS = ("softmax", "sigmoid")
 _TAKEN = tl.constexpr(-(2**63))  # below the key of -inf
@@ -42,16 +40,6 @@ def _expert(key):
     return 0x7FFFFFFF - (key & 0x7FFFFFFF).to(tl.int32)
 
 
-def _block_e(arguments: Mapping[str, Any]) -> int:
-    return max(int(triton.next_power_of_2(arguments["E"])), 16)
-
-
-def _block_t(arguments: Mapping[str, Any]) -> int:
-    return max(1, int(arguments["TILE"]) // int(arguments["BLOCK_E"]))
-
-
-_BLOCKS: dict[str, Callable[[Mapping[str, Any]], int]] = {"BLOCK_E": _block_e, "BLOCK_T": _block_t}
-
 # What a row's bits depend on is chosen by E and top_k alone, never by T.
 _CONFIGS = [
     triton.Config({"TILE": tile}, num_warps=warps) for tile, warps in ((2048, 4), (4096, 4), (4096, 8), (8192, 8))
@@ -59,7 +47,7 @@ _CONFIGS = [
 
 
 @triton.autotune(configs=_CONFIGS, key=["E", "TOP_K"])
-@triton.heuristics(_BLOCKS)
+@triton.heuristics(BLOCKS)
 @triton.jit(do_not_specialize=["T"])
 def _moe_route_kernel(
     logits_ptr,
@@ -132,6 +120,16 @@ def _moe_route(logits: Tensor, top_k: int, renormalize: bool, sigmoid: bool) -> 
     return weights, ids
 
 
+differentiate(
+    "assay::moe_route",
+    lambda saved, dweights, _: (
+        route_gradient(saved.logits, saved.result, saved.last_result, dweights, saved.renormalize, saved.sigmoid),
+        *[None] * 3,
+    ),
+    saves="logits result last_result",
+)
+
+
 def moe_route(
     logits: Tensor, *, top_k: int = 2, renormalize: bool = True, scoring: str = "softmax"
 ) -> tuple[Tensor, Tensor]:
@@ -142,7 +140,29 @@ def moe_route(
     TypeError or ValueError, naming the argument, for another dtype, shape or scoring, or unless 1 <= top_k <= E.
     """
     check(logits=(logits, FLOATING, "T E"))
+    _check_routing(logits, top_k, scoring)
+    found: tuple[Tensor, Tensor] = _moe_route(logits, top_k, renormalize, scoring == "sigmoid")
+    return found
+
+
+def moe_route_backward(
+    logits: Tensor, dweights: Tensor, *, top_k: int = 2, renormalize: bool = True, scoring: str = "softmax"
+) -> Tensor:
+    """dlogits[T,E] of `moe_route`, in the dtype of logits[T,E], from the gradient dweights float32[T,k] of its weights.
+
+    Experts are chosen anew; autograd takes those of the forward pass. Raises as `moe_route` does, and for ``dweights``.
+    """
+    check(logits=(logits, FLOATING, "T E"), dweights=(dweights, FLOAT32, "T k"))
+    _check_routing(logits, top_k, scoring)
+    check_shape("dweights", dweights, ("T", top_k))
+    sigmoid = scoring == "sigmoid"
+    dlogits: Tensor = route_gradient(
+        logits, *_moe_route(logits, top_k, renormalize, sigmoid), dweights, renormalize, sigmoid
+    )
+    return dlogits
+
+
+def _check_routing(logits: Tensor, top_k: int, scoring: str) -> None:
     check_choice("scoring", scoring, _SCORINGS)
     if type(top_k) is not int or not 1 <= top_k <= logits.shape[1]:
         raise ValueError(f"top_k: expected a whole number from 1 to the {logits.shape[1]} experts, got {top_k!r}")
-    return _moe_route(logits, top_k, renormalize, scoring == "sigmoid")

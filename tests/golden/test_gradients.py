@@ -56,7 +56,9 @@ class Pair:
         rest = [] if self.labels is None else [self.labels]
         rest += [xp.exact(tensor) for tensor in self.fixed]
         options = definition.complete(self.options)
-        return definition.definition(xp, *variables, *rest, **options | ({"sinks": None} if "sinks" in options else {}))
+        options |= {"sinks": None} if "sinks" in options else {}
+        found = definition.definition(xp, *variables, *rest, **options)
+        return found[0] if isinstance(found, tuple) else found
 
     def loss(self, xp: Any, variables: list[Any]) -> Any:
         """sum c f(x)."""
@@ -187,6 +189,13 @@ PAIRS: dict[str, Pair] = {op.name: plain(op.name) for op in map(spec, specs()) i
         labels=np.array([[2, 0], [2, 2]]),
         arguments=(0, 1, 2, 3),
     ),
+    **{
+        f"moe_route, {scoring}{', renormalised' * renormalize}": Pair(
+            "moe_route", (normal(2, 4),), normal(2, 2), options={"scoring": scoring, "renormalize": renormalize}
+        )
+        for scoring in ("softmax", "sigmoid")
+        for renormalize in (False, True)
+    },
     "rope": turned(interleaved=False),
     "rope of neighbours": turned(interleaved=True),
     "attention": attention("none", None, 2, 3),

@@ -11,7 +11,7 @@ from assay.verify.settings import Settings
 
 OURS = [entry for entry in entries() if entry.group == "assay" and entry.devices != ("cpu",)]
 PRODUCTS = ("gemm", "attention", "moe", "linear")  # that names begin with
-NONE = ("moe_route",)
+NONE = ("moe_route", "moe_route_backward")
 _BAD = {"not compiled", "no room", "none fits", "spills", "local memory", "tf32", "transposed", "no tensor cores"}
 
 

@@ -14,6 +14,7 @@ from assay.kernels.triton.cross_entropy import cross_entropy
 from assay.kernels.triton.layernorm import layernorm
 from assay.kernels.triton.linear_cross_entropy import linear_cross_entropy
 from assay.kernels.triton.moe import moe
+from assay.kernels.triton.moe_route import moe_route
 from assay.kernels.triton.rmsnorm import rmsnorm
 from assay.kernels.triton.rope import rope
 from assay.kernels.triton.softmax import log_softmax, softmax
@@ -57,6 +58,7 @@ class Differentiable:
 
     def call(self, *tensors: Tensor) -> Tensor:
         found = self.kernel(*tensors, **self.options)
+        found = found[0] if isinstance(found, tuple) else found
         assert isinstance(found, Tensor)
         return found
 
@@ -112,6 +114,21 @@ EXPERTS = {
     "weights": torch.rand(2, 5).t(),
     "ids": torch.tensor([[0, 2], [2, 2], [0, 0], [2, 0], [0, 2]], dtype=torch.int32),
 }
+SCORES = torch.randn(9, 5).t()
+
+
+def routed(scoring: str, renormalize: bool) -> Differentiable:
+    """Routing to three of nine experts, which the logits decide."""
+
+    def right(logits: Tensor) -> Tensor:
+        scores = logits.sigmoid() if scoring == "sigmoid" else logits.softmax(-1)
+        weights = scores.gather(1, logits.topk(3).indices)
+        return weights / weights.sum(1, keepdim=True) if renormalize else weights
+
+    options = {"top_k": 3, "renormalize": renormalize, "scoring": scoring}
+    return Differentiable(moe_route, right, {"logits": SCORES}, options, (3, renormalize, scoring == "sigmoid"))
+
+
 LOSS = {"reduction": "none", "label_smoothing": 0.1, "softcap": 4.0, "z_loss": 0.01}
 KERNELS = [
     Differentiable(softmax, lambda x: x.softmax(-1), {"x": X}, sizes=ROWS),
@@ -145,6 +162,7 @@ KERNELS = [
         *({"causal": "top_left", "scale": 0.3}, (None, None, 0.3, None, None, 0)),
     ),
     Differentiable(moe, mixed, EXPERTS),
+    *(routed(scoring, renormalize) for scoring in ("softmax", "sigmoid") for renormalize in (False, True)),
 ]
 EVERY = pytest.mark.parametrize("kernel", KERNELS, ids=str)
 

@@ -1,6 +1,7 @@
 """Matrix products, plain, quantised, microscaled and sparse, the mixture of experts, and sums over ranks."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -109,6 +110,11 @@ def moe_route(logits: Tensor, top_k: int = 2, renormalize: bool = True, scoring:
     ids = values.argsort(dim=1, descending=True, stable=True)[:, :top_k]  # scores may round to the same
     weights = scores.gather(1, ids)
     return weights / weights.sum(1, keepdim=True) if renormalize else weights, ids.to(torch.int32)
+
+
+def moe_route_backward(logits: Tensor, dweights: Tensor, **options: Any) -> Outputs:
+    """By autograd."""
+    return gradients(lambda x: moe_route(x, **options)[0], [logits], dweights)
 
 
 def moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor) -> Outputs:
