@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from assay.golden.arithmetic.base import Arithmetic, Idx, N
@@ -68,19 +69,12 @@ def moe_route(
 )
 def moe(xp: Arithmetic[N, Idx], x: N, w_gate_up: N, w_down: N, weights: N, ids: Idx) -> N:
     """sum_k weight_k down_k(silu(gate_k x) * up_k x); an expert may come twice, and counts twice."""
-    experts, inner = w_gate_up.shape[0], w_gate_up.shape[1] // 2
-    tokens, choices = ids.shape
-    flat = ids.reshape(tokens * choices)
-    order, outputs = [], []
-    for expert in range(experts):
-        pairs = xp.native.argwhere(flat == expert)[:, 0]
-        projected = xp.round(xp.matmul(x[pairs // max(choices, 1)], xp.swap(w_gate_up[expert])), "gate_up")
-        hidden = xp.round(swiglu(xp, projected[:, :inner], projected[:, inner:], limit=None), "hidden")
-        outputs.append(xp.round(xp.matmul(hidden, xp.swap(w_down[expert])), "expert"))
-        order.append(pairs)
-    back = xp.native.argsort(xp.native.concatenate(order))
-    mixed = xp.concatenate(outputs)[back].reshape(tokens, choices, x.shape[-1])
-    mixed = xp.round(mixed * weights[:, :, None], "weighted")
+    experts = w_gate_up.shape[0]
+    y = mixture(
+        *(xp, x, weights, ids, experts),
+        lambda expert, rows: xp.matmul(rows, xp.swap(w_gate_up[expert])),
+        lambda expert, rows: xp.matmul(rows, xp.swap(w_down[expert])),
+    )
 
     def unchosen() -> Idx:
         """Where the weights of an expert are NaN or infinite that a token didn't choose."""
@@ -90,4 +84,29 @@ def moe(xp: Arithmetic[N, Idx], x: N, w_gate_up: N, w_down: N, weights: N, ids: 
         found: Idx = (others[..., None] & (first[:, None] | last)).any(1)
         return found
 
-    return xp.spilled(unchosen, xp.sum(mixed, axis=1)[:, 0])
+    return xp.spilled(unchosen, y)
+
+
+def mixture(
+    xp: Arithmetic[N, Idx],
+    x: N,
+    weights: N,
+    ids: Idx,
+    experts: int,
+    gate_up: Callable[[int, N], N],
+    down: Callable[[int, N], N],
+) -> N:
+    """The mixture [T,D] of so many experts, whose two products of rows these are."""
+    tokens, choices = ids.shape
+    flat = ids.reshape(tokens * choices)
+    order, outputs = [], []
+    for expert in range(experts):
+        pairs = xp.native.argwhere(flat == expert)[:, 0]
+        projected = xp.round(gate_up(expert, x[pairs // max(choices, 1)]), "gate_up")
+        inner = projected.shape[-1] // 2
+        hidden = xp.round(swiglu(xp, projected[:, :inner], projected[:, inner:], limit=None), "hidden")
+        outputs.append(xp.round(down(expert, hidden), "expert"))
+        order.append(pairs)
+    back = xp.native.argsort(xp.native.concatenate(order))
+    mixed = xp.concatenate(outputs)[back].reshape(tokens, choices, x.shape[-1])
+    return xp.sum(xp.round(mixed * weights[:, :, None], "weighted"), axis=1)[:, 0]

@@ -130,6 +130,21 @@ def moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tens
     return (y,)
 
 
+def moe_fp8(
+    x: Tensor, w_gate_up: Tensor, w_down: Tensor, scale_gate_up: Tensor, scale_down: Tensor, *routing: Tensor,
+    granularity: str = "channel",
+) -> Outputs:  # fmt: skip
+    """Dequantised, place by place where scales go by blocks."""
+    weights = []
+    for codes, scale in ((w_gate_up, scale_gate_up), (w_down, scale_down)):
+        w, width = codes.double(), 128 if granularity == "block" else 1
+        for n in range(codes.shape[1]):
+            for k in range(0, codes.shape[2], 128):
+                w[:, n, k : k + 128] *= scale[:, n // width, k // 128 if granularity == "block" else 0, None].double()
+        weights.append(w)
+    return moe(x, *weights, *routing)
+
+
 def moe_backward(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor, dy: Tensor) -> Outputs:
     """By autograd, every token through every expert; an id of no expert adds nothing."""
     chosen = torch.nn.functional.one_hot(ids.long().clamp(-1, len(w_down)) + 1, len(w_down) + 2)[..., 1:-1].double()
