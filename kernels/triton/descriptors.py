@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-_ALIGNMENT = 16  # bytes, of the first element and of every stride but the last, which is one element
+ALIGNMENT = 16  # bytes, of the first element and of every stride but the last, which is one element
 _FIRST_CAPABILITY = (9, 0)
 
 
@@ -26,7 +26,7 @@ def describable(*tensors: Tensor) -> bool:
 
 def described(tensor: Tensor) -> TensorDescriptor:
     """A descriptor of a describable tensor; the tile's sizes are still to be set."""
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1] * (tensor.dim() - 1) + [_ALIGNMENT])
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1] * (tensor.dim() - 1) + [ALIGNMENT])
 
 
 def sets_tiles(**tiles: Sequence[int | str]) -> Callable[[Mapping[str, Any]], None]:
@@ -54,6 +54,6 @@ def _lies_well(tensor: Tensor) -> bool:
         tensor.numel() > 0
         and max(tensor.shape) < 2**31
         and tensor.stride(-1) == 1
-        and tensor.data_ptr() % _ALIGNMENT == 0
-        and all(stride > 0 and stride * width % _ALIGNMENT == 0 for stride in tensor.stride()[:-1])
+        and tensor.data_ptr() % ALIGNMENT == 0
+        and all(stride > 0 and stride * width % ALIGNMENT == 0 for stride in tensor.stride()[:-1])
     )

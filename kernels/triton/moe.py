@@ -12,14 +12,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import check_experts
+from assay.kernels.triton.arguments import (
+    FLOAT32,
+    FLOATING,
+    INT32,
+    check,
+    check_choice,
+    check_experts,
+    check_shape,
+)
 from assay.kernels.triton.moe_backward import expert_gradients
 from assay.kernels.triton.moe_shares import mixed
 from assay.kernels.triton.moe_sort import sort_by_expert
 from assay.kernels.triton.moe_tiles import (
+    add_product,
     grouped_configs,
     grouped_grid,
     rows_tile,
+    scales_at,
+    strides_of,
     tile_of_expert,
     weights_as,
     weights_from,
@@ -29,8 +40,10 @@ from assay.kernels.triton.operators import custom_op, differentiate
 from assay.kernels.triton.swiglu import silu
 from assay.kernels.triton.tiles import size_class
 
+_SIDE = 128  # of a block of weights with one scale
 _TUNING = grouped_configs(
     2,
+    "x_ptr",
     {"w": True},
     *(
         (64, 64, 4, 3),
@@ -49,6 +62,7 @@ _TUNING = grouped_configs(
 def _gate_up_kernel(
     x_ptr,
     w,
+    scales_ptr,
     order_ptr,
     blocks_ptr,
     hidden_ptr,
@@ -60,6 +74,8 @@ def _gate_up_kernel(
     P_CLASS,
     x_strides,
     w_strides,
+    scales_strides,
+    SIDE: tl.constexpr,
     W_DESCRIBED: tl.constexpr,
     W_ALONG_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -67,7 +83,7 @@ def _gate_up_kernel(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
-    """hidden[row] = silu(gate x) * (up x), a row for each sorted pair."""
+    """hidden[row] = silu(gate x) * (up x), a row for each sorted pair. Scales are as those of `moe_shares`."""
     expert, first, end, tile_n = tile_of_expert(blocks_ptr, BLOCKS, F, BLOCK_M, BLOCK_N, GROUP_M)
     if expert >= E:
         return
@@ -79,23 +95,56 @@ def _gate_up_kernel(
     x_ptrs = x_ptr + tokens[:, None] * x_strides[0] + inner[None, :] * x_strides[1]
     gate_from = weights_from(w, expert, column, F - column, w_strides, W_DESCRIBED, BLOCK_N, BLOCK_K)
     up_from = weights_from(w, expert, column + F, F - column, w_strides, W_DESCRIBED, BLOCK_N, BLOCK_K)
+    columns = column + tl.arange(0, BLOCK_N)
+    gate_scales = scales_ptr, scales_strides, expert, columns, columns < F
+    up_scales = scales_ptr, scales_strides, expert, columns + F, columns < F
 
     gate = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for start in tl.range(0, D, BLOCK_K):
         x = rows_tile(x_ptrs, start, x_strides[1], in_rows, D, BLOCK_K)
         w_gate = weights_tile(gate_from, start, D, W_DESCRIBED, W_ALONG_K, BLOCK_K)
-        gate = tl.dot(w_gate, x, gate, input_precision="ieee")
+        gate = add_product(gate, w_gate, x, gate_scales, start, SIDE)
         w_up = weights_tile(up_from, start, D, W_DESCRIBED, W_ALONG_K, BLOCK_K)
-        up = tl.dot(w_up, x, up, input_precision="ieee")
+        up = add_product(up, w_up, x, up_scales, start, SIDE)
 
+    if SIDE == 1:
+        gate *= scales_at(gate_scales, 0, SIDE)
+        up *= scales_at(up_scales, 0, SIDE)
     hidden = (silu(gate) * up).to(hidden_ptr.dtype.element_ty)
-    columns = (column + tl.arange(0, BLOCK_N))[:, None]
-    tl.store(hidden_ptr + rows[None, :] * F + columns, hidden, mask=in_rows[None, :] & (columns < F))
+    to = hidden_ptr + rows[None, :] * F + columns[:, None]
+    tl.store(to, hidden, mask=in_rows[None, :] & (columns < F)[:, None])
 
 
 @custom_op("assay::moe", lambda x, *rest: x.new_empty(x.shape))
 def _moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    return _mixture(x, w_gate_up, w_down, weights, ids)
+
+
+@custom_op("assay::moe_fp8", lambda x, *rest: x.new_empty(x.shape))
+def _moe_fp8(
+    x: Tensor,
+    w_gate_up: Tensor,
+    w_down: Tensor,
+    scale_gate_up: Tensor,
+    scale_down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    side: int,
+) -> Tensor:
+    return _mixture(x, w_gate_up, w_down, weights, ids, (scale_gate_up, scale_down), side)
+
+
+def _mixture(
+    x: Tensor,
+    w_gate_up: Tensor,
+    w_down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    scales: tuple[Tensor | None, Tensor | None] = (None, None),
+    side: int = 0,
+) -> Tensor:
+    """``scales`` go with blocks of ``side`` x ``side`` of an expert's weights; 1: with rows, 0: there are none."""
     (tokens, choices), (experts, d, f) = ids.shape, w_down.shape
     if not (tokens and choices and experts and d):
         return x.new_zeros(x.shape)
@@ -103,14 +152,15 @@ def _moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Ten
     pairs = sort_by_expert(ids, experts)
     hidden = torch.empty((tokens * choices, f), dtype=x.dtype, device=x.device)
     if f:
-        w, strides, *lying = weights_as(w_gate_up.transpose(1, 2))
+        w, strides, *lying = weights_as(w_gate_up.transpose(1, 2), f)
         blocks = len(pairs.blocks)
         _gate_up_kernel[grouped_grid(blocks, f)](
-            *(x, w, pairs.order, pairs.blocks, hidden),
-            *(blocks, experts, d, f, choices, size_class(tokens * choices), x.stride(), strides, *lying),
+            *(x, w, scales[0], pairs.order, pairs.blocks, hidden),
+            *(blocks, experts, d, f, choices, size_class(tokens * choices), x.stride(), strides),
+            *(strides_of(scales[0]), side, *lying),
             BLOCK_M=pairs.height,
         )
-    return mixed(hidden, w_down.transpose(1, 2), pairs, ids, weights.contiguous())
+    return mixed(hidden, w_down.transpose(1, 2), pairs, ids, weights.contiguous(), scales[1], side)
 
 
 differentiate(
@@ -133,3 +183,40 @@ def moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tens
     """
     check_experts(x, w_gate_up, w_down, weights, ids)
     return _moe(x, w_gate_up, w_down, weights, ids)
+
+
+def moe_fp8(
+    x: Tensor,
+    w_gate_up: Tensor,
+    w_down: Tensor,
+    scale_gate_up: Tensor,
+    scale_down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    *,
+    granularity: str = "channel",
+) -> Tensor:
+    """`moe` of weights that are float8_e4m3fn times their scales, float32, and come to x's dtype in registers.
+
+    Scales go with each row of an expert's weights, scale_gate_up[E,2F,1] and scale_down[E,D,1] (granularity "channel"),
+    or with each block of 128 x 128, [E,ceil(2F/128),ceil(D/128)] and [E,ceil(D/128),ceil(F/128)] ("block"). They
+    multiply float32 sums. Raises TypeError or ValueError, naming the argument, for another dtype, shape, granularity or
+    device.
+    """
+    check_choice("granularity", granularity, ("channel", "block"))
+    check(
+        x=(x, FLOATING, "T D"),
+        w_down=(w_down, (torch.float8_e4m3fn,), "E D F"),
+        w_gate_up=(w_gate_up, (torch.float8_e4m3fn,), "E 2F D"),
+        scale_gate_up=(scale_gate_up, FLOAT32, "E N K"),
+        scale_down=(scale_down, FLOAT32, "E M L"),
+        ids=(ids, INT32, "T k"),
+        weights=(weights, FLOAT32, "T k"),
+    )
+    experts, d, f = w_down.shape
+    check_shape("w_gate_up", w_gate_up, ("E", 2 * f, "D"))
+    side = 1 if granularity == "channel" else _SIDE
+    for name, scale, rows, inner in (("scale_gate_up", scale_gate_up, 2 * f, d), ("scale_down", scale_down, d, f)):
+        check_shape(name, scale, (experts, -(-rows // side), 1 if side == 1 else -(-inner // side)))
+    found: Tensor = _moe_fp8(x, w_gate_up, w_down, scale_gate_up, scale_down, weights, ids, side)
+    return found

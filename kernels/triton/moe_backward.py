@@ -34,6 +34,7 @@ _TALLEST = {2: 128, 4: 64}  # rows of a block that a thread's registers have roo
 _NARROWEST = 64  # columns of a tile, in all configurations
 _TUNING = grouped_configs(
     3,
+    "x_ptr",
     {"w_up": True, "w_down": True},
     *((64, 64, 4, 2), (64, 64, 8, 3), (128, 64, 8, 2), (64, 32, 8, 3), (64, 16, 8, 2), (64, 16, 16, 2)),
 )
@@ -144,7 +145,7 @@ def expert_gradients(
     grown = torch.empty((count, 2 * f), dtype=x.dtype, device=x.device)
     hidden = torch.empty((count, f), dtype=x.dtype, device=x.device)
     parts = torch.zeros((count, triton.cdiv(f, _NARROWEST)), dtype=torch.float32, device=x.device)
-    up, up_strides, *up_lies = weights_as(w_gate_up.transpose(1, 2))
+    up, up_strides, *up_lies = weights_as(w_gate_up.transpose(1, 2), f)
     down, down_strides, *down_lies = weights_as(w_down)
     _pair_gradient_kernel[grouped_grid(blocks, f)](
         *(x, dy, up, down, weights, pairs.order, pairs.blocks, grown, hidden, parts),

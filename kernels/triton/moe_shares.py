@@ -12,10 +12,13 @@ from torch import Tensor
 
 from assay.kernels.triton.moe_sort import Sorted
 from assay.kernels.triton.moe_tiles import (
+    add_product,
     grouped_configs,
     grouped_grid,
     rows_as,
     rows_tile,
+    scales_at,
+    strides_of,
     tile_of_expert,
     weights_as,
     weights_from,
@@ -26,6 +29,7 @@ from assay.kernels.triton.tiles import size_class
 _TILE = 4096  # elements that a program of the last kernel adds up
 _TUNING = grouped_configs(
     1,
+    "rows_of",
     {"w": True, "rows_of": False},
     *(
         (64, 64, 4, 4),
@@ -44,6 +48,7 @@ _TUNING = grouped_configs(
 def _share_kernel(
     rows_of,
     w,
+    scales_ptr,
     weights_ptr,
     order_ptr,
     blocks_ptr,
@@ -54,6 +59,8 @@ def _share_kernel(
     K,
     P_CLASS,
     w_strides,
+    scales_strides,
+    SIDE: tl.constexpr,
     ROWS_DESCRIBED: tl.constexpr,
     W_DESCRIBED: tl.constexpr,
     W_ALONG_K: tl.constexpr,
@@ -62,7 +69,10 @@ def _share_kernel(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
-    """shares[pair] = weight * (row w), float32, of the row's pair; without weights just the product."""
+    """shares[pair] = weight * (row w), float32, of the row's pair; without weights just the product.
+
+    A scale goes with each column of w (SIDE 1), or with each block of SIDE columns and as many places along K.
+    """
     expert, first, end, tile_n = tile_of_expert(blocks_ptr, BLOCKS, N, BLOCK_M, BLOCK_N, GROUP_M)
     if expert >= E:
         return
@@ -70,6 +80,9 @@ def _share_kernel(
     rows = first + tl.arange(0, BLOCK_M)
     in_rows = rows < end
     w_from = weights_from(w, expert, column, N - column, w_strides, W_DESCRIBED, BLOCK_N, BLOCK_K)
+
+    columns = column + tl.arange(0, BLOCK_N)
+    scales = scales_ptr, scales_strides, expert, columns, columns < N
 
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for start in tl.range(0, K, BLOCK_K):
@@ -79,13 +92,15 @@ def _share_kernel(
             inner = tl.arange(0, BLOCK_K).to(tl.int64)
             tile = rows_tile(rows_of + rows[:, None] * K + inner[None, :], start, 1, in_rows, K, BLOCK_K)
         own = weights_tile(w_from, start, K, W_DESCRIBED, W_ALONG_K, BLOCK_K)
-        acc = tl.dot(own, tile, acc, input_precision="ieee")
+        acc = add_product(acc, own, tile, scales, start, SIDE)
 
+    if SIDE == 1:
+        acc *= scales_at(scales, 0, SIDE)
     pairs = tl.load(order_ptr + rows, mask=in_rows, other=0)
     if weights_ptr is not None:
         acc *= tl.load(weights_ptr + pairs, mask=in_rows, other=0.0)[None, :]
-    columns = (column + tl.arange(0, BLOCK_N))[:, None]
-    tl.store(shares_ptr + pairs[None, :] * N + columns, acc, mask=in_rows[None, :] & (columns < N))
+    to = shares_ptr + pairs[None, :] * N + columns[:, None]
+    tl.store(to, acc, mask=in_rows[None, :] & (columns < N)[:, None])
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -105,10 +120,19 @@ def _sum_kernel(shares_ptr, ids_ptr, y_ptr, T, E, N, CHOICES, BLOCK_T: tl.conste
     tl.store(y_ptr + tokens[:, None] * N + columns[None, :], acc.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-def mixed(rows: Tensor, w: Tensor, pairs: Sorted, ids: Tensor, weights: Tensor | None) -> Tensor:
+def mixed(
+    rows: Tensor,
+    w: Tensor,
+    pairs: Sorted,
+    ids: Tensor,
+    weights: Tensor | None,
+    scales: Tensor | None = None,
+    side: int = 0,
+) -> Tensor:
     """y[T,N]: of each token's pairs the sum of weight * (row w), of sorted rows[P,K] and w[E,K,N].
 
-    ``ids`` and ``weights`` are [T,k], contiguous; all weights are one where there are none.
+    ``ids`` and ``weights`` are [T,k], contiguous; all weights are one where there are none. ``scales``
+    [E,ceil(N/side),ceil(K/side)] multiply w, or [E,N,1] where ``side`` is 1; there are none where it is 0.
     """
     (tokens, choices), (experts, k, n) = ids.shape, w.shape
     shares = torch.empty((tokens * choices, n), dtype=torch.float32, device=rows.device)
@@ -116,8 +140,9 @@ def mixed(rows: Tensor, w: Tensor, pairs: Sorted, ids: Tensor, weights: Tensor |
     own, strides, *lying = weights_as(w)
     blocks = len(pairs.blocks)
     _share_kernel[grouped_grid(blocks, n)](
-        *(given, own, weights, pairs.order, pairs.blocks, shares),
-        *(blocks, experts, n, k, size_class(tokens * choices), strides, by_descriptor, *lying),
+        *(given, own, scales, weights, pairs.order, pairs.blocks, shares),
+        *(blocks, experts, n, k, size_class(tokens * choices), strides, strides_of(scales)),
+        *(side, by_descriptor, *lying),
         BLOCK_M=pairs.height,
     )
     y = torch.empty((tokens, n), dtype=rows.dtype, device=rows.device)

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from assay.kernels.triton.descriptors import describable, described
+from assay.kernels.triton.descriptors import ALIGNMENT, describable, described
 from assay.kernels.triton.tiles import tile_of_program
 
 _SHORT = 16
@@ -27,33 +27,34 @@ _MOST_PRODUCTS = {2: 4096, 4: 1024}  # by a thread and tile; float32's run on no
 
 
 def grouped_configs(
-    products: int, descriptors: Mapping[str, bool], *tiles: tuple[int, int, int, int]
+    products: int, rows: str, descriptors: Mapping[str, bool], *tiles: tuple[int, int, int, int]
 ) -> dict[str, Any]:
     """What an autotuner takes: configurations of (BLOCK_N, BLOCK_K, num_warps, num_stages), and their pruning.
 
-    ``products``: how many sums a kernel holds of each element of a tile. ``descriptors`` names the arguments that may
-    be descriptors: of weights (True), or of sorted rows.
+    ``products``: how many sums a kernel holds of each element of a tile. ``rows`` names the argument whose dtype the
+    products have, ``descriptors`` those that may be descriptors: of weights (True), or of sorted rows.
     """
 
     def sets_tiles(arguments: Mapping[str, Any]) -> None:
         for name, of_weights in descriptors.items():
             if isinstance(arguments[name], TensorDescriptor):
-                rows, inner = arguments["BLOCK_N" if of_weights else "BLOCK_M"], arguments["BLOCK_K"]
+                outer, inner = arguments["BLOCK_N" if of_weights else "BLOCK_M"], arguments["BLOCK_K"]
                 along_k = not of_weights or arguments[f"{name.upper()}_ALONG_K"]
-                tile = [rows, inner] if along_k else [inner, rows]
+                tile = [outer, inner] if along_k else [inner, outer]
                 arguments[name].block_shape = [1, *tile] if of_weights else tile
 
     def fitting(configs: list[triton.Config], arguments: Mapping[str, Any], **keywords: Any) -> list[triton.Config]:
-        first = next(arguments[name] for name, of_weights in descriptors.items() if of_weights)
-        if isinstance(first, TensorDescriptor):
+        w = next(arguments[name] for name, of_weights in descriptors.items() if of_weights)
+        dtype, width = _tensor(arguments[rows]).dtype, _tensor(arguments[rows]).element_size()
+        if isinstance(w, TensorDescriptor) and _tensor(w).dtype == dtype != torch.float32:
             most_sums, most_products = _MOST_DESCRIBED_SUMS, math.inf
         else:
-            most_sums, most_products = _MOST_SUMS[first.element_size()], _MOST_PRODUCTS[first.element_size()]
+            most_sums, most_products = _MOST_SUMS[width], _MOST_PRODUCTS[width]
         kept = []
         for config in configs:
             sums = keywords["BLOCK_M"] * config.kwargs["BLOCK_N"] / (32 * config.num_warps)
             fits = sums * products <= most_sums and sums * config.kwargs["BLOCK_K"] <= most_products
-            if fits and fits_dtype(config, first):
+            if fits and fits_dtype(config, dtype):
                 kept.append(config)
         return kept
 
@@ -69,10 +70,14 @@ def grouped_configs(
     return {"configs": configs, "prune_configs_by": {"early_config_prune": fitting}}
 
 
-def fits_dtype(config: triton.Config, operand: Any) -> bool:
+def fits_dtype(config: triton.Config, dtype: torch.dtype) -> bool:
     """Blocks of 16 along K are float32's."""
-    single = isinstance(operand, Tensor) and operand.dtype == torch.float32
-    return single == bool(config.kwargs["BLOCK_K"] == _SHORT)
+    return (dtype == torch.float32) == bool(config.kwargs["BLOCK_K"] == _SHORT)
+
+
+def _tensor(argument: Any) -> Tensor:
+    tensor: Tensor = argument.base if isinstance(argument, TensorDescriptor) else argument
+    return tensor
 
 
 @triton.jit
@@ -115,17 +120,42 @@ def weights_tile(source, start, K, DESCRIBED: tl.constexpr, ALONG_K: tl.constexp
 
 
 @triton.jit
+def add_product(acc, own, rows, scales, start, SIDE: tl.constexpr):
+    """acc + own rows, of weights [BLOCK_N, BLOCK_K] from ``start`` on, scaled in blocks of SIDE by `scales_at`."""
+    own = own.to(rows.dtype)
+    if SIDE > 1:
+        acc += tl.dot(own, rows, input_precision="ieee") * scales_at(scales, start, SIDE)
+    else:
+        acc = tl.dot(own, rows, acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def scales_at(scales, start, SIDE: tl.constexpr):
+    """The scales [BLOCK_N,1] of columns at a place along K, one for SIDE of each.
+
+    ``scales`` are a pointer, strides, the expert, columns, and which of these there are.
+    """
+    scales_ptr, strides, expert, columns, there = scales
+    places = expert * strides[0] + columns // SIDE * strides[1] + start // SIDE * strides[2]
+    return tl.load(scales_ptr + places, mask=there, other=0.0)[:, None]
+
+
+@triton.jit
 def rows_tile(pointers, start, stride, in_rows, K, BLOCK_K: tl.constexpr):
     """Rows [BLOCK_K, BLOCK_M], turned round, from ``start`` on of K; zero beyond."""
     left = tl.arange(0, BLOCK_K)[None, :] < K - start
     return tl.load(pointers + start.to(tl.int64) * stride, mask=in_rows[:, None] & left, other=0.0).T
 
 
-def weights_as(w: Tensor) -> tuple[Any, tuple[int, ...], bool, bool]:
-    """w[E,K,N] as a kernel takes it: a descriptor or a tensor, strides, which it is, and whether it lies along K."""
-    if w.element_size() == 2:
+def weights_as(w: Tensor, part: int = 0) -> tuple[Any, tuple[int, ...], bool, bool]:
+    """w[E,K,N] as a kernel takes it: a descriptor or a tensor, strides, which it is, and whether it lies along K.
+
+    Tiles of columns begin at 0 and at ``part``, where a copy must be able to begin.
+    """
+    if w.element_size() <= 2:
         for along_k, lying in ((True, w.transpose(1, 2)), (False, w)):
-            if describable(lying):
+            if describable(lying) and (along_k or part * w.element_size() % ALIGNMENT == 0):
                 return described(lying), w.stride(), True, along_k
     return w, w.stride(), False, False
 
@@ -134,6 +164,11 @@ def rows_as(rows: Tensor) -> tuple[Any, bool]:
     """rows[P,K] as a kernel takes them: a descriptor or a tensor, and which it is."""
     by_descriptor = rows.element_size() == 2 and describable(rows)
     return (described(rows) if by_descriptor else rows), by_descriptor
+
+
+def strides_of(scales: Tensor | None) -> tuple[int, ...]:
+    """Those of scales [E,N,K], zeros where there are none."""
+    return (0, 0, 0) if scales is None else scales.stride()
 
 
 def grouped_grid(blocks: int, columns: int) -> Callable[[Mapping[str, int]], tuple[int]]:

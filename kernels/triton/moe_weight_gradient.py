@@ -32,7 +32,7 @@ def _fitting(configs: list[triton.Config], arguments: Mapping[str, Any], **_: An
     """Of float32 those alone that the registers of their threads have room for."""
     operand = arguments["rows_ptr"]
     most = _MOST_PRODUCTS if operand.dtype == torch.float32 else math.inf
-    return [config for config in configs if products_of(config) <= most and fits_dtype(config, operand)]
+    return [config for config in configs if products_of(config) <= most and fits_dtype(config, operand.dtype)]
 
 
 @triton.autotune(configs=_CONFIGS, key=["P_CLASS", "E", "M", "N"], prune_configs_by={"early_config_prune": _fitting})

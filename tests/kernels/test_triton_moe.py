@@ -10,7 +10,7 @@ from torch import Tensor
 
 from assay.kernels.triton import moe as moe_module
 from assay.kernels.triton import moe_shares
-from assay.kernels.triton.moe import moe
+from assay.kernels.triton.moe import moe, moe_fp8
 from tests.reference import reference
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -56,6 +56,27 @@ def test_every_configuration(
     monkeypatch.setattr(kernel, "configs", [config])
     monkeypatch.setattr(kernel, "early_config_prune", None)
     assert_right(case(*shape, torch.bfloat16), rtol=2e-2)
+
+
+@pytest.mark.parametrize("shape", [(40, 64, 128, 3, 2), (150, 272, 40, 4, 3), (9, 16, 4, 3, 2)], ids=str)
+def test_fp8_experts(shape: tuple[int, int, int, int, int]) -> None:
+    """Scales by row and by blocks of 128, which gate and up may share, with weights that lie along K or the other way."""
+    x, w_gate_up, w_down, weights, ids = case(*shape, torch.bfloat16)
+    codes = w_gate_up.to(torch.float8_e4m3fn), w_down.to(torch.float8_e4m3fn)
+    for granularity, side in (("channel", 1), ("block", 128)):
+        scales = [
+            torch.rand(len(w), -(-w.shape[1] // side), -(-w.shape[2] // side) if side > 1 else 1) + 0.5 for w in codes
+        ]
+        right = reference("moe_fp8")(x, *codes, *scales, weights, ids, granularity=granularity)[0]
+        for given in (codes, [w.transpose(1, 2).contiguous().transpose(1, 2) for w in codes]):
+            y = moe_fp8(x, given[0], given[1], *scales, weights, ids, granularity=granularity)
+            torch.testing.assert_close(y.double(), right, rtol=2e-2, atol=2e-2 * float(right.abs().max()))
+
+
+def test_a_half_that_no_copy_may_begin_at() -> None:
+    """Weights stored [E,D,2F] whose up half begins within 16 bytes are read element by element."""
+    x, w_gate_up, w_down, weights, ids = case(9, 16, 4, 3, 2, torch.bfloat16)
+    assert_right((x, w_gate_up.transpose(1, 2).contiguous().transpose(1, 2), w_down, weights, ids), rtol=2e-2)
 
 
 def transposed(tensor: Tensor) -> Tensor:

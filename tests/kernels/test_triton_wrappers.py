@@ -21,7 +21,7 @@ from assay.kernels.triton.layernorm import layernorm
 from assay.kernels.triton.layernorm_backward import layernorm_backward
 from assay.kernels.triton.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_backward
 from assay.kernels.triton.merge_states import merge_states
-from assay.kernels.triton.moe import moe
+from assay.kernels.triton.moe import moe, moe_fp8
 from assay.kernels.triton.moe_backward import moe_backward
 from assay.kernels.triton.moe_route import moe_route
 from assay.kernels.triton.quantize import quantize_fp8, quantize_int4, quantize_int8
@@ -90,6 +90,20 @@ MIXTURE = {
     "weights": torch.rand(5, 2),
     "ids": torch.randint(0, 3, (5, 2), dtype=INT32),
 }
+
+
+def experts_in_fp8(granularity: str, gate_up: tuple[int, int], down: tuple[int, int]) -> Call:
+    names = ("x", "w_gate_up", "w_down", "scale_gate_up", "scale_down", "weights", "ids")
+    tensors = MIXTURE | {name: MIXTURE[name].to(E4M3) for name in ("w_gate_up", "w_down")}
+    tensors |= {"scale_gate_up": torch.rand(3, *gate_up), "scale_down": torch.rand(3, *down)}
+    wrong = (
+        *(("granularity", "tensor"), ("w_down", MIXTURE["w_down"]), ("w_gate_up", torch.zeros(3, 17, 17, dtype=E4M3))),
+        *(("scale_gate_up", torch.ones(3, 9, 1)), ("scale_down", torch.ones(3, 17, 2)), ("ids", codes(5, 2))),
+    )
+    side = 1 if granularity == "channel" else 128
+    return Call(moe_fp8, {name: tensors[name] for name in names}, {"granularity": granularity}, (side,), wrong)
+
+
 ANGLES = {"cos": torch.randn(3, 4), "sin": torch.randn(4, 3).t()}
 TURNED = (*((name, torch.zeros(3, 5)) for name in ANGLES), *((name, torch.zeros(2, 4)) for name in ANGLES))
 LABELS = torch.tensor([3, -100, 0])
@@ -243,6 +257,7 @@ CALLS = [
             *(("weights", torch.zeros(5, 1)), ("ids", torch.zeros(4, 2, dtype=INT32)), ("ids", codes(5, 2))),
         ),
     ),
+    *(experts_in_fp8("channel", (18, 1), (17, 1)), experts_in_fp8("block", (1, 1), (1, 1))),
     Call(
         moe_backward,
         MIXTURE | {"dy": torch.randn(17, 5).t()},
