@@ -60,7 +60,7 @@ def test_every_configuration(
 
 @pytest.mark.parametrize("shape", [(40, 64, 128, 3, 2), (150, 272, 40, 4, 3), (9, 16, 4, 3, 2)], ids=str)
 def test_fp8_experts(shape: tuple[int, int, int, int, int]) -> None:
-    """Scales by row and by blocks of 128, which gate and up may share, with weights that lie along K or the other way."""
+    """Scales by row and by blocks, which gate and up may share, of weights that lie along K or the other way."""
     x, w_gate_up, w_down, weights, ids = case(*shape, torch.bfloat16)
     codes = w_gate_up.to(torch.float8_e4m3fn), w_down.to(torch.float8_e4m3fn)
     for granularity, side in (("channel", 1), ("block", 128)):
