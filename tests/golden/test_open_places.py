@@ -80,6 +80,19 @@ def test_infinities_open_swiglu_backward_where_a_factor_may_vanish() -> None:
     assert dgate.tolist() == dup.logical_and(gate != INF).tolist() == [[True, False, True, False, True]]
 
 
+def test_an_infinity_opens_the_gradients_of_its_token_and_experts() -> None:
+    """In a token dx and dweights of it, and those of its experts; NaN opens nothing, but in routing its row."""
+    ids = torch.tensor([[0, 1], [2, 2], [1, 0]], dtype=torch.int32)
+    rest = some(3, 4, 5, seed=1), some(3, 5, 2, seed=2), torch.rand(3, 2), ids, some(3, 5, seed=3)
+    dx, dw_gate_up, dw_down, dweights = judged("moe_backward", some(3, 5, inf=(1, 2)), *rest)
+    assert dx.all(1).tolist() == dweights.all(1).tolist() == [True, False, True]
+    assert dw_gate_up.flatten(1).all(1).tolist() == dw_down.flatten(1).all(1).tolist() == [True, True, False]
+    assert everywhere(judged("moe_backward", some(3, 5, nan=(1, 2)), *rest))
+    for name in ("inf", "nan"):
+        (found,) = judged("moe_route_backward", some(3, 5, **{name: (1, 2)}), torch.rand(3, 2))
+        assert found.all(1).tolist() == [True, False, True]
+
+
 def test_logits_that_open_a_row_of_cross_entropy_backward() -> None:
     """+inf anywhere, and in an ignored row whatever is not finite; NaN in a row that counts is judged."""
     target = torch.tensor([0, 1, -100, -100, 2])
