@@ -18,7 +18,6 @@ from assay.kernels.triton.tiles import products_of, size_class, tile_configs, ti
 _CONFIGS = tile_configs(
     *(
         (128, 128, 64, 8, 3),
-        (128, 128, 32, 8, 4),
         (64, 128, 64, 4, 3),
         (64, 64, 64, 4, 3),
         (64, 64, 16, 8, 2),
