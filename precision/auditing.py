@@ -30,7 +30,7 @@ from assay.precision.prediction.calibration import UNCALIBRATED
 from assay.precision.prediction.measuring import Part, agreement, measured, part_of
 from assay.precision.prediction.positions import Curve, measured_over
 from assay.precision.prediction.predictor import Predictor
-from assay.precision.prediction.products import AGAIN, differentiate, differentiate_again
+from assay.precision.prediction.products import AGAIN, differentiate
 from assay.precision.prediction.quadratic_form import Prediction, QuadraticForm
 from assay.precision.prediction.trials import (
     KINDS,
@@ -58,8 +58,8 @@ Progress = Callable[[str, int, int], None]
 class Audit:
     """The audit of a model over calibration data: sites, menus, predictions, measurements, recommendations.
 
-    One forward pass looks, one forward and backward pass predicts, and three more look at values alone. model: a module
-    or an exported program; it is left as it was. Weights of 16 bits are computed with in float32.
+    One forward pass looks; another predicts, with one backward pass for weights and values and three for values alone.
+    model: a module or an exported program; it is left as it was. Weights of 16 bits are computed with in float32.
     batches: dicts of keyword arguments, tuples, or tensors; the first dimension of a batch holds its sequences. An
     ``attention_mask`` [B, T] takes padding out of the metric.
     check: held-out batches like them, which `measure` and what `recommend` reports are over; what is fitted, predicted
@@ -322,16 +322,8 @@ class Audit:
         """The form, from forward and backward passes of each batch, or from the cache."""
         if self._cache and (kept := self._cache.products(self.observed.menus)):
             return QuadraticForm(kept)
-        done, passes = self._progress, len(self.batches) * (1 + AGAIN)
         given = self.model, self.batches, self.metric, self.observed
-        products = differentiate(*given, seed=self._seed, done=lambda count: done("predicting", count, passes))
-        products = differentiate_again(
-            *given,
-            products,
-            seed=self._seed,
-            done=lambda count: done("predicting", len(self.batches) + count, passes),
-        )
-        done("predicting", passes, passes)
+        products = differentiate(*given, again=AGAIN, seed=self._seed, done=self._steps("predicting"))
         if self._cache:
             self._cache.keep(products)
         return QuadraticForm(products)

@@ -39,8 +39,9 @@ _ROWS = 256
 class Sensitivity:
     """A visitor that leaves the forward pass as it is and, in the backward pass, forms products for every menu.
 
-    The batch's `terms` are there once `torch.autograd.grad` has run with respect to `anchor`. ``batch``: its sequences;
-    ``turn``: its number and how many batches there are, which look at a weight's rows in turns.
+    The batch's `terms` are there once `torch.autograd.grad` has run with respect to `anchor`, once more for each further
+    cotangent, after `begin`. ``batch``: its sequences; ``turn``: its number and how many batches there are, which look
+    at a weight's rows in turns.
     """
 
     def __init__(
@@ -54,17 +55,24 @@ class Sensitivity:
         change: Change | None = None,
     ) -> None:
         self.terms: dict[tuple[str, Perturbation], Term] = {}
+        """Of the cotangent that is led back."""
+        self.every = {0: self.terms}
+        """Of each cotangent."""
         self.anchor = torch.zeros((), requires_grad=True)
         self.tracer: Tracer | None = None
         self.copies = False
         """Whether values are kept in copies, for a model that writes over them."""
-        self._menus = menus
         self._qparams = qparams
         self._tied = tied
         self._batch = batch
         self._turn = turn
         self._change = change or change_of
-        self._draw = torch.Generator().manual_seed(seed + turn[0])
+        self.begin(0, seed, menus)
+
+    def begin(self, cotangent: int, seed: int, menus: Mapping[str, Sequence[str]]) -> None:
+        """What is led back from now on is the cotangent of this number, whose products are formed for these menus."""
+        self.terms, self._menus = self.every.setdefault(cotangent, {}), menus
+        self._draw = torch.Generator().manual_seed(seed + self._turn[0])
         self._changes: tuple[torch.Tensor | None, Subsample, _Changes] = (None, Subsample(), {})
 
     def linear(
@@ -107,11 +115,11 @@ class Sensitivity:
 
     def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
         rows = self._rows(x)
-        menu = {found: scheme for scheme in self._schemes(name) if (found := passing(scheme, part))}
-        if part == "queries" and not menu:
+        if part == "queries" and not self._passing(name, part):
             return x
 
         def back(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+            menu = self._passing(name, part)
             stored = {found: self._qparams.values(name, scheme, part) for found, scheme in menu.items()}
             self._on_values(name, stored, x, g, rows)
             return g
@@ -123,6 +131,9 @@ class Sensitivity:
 
     def _schemes(self, name: str) -> list[Scheme]:
         return [SCHEMES[scheme] for scheme in self._menus.get(name, ())]
+
+    def _passing(self, name: str, part: str) -> dict[Perturbation, Scheme]:
+        return {found: scheme for scheme in self._schemes(name) if (found := passing(scheme, part))}
 
     def _reader(self, weight: torch.Tensor) -> Callable[[], torch.Tensor]:
         """What the backward pass has the weight from."""

@@ -6,7 +6,6 @@ import torch
 
 from assay.precision.auditing import audit
 from assay.precision.cache import Cache, fingerprint
-from assay.precision.prediction.products import AGAIN
 from tests.precision.small_models import FORMATS, made
 
 
@@ -23,7 +22,7 @@ def test_a_second_audit_computes_nothing_again(tmp_path: Path) -> None:
     measured = [assignment for assignment, _ in (*first.measured, *first.chosen)]
     measured += [{site: scheme} for site, scheme, *_ in first.alone]
     distinct = len({tuple(sorted(assignment.items())) for assignment in measured})
-    assert (whole, model.calls) == (2 * (2 + AGAIN + distinct) + 1, 3)  # one batch is run as it is
+    assert (whole, model.calls) == (2 * (2 + distinct) + 1, 3)  # one batch is run as it is
     assert kept.reused == len(measured)
     assert second.predict({"head": "fp8"}) == first.predict({"head": "fp8"})
 
