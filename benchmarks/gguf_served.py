@@ -5,7 +5,6 @@ token: simulated with weights alone; simulated with inputs rounded as llama.cpp'
 llama.cpp gives for the file that `write_gguf` writes. Then that of llama.cpp from the second simulation.
 """
 
-import sys
 import tempfile
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from furniture import options
 
 from assay.precision.auditing import audit
 from assay.precision.export import write_gguf
+from assay.precision.export.gguf.serving import LlamaCpp
 from assay.precision.loading import load
 from assay.precision.observation.handlers import traced
 from assay.precision.prediction.simulation import Simulator
@@ -29,9 +29,6 @@ def divergence(reference: torch.Tensor, other: torch.Tensor) -> float:
 
 def main() -> None:
     """Print a row for each type."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from tests.precision import llama_cpp
-
     given = options(__doc__, sequences=8, batch=8, seed=0).parse_args()
     loaded = load(given.model)
     batches = loaded.batches(given.text, sequence=given.tokens, sequences=given.sequences, batch=given.batch)
@@ -60,7 +57,7 @@ def main() -> None:
                 for site, scheme in own.items()
             }
             written = write_gguf(found.model, own, path, sites=sites, fits=found.fits, overwrite=True)
-            served, inputs = llama_cpp.logits(path, ids), simulated(rounded)
+            served, inputs = LlamaCpp(path)(ids).logits, simulated(rounded)
             errors = [divergence(exact, each) for each in (simulated(own), inputs, served)]
             errors.append(divergence(inputs, served))
             print(f"{name:12} {' '.join(f'{error:10.3g}' for error in errors)}  {written.bytes:,}", flush=True)

@@ -1,4 +1,4 @@
-"""What `assay audit` writes for serving stacks, and a checkpoint of it loaded again."""
+"""What `assay audit` writes for serving stacks, and what of it is loaded again."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def exported_of(
     found: Audit, loaded: Loaded, chosen: Mapping[str, str], folder: Path, formats: Sequence[str], checkpoint: bool
 ) -> Exported | None:
-    """Write what serving stacks load into a folder, instead of what an earlier audit exported there; a checkpoint is
-    loaded again, and where it gives another error than its simulation that goes to standard error."""
+    """Write what serving stacks load into a folder, instead of what an earlier audit exported there. What is read by
+    something here is loaded again; where it gives another error than its simulation, that goes to standard error."""
     from assay.precision.export import clear, export, reloaded
 
     if not formats and not checkpoint:
@@ -41,7 +41,7 @@ def exported_of(
     )
     parts = []
     for part in exported.parts:
-        again = reloaded(found, part.paths[0], part.held) if part.format == "checkpoint" else None
+        again = reloaded(found, part)
         if again is not None and not again.agrees:
             print(f"assay: {part.format}: {again.words}", file=sys.stderr)
         parts.append(replace(part, loaded=again))

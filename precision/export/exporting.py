@@ -1,7 +1,7 @@
 """`export`: an assignment written as serving stacks read it, and as a checkpoint, into one folder."""
 
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ class Part:
     bytes: int | None = None
     """Of the checkpoint's tensors."""
     loaded: Reloaded | None = None
-    """Of a checkpoint that was loaded again."""
+    """What it gave when it was loaded again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,7 @@ def export(
     said: dict[str, list[str]] = {line: ["lint"] for line in lint(assignment, sites, target, fuses=fuses)}
     texts: dict[str, str | bytes] = {}
     parts: list[Part] = []
+    tensors: dict[str, Sequence[str]] = {}
     refused = ""
     for name in dict.fromkeys(formats):
         recipe = TARGETS[name].recipe(request)
@@ -104,6 +105,7 @@ def export(
         _note(said, name, [*recipe.notes, *([] if files else [_NOTHING])])
         if files:
             parts.append(Part(name, tuple(folder / file for file in files), recipe.held))
+            tensors |= recipe.tensors
         texts |= files
     plan = plan_of(assignment, sites, dtype, experts=True)
     if checkpoint and not (plan.linears or plan.experts or plan.cache == "kv-fp8"):
@@ -141,6 +143,7 @@ def export(
         about = {
             "held": {part.format: part.held for part in parts},
             "names": {name: list(request.names.get(name) or [name]) for name in linears},
+            "tensors": tensors,
         }
         manifest.move(place, folder, assignment, notes, overwrite, about)
     return Exported(tuple(parts), notes, refused)

@@ -26,6 +26,8 @@ class Recipe:
     """What of the assignment it expresses; empty: there is nothing that the stack would do."""
     notes: tuple[str, ...] = ()
     """One line for each kind of site that it can't express."""
+    tensors: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The tensors of each site, where the stack has names of its own for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,9 +39,9 @@ _ROWS = 256
 class Sensitivity:
     """A visitor that leaves the forward pass as it is and, in the backward pass, forms products for every menu.
 
-    The batch's `terms` are there once `torch.autograd.grad` has run with respect to `anchor`, once more for each further
-    cotangent, after `begin`. ``batch``: its sequences; ``turn``: its number and how many batches there are, which look
-    at a weight's rows in turns.
+    The batch's `terms` are there once `torch.autograd.grad` has run with respect to `anchor`; for a further cotangent
+    it runs again, after `begin`. ``batch``: its sequences; ``turn``: its number and how many batches there are, which
+    look at a weight's rows in turns.
     """
 
     def __init__(

@@ -1,14 +1,17 @@
-"""A checkpoint that is loaded again has the error that was simulated, and one that was damaged is told."""
+"""An export that is loaded again has the error that was simulated, and one that was damaged is told."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 from assay.precision.auditing import Audit, audit
-from assay.precision.export import export, reloaded
+from assay.precision.export import Part, export, reloaded
+from assay.precision.loading import load
 from tests.precision.exported import IDS, subject
 
+TEXT = Path(__file__).resolve().parents[2] / "configs" / "models" / "held-out.txt"
 ASSIGNMENT = {
     "model.layers.0.self_attn.o_proj": "fp8",
     "model.layers.0.mlp.down_proj": "w8a16",
@@ -19,6 +22,22 @@ ASSIGNMENT = {
 @pytest.fixture(scope="module")
 def audited() -> Audit:
     return audit(subject().model, [{"input_ids": IDS}], formats=["fp8", "w8a16", "kv-fp8"])
+
+
+STACKS = {
+    "torchao": ("w4a16-g32-asym", "int4", "int2"),
+    "gguf": ("q4_0-q8_0", "=q4_0", "=q8_0"),
+    "mlx": ("w4a16-g32-asym", "'bits': 4", "'bits': 2"),
+}
+"""Schemes, and a word of the file with what it is damaged to."""
+
+
+@cache
+def llama() -> Audit:
+    """The bundled Llama."""
+    loaded = load("stdlib-llama")
+    batches = loaded.batches(TEXT, sequence=48, sequences=4)
+    return audit(loaded.model, batches, formats=[scheme for scheme, *_ in STACKS.values()], bits=16)
 
 
 @pytest.fixture
@@ -34,7 +53,8 @@ def folder(audited: Audit, tmp_path: Path) -> Path:
 def test_a_checkpoint_has_the_error_that_was_simulated(audited: Audit, folder: Path) -> None:
     """Loaded by transformers it gives what the simulation gives, up to what rounding to bfloat16 makes of it; caches,
     which its reader leaves as they are, don't count."""
-    found = reloaded(audited, folder, ASSIGNMENT)
+    found = reloaded(audited, Part("checkpoint", (folder,), ASSIGNMENT))
+    assert found is not None
     linears = {name: scheme for name, scheme in ASSIGNMENT.items() if not name.endswith("kv_cache")}
     assert found.simulated == audited.measure(linears) > 0
     assert found.error == pytest.approx(found.simulated, rel=0.05)
@@ -50,11 +70,53 @@ def test_a_damaged_checkpoint_is_told(audited: Audit, folder: Path) -> None:
     tensors = load_file(file)
     tensors = {name: 2 * each if name.endswith("weight_scale") else each for name, each in tensors.items()}
     save_file(tensors, file, {"format": "pt"})
-    found = reloaded(audited, folder, ASSIGNMENT)
+    found = reloaded(audited, Part("checkpoint", (folder,), ASSIGNMENT))
+    assert found is not None
     assert not found.agrees
     assert found.words.endswith("they disagree by more than rounding to bfloat16 makes of it")
     (folder / "config.json").write_text("{}")
-    refused = reloaded(audited, folder, ASSIGNMENT)
+    refused = reloaded(audited, Part("checkpoint", (folder,), ASSIGNMENT))
+    assert refused is not None
     assert refused.error is None
     assert not refused.agrees
     assert "refuses it: " in refused.words
+
+
+@pytest.mark.parametrize("stack", ["torchao", "gguf", "mlx"])
+def test_what_torchao_llama_cpp_and_mlx_read_is_measured(stack: str, tmp_path: Path) -> None:
+    """By their own code each gives the error that was simulated, and another where the file says another thing; MLX,
+    whose scales are its own, gives a little more, which is told."""
+    made, (scheme, _, _) = llama(), STACKS[stack]
+    sites = {str(site): site for site in made.sites}
+    assignment = {name: scheme for name, site in sites.items() if site.place == "linear" and scheme in made.menu(name)}
+    assert len(assignment) > 20
+    (part,) = export(made.model, assignment, tmp_path, [stack], sites=sites, fits=made.fits).parts
+    found = reloaded(made, part)
+    assert found is not None
+    assert found.agrees == (stack != "mlx"), found.words
+    assert found.error == pytest.approx(found.simulated, rel=0.25)
+    _, old, new = STACKS[stack]
+    text = part.paths[0].read_text()
+    assert old in text
+    part.paths[0].write_text(text.replace(old, new))
+    other = reloaded(made, part)
+    assert other is not None
+    assert not other.agrees
+    assert other.error is not None
+    assert other.error > 2 * found.error or found.error > 2 * other.error
+
+
+def test_what_nothing_here_reads_is_not_measured(audited: Audit) -> None:
+    """vLLM isn't installed: its file is left alone."""
+    assert reloaded(audited, Part("vllm", (Path("vllm.json"),), {})) is None
+
+
+def test_a_reader_s_refusal_is_told(audited: Audit, tmp_path: Path) -> None:
+    """torchao multiplies FP8 on GPUs alone, and says so."""
+    sites = {str(site): site for site in audited.sites}
+    chosen = {"model.layers.0.self_attn.o_proj": "fp8"}
+    (part,) = export(audited.model, chosen, tmp_path, ["torchao"], sites=sites, fits=audited.fits).parts
+    found = reloaded(audited, part)
+    assert found is not None
+    assert found.error is None
+    assert "refuses it: Float8 dynamic quantization requires CUDA" in found.words

@@ -14,11 +14,11 @@ from assay.precision.auditing import Audit, audit
 from assay.precision.errors import CannotExport
 from assay.precision.export import export, write_gguf
 from assay.precision.export.gguf.names import TensorNames
+from assay.precision.export.gguf.serving import LlamaCpp
 from assay.precision.loading import load
 from assay.precision.observation.handlers import traced
 from assay.precision.prediction.simulation import Simulator
 from assay.precision.schemes import SCHEMES
-from tests.precision import llama_cpp
 from tests.precision.exported import Subject
 
 FORMATS = ["q8_0", "q4_k", "q5_0", "iq4_nl"]
@@ -114,7 +114,7 @@ def test_llama_cpp_has_the_error_that_is_simulated(tmp_path: Path) -> None:
         }
         path = tmp_path / f"{scheme}.gguf"
         write_gguf(made.model, assignment, path, sites=sites(), fits=made.fits)
-        served = llama_cpp.logits(path, ids)
+        served = LlamaCpp(path)(ids).logits
         theirs, ours = divergence(exact, served), divergence(exact, simulated(rounded))
         assert theirs == pytest.approx(ours, rel=0.15)
         assert divergence(simulated(rounded), served) < ours / 2
@@ -161,12 +161,12 @@ def test_llama_cpp_runs_the_model_that_was_written(kind: str, tmp_path: Path) ->
     write_gguf(model, {}, tmp_path / "exact.gguf", **given)
     with torch.no_grad():
         exact = model(ids).logits
-    assert divergence(exact, llama_cpp.logits(tmp_path / "exact.gguf", ids)) < 1e-5 * float(exact.var())
+    assert divergence(exact, LlamaCpp(tmp_path / "exact.gguf")(ids).logits) < 1e-5 * float(exact.var())
     linears = {name: "q8_0" for name, site in made.sites.items() if site.place == "linear" and site.role != "router"}
     linears = {name: scheme for name, scheme in linears.items() if not made.sites[name].tied}
     written = write_gguf(model, linears, tmp_path / "eight.gguf", **given)
     assert written.held == linears
-    assert divergence(exact, llama_cpp.logits(tmp_path / "eight.gguf", ids)) < 1e-2 * float(exact.var())
+    assert divergence(exact, LlamaCpp(tmp_path / "eight.gguf")(ids).logits) < 1e-2 * float(exact.var())
 
 
 def test_what_the_file_has_no_place_for_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -31,7 +32,7 @@ _MIXES = {"q5_k": "Q5_K_M", "q4_k": "Q4_K_M", "q3_k": "Q3_K_M", "mxfp4": "MXFP4_
 def tensor_types(request: Request) -> Recipe:
     """A type for each tensor with a weight that llama-quantize would quantise (``types``), and the bytes of all.
 
-    ``names``: the tensors of each site. Raises CannotExport and UnknownScheme as `plan_of` does, NotInstalled.
+    Raises CannotExport and UnknownScheme as `plan_of` does, NotInstalled.
     """
     plan = plan_of(request.assignment, request.sites, request.dtype, experts=True, tables=True)
     for name, scheme in plan.caches.items():
@@ -65,7 +66,7 @@ def tensor_types(request: Request) -> Recipe:
         kept = _KEPT[request.dtype] if kind is None else kind.ggml_name
         types |= {each: kept for each in several if quantised_by_gguf(each)}
     total += _others(request, tensors, places, types)
-    return plan.recipe({"types": types, "names": places, "bytes": int(total)}, held)
+    return replace(plan.recipe({"types": types, "bytes": int(total)}, held), tensors=places)
 
 
 def unquantised(request: Request) -> list[str]:
@@ -157,7 +158,7 @@ def _files(request: Request, recipe: Recipe) -> dict[str, str | bytes]:
         COMMANDS: commands(request, recipe),
     }
     if request.fits is not None:
-        files[IMATRIX] = imatrix(request.fits, request.sites, recipe.content["names"])
+        files[IMATRIX] = imatrix(request.fits, request.sites, recipe.tensors)
     return files
 
 

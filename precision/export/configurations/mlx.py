@@ -3,6 +3,7 @@
 mlx_lm takes parameters for each layer from a function in Python only, so what is written is the call itself.
 """
 
+import ast
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,7 +43,7 @@ def quant_predicate(
     MLX searches scales and biases of its own. Raises CannotExport and UnknownScheme as `plan_of` does.
     """
     plan = plan_of(assignment, sites, dtype)
-    layers = plan.expressed(_parameters)
+    layers = plan.expressed(parameters_of)
     for name, scheme in plan.caches.items():
         plan.note(name, scheme.name, "mlx_lm takes a quantised cache where it generates, not from a file")
     for name in [name for name in layers if sites[name].shape[-1] % _LEAST]:
@@ -51,7 +52,15 @@ def quant_predicate(
     return plan.recipe({"layers": layers}, layers)
 
 
-def _parameters(scheme: Scheme) -> tuple[dict[str, Any] | None, str]:
+def layers_in(program: str) -> dict[str, dict[str, Any]]:
+    """The parameters of each layer in such a program, which isn't run. Raises ValueError where it has none."""
+    for line in ast.parse(program).body:
+        if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "LAYERS":
+            return dict(ast.literal_eval(line.value))
+    raise ValueError("expected LAYERS in it, got none: export anew")
+
+
+def parameters_of(scheme: Scheme) -> tuple[dict[str, Any] | None, str]:
     """What MLX has for a scheme, or why it has nothing."""
     weight = scheme.weight
     if scheme.name in _MODES:
@@ -79,6 +88,6 @@ register(
     "mlx",
     lambda request: quant_predicate(request.assignment, request.sites, request.dtype),
     _files,
-    of_linears(lambda scheme: _parameters(scheme)[1]),
+    of_linears(lambda scheme: parameters_of(scheme)[1]),
     apart=True,
 )

@@ -27,7 +27,8 @@ def fqn_to_config(
     for name, scheme in plan.caches.items():
         plan.note(name, scheme.name, "torchao's configurations hold linears only")
     fused = {name: several[0] for name, several in plan.fused(sites, configs, "entry").items() if len(several) == 1}
-    entries = {name: configs.get(name) for name, site in sites.items() if site.shape} | fused
+    # Parameters of a module, such as experts, have no entry: several that skip make torchao 0.18 fail.
+    entries = {name: configs.get(name) for name, site in sites.items() if len(site.shape) == 2} | fused
     # vLLM reads the second name of the same table.
     content = _object("FqnToConfig", fqn_to_config=entries, module_fqn_to_config=entries)
     return plan.recipe(content, configs)
