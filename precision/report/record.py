@@ -170,7 +170,7 @@ class Coverage(Record, frozen=True):
 
 
 class Loaded(Record, frozen=True):
-    """A checkpoint that was loaded again: its error over the sequences that errors are reported on, null where its
+    """An export that was loaded again: its error over the sequences that errors are reported on, null where its
     reader refuses it, and that of the simulation of what it holds, KV caches aside. ``agrees``: as close as rounding
     every site to bfloat16 leaves them."""
 
