@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -219,6 +220,7 @@ def audit(
             fixed=fixed,
         ),
         "fingerprint": digest,
+        "command": shlex.join(["assay", *sys.argv[1:]]),
     }
     try:
         exported = exported_of(found, loaded, chosen, out / "export", wanted, checkpoint)

@@ -47,6 +47,7 @@ def content_of(
     held_out: record.Data | None = None,
     settings: record.Settings,
     fingerprint: str,
+    command: str = "",
 ) -> dict[str, Any]:
     """The content of audit.json, a `record.Content`: only what JSON has, by the schema audit.schema.json.
 
@@ -68,6 +69,7 @@ def content_of(
         held_out=held_out,
         settings=settings,
         fingerprint=fingerprint,
+        command=command,
         seconds={stage: round(spent, 3) for stage, spent in audit.seconds.items()},
         noise_floor=float(audit.noise_floor),
         device=audit.roofline.device.name if audit.roofline.device else None,

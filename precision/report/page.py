@@ -9,6 +9,7 @@ from typing import Any
 import jinja2
 
 from assay.precision.amounts import in_bytes, in_error, in_seconds
+from assay.precision.report.next_steps import next_steps
 from assay.precision.report.summary import (
     advice_lines,
     budget_lines,
@@ -41,6 +42,7 @@ def page(content: Mapping[str, Any]) -> str:
             exports=export_lines(content),
             fixed=fixed_lines(content),
             coverage=coverage(content),
+            steps=next_steps(content),
             worst=max((site["outlier"] or 0.0 for site in content["sites"]), default=0.0),
         )
     )

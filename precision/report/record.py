@@ -263,6 +263,7 @@ class Content(Record, frozen=True):
     held_out: Annotated[Data | None, Meta(description="that what is reported is measured on; null: on data too")]
     settings: Settings
     fingerprint: str
+    command: Annotated[str, Meta(description="that made it, as a shell takes it; empty: it was made in Python")]
     seconds: Annotated[dict[str, float], Meta(description="wall time of each stage")]
     noise_floor: Annotated[Number, Meta(description="the error with every site rounded to bfloat16")]
     device: Annotated[str | None, Meta(description="that times are of; null: no target's, so there are none")]

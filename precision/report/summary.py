@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from assay.precision.amounts import in_bytes, in_error, in_seconds
+from assay.precision.report.next_steps import next_steps
 from assay.precision.report.words import counted, grouped, growth_words, layers_of
 
 _WIDTH = 116
@@ -44,6 +45,7 @@ def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
     if len(content["findings"]) > len(told):
         more = counted(len(content["findings"]) - len(told), "more finding")
         lines.append(_line("", f"and {more} in the report"))
+    lines += [_line("next", f"{command}   # {what}") for what, command in next_steps(content)]
     lines += [_line("wrote", path) for path in written]
     return "\n".join(lines)
 

@@ -1,6 +1,7 @@
 """What an audit tells, in JSON, on a page and in a terminal."""
 
 import copy
+import html
 import json
 import math
 import re
@@ -21,6 +22,7 @@ from assay.precision.export import Part
 from assay.precision.observation.sites import place_of
 from assay.precision.report import content_of, page, record, summary
 from assay.precision.report.comparison import compared, in_lines
+from assay.precision.report.next_steps import next_steps
 from assay.precision.report.page import plotly_source
 from assay.precision.report.words import grouped, layers_of, plain
 from assay.runtime.errors import NotInstalled
@@ -326,3 +328,23 @@ def test_what_has_no_site_is_told_first() -> None:
     assert "87 % of the parameters have no site" in head
     assert not chosen.met
     assert "87 % of the parameters have no site" in chosen.why
+
+
+def test_what_to_do_next_follows_from_what_was_found(content: dict[str, Any]) -> None:
+    """Exports are written, read again and served; a budget that isn't met gets another, a wide interval more text."""
+    made = {**copy.deepcopy(content), "command": "assay audit 'my model' --text t.txt --out out", "exports": []}
+    chosen, settings = made["recommended"], made["settings"]
+    chosen |= {"met": True, "measured": 0.02, "interval": None}
+    assert [command for _, command in next_steps(made)] == [f"{made['command']} --export all --resume"]
+    part = {"format": "checkpoint", "paths": ["out/export/checkpoint"], "sites": 1, "bytes": 1, "loaded": None}
+    exported = {**made, "exports": [part], "settings": {**settings, "target": "sglang@h200"}}
+    serve, verify = (command for _, command in next_steps(exported))
+    assert serve == "python -m sglang.launch_server --model-path out/export/checkpoint"
+    assert verify == "assay audit --verify-export out/export"
+    chosen |= {"met": False, "interval": {"low": 0.01, "high": 0.03}}
+    broken = {**made, "settings": {**settings, "budgets": {"error": 0.001}}}
+    first, *_, last = [command for _, command in next_steps(broken)]
+    assert [first, last] == [f"{made['command']} {more} --resume" for more in ("--max-kl 0.021", "--sequences 32")]
+    assert first in summary(broken)
+    assert first in html.unescape(page(broken))
+    assert next_steps({**made, "command": ""}) == []

@@ -1,0 +1,44 @@
+"""What to do after an audit: commands to be pasted, each with what it is for."""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from assay.precision.amounts import in_error
+
+_WIDE = 2.0
+"""High over low of a measured error's interval, from which on more text is worth its time."""
+_SERVES = {"vllm": "vllm serve {}", "sglang": "python -m sglang.launch_server --model-path {}"}
+"""What serves a checkpoint; transformers and others load it in Python."""
+
+
+def next_steps(content: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What it is for, and the command, of what audit.json holds; none where no command made it."""
+    if not content["command"]:
+        return []
+    chosen, exports = content["recommended"], {part["format"]: part["paths"] for part in content["exports"]}
+    steps = []
+    if not chosen["met"] and "error" in content["settings"]["budgets"]:
+        measured = in_error(1.05 * float(chosen["measured"]))
+        steps.append(("allow the error that the closest assignment has", _again(content, "--max-kl", measured)))
+    if not exports:
+        steps.append(("write it for what serves the model", _again(content, "--export", "all")))
+    if "checkpoint" in exports:
+        engine = (content["settings"]["target"] or "vllm").partition("@")[0]
+        if engine in _SERVES:
+            steps.append(("serve it", _SERVES[engine].format(shlex.quote(exports["checkpoint"][0]))))
+    if exports:
+        folder = Path(next(iter(exports.values()))[0]).parent
+        steps.append(("read the export as its readers do", f"assay audit --verify-export {shlex.quote(str(folder))}"))
+    interval = chosen["interval"]
+    if interval is not None and float(interval["high"]) > _WIDE * float(interval["low"]):
+        more = str(4 * (content["data"]["sequences"] + (content["held_out"] or {"sequences": 0})["sequences"]))
+        steps.append(("narrow the error's interval by more text", _again(content, "--sequences", more)))
+    return steps
+
+
+def _again(content: Mapping[str, Any], *more: str) -> str:
+    """The command that made it with more options, of which the last holds; what was measured is kept."""
+    kept = "" if "--resume" in shlex.split(content["command"]) else " --resume"
+    return f"{content['command']} {shlex.join(more)}{kept}"
