@@ -24,7 +24,7 @@ def _block_t(arguments: Mapping[str, Any]) -> int:
 
 
 BLOCKS: dict[str, Callable[[Mapping[str, Any]], int]] = {"BLOCK_E": _block_e, "BLOCK_T": _block_t}
-_CONFIGS = [triton.Config({"TILE": tile}, num_warps=warps) for tile, warps in ((2048, 4), (4096, 8))]
+_CONFIGS = [triton.Config({"TILE": tile}, num_warps=warps) for tile, warps in ((1024, 4), (2048, 4))]
 
 
 @triton.autotune(configs=_CONFIGS, key=["E", "TOP_K"])
