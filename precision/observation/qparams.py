@@ -9,6 +9,7 @@ from assay.precision.observation.sites import Site, Statistics
 from assay.precision.observation.streaming import Weights
 from assay.precision.schemes import SCHEMES, FakeQuantizer, Moments, Quantizer, Scheme
 from assay.precision.schemes.fitting import awq_factors, fit_blocks, fit_values, fit_weight, smooth_factors, smoothed
+from assay.precision.schemes.storage import Extremes
 
 _EXPERTS = 8
 """Of a layer's experts so many tell its column factors."""
@@ -53,6 +54,8 @@ class QParams:
     ) -> None:
         self._keep = keep
         self._kept = 0
+        self._full = False
+        """Whether there is no room for more."""
         self._seen = seen
         self._weights = weights or {}
         self._together = {name: tuple(names) for names in together for name in names}
@@ -68,24 +71,69 @@ class QParams:
             return None
         if scheme.transform == "smooth":
             return self._smoothed(name, scheme, weight, expert)[0]
-        rotated = scheme.transform == "hadamard"
-
-        def fitted() -> FakeQuantizer:
-            if quantizer.blocks:
-                return fit_blocks(quantizer, weight, self.importance(name))
-            factors = self._awq_factors(name, quantizer, weight)
-            largest = None if rotated else self._largest(name, quantizer)
-            return fit_weight(quantizer, weight, self._moments(name), factors, rotated, largest)
-
-        key = ("weight", name, expert, quantizer, rotated)
+        key = self._key(name, scheme, expert)
         if self._keep is None or key in self._fitted:
-            return self._once(key, fitted)
-        found = fitted()
-        searched = quantizer.blocks or quantizer.rule in ("mse", "output")
-        if searched and self._kept + found.bytes <= self._keep:
+            return self._once(key, lambda: self._fit(name, scheme, weight, weight, expert))
+        found = self._fit(name, scheme, weight, weight, expert)
+        if _is_searched(quantizer) and not self._full:
+            self._full = self._kept + found.bytes > self._keep
+        if _is_searched(quantizer) and not self._full:
             self._kept += found.bytes
             self._fitted[key] = found
         return found
+
+    def by_rows(
+        self, name: str, schemes: Sequence[Scheme], weight: torch.Tensor, expert: int | None
+    ) -> Callable[[int, int], list[FakeQuantizer | None]]:
+        """How schemes store rows of the weight of a site, from one to another, whole blocks of all; None: as they are.
+
+        Where scales aren't kept, no more than these rows are looked at, once for all schemes, but for the few schemes
+        whose fit is of the whole weight.
+        """
+
+        def is_whole(scheme: Scheme) -> bool:
+            kept = self._keep is None or self._key(name, scheme, expert) in self._fitted
+            searched = scheme.weight is not None and _is_searched(scheme.weight) and not self._full
+            return scheme.weight is None or scheme.transform != "none" or kept or searched
+
+        whole = {each.name: self.weight(name, each, weight, expert) for each in schemes if is_whole(each)}
+
+        def of(start: int, stop: int) -> list[FakeQuantizer | None]:
+            piece = weight[start:stop]
+            extremes = Extremes(piece)
+
+            def stored(scheme: Scheme) -> FakeQuantizer | None:
+                if scheme.name not in whole:
+                    return self._fit(name, scheme, weight, piece, expert, extremes)
+                found = whole[scheme.name]
+                return None if found is None else found.of_rows(start, stop)
+
+            return [stored(scheme) for scheme in schemes]
+
+        return of
+
+    def _key(self, name: str, scheme: Scheme, expert: int | None) -> tuple[object, ...]:
+        return "weight", name, expert, scheme.weight, scheme.transform == "hadamard"
+
+    def _fit(
+        self,
+        name: str,
+        scheme: Scheme,
+        weight: torch.Tensor,
+        piece: torch.Tensor,
+        expert: int | None,
+        extremes: Extremes | None = None,
+    ) -> FakeQuantizer:
+        """How a scheme stores a piece of a weight: all of it, or some rows with their extremes."""
+        quantizer, rotated = scheme.weight, scheme.transform == "hadamard"
+        assert quantizer is not None
+        if quantizer.blocks:
+            return fit_blocks(quantizer, piece, self.importance(name))
+        factors = self._awq_factors(name, quantizer, weight)
+        largest = None if rotated else self._largest(name, quantizer)
+        if largest is None and piece is not weight and _is_whole(quantizer):
+            largest = self._once(("largest", name, expert), lambda: weight.abs().amax().reshape(1, 1))
+        return fit_weight(quantizer, piece, self._moments(name), factors, rotated, largest, extremes)
 
     def values(self, name: str, scheme: Scheme, part: str = "") -> FakeQuantizer | None:
         """How a scheme stores the values of a site, of a cache its keys, values or ``queries``; None: as they are."""
@@ -129,7 +177,7 @@ class QParams:
     def _largest(self, name: str, quantizer: Quantizer) -> torch.Tensor | None:
         """Largest magnitude of all weights of a product, [1, 1]; None where they share no scale."""
         group = self._fused.get(name, (name,))
-        if len(group) == 1 or not (quantizer.per == "tensor" or quantizer.scale_format == "float8_e4m3fn"):
+        if len(group) == 1 or not _is_whole(quantizer):
             return None
         whole = (weight.abs().amax() for each in group for weight in self._weights[each].values())
         return self._once(("largest", group), lambda: torch.stack(list(whole)).amax().reshape(1, 1))
@@ -153,6 +201,16 @@ class QParams:
         if key not in self._fitted:
             self._fitted[key] = make()
         return self._fitted[key]
+
+
+def _is_searched(quantizer: Quantizer) -> bool:
+    """Whether a weight's scales take more than one look at it."""
+    return bool(quantizer.blocks) or quantizer.rule in ("mse", "output")
+
+
+def _is_whole(quantizer: Quantizer) -> bool:
+    """Whether there is a scale of the whole tensor."""
+    return quantizer.per == "tensor" or quantizer.scale_format == "float8_e4m3fn"
 
 
 def _some(held: Mapping[int | None, torch.Tensor]) -> list[int | None]:

@@ -25,6 +25,8 @@ _Changes = dict[object, tuple[FakeQuantizer, torch.Tensor]]
 
 _AT_ONCE = 1 << 22
 """Elements of weights' gradients, and of their changes, that are held at once; but no fewer rows than _BLOCK."""
+_CACHED = 1 << 18
+"""Elements of a weight that are looked at together, for a core's cache to hold what is made of them; _BLOCK rows."""
 _LARGE = 1 << 18
 """Elements of a weight whose products leave the heap worth giving back."""
 _BLOCK = 128
@@ -85,8 +87,8 @@ class Sensitivity:
             weight, schemes = read(), self._schemes(owner)
             gx = g @ weight
             qparams = self._qparams
-            weights = {perturbations_of(s)[0]: qparams.weight(owner, s, weight, expert) for s in schemes if s.weight}
-            self._on_weight(owner, weights, x, weight, g, rows)
+            weights = {perturbations_of(s)[0]: s for s in schemes if s.weight}
+            self._on_weight(owner, weights, x, weight, expert, g, rows)
             inputs = {perturbations_of(s)[-1]: qparams.input(owner, s, weight, expert) for s in schemes if s.activation}
             self._on_values(owner, inputs, x, gx, rows)
             for suffix in SPLITS:
@@ -223,24 +225,29 @@ class Sensitivity:
     def _on_weight(
         self,
         name: str,
-        menu: Mapping[Perturbation, FakeQuantizer | None],
+        menu: Mapping[Perturbation, Scheme],
         x: torch.Tensor,
         weight: torch.Tensor,
+        expert: int | None,
         g: torch.Tensor,
         rows: Rows,
     ) -> None:
         """<g_b' x_b, change of the weight> for every sequence b."""
-        wanted = [(part, stored) for part, stored in menu.items() if stored is not None]
-        if not wanted:
+        if not menu:
             return
         turns, mine = self._rows_in_turn(weight)
+        fitted = self._qparams.by_rows(name, list(menu.values()), weight, expert)
         for start, stop in mine:
             piece = weight[start:stop]
             gradients = self._gradients(x, g[..., start:stop], rows).permute(1, 2, 0)
+            forms = zip(menu, fitted(start, stop), strict=True)
+            wanted = [(part, stored) for part, stored in forms if stored is not None]
             step = max(_AT_ONCE // max(piece.numel(), 1), 1)
             for first in range(0, len(wanted), step):
                 some = wanted[first : first + step]
-                changes = torch.stack([self._change(stored.of_rows(start, stop), piece) for _, stored in some], 1)
+                changes = piece.new_empty(len(piece), len(some), piece.shape[-1])
+                for place, (_, stored) in enumerate(some):
+                    changes[:, place] = self._change(stored, piece)
                 products = (changes @ gradients).mul_(turns**0.5)
                 sums, squares = products.sum(0).cpu(), products.square_().sum(0).cpu()
                 for (part, _), each, square in zip(some, sums, squares, strict=True):
@@ -308,13 +315,15 @@ class _Passed(torch.autograd.Function):
 
 def _some_rows(weight: torch.Tensor, batch: int = 1) -> Iterator[tuple[int, int]]:
     """Ranges of rows of a weight [N, K] whose gradients, of so many sequences, are few enough to be held."""
-    count = max(_AT_ONCE // max(batch * weight.shape[-1], 1) // _BLOCK, 1) * _BLOCK
+    most = min(_AT_ONCE // batch, _CACHED)
+    count = max(most // max(weight.shape[-1], 1) // _BLOCK, 1) * _BLOCK
     return ((start, min(start + count, weight.shape[0])) for start in range(0, weight.shape[0], count))
 
 
 def change_of(stored: FakeQuantizer, x: torch.Tensor) -> torch.Tensor:
     """What storing changes in a tensor."""
-    return stored(x) - x
+    found = stored(x)
+    return found - x if found is x else found.sub_(x)
 
 
 def _identity(stored: FakeQuantizer) -> object:

@@ -12,7 +12,7 @@ import torch
 from assay.precision.schemes.ggml import pack, rounded, unpack
 from assay.precision.schemes.quantizer import Quantizer
 from assay.precision.schemes.scheme import Scheme
-from assay.precision.schemes.storage import Scales, divisor_of, grouped, scales_of, store
+from assay.precision.schemes.storage import Extremes, Scales, divisor_of, grouped, scales_of, store
 
 _CLIPS = tuple(1.0 - 0.04 * step for step in range(11))
 """Shares of the largest magnitude that a searched scale may cover."""
@@ -62,7 +62,7 @@ class FakeQuantizer:
         if self.rotated:
             return _rotate(self._stored(_rotate(x)))
         if self.columns is not None:
-            return self._stored(x * self.columns) / self.columns
+            return self._stored(x * self.columns).div_(self.columns)
         return self._stored(x)
 
     @property
@@ -162,12 +162,15 @@ def fit_weight(
     factors: torch.Tensor | None = None,
     rotated: bool = False,
     largest: torch.Tensor | None = None,
+    extremes: Extremes | None = None,
 ) -> FakeQuantizer:
     """How a weight [N, K] or [E, N, K] is stored: scales by the quantizer's rule, weighted by its input where known.
 
     factors: on its columns, for a quantizer with the rule "awq". largest: magnitude of all weights that share the
-    scale of a tensor with this one, [1, 1]; None: it has its own.
+    scale of a tensor with this one, [1, 1]; None: it has its own. extremes: of the weight, where others ask for
+    them too.
     """
+    found = extremes or weight
     if quantizer.per == "element":
         return FakeQuantizer(quantizer)
     if rotated:
@@ -175,10 +178,9 @@ def fit_weight(
     if largest is not None and quantizer.per == "tensor":
         return FakeQuantizer(quantizer, scales_of(largest, quantizer))
     if largest is not None:
-        return FakeQuantizer(quantizer, scales_of(weight, quantizer, divisor=divisor_of(largest, quantizer)))
+        return FakeQuantizer(quantizer, scales_of(found, quantizer, divisor=divisor_of(largest, quantizer)))
     if quantizer.rule in ("absmax", "awq") or (seen is None and quantizer.rule != "mse"):
-        columns = None if factors is None else weight * factors
-        return FakeQuantizer(quantizer, scales_of(weight if columns is None else columns, quantizer), factors)
+        return FakeQuantizer(quantizer, scales_of(found if factors is None else weight * factors, quantizer), factors)
     importance = seen.square if quantizer.rule == "output" and seen is not None else None
     return FakeQuantizer(quantizer, _clipped(quantizer, weight, importance))
 

@@ -15,15 +15,16 @@ _CASTS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float8_e5m2": t
 """Formats whose casts are one rounding from float32, and fast; e4m3's is slow on a CPU."""
 
 
-def round_element(x: torch.Tensor, target: Format) -> torch.Tensor:
+def round_element(x: torch.Tensor, target: Format, *, over: bool = False) -> torch.Tensor:
     """x (float32, any shape) rounded to the nearest value of ``target`` (ties to even), as float32.
 
-    16-bit formats and e5m2 overflow to infinity as their casts do; others expect x within their range.
+    16-bit formats and e5m2 overflow to infinity as their casts do; others expect x within their range. over: x may be
+    written over.
     """
     if target.kind == "integer":
-        return x.round()
+        return x.round_() if over else x.round()
     if target.name in _CASTS:
-        return x.to(_CASTS[target.name]).to(torch.float32)
+        return x.copy_(x.to(_CASTS[target.name])) if over else x.to(_CASTS[target.name]).to(torch.float32)
     if target.name == "float32":
         return x
     if target.name == "tf32":
@@ -47,13 +48,13 @@ def _codebook(target: Format, device: torch.device) -> tuple[torch.Tensor, torch
 def _tf32(x: torch.Tensor) -> torch.Tensor:
     """To 10 stored significand bits, in integers: half of the last place less one, plus that place's own bit."""
     bits = x.contiguous().view(torch.int32)
-    rounded = (bits + 0x0FFF + ((bits >> 13) & 1)) & ~0x1FFF
-    return torch.where(x.isfinite(), rounded.view(torch.float32), x)
+    rounded = (bits >> 13).bitwise_and_(1).add_(0x0FFF).add_(bits).bitwise_and_(~0x1FFF)
+    return rounded.view(torch.float32).add_(x.clamp(0.0, 0.0)).copysign_(x)  # what is added is zero, or NaN
 
 
 def _by_binade(x: torch.Tensor, target: Format) -> torch.Tensor:
     """One addition rounds where the format ends: see `formats.rounding`, here with float32's 24 digits."""
     exponent = x.contiguous().view(torch.int32) & 0x7F800000
-    exponent = exponent.clamp((target.min_exponent + 127) << 23, (target.max_exponent + 127) << 23)
-    magic = exponent.view(torch.float32) * (1.5 * 2.0 ** (24 - target.precision))
+    exponent.clamp_((target.min_exponent + 127) << 23, (target.max_exponent + 127) << 23)
+    magic = exponent.view(torch.float32).mul_(1.5 * 2.0 ** (24 - target.precision))
     return (x + magic).sub_(magic).copysign_(x)

@@ -4,6 +4,7 @@ The arithmetic is that of compressed-tensors and torchao, in float32: codes are 
 the value is (code - zero) * scale. So what is simulated here is bit for bit what a checkpoint holds.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,11 @@ from assay.precision.schemes.rounding import round_element
 
 _E4M3 = format_named("float8_e4m3fn")
 _TINY = torch.finfo(torch.float32).tiny
+_STEP = 16
+"""Columns of the smallest groups of any scheme."""
+
+Reduce = Callable[..., torch.Tensor]
+"""torch.amin or torch.amax."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +34,21 @@ class Scales:
     """NVFP4's scale of the tensor, in the convention of compressed-tensors: 448 * 6 / largest magnitude."""
 
 
-def grouped(x: torch.Tensor, quantizer: Quantizer) -> tuple[torch.Tensor, tuple[int, ...]]:
+def grouped(x: torch.Tensor, quantizer: Quantizer, within: int = 1) -> tuple[torch.Tensor, tuple[int, ...]]:
     """x laid out so that one axis or two hold what shares a scale, and these axes: its values keep their order.
 
     Rows: [..., K] itself. Groups: [..., K/size, size]. Blocks: [..., N/size, size, K/size, size], padded with zeros.
-    Raises WrongShape if a group size doesn't divide K.
+    within: how many columns of the tensor each of x stands for. Raises WrongShape if a group size doesn't divide K.
     """
-    size = quantizer.size
+    rows, columns = quantizer.size, quantizer.size // within
     if quantizer.per == "group":
-        if x.shape[-1] % size:
-            raise WrongShape(f"expected rows of a multiple of {size} elements, got {x.shape[-1]}: take another scheme")
-        return torch.unflatten(x, -1, (-1, size)), (-1,)
+        if x.shape[-1] % columns:
+            raise WrongShape(f"expected rows of a multiple of {rows} elements, got {x.shape[-1]}: take another scheme")
+        return torch.unflatten(x, -1, (-1, columns)), (-1,)
     if quantizer.per == "block":
-        pad = (0, -x.shape[-1] % size, 0, -x.shape[-2] % size)
+        pad = (0, -x.shape[-1] % columns, 0, -x.shape[-2] % rows)
         padded = torch.nn.functional.pad(x, pad) if any(pad) else x
-        return torch.unflatten(torch.unflatten(padded, -1, (-1, size)), -3, (-1, size)), (-3, -1)
+        return torch.unflatten(torch.unflatten(padded, -1, (-1, columns)), -3, (-1, rows)), (-3, -1)
     # Experts stand along the first dimension of a weight of three: each has scales of its own.
     return x, ((-1,) if quantizer.per == "row" else tuple(range(x.dim())))
 
@@ -56,8 +62,41 @@ def _restored(laid: torch.Tensor, shape: torch.Size, quantizer: Quantizer) -> to
     return laid
 
 
+class Extremes:
+    """The extreme values of a tensor's rows in steps of a few columns, from which those of any grouping are taken: for
+    several quantizers of one weight."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+        self._fine: dict[tuple[Reduce, bool], torch.Tensor] = {}
+
+    def of(self, quantizer: Quantizer, reduce: Reduce, *, magnitudes: bool = False) -> torch.Tensor:
+        """As `_extreme`."""
+        if self.x.shape[-1] % _STEP or quantizer.size % _STEP:
+            return _extreme(self.x, quantizer, reduce, magnitudes=magnitudes)
+        key = reduce, magnitudes
+        if key not in self._fine:
+            steps = torch.unflatten(self.x.abs() if magnitudes else self.x, -1, (-1, _STEP))
+            self._fine[key] = reduce(steps, -1)
+        laid, axes = grouped(self._fine[key], quantizer, _STEP)
+        return reduce(laid, axes, keepdim=True)
+
+
+def _extreme(
+    x: torch.Tensor | Extremes, quantizer: Quantizer, reduce: Reduce, *, magnitudes: bool = False
+) -> torch.Tensor:
+    """The extreme values, or magnitudes, of what shares a scale, as `grouped` lays it out."""
+    if isinstance(x, Extremes):
+        return x.of(quantizer, reduce, magnitudes=magnitudes)
+    laid, axes = grouped(x, quantizer)
+    return reduce(laid.abs() if magnitudes else laid, axes, keepdim=True)
+
+
 def scales_of(
-    x: torch.Tensor, quantizer: Quantizer, shrink: torch.Tensor | float = 1.0, divisor: torch.Tensor | None = None
+    x: torch.Tensor | Extremes,
+    quantizer: Quantizer,
+    shrink: torch.Tensor | float = 1.0,
+    divisor: torch.Tensor | None = None,
 ) -> Scales:
     """Scales by the largest magnitude (or range) of what shares one, times ``shrink`` (float32, broadcasts).
 
@@ -68,14 +107,13 @@ def scales_of(
     brings the largest magnitude into the element's last binade (OCP MX 1.0, 6.3), one more where it would round past
     the largest value. NVFP4: e4m3 scales of groups, times a scale of the tensor that brings the largest of them to 448.
     """
-    laid, axes = grouped(x, quantizer)
     low, high = quantizer.element.lowest, quantizer.element.largest
     if not quantizer.symmetric:
-        least = laid.amin(axes, keepdim=True).clamp(max=0.0) * shrink
-        most = laid.amax(axes, keepdim=True).clamp(min=0.0) * shrink
+        least = _extreme(x, quantizer, torch.amin).clamp(max=0.0) * shrink
+        most = _extreme(x, quantizer, torch.amax).clamp(min=0.0) * shrink
         scale = _held((most - least) / (high - low), quantizer)
         return Scales(scale, (low - least / scale).round().clamp(low, high))
-    largest = laid.abs().amax(axes, keepdim=True) * shrink
+    largest = _extreme(x, quantizer, torch.amax, magnitudes=True) * shrink
     if quantizer.scale_format == "float8_e8m0fnu":
         return Scales(_power_of_two(largest, quantizer))
     scale = largest / ((high - low) / 2)
@@ -114,13 +152,13 @@ def codes_of(x: torch.Tensor, quantizer: Quantizer, scales: Scales) -> torch.Ten
     scaled = laid / scales.scale
     if scales.zero is not None:
         scaled += scales.zero
-    return round_element(scaled.clamp_(quantizer.element.lowest, quantizer.element.largest), quantizer.element)
+    scaled.clamp_(quantizer.element.lowest, quantizer.element.largest)
+    return round_element(scaled, quantizer.element, over=True)
 
 
 def values_of(codes: torch.Tensor, quantizer: Quantizer, scales: Scales, shape: torch.Size) -> torch.Tensor:
     """The values (float32, of ``shape``) that codes stand for."""
-    laid = (codes if scales.zero is None else codes - scales.zero) * scales.scale
-    return _restored(laid, shape, quantizer)
+    return _restored((codes if scales.zero is None else codes - scales.zero) * scales.scale, shape, quantizer)
 
 
 def store(x: torch.Tensor, quantizer: Quantizer, scales: Scales | None = None) -> torch.Tensor:
@@ -131,4 +169,7 @@ def store(x: torch.Tensor, quantizer: Quantizer, scales: Scales | None = None) -
     if quantizer.per == "element":
         return round_element(x, quantizer.element)
     chosen = scales if scales is not None else scales_of(x, quantizer)
-    return values_of(codes_of(x, quantizer, chosen), quantizer, chosen, x.shape)
+    values = codes_of(x, quantizer, chosen)  # in place: memory takes longer than arithmetic
+    if chosen.zero is not None:
+        values -= chosen.zero
+    return _restored(values.mul_(chosen.scale), x.shape, quantizer)
