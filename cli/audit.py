@@ -195,9 +195,10 @@ def audit(
         front = found.pareto(effort.points)
         found.seconds["choosing"] = time.monotonic() - began
         began = time.monotonic()
-        for place, (*_, assignment) in enumerate(front):
-            assignment.measured = found.measure(assignment)
-            stages("measuring the front", place + 1, len(front))
+        stages("measuring the front", 0, 1)
+        for (*_, assignment), error in zip(front, found.measure_together([each[-1] for each in front]), strict=True):
+            assignment.measured = error
+        stages("measuring the front", 1, 1)
         found.seconds["measuring"] += time.monotonic() - began
         curve = over_positions(found, chosen, loaded, check or text, context)
     if kept.reused:

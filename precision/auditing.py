@@ -27,7 +27,7 @@ from assay.precision.observation.qparams import QParams
 from assay.precision.observation.running import in_float32, normalised
 from assay.precision.observation.sites import Site
 from assay.precision.prediction.calibration import UNCALIBRATED
-from assay.precision.prediction.measuring import Part, agreement, measured, part_of
+from assay.precision.prediction.measuring import Measuring, Part, part_of
 from assay.precision.prediction.positions import Curve, measured_over
 from assay.precision.prediction.predictor import Predictor
 from assay.precision.prediction.products import AGAIN, differentiate
@@ -38,6 +38,7 @@ from assay.precision.prediction.trials import (
     Trial,
     calibrated,
     checked_alone,
+    doubted,
     random_assignment,
     renewed,
     tried,
@@ -117,12 +118,13 @@ class Audit:
             served = target_named(target).served
             served = served if apart is None else replace(served, apart=apart)
             self.observed = observe(self.model, self.batches, self.metric, schemes, self._steps("looking"), served)
-            self._chosen_on = Part("choice", self.batches, self.observed.references, self.observed.shares)
-            self.judged_on = self._chosen_on
+            part = Part("choice", self.batches, self.observed.references, self.observed.shares)
+            self.chosen_on = self.judged_on = Measuring(self.model, part, self.metric, self.observed, kept)
             if self.check is not None:
-                self.judged_on = part_of(self.model, self.check, self.metric, "check")
+                part = part_of(self.model, self.check, self.metric, "check")
+                self.judged_on = Measuring(self.model, part, self.metric, self.observed, kept)
         with self._timed("predicting"):
-            others = OtherSequences(self._chosen_on.weights, len(self.judged_on.weights)) if check else None
+            others = OtherSequences(self.chosen_on.part.weights, len(self.judged_on.part.weights)) if check else None
             self.predictor = Predictor(self.observed, self.metric, self._differentiated(), others=others)
             """What is predicted from; another one each time that something is learnt."""
         self.observed = self.observed.without_gradient(without_gradient(self.predictor, self.trial))
@@ -166,17 +168,21 @@ class Audit:
     def measure(self, assignment: Mapping[str, str]) -> MeasuredError:
         """The error with that assignment simulated, over the held-out batches where there are any: a float with
         ``low`` and ``high``, its 95 % interval over sequences; not finite where the model breaks."""
-        return self._measured(self.judged_on, self.checked(assignment))
+        return self.judged_on.error(self.checked(assignment))
+
+    def measure_together(self, assignments: Sequence[Mapping[str, str]]) -> list[MeasuredError]:
+        """The same of several, which run side by side."""
+        self.judged_on.ahead([self.checked(each) for each in assignments])
+        return [self.measure(each) for each in assignments]
 
     def trial(self, assignment: Mapping[str, str]) -> MeasuredError:
         """The same over ``batches``, by which is calibrated and chosen."""
-        return self._measured(self._chosen_on, self.checked(assignment))
+        return self.chosen_on.error(self.checked(assignment))
 
     def agreement(self, assignment: Mapping[str, str]) -> float | None:
         """The share of tokens (of a classifier, of sequences) of which the most likely one stays the same, over what
         `measure` is over; None for metrics whose outputs have none."""
-        chosen = self.checked(assignment)
-        return agreement(self.model, self.judged_on, self.metric, self.observed, chosen, self._cache)
+        return self.judged_on.agreement(self.checked(assignment))
 
     def positions(self, assignment: Mapping[str, str], batches: Sequence[Any]) -> Curve:
         """The error over positions of long sequences. Raises BadAssignment, NoData, WrongShape as `measured_over`."""
@@ -233,7 +239,7 @@ class Audit:
     @cached_property
     def noise_floor(self) -> MeasuredError:
         """The error with every site rounded to bfloat16: below it, what runs in 16 bits can't be told apart."""
-        return self._measured(self.judged_on, dict.fromkeys(self.observed.cast, "bf16"))
+        return self.judged_on.error(dict.fromkeys(self.observed.cast, "bf16"))
 
     def reliability(self, assignment: Mapping[str, str]) -> list[str]:
         """`precision.reliability` of an assignment."""
@@ -261,14 +267,19 @@ class Audit:
             self._progress("measuring", min(done, total - 1), total)
 
         with self._timed("measuring"):
-            if not self.measured:
-                self.predictor, self.alone = checked_alone(self.predictor, self.trial, count // 2, count, step)
-                front = Recommender(self.predictor, self.trial, self.roofline).front(best)
-                self.chosen = tried(self.predictor, self.trial, filter(None, front), step)
+            first = not self.measured
+            if first:
+                schemes = doubted(self.predictor, count // 2, count)
+                self.chosen_on.ahead([{site: scheme} for site, scheme in schemes], step)
+                self.predictor, self.alone = checked_alone(self.predictor, self.trial, schemes)
             draws = (random.Random(f"{self._seed} {place}") for place in range(len(self.measured), count))
             kinds = ((draw, *draw.choice(KINDS)) for draw in draws)
-            drawn = (random_assignment(self.predictor, draw, share, fine=fine) for draw, share, fine in kinds)
-            self.measured += tried(self.predictor, self.trial, drawn, step)
+            drawn = [random_assignment(self.predictor, draw, share, fine=fine) for draw, share, fine in kinds]
+            front = Recommender(self.predictor, self.trial, self.roofline).front(best) if first else []
+            front = [assignment for assignment in front if assignment]
+            self.chosen_on.ahead([*front, *drawn], step)
+            self.chosen += tried(self.predictor, self.trial, front)
+            self.measured += tried(self.predictor, self.trial, drawn)
         self._progress("measuring", total, total)
         self.predictor = self._refitted(self.predictor)
 
@@ -313,10 +324,7 @@ class Audit:
         spread = relative_spread(
             [pair.measured for _, pair in self.measured if isinstance(pair.measured, MeasuredError)]
         )
-        return spread * math.sqrt(sum(1 / len(part.weights) for part in (self._chosen_on, self.judged_on)))
-
-    def _measured(self, part: Part, assignment: Mapping[str, str]) -> MeasuredError:
-        return measured(self.model, part, self.metric, self.observed, assignment, self._cache)
+        return spread * math.sqrt(sum(1 / len(each.part.weights) for each in (self.chosen_on, self.judged_on)))
 
     def _differentiated(self) -> QuadraticForm:
         """The form, from forward and backward passes of each batch, or from the cache."""

@@ -57,8 +57,10 @@ def baselines(
         raise BadAssignment("expected an assignment that was measured, as `recommend` gives it: set its `measured`")
     found: list[Baseline] = []
     seen: list[Mapping[str, str]] = []
-    for name, assignment in _recipes(audit, fixed, caches):
-        if assignment and assignment not in seen:
+    recipes = [(name, assignment) for name, assignment in _recipes(audit, fixed, caches) if assignment]
+    audit.measure_together([assignment for _, assignment in recipes])
+    for name, assignment in recipes:
+        if assignment not in seen:
             seen.append(assignment)
             found.append(_beside(audit, chosen, reference, name, assignment, max_error))
     gap = difference(audit.noise_floor, reference)

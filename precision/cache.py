@@ -34,7 +34,7 @@ class Cache:
         self.folder = Path(folder)
         self.fingerprint = fingerprint
         self.reused = 0
-        """How often an error that an earlier audit measured was asked for."""
+        """How many errors that an earlier audit measured were asked for."""
         self._fresh = fresh
         self._errors = {} if fresh else self._read()
         self._earlier = set(self._errors)

@@ -25,7 +25,6 @@ from assay.precision.export.gguf.types import kinds_of, types_in
 from assay.precision.export.manifest import RECORD
 from assay.precision.loading.quiet import quiet
 from assay.precision.observation.streaming import device_of, streamed_parameters
-from assay.precision.prediction.measuring import measured_of
 from assay.precision.sampling import MeasuredError
 from assay.precision.schemes.ggml import block_types
 from assay.runtime.errors import AssayError, first_line
@@ -91,7 +90,7 @@ def reloaded(audit: Audit, part: Part) -> Reloaded | None:
         if streamed_parameters(audit.model):
             raise CannotExport("it is loaded beside a model in memory, and weights of this one are read as they pass")
         model = load(audit, part)
-        error = measured_of(model, audit.judged_on, audit.metric, audit.model, audit.observed)
+        error = audit.judged_on.error_of(model)
     except (AssayError, AssertionError, OSError, ValueError, TypeError, KeyError, RuntimeError) as refused:
         return Reloaded(reader, None, *about, first_line(refused))
     return Reloaded(reader, error, *about)

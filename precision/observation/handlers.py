@@ -32,7 +32,7 @@ def traced(model: torch.nn.Module, visitor: Visitor) -> Iterator[Tracer]:
 
 
 def _enter(tracer: Tracer, name: str, module: torch.nn.Module) -> Callable[..., Any]:
-    norm = _is_norm(module)
+    norm = is_norm(module)
 
     def enter(_module: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tracer.path.append(name)
@@ -45,7 +45,7 @@ def _enter(tracer: Tracer, name: str, module: torch.nn.Module) -> Callable[..., 
 
 
 def _leave(tracer: Tracer, name: str, module: torch.nn.Module) -> Callable[..., Any]:
-    suffix = "output" if _is_norm(module) else "residual" if _is_layer(name, module) else None
+    suffix = "output" if is_norm(module) else "residual" if is_layer(name, module) else None
 
     def leave(_module: object, _args: object, output: Any) -> Any:
         tracer.path.pop()
@@ -62,11 +62,11 @@ def _leave(tracer: Tracer, name: str, module: torch.nn.Module) -> Callable[..., 
     return leave
 
 
-def _is_norm(module: torch.nn.Module) -> bool:
+def is_norm(module: torch.nn.Module) -> bool:
     return type(module).__name__.endswith("Norm") or isinstance(module, torch.nn.LayerNorm | torch.nn.RMSNorm)
 
 
-def _is_layer(name: str, module: torch.nn.Module) -> bool:
+def is_layer(name: str, module: torch.nn.Module) -> bool:
     """Whether a module is one of a stack of layers: numbered, and with modules of its own."""
     return name.rpartition(".")[2].isdecimal() and any(module.children())
 

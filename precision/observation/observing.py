@@ -21,12 +21,10 @@ from assay.precision.observation.sites import Observer, Site, Statistics
 from assay.precision.observation.streaming import Weights, streamed_parameters
 from assay.precision.observation.unaudited import Unaudited, unaudited
 from assay.precision.schemes import SCHEMES, scheme_named
+from assay.runtime.shelf import Shelf
 
 _SAME = 1e-3
 """Relative difference of outputs that summation in another order may make."""
-
-KEPT = 256 << 20
-"""Bytes of reference outputs that are kept rather than computed again for every measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +45,8 @@ class Observed:
     """What passed each site, by its name and the part of it: keys or values of a cache, mostly empty."""
     weights: Mapping[str, Weights]
     qparams: QParams
-    references: list[torch.Tensor] | None
-    """The outputs that are compared, one a batch; None: too large to be kept."""
+    references: Shelf
+    """The outputs that are compared, one a batch."""
     shares: np.ndarray
     """[N]: what the metric's sums over sequences are divided by, what each sequence adds to that."""
     sequences: int
@@ -141,8 +139,7 @@ def observe(
     nothing, UnknownOption where no format may stand at any site.
     """
     observer = Observer(model, served)
-    references: list[torch.Tensor] = []
-    size = 0
+    references = Shelf()
     shares: list[np.ndarray] = []
     ran: set[str] = set()
     given: set[int] = set()
@@ -156,9 +153,7 @@ def observe(
         shares.append(metric.weights(reference, mapping(batch)).numpy(force=True))
         if not bool(metric.compared(reference, mapping(batch)).isfinite().all()):
             raise BadModel(f"expected finite outputs, got NaN or infinities for batch {index}: check model and inputs")
-        size += reference.numel() * reference.element_size()
-        if size <= KEPT:
-            references.append(reference)
+        references.put(reference)
         done(index + 1)
     if not sum(float(each.sum()) for each in shares) > 0:
         raise NoData(
@@ -196,7 +191,7 @@ def observe(
             observer.fused(),
             keep=_scales_kept(model),
         ),
-        references=references if size <= KEPT else None,
+        references=references,
         shares=np.concatenate(shares),
         sequences=sum(map(batch_size, batches)),
         modules=tuple(name for name, _ in model.named_modules()),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,13 @@ from assay.precision.cache import Cache
 from assay.precision.errors import BadModel, NoData
 from assay.precision.metrics import Metric
 from assay.precision.observation.handlers import traced
-from assay.precision.observation.observing import KEPT, Observed
+from assay.precision.observation.observing import Observed
 from assay.precision.observation.running import call, evaluating, mapping
 from assay.precision.observation.sites import Observer
-from assay.precision.prediction.simulation import simulated
+from assay.precision.prediction.abreast import passes, run_abreast
+from assay.precision.prediction.chain import Chain, chain_of
 from assay.precision.sampling import MeasuredError
+from assay.runtime.shelf import Shelf
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +30,8 @@ class Part:
     name: str
     """What a cache knows it by."""
     batches: Sequence[Any]
-    references: list[torch.Tensor] | None
-    """The outputs that are compared, one a batch; None: too large to be kept."""
+    references: Shelf
+    """The outputs that are compared, one a batch."""
     weights: np.ndarray
     """[N]: what each sequence's distance is divided by, float64."""
 
@@ -38,92 +41,107 @@ def part_of(model: torch.nn.Module, batches: Sequence[Any], metric: Metric, name
 
     Raises BadModel for outputs that aren't finite, NoData where the metric compares nothing.
     """
-    references: list[torch.Tensor] = []
-    weights, size = [], 0
+    references, weights = Shelf(), []
     for index, batch in enumerate(batches):
         with torch.no_grad(), evaluating(model), traced(model, Observer(model)):
             reference = metric.output(call(model, batch), mapping(batch))
         if not bool(metric.compared(reference, mapping(batch)).isfinite().all()):
             raise BadModel(f"expected finite outputs, got NaN or infinities for batch {index} of {name}: check inputs")
         weights.append(metric.weights(reference, mapping(batch)).numpy(force=True))
-        size += reference.numel() * reference.element_size()
-        if size <= KEPT:
-            references.append(reference)
+        references.put(reference)
     whole = np.concatenate(weights)
     if not whole.sum() > 0:
         raise NoData(f"expected outputs to compare in {name}, got none but padding or zeros: check attention_mask")
-    return Part(name, batches, references if size <= KEPT else None, whole)
+    return Part(name, batches, references, whole)
 
 
-def measured(
-    model: torch.nn.Module,
-    part: Part,
-    metric: Metric,
-    observed: Observed,
-    assignment: Mapping[str, str],
-    cache: Cache | None = None,
-) -> MeasuredError:
-    """The metric over a part with an assignment simulated, or from the cache; not finite where the model breaks."""
-    distances = _by_sequence(model, part, metric, observed, assignment, cache)
-    return MeasuredError.of(distances, part.weights, metric.power)
+class Measuring:
+    """What is measured over a part; nothing is measured twice.
 
+    cache: where what an earlier audit measured is, and this one's goes.
+    """
 
-def measured_of(
-    other: torch.nn.Module, part: Part, metric: Metric, model: torch.nn.Module, observed: Observed
-) -> MeasuredError:
-    """The metric over a part of another model of the same inputs, such as an export of ``model`` that was loaded."""
-    found = []
-    for index, batch in enumerate(part.batches):
-        reference = _reference(model, part, metric, observed, index)
-        with torch.no_grad(), evaluating(other):
-            output = metric.output(call(other, batch), mapping(batch))
-        found.append(torch.as_tensor(metric.compare(reference, output, mapping(batch))).numpy(force=True))
-    return MeasuredError.of(np.concatenate(found), part.weights, metric.power)
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        part: Part,
+        metric: Metric,
+        observed: Observed,
+        cache: Cache | None = None,
+    ) -> None:
+        self.model = model
+        self.part = part
+        self.metric = metric
+        self.passes = 0.0
+        """Forward passes that were run, apart from what comes before and after the blocks."""
+        self._observed = observed
+        self._cache = cache
+        self._known: dict[tuple[str, frozenset[tuple[str, str]]], np.ndarray] = {}
 
+    def error(self, assignment: Mapping[str, str]) -> MeasuredError:
+        """The metric with an assignment simulated; not finite where the model breaks."""
+        (distances,) = self._by_sequence([assignment])
+        return MeasuredError.of(distances, self.part.weights, self.metric.power)
 
-def agreement(
-    model: torch.nn.Module,
-    part: Part,
-    metric: Metric,
-    observed: Observed,
-    assignment: Mapping[str, str],
-    cache: Cache | None = None,
-) -> float | None:
-    """The share of positions at which the model's most likely token or class stays the same; None where the outputs
-    have none."""
-    if type(metric).agreeing is Metric.agreeing:
-        return None
-    same = _by_sequence(model, part, metric, observed, assignment, cache, agreeing=True)
-    return float(same.sum() / part.weights.sum())
+    def ahead(self, assignments: Sequence[Mapping[str, str]], done: Callable[[], None] = lambda: None) -> None:
+        """Measure assignments side by side, for whoever asks for each `error` later; ``done`` is called once each."""
+        self._by_sequence(assignments, done)
 
+    def agreement(self, assignment: Mapping[str, str]) -> float | None:
+        """The share of positions at which the model's most likely token or class stays the same; None where the
+        outputs have none."""
+        if type(self.metric).agreeing is Metric.agreeing:
+            return None
+        (same,) = self._by_sequence([assignment], agreeing=True)
+        return float(same.sum() / self.part.weights.sum())
 
-def _by_sequence(
-    model: torch.nn.Module,
-    part: Part,
-    metric: Metric,
-    observed: Observed,
-    assignment: Mapping[str, str],
-    cache: Cache | None,
-    agreeing: bool = False,
-) -> np.ndarray:
-    """Distances, or positions that agree, of each sequence, [N]: as the cache has them, or from a run."""
-    name = f"{part.name}: agreeing" if agreeing else part.name
-    if cache and (kept := cache.sequences(assignment, name)) is not None and len(kept) == len(part.weights):
-        return kept
-    found = []
-    for index, batch in enumerate(part.batches):
-        reference = _reference(model, part, metric, observed, index)
-        output = simulated(model, batch, metric, observed, assignment)
-        each = (metric.agreeing if agreeing else metric.compare)(reference, output, mapping(batch))
-        found.append(torch.as_tensor(each).numpy(force=True))
-    values = np.concatenate(found)
-    if cache:
-        cache.note(assignment, values, name)
-    return values
+    def error_of(self, other: torch.nn.Module) -> MeasuredError:
+        """The metric of another model of the same inputs, such as an export that was loaded."""
+        found = []
+        for index, batch in enumerate(self.part.batches):
+            with torch.no_grad(), evaluating(other):
+                output = self.metric.output(call(other, batch), mapping(batch))
+            compared = self.metric.compare(self.part.references[index], output, mapping(batch))
+            found.append(torch.as_tensor(compared).numpy(force=True))
+        return MeasuredError.of(np.concatenate(found), self.part.weights, self.metric.power)
 
+    @cached_property
+    def chain(self) -> Chain | None:
+        """The model as a chain of blocks over these batches; None where it isn't one."""
+        return chain_of(self.model, self.part.batches, self.metric)
 
-def _reference(model: torch.nn.Module, part: Part, metric: Metric, observed: Observed, index: int) -> torch.Tensor:
-    """What the model gives by itself for a batch of a part."""
-    if part.references is not None:
-        return part.references[index]
-    return simulated(model, part.batches[index], metric, observed, {})
+    def _by_sequence(
+        self,
+        assignments: Sequence[Mapping[str, str]],
+        done: Callable[[], None] = lambda: None,
+        *,
+        agreeing: bool = False,
+    ) -> list[np.ndarray]:
+        """Distances, or positions that agree, of each sequence, [N]: as they are known, or from a run."""
+        name = f"{self.part.name}: agreeing" if agreeing else self.part.name
+        keys = [(name, frozenset(each.items())) for each in assignments]
+        new: dict[tuple[str, frozenset[tuple[str, str]]], Mapping[str, str]] = {}
+        for key, assignment in zip(keys, assignments, strict=True):
+            kept = self._cache.sequences(assignment, name) if self._cache and key not in self._known else None
+            if kept is not None and len(kept) == len(self.part.weights):
+                self._known[key] = kept
+            if key in self._known or key in new:
+                done()
+            else:
+                new[key] = assignment
+        metric, part, runs = self.metric, self.part, list(new.values())
+        each: list[list[np.ndarray]] = [[] for _ in runs]
+
+        def found(number: int, batch: int, output: torch.Tensor) -> None:
+            compare = metric.agreeing if agreeing else metric.compare
+            values = compare(part.references[batch], output, mapping(part.batches[batch]))
+            each[number].append(torch.as_tensor(values).numpy(force=True))
+
+        if runs:
+            run_abreast(self.chain, self.model, part.batches, metric, self._observed, runs, found, done)
+            self.passes += passes(self.chain, self._observed, runs)
+        for key, assignment, values in zip(new, runs, each, strict=True):
+            self._known[key] = np.concatenate(values)
+            if self._cache:
+                self._cache.note(assignment, self._known[key], name)
+        return [self._known[key] for key in keys]

@@ -1,4 +1,6 @@
-"""An assignment simulated: weights, inputs and values replaced by what their schemes store; and its error measured."""
+"""An assignment simulated: weights, inputs and values replaced by what their schemes store."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +13,8 @@ from assay.precision.observation.handlers import traced
 from assay.precision.observation.observing import Observed
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.running import call, evaluating, mapping
-from assay.precision.observation.tracer import LookUp, Product, Tracer
+from assay.precision.observation.tracer import LookUp, Product, Tracer, Visitor
+from assay.precision.prediction.perturbations import Perturbation, perturbations_of
 from assay.precision.schemes import SCHEMES, Scheme, Split
 from assay.precision.schemes.rounding import round_element
 
@@ -20,14 +23,35 @@ SPLITS = (":all_reduce", ":accumulator")
 
 
 class Simulator:
-    """A visitor that runs a model as an assignment would have it: a dict of site names to schemes."""
+    """A visitor that runs a model as an assignment would have it: a dict of site names to schemes.
+
+    Weights are kept as the schemes store them, by what is stored: what takes another assignment later, or runs other
+    batches, has them.
+    """
 
     def __init__(self, assignment: Mapping[str, Scheme], qparams: QParams, tied: Mapping[str, str]) -> None:
         self._assignment = assignment
         self._qparams = qparams
         self._tied = tied
-        self._weights: dict[tuple[str, int | None], torch.Tensor] = {}
+        self._weights: dict[tuple[str, int | None, Perturbation], torch.Tensor] = {}
         self.tracer: Tracer | None = None
+        self.keeps_streamed = False
+        """Whether weights are kept too that are in memory only while their module runs."""
+
+    @classmethod
+    def of(cls, observed: Observed, assignment: Mapping[str, str]) -> Simulator:
+        """For a checked assignment of scheme names."""
+        simulator = cls({}, observed.qparams, observed.tied)
+        simulator.take(assignment)
+        return simulator
+
+    def take(self, assignment: Mapping[str, str]) -> None:
+        """Simulate another assignment, of scheme names, from now on."""
+        self._assignment = {name: SCHEMES[scheme] for name, scheme in assignment.items()}
+
+    def forget(self) -> None:
+        """Drop the weights that are kept."""
+        self._weights.clear()
 
     def linear(
         self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
@@ -55,14 +79,15 @@ class Simulator:
     def _weight(self, name: str, weight: torch.Tensor, expert: int | None) -> torch.Tensor:
         owner = self._tied.get(name, name)
         scheme = self._assignment.get(owner)
-        if scheme is None:
+        how = None if scheme is None else next((each for each in perturbations_of(scheme) if each[0] == "weight"), None)
+        if scheme is None or how is None:
             return weight
-        if (owner, expert) in self._weights:
-            return self._weights[owner, expert]
+        if (owner, expert, how) in self._weights:
+            return self._weights[owner, expert, how]
         of_weight = self._qparams.weight(owner, scheme, weight, expert)
         stored = weight if of_weight is None else of_weight(weight)
-        if self.tracer is None or self.tracer.streamed(weight) is None:
-            self._weights[owner, expert] = stored
+        if self.keeps_streamed or self.tracer is None or self.tracer.streamed(weight) is None:
+            self._weights[owner, expert, how] = stored
         return stored
 
 
@@ -94,7 +119,10 @@ def simulated(
     model: torch.nn.Module, batch: Any, metric: Metric, observed: Observed, assignment: Mapping[str, str]
 ) -> torch.Tensor:
     """What is compared of the model's outputs for a batch with an assignment simulated."""
-    schemes = {name: SCHEMES[scheme] for name, scheme in assignment.items()}
-    simulator = Simulator(schemes, observed.qparams, observed.tied)
-    with torch.no_grad(), evaluating(model), traced(model, simulator):
+    return output_of(model, batch, metric, Simulator.of(observed, assignment))
+
+
+def output_of(model: torch.nn.Module, batch: Any, metric: Metric, visitor: Visitor) -> torch.Tensor:
+    """What is compared of the model's outputs for a batch, run by way of a visitor."""
+    with torch.no_grad(), evaluating(model), traced(model, visitor):
         return metric.output(call(model, batch), mapping(batch))

@@ -36,15 +36,11 @@ def without_gradient(predictor: Predictor, measure: Measure) -> tuple[Site, ...]
     return tuple(site for site, scheme in silent.items() if measure({str(site): scheme}) != 0)
 
 
-def checked_alone(
-    predictor: Predictor, measure: Measure, count: int, attention: int, done: Callable[[], None]
-) -> tuple[Predictor, list[Alone]]:
-    """Measure alone the ``count`` schemes whose predictions have the largest standard errors, mostly some of large
-    errors that few sequences make, where the quadratic form may fail; then, of the stages of attention and the KV
-    caches, the ``attention`` ones of the largest errors: rounding there is mispredicted by up to a factor of four,
-    and such errors add up. ``done`` is called after each.
-
-    Gives the predictor in which what was measured takes the place of what was predicted, and both.
+def doubted(predictor: Predictor, count: int, attention: int) -> list[tuple[str, str]]:
+    """What is to be measured alone, (site, scheme): the ``count`` schemes whose predictions have the largest standard
+    errors, mostly some of large errors that few sequences make, where the quadratic form may fail; then, of the stages
+    of attention and the KV caches, the ``attention`` ones of the largest errors: rounding there is mispredicted by up
+    to a factor of four, and such errors add up.
     """
     schemes: dict[Key, tuple[str, str]] = {}
     for site in predictor.observed.sites:
@@ -55,25 +51,24 @@ def checked_alone(
     doubtful = sorted(schemes, key=predictor.form.standard_error, reverse=True)[:count]
     inside = [key for key in schemes if key not in doubtful and predictor.observed.by_name[key[0]].in_attention]
     largest = sorted(inside, key=lambda key: predictor.form.of([key]), reverse=True)[:attention]
+    return [schemes[key] for key in (*doubtful, *largest)]
+
+
+def checked_alone(
+    predictor: Predictor, measure: Measure, schemes: Iterable[tuple[str, str]]
+) -> tuple[Predictor, list[Alone]]:
+    """The predictor in which what is measured of schemes alone takes the place of what was predicted, and both."""
     found = []
-    for key in (*doubtful, *largest):
-        name, scheme = schemes[key]
+    for name, scheme in schemes:
         predicted, measured = predictor.alone(name, scheme), measure({name: scheme})
         predictor = predictor.corrected({name: scheme}, measured, known=True)
         found.append((name, scheme, predicted, measured))
-        done()
     return predictor, found
 
 
-def tried(
-    predictor: Predictor, measure: Measure, assignments: Iterable[dict[str, str]], done: Callable[[], None]
-) -> list[Trial]:
-    """Assignments predicted, before calibration, and measured. ``done`` is called after each."""
-    found = []
-    for assignment in assignments:
-        found.append((assignment, predictor.told(assignment, measure(assignment))))
-        done()
-    return found
+def tried(predictor: Predictor, measure: Measure, assignments: Iterable[dict[str, str]]) -> list[Trial]:
+    """Assignments predicted, before calibration, and measured."""
+    return [(assignment, predictor.told(assignment, measure(assignment))) for assignment in assignments]
 
 
 def renewed(predictor: Predictor, trials: Iterable[Trial]) -> list[Trial]:
