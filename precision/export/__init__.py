@@ -3,10 +3,10 @@
 In: a model, an assignment of site names to scheme names, and the fitted quantisation parameters. Out: files, and notes
 of what they don't express. Called by `assay audit --export` and by users.
 
-exporting (all of it, into one folder) · offered (the formats that exports have words for) · configurations (a file for
-each stack) · checkpoint (quantised weights) · gguf (names, importance matrix, a file of the model) · lint · target
-and plan (what stacks are given) · patterns (names that they match) · manifest (what an export wrote) ·
-verifying (read again) · reloading (loaded again, and measured).
+exporting (all of it, into one folder) · offered (the formats that exports have words for) · configurations (a file
+for each stack) · checkpoint (quantised weights) · gguf (names, importance matrix, a file of the model) · lint ·
+target and plan (what stacks are given) · patterns (names that they match) · manifest (what an export wrote, and the
+record of it) · verifying (read again) · reloading (loaded again, and measured).
 """
 
 from assay.precision.export.checkpoint import (
@@ -19,11 +19,12 @@ from assay.precision.export.checkpoint import (
 from assay.precision.export.configurations.compressed_tensors import quantization_config
 from assay.precision.export.configurations.torchao import fqn_to_config
 from assay.precision.export.configurations.vllm import command_line, online_config
-from assay.precision.export.exporting import FORMATS, Exported, Part, clear, export, unexportable
+from assay.precision.export.exporting import FORMATS, Exported, clear, export, unexportable
 from assay.precision.export.gguf.model import WrittenFile, write_gguf
 from assay.precision.export.lint import lint, lint_config, lint_scales
+from assay.precision.export.manifest import Part, Reloaded
 from assay.precision.export.offered import apart, offered
-from assay.precision.export.reloading import Reloaded, reloaded
+from assay.precision.export.reloading import reloaded
 from assay.precision.export.target import Recipe
 from assay.precision.export.verifying import Verified, verify_export
 

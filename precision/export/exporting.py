@@ -16,8 +16,8 @@ from assay.precision.export.checkpoint.storable import unstorable
 from assay.precision.export.checkpoint.writing import write_checkpoint
 from assay.precision.export.configurations import TARGETS
 from assay.precision.export.lint import lint
+from assay.precision.export.manifest import Part
 from assay.precision.export.plan import plan_of
-from assay.precision.export.reloading import Reloaded
 from assay.precision.export.target import Request
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.sites import Site
@@ -25,21 +25,6 @@ from assay.precision.observation.sites import Site
 FORMATS = tuple(TARGETS)
 """The configurations that can be written."""
 _NOTHING = "can express nothing of this assignment, so nothing is written for it"
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One format of an export, or its checkpoint."""
-
-    format: str
-    """Of `FORMATS`, or "checkpoint"."""
-    paths: tuple[Path, ...]
-    held: dict[str, str]
-    """What of the assignment it expresses."""
-    bytes: int | None = None
-    """Of the checkpoint's tensors."""
-    loaded: Reloaded | None = None
-    """What it gave when it was loaded again."""
 
 
 @dataclass(frozen=True, slots=True)

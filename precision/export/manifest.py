@@ -1,13 +1,18 @@
-"""What an export wrote into a folder, so that the next one replaces just that: the user's own files stay."""
+"""What an export wrote: its parts, and a record in its folder by which the next one replaces just that: the user's own
+files stay."""
 
 import json
+import math
 import os
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from assay.precision.amounts import in_error
 from assay.precision.errors import CannotExport
+from assay.precision.sampling import MeasuredError
 from assay.runtime.files import write_text_atomically
 
 RECORD = "export.json"
@@ -72,3 +77,53 @@ def move(
     for name in sorted(files, key=lambda name: Path(name).name == "config.json"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(place / name, folder / name)
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """What an export gives when it is loaded, over the sequences that an audit reports on."""
+
+    reader: str
+    """Packages and their versions."""
+    error: MeasuredError | None
+    """Of the loaded model; None: its reader refuses it."""
+    simulated: MeasuredError
+    """Of what the export holds of the assignment, KV caches aside, which its reader leaves as they are."""
+    floor: float
+    """The error with every site rounded to bfloat16."""
+    power: float
+    """1 where the error grows with the square of a change, 2 where with the change (`Metric.power`)."""
+    reason: str = ""
+    """Why its reader refuses it."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the two are as close as rounding to 16 bits leaves them: amplitudes, which add at most, differ by no
+        more than the floor's."""
+        if self.error is None or not math.isfinite(self.error) or not math.isfinite(self.simulated):
+            return False
+        loaded, simulated, floor = (each ** (self.power / 2) for each in (self.error, self.simulated, self.floor))
+        return abs(loaded - simulated) <= floor
+
+    @property
+    def words(self) -> str:
+        """Both errors in a line; a disagreement is called one."""
+        if self.error is None:
+            return f"{self.reader} refuses it: {self.reason}"
+        both = f"loaded by {self.reader} {in_error(self.error)}, simulated {in_error(self.simulated)}"
+        return both if self.agrees else f"{both}: they disagree by more than rounding to bfloat16 makes of it"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One format of an export, or its checkpoint."""
+
+    format: str
+    """Of `FORMATS`, or "checkpoint"."""
+    paths: tuple[Path, ...]
+    held: dict[str, str]
+    """What of the assignment it expresses."""
+    bytes: int | None = None
+    """Of the checkpoint's tensors."""
+    loaded: Reloaded | None = None
+    """What it gave when it was loaded again."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,59 +13,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from assay.precision.amounts import in_error
 from assay.precision.errors import CannotExport
 from assay.precision.export.checkpoint import load_checkpoint
 from assay.precision.export.configurations.mlx import layers_in
 from assay.precision.export.gguf.model import write_gguf
 from assay.precision.export.gguf.serving import LlamaCpp
 from assay.precision.export.gguf.types import kinds_of, types_in
-from assay.precision.export.manifest import RECORD
+from assay.precision.export.manifest import RECORD, Part, Reloaded
 from assay.precision.loading.quiet import quiet
 from assay.precision.observation.streaming import device_of, streamed_parameters
-from assay.precision.sampling import MeasuredError
 from assay.precision.schemes.ggml import block_types
 from assay.runtime.errors import AssayError, first_line
 from assay.runtime.lazy import optional
 
 if TYPE_CHECKING:
     from assay.precision.auditing import Audit
-    from assay.precision.export.exporting import Part
-
-
-@dataclass(frozen=True, slots=True)
-class Reloaded:
-    """What an export gives when it is loaded, over the sequences that an audit reports on."""
-
-    reader: str
-    """Packages and their versions."""
-    error: MeasuredError | None
-    """Of the loaded model; None: its reader refuses it."""
-    simulated: MeasuredError
-    """Of what the export holds of the assignment, KV caches aside, which its reader leaves as they are."""
-    floor: float
-    """The error with every site rounded to bfloat16."""
-    power: float
-    """1 where the error grows with the square of a change, 2 where with the change (`Metric.power`)."""
-    reason: str = ""
-    """Why its reader refuses it."""
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the two are as close as rounding to 16 bits leaves them: amplitudes, which add at most, differ by no
-        more than the floor's."""
-        if self.error is None or not math.isfinite(self.error) or not math.isfinite(self.simulated):
-            return False
-        loaded, simulated, floor = (each ** (self.power / 2) for each in (self.error, self.simulated, self.floor))
-        return abs(loaded - simulated) <= floor
-
-    @property
-    def words(self) -> str:
-        """Both errors in a line; a disagreement is called one."""
-        if self.error is None:
-            return f"{self.reader} refuses it: {self.reason}"
-        both = f"loaded by {self.reader} {in_error(self.error)}, simulated {in_error(self.simulated)}"
-        return both if self.agrees else f"{both}: they disagree by more than rounding to bfloat16 makes of it"
 
 
 def reloaded(audit: Audit, part: Part) -> Reloaded | None:
