@@ -54,7 +54,13 @@ def _queries_kernel(*refs: Any, scale: float, geometry: Geometry) -> None:
     @pl.when(geometry.meet(first_query, first_key))
     def _() -> None:
         _, ds, _, k, _ = _gradient_of_scores(inputs, first_query, first_key, scale, geometry)
-        acc_ref[...] += dot(ds, k)
+        finite = jnp.abs(k.astype(jnp.float32)) < jnp.inf
+        acc_ref[...] += dot(ds, jnp.where(finite, k, 0))
+
+        @pl.when(jnp.any(~finite))  # a product makes NaN of 0 * infinity: only for queries that see the key
+        def _() -> None:
+            met = geometry.seen(first_query, first_key).astype(jnp.float32)
+            acc_ref[...] = jnp.where(dot(met, (~finite).astype(jnp.float32)) > 0, jnp.nan, acc_ref[...])
 
     @pl.when(block == pl.num_programs(3) - 1)
     def _() -> None:
