@@ -231,7 +231,8 @@ class _Recorder:
         entries, exits = [at for at, _ in pairs], [out for _, out in pairs]
         if place == 1 and not chain.entries:
             chain.entries, chain.exits = entries, exits
-        if not entries or (entries, exits) != (chain.entries, chain.exits):
+        begun = place > 1 or all(isinstance(self._first[at], torch.Tensor) for at in entries)
+        if not entries or not begun or (entries, exits) != (chain.entries, chain.exits):
             self._whole = False
             return
         if place == 1:
