@@ -58,7 +58,7 @@ def _queries_kernel(*refs: Any, scale: float, geometry: Geometry) -> None:
         acc_ref[...] += dot(ds, jnp.where(finite, k, 0))
 
         @pl.when(jnp.any(~finite))  # a product makes NaN of 0 * infinity: only for queries that see the key
-        def _() -> None:
+        def _not_finite() -> None:
             met = geometry.seen(first_query, first_key).astype(jnp.float32)
             acc_ref[...] = jnp.where(dot(met, (~finite).astype(jnp.float32)) > 0, jnp.nan, acc_ref[...])
 
