@@ -9,6 +9,8 @@ from assay.charts.scale import Axis, Scale
 
 WIDE = 1000
 """The width of every drawing, which is stretched to that of its page."""
+_LETTERS = 30
+"""Of ticks, that a narrow page has room for."""
 
 Mark = Literal["dot", "diamond", "square", "cross", "triangle", "bar", ""]
 MARKS = {
@@ -122,7 +124,7 @@ def laid_out(chart: Chart) -> Layout:
     y = Scale(chart.y, ys + [guide.value for guide in chart.guides if guide.axis == "y"])
     plan = _Plan(x, y, chart.height)
     found = Layout(
-        [Tick(_rounded(WIDE * at), words, bool(place % 2)) for place, (at, words) in enumerate(x.ticks())],
+        _ticks(x),
         [Tick(_rounded(chart.height * (1 - at)), words, False) for at, words in y.ticks()],
     )
     if chart.diagonal:
@@ -132,8 +134,16 @@ def laid_out(chart: Chart) -> Layout:
     for guide in chart.guides:
         plan.guide(guide, found)
     marks = [(point.x, point.y) for point in found.points]
-    found.labels = labels_of(plan.named(chart.series), marks, found.guides, chart.height)
+    lines = [(guide.axis, plan.at(guide)) for guide in chart.guides]
+    found.labels = labels_of(plan.named(chart.series), marks, found.guides, lines, chart.height)
     return found
+
+
+def _ticks(x: Scale) -> list[Tick]:
+    """Those below; of many letters every second is minor."""
+    found = x.ticks()
+    many = sum(len(words) for _, words in found) > _LETTERS
+    return [Tick(_rounded(WIDE * at), words, many and place % 2 == 1) for place, (at, words) in enumerate(found)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,15 +200,18 @@ class _Plan:
         tops = (f"V{self.down(y):g}H{_rounded(wide * place):g}" for place, y in enumerate(ys, 1))
         return f"M0 {self.height}{''.join(tops)}V{self.height}z"
 
+    def at(self, guide: Guide) -> float:
+        """Where a guide stands along its axis."""
+        return self.down(guide.value) if guide.axis == "y" else self.across(guide.value)
+
     def guide(self, guide: Guide, into: Layout) -> None:
         """A line across and its words, at the end where there is more room."""
         classes = f"line {guide.line} {guide.tone}"
+        at = self.at(guide)
         if guide.axis == "y":
-            at = self.down(guide.value)
             into.strokes.append(Stroke(f"M0 {at:g}H{WIDE}", classes))
             into.guides.append(Label(WIDE, at, -4, -5 if at > 20 else 14, "end", guide.words, guide.tone))
         else:
-            at = self.across(guide.value)
             left = at > WIDE / 2
             into.strokes.append(Stroke(f"M{at:g} 0V{self.height}", classes))
             into.guides.append(Label(at, 0, -5 if left else 5, 12, "end" if left else "start", guide.words, guide.tone))
@@ -220,7 +233,9 @@ def _check(series: Series) -> None:
     needed = {"y"} | ({"words"} if series.mark not in ("bar", "") else set())
     for name, part in parts.items():
         if len(part) != length and (part or name in needed):
-            raise ValueError(f"{name} of the series {series.name!r}: expected {length}, one for each x; got {len(part)}")
+            raise ValueError(
+                f"{name} of the series {series.name!r}: expected {length}, one for each x; got {len(part)}"
+            )
     if bool(series.low) != bool(series.high):
         raise ValueError(f"low and high of the series {series.name!r}: expected both or none")
 

@@ -24,14 +24,21 @@ def labels_of(
     named: Sequence[tuple[float, float, str, str]],
     marks: Sequence[tuple[float, float]],
     others: Sequence[Label],
+    lines: Sequence[tuple[str, float]],
     height: float,
 ) -> list[Label]:
     """A label for each of ``named`` (x, y, words, tone) that has room right of it, left, above or below: beside
-    ``marks``, the labels ``others`` and those before it."""
+    ``marks``, the labels ``others`` and those before it, and ``lines`` across at a place of the axis "x" or "y"."""
     found: list[Label] = []
     taken = [(x - _MARK, y - _MARK, x + _MARK, y + _MARK) for x, y in marks] + [_box(label) for label in others]
+    taken += [(at - 1, 0.0, at + 1, height) if axis == "x" else (0.0, at - 1, 1000.0, at + 1) for axis, at in lines]
     for x, y, words, tone in named:
-        for dx, dy, anchor in ((_GAP, 4.0, "start"), (-_GAP, 4.0, "end"), (0.0, -_GAP, "middle"), (0.0, 18.0, "middle")):
+        for dx, dy, anchor in (
+            (_GAP, 4.0, "start"),
+            (-_GAP, 4.0, "end"),
+            (0.0, -_GAP, "middle"),
+            (0.0, 18.0, "middle"),
+        ):
             label = Label(x, y, dx, dy, anchor, words, tone)
             box = _box(label)
             inside = box[0] >= 0 and box[2] <= 1000 and box[1] >= 0 and box[3] <= height

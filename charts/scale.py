@@ -58,11 +58,9 @@ class Scale:
         if self.axis.ticks:
             return [(self.place(value), label) for value, label in self.axis.ticks if self.axis.holds(value)]
         values = self._powers() if self.axis.log else []
-        labels = _labels(values, log=True)
         if len(values) < _FEW:
             values = _round_numbers(*self.ends)
-            labels = _labels(values, log=False)
-        return [(self.place(value), label) for value, label in zip(values, labels, strict=True)]
+        return [(self.place(value), label) for value, label in zip(values, _labels(values), strict=True)]
 
     def _powers(self) -> list[float]:
         """Powers of ten, not more than a few of them; 2 and 5 times each where there are hardly any."""
@@ -86,14 +84,17 @@ def _round_numbers(low: float, high: float) -> list[float]:
     return [place * step for place in range(first, last + 1)]
 
 
-def _labels(values: Sequence[float], *, log: bool) -> list[str]:
-    """Plain decimals, of powers of ten that are far from 1 as powers."""
-    if log and any(not 1e-4 <= value < 1e7 for value in values):
+def _labels(values: Sequence[float]) -> list[str]:
+    """Plain decimals; digits and powers of ten where some are far from 1."""
+    if any(value and not 1e-4 <= abs(value) < 1e7 for value in values):
         return [_power(value) for value in values]
     return [f"{float(f'{value:.10g}'):,.10g}" for value in values]
 
 
 def _power(value: float) -> str:
-    power = math.floor(math.log10(value) + 1e-9)
-    digit = round(value / 10.0**power)
-    return f"{f'{digit}·' if digit > 1 else ''}10{str(power).translate(_RAISED)}"
+    """A number of two digits at most: 10⁻³, 2·10⁻³, 2.5·10⁸."""
+    if value == 0:
+        return "0"
+    power = math.floor(math.log10(abs(value)) + 1e-9)
+    digits = f"{value / 10.0**power:.2g}"
+    return f"{'' if digits == '1' else f'{digits}·'}10{str(power).translate(_RAISED)}"

@@ -33,7 +33,9 @@ def charts_of(content: Mapping[str, Any]) -> dict[str, Markup]:
     found |= {name: heated(_heat(content, places), name) for name, places in _PLACES.items()}
     if content["positions"]:
         found["positions"] = drawn(_positions(content), "positions")
-    found |= {f"outlier{place}": drawn(_outlier(site), f"outlier{place}") for place, site in enumerate(content["outliers"])}
+    found |= {
+        f"outlier{place}": drawn(_outlier(site), f"outlier{place}") for place, site in enumerate(content["outliers"])
+    }
     return found
 
 
@@ -45,7 +47,9 @@ def _pareto(content: Mapping[str, Any]) -> Chart:
 
     def series(name: str, points: Sequence[Mapping[str, Any]], error: Callable[[Any], Any], **how: Any) -> Series:
         words = [_assignment_words(content, point) for point in points]
-        return Series(name, [point["bytes"] / size for point in points], [_number(error(point)) for point in points], words, **how)
+        return Series(
+            name, [point["bytes"] / size for point in points], [_number(error(point)) for point in points], words, **how
+        )
 
     predicted = series(
         "best by prediction, with intervals",
@@ -63,9 +67,15 @@ def _pareto(content: Mapping[str, Any]) -> Chart:
         of_it = [each for each in shown if each["name"].endswith(ending)]
         if of_it:
             labels = [each["name"].removesuffix(ending) for each in of_it]
-            beside.append(series(f"one scheme{ending}", of_it, lambda each: each["measured"], mark=mark, tone=tone, labels=labels))
+            beside.append(
+                series(f"one scheme{ending}", of_it, lambda each: each["measured"], mark=mark, tone=tone, labels=labels)
+            )
     if rest := [each for each in shown if not each["name"].endswith(tuple(ending for ending, *_ in _RECIPES))]:
-        beside.append(series(rest[0]["name"], rest, lambda each: each["measured"], mark="triangle", tone="ink", labels=["bfloat16"]))
+        beside.append(
+            series(
+                rest[0]["name"], rest, lambda each: each["measured"], mark="triangle", tone="ink", labels=["bfloat16"]
+            )
+        )
     guides = [Guide("y", floor, f"noise floor, {in_error(floor)} {unit}", line="dotted")] if floor > 0 else []
     if "error" in budgets:
         guides.append(Guide("y", budgets["error"], f"budget, {in_error(budgets['error'])} {unit}", "bad"))
@@ -110,7 +120,10 @@ def _measured(content: Mapping[str, Any]) -> Chart:
             name,
             [_number(guess["error"]) for guess in guesses],
             [_number(point["measured"]) for point in points],
-            [f"predicted {interval(p['prediction'])} {unit}\nmeasured {in_error(p['measured'])} {unit}" for p in points],
+            [
+                f"predicted {interval(p['prediction'])} {unit}\nmeasured {in_error(p['measured'])} {unit}"
+                for p in points
+            ],
             mark=mark,
             tone=tone,
             low=[_number(guess["low"]) for guess in guesses],
@@ -118,7 +131,9 @@ def _measured(content: Mapping[str, Any]) -> Chart:
         )
 
     found = []
-    for points, what, mark, tone in zip(usable, ("random", "front and recommended"), ("dot", "diamond"), ("front", "chosen"), strict=True):
+    for points, what, mark, tone in zip(
+        usable, ("random", "front and recommended"), ("dot", "diamond"), ("front", "chosen"), strict=True
+    ):
         inside = [point for point in points if _inside(point)]
         outside = [point for point in points if not _inside(point)]
         found.append(series(f"{what}, inside its interval", inside, mark, tone))
@@ -146,7 +161,9 @@ def _heat(content: Mapping[str, Any], places: Sequence[str]) -> HeatMap:
     """The predicted error of each site alone in each scheme of its menu."""
     sites = [site for site in content["sites"] if site["place"] in places and site["alone"]]
     schemes = list(dict.fromkeys(scheme for site in sites for scheme in site["alone"]))
-    values = [[_number(site["alone"][scheme]) if scheme in site["alone"] else None for scheme in schemes] for site in sites]
+    values = [
+        [_number(site["alone"][scheme]) if scheme in site["alone"] else None for scheme in schemes] for site in sites
+    ]
     rows = [site["kind"] if site["layer"] is None else f"{site['layer']} {site['kind']}" for site in sites]
     what = " and ".join(place.replace("_", " ") for place in places)
     return HeatMap(
@@ -174,7 +191,13 @@ def _outlier(site: Mapping[str, Any]) -> Chart:
         Axis("largest magnitude", zero=True),
         [
             Series("all", at, values, mark="bar", tone="front"),
-            Series("largest", [at[p] + channels / len(values) / 2 for p in top], [values[p] for p in top], words, tone="chosen"),
+            Series(
+                "largest",
+                [at[p] + channels / len(values) / 2 for p in top],
+                [values[p] for p in top],
+                words,
+                tone="chosen",
+            ),
         ],
         [Guide("y", middle, f"median, {middle:.3g}", tone="ink", line="dotted")],
         height=130,
@@ -190,7 +213,11 @@ def _positions(content: Mapping[str, Any]) -> Chart:
     told = [measured_words({"measured": step["error"], "interval": step["interval"]}) for step in known]
     return Chart(
         f"The error over {len(known)} steps of positions with its interval; the numbers are in the table below.",
-        Axis("up to position, tokens from the beginning, logarithmic", log=True, ticks=[(step["end"], f"{step['end']:,}") for step in known]),
+        Axis(
+            "up to position, tokens from the beginning, logarithmic",
+            log=True,
+            ticks=[(step["end"], f"{step['end']:,}") for step in known],
+        ),
         Axis(f"error, {unit}", zero=True),
         [
             Series(

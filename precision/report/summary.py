@@ -72,7 +72,7 @@ def headline(content: Mapping[str, Any]) -> str:
 def _off(settings: Mapping[str, Any], error: str) -> str:
     """A measured error as what becomes of the model's outputs."""
     if settings["metric"] == "kl":
-        return f"predicted probabilities differ by {error} {settings['unit']} (KL divergence)"
+        return f"output probabilities differ by {error} {settings['unit']} (KL divergence)"
     if settings["metric"] == "relative":
         return f"outputs differ by a relative error of {error}"
     return f"measured error {error}, {settings['unit']}"
@@ -234,7 +234,9 @@ def _positions(content: Mapping[str, Any]) -> list[str]:
 def _costs(content: Mapping[str, Any]) -> list[str]:
     before, after, settings = content["untouched"], content["recommended"], content["settings"]
     share = after["bytes"] / before["bytes"] if before["bytes"] else 1.0
-    lines = [_line("weights", f"{in_bytes(before['bytes'])} before, {in_bytes(after['bytes'])} after ({100 * share:.0f} %)")]
+    lines = [
+        _line("weights", f"{in_bytes(before['bytes'])} before, {in_bytes(after['bytes'])} after ({100 * share:.0f} %)")
+    ]
     if before["kv_bytes"]:
         context = f"at {counted(settings['context'], 'token')}"
         lines.append(
