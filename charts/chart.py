@@ -26,9 +26,9 @@ MARKS = {
 class Series:
     """Points of one kind, in the legend by ``name``. ``words``: what a reader is told of each, with units.
 
-    ``mark``: how each is drawn; "bar": as a bar from the bottom, of which no words are told; "": not. ``line``: what
-    joins them. ``tone``: a colour of chart.css. ``low``, ``high``: the ends of an interval at each point, drawn as a
-    bar, or as a ``band`` over all. ``labels``: names that stand beside points where there is room.
+    ``mark``: how each is drawn; "bar": as a bar from its x to the next, of which no words are told; "": not. ``line``:
+    what joins them. ``tone``: a colour of chart.css. ``low``, ``high``: the ends of an interval at each point, drawn as
+    a bar, or as a ``band`` over all. ``labels``: names that stand beside points where there is room.
     """
 
     name: str
@@ -119,7 +119,8 @@ def laid_out(chart: Chart) -> Layout:
     ys = [value for series in chart.series for value in (*series.y, *series.low, *series.high)]
     if chart.diagonal:
         xs = ys = xs + ys
-    bars = any(series.mark == "bar" for series in chart.series)
+    bars = [_edges(series.x) for series in chart.series if series.mark == "bar"]
+    xs += [edges[-1] for edges in bars]
     x = Scale(chart.x, xs + [guide.value for guide in chart.guides if guide.axis == "x"], 0.0 if bars else 0.04)
     y = Scale(chart.y, ys + [guide.value for guide in chart.guides if guide.axis == "y"])
     plan = _Plan(x, y, chart.height)
@@ -174,7 +175,7 @@ class _Plan:
         into.lost += len(series.x) - len(kept)
         xs, ys = [series.x[place] for place in kept], [series.y[place] for place in kept]
         if series.mark == "bar":
-            into.strokes.append(Stroke(self._bars(ys), f"area {series.tone}"))
+            into.strokes.append(Stroke(self._bars(_edges(xs), ys), f"area {series.tone}"))
             return
         if series.low:
             low, high = [series.low[place] for place in kept], [series.high[place] for place in kept]
@@ -194,11 +195,10 @@ class _Plan:
         bars = (f"M{self.across(x):g} {self.down(a):g}V{self.down(b):g}" for x, a, b in zip(xs, low, high, strict=True))
         return Stroke("".join(bars), f"interval {series.tone}")
 
-    def _bars(self, ys: Sequence[float]) -> str:
-        """Bars of equal width side by side, as the outline of all."""
-        wide = WIDE / max(len(ys), 1)
-        tops = (f"V{self.down(y):g}H{_rounded(wide * place):g}" for place, y in enumerate(ys, 1))
-        return f"M0 {self.height}{''.join(tops)}V{self.height}z"
+    def _bars(self, edges: Sequence[float], ys: Sequence[float]) -> str:
+        """Bars side by side, as the outline of all."""
+        tops = (f"V{self.down(y):g}H{self.across(edge):g}" for edge, y in zip(edges[1:], ys, strict=True))
+        return f"M{self.across(edges[0]):g} {self.height}{''.join(tops)}V{self.height}z"
 
     def at(self, guide: Guide) -> float:
         """Where a guide stands along its axis."""
@@ -238,6 +238,14 @@ def _check(series: Series) -> None:
             )
     if bool(series.low) != bool(series.high):
         raise ValueError(f"low and high of the series {series.name!r}: expected both or none")
+
+
+def _edges(xs: Sequence[float]) -> list[float]:
+    """Where bars begin, and where the last one ends, which is as wide as all are on average."""
+    if not xs:
+        return [0.0]
+    wide = (xs[-1] - xs[0]) / (len(xs) - 1) if len(xs) > 1 else 1.0
+    return [*xs, xs[-1] + wide]
 
 
 def _rounded(value: float) -> float:

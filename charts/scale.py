@@ -36,7 +36,7 @@ class Scale:
         low, high = min(known), max(known)
         if axis.zero and not axis.log:
             low = min(low, 0.0)
-        room = (high - low) * edge or (0.15 if axis.log else abs(high) * 0.05 or 1.0)
+        room = (high - low) * edge if high > low else 0.15 if axis.log else abs(high) * 0.05 or 1.0
         self.axis = axis
         self._low = low if axis.zero and low == 0 else low - room
         self._high = high + room

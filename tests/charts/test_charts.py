@@ -87,13 +87,16 @@ def test_words_are_whole_and_no_markup() -> None:
 
 
 def test_bars_are_one_outline() -> None:
-    """Many bars are a single path with the height of each, and no marks."""
-    series = Series("all", range(4), [1.0, 2.0, 3.0, 4.0], mark="bar")
-    found = laid_out(chart(series, y=Axis("size", zero=True)))
+    """Many bars are a single path with the height of each; a mark on one stands in its middle."""
+    bars = Series("all", range(4), [1.0, 2.0, 3.0, 4.0], mark="bar")
+    found = laid_out(chart(bars, Series("one", [2.5], [3.0], ["third"]), y=Axis("size", zero=True)))
     (stroke,) = found.strokes
-    tops = [float(top) for top in re.findall(r"V([\d.]+)H", stroke.path)]
-    assert tops == sorted(tops, reverse=True)
-    assert (len(tops), found.points) == (4, [])
+    tops, ends = zip(
+        *((float(top), float(end)) for top, end in re.findall(r"V([\d.]+)H([\d.]+)", stroke.path)), strict=True
+    )
+    assert tops == tuple(sorted(tops, reverse=True))
+    assert ends == (250.0, 500.0, 750.0, 1000.0)
+    assert [(point.x, point.y) for point in found.points] == [(625.0, tops[2])]
 
 
 def test_labels_cover_nothing() -> None:
