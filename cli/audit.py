@@ -131,13 +131,11 @@ def audit(
     from assay.precision.choice.roofline import Shape
     from assay.precision.export import apart, unexportable
     from assay.precision.report import record
-    from assay.precision.report.page import plotly_source
 
     names = [name.strip() for name in formats.split(",") if name.strip()] or None
     timed = max_time is not None
     looked, menu = check_names(names, target, metric, timed=timed, exports=bound, checkpoint=checkpoint)
     assignments = [assignment_of(path) for path in compare or ()]
-    plotly_source()
     loaded = loaded_of(model, memory, device, trust=trust, checkpoint=checkpoint)
     if lost := [name for name in names or () if name not in menu]:
         print(f"assay: left out of --formats, since not every export holds it: {', '.join(lost)}", file=sys.stderr)

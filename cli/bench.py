@@ -140,7 +140,7 @@ def bench(
 
         print(f"assay: wrote {write_text_atomically(out, markdown(record, changes))}", file=sys.stderr)
     if plot is not None:
-        from assay.verify.timing.page import plots
+        from assay.verify.timing.plots import plots
 
         known = history(save) if save is not None and save.is_dir() else [*past, record]
         print(f"assay: wrote {write_text_atomically(plot, plots(known))}", file=sys.stderr)

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,17 @@ addEventListener("load", () => {
 
 def browse(folder: Path, *options: str, page: str) -> str:
     """What the browser prints of a page."""
+    return _opened(folder, page, options).stdout
+
+
+def complaints(folder: Path, page: str) -> list[str]:
+    """The lines that a page leaves on the browser's console, those of scripts that fail among them."""
+    done = _opened(folder, page, ("--dump-dom", "--enable-logging=stderr"))
+    return [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def _opened(folder: Path, page: str, options: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    folder.mkdir(exist_ok=True)
     path = folder / "page.html"
     path.write_text(page, encoding="utf-8")
     assert BROWSER is not None
@@ -46,7 +58,7 @@ def browse(folder: Path, *options: str, page: str) -> str:
         f"--user-data-dir={folder / 'user'}",
     )
     command = [BROWSER, *settings, *options, path.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=True)
 
 
 def framed(page: str, script: str) -> str:

@@ -21,13 +21,14 @@ ROOT = Path(__file__).resolve().parents[1]
 
 MAY_IMPORT = {
     "runtime": set(),
+    "charts": set(),
     "configs": set(),
     "formats": {"runtime", "configs"},
     "interpreter": {"formats", "runtime", "configs"},
     "golden": {"formats", "runtime"},
     "kernels": {"formats"},
-    "verify": {"golden", "interpreter", "formats", "runtime", "configs"},
-    "precision": {"formats", "runtime", "configs"},
+    "verify": {"golden", "interpreter", "formats", "runtime", "configs", "charts"},
+    "precision": {"formats", "runtime", "configs", "charts"},
     "cli": {"precision", "verify", "kernels", "golden", "interpreter", "formats", "runtime", "configs"},
 }
 TOP = "package"  # the folder that is `assay` itself

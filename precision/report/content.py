@@ -248,13 +248,14 @@ def _change(audit: Audit, group: Group, chosen: Mapping[str, str], untouched: Co
         does = f"saves {in_bytes(saved)}"
     else:
         does = f"takes {in_bytes(-saved)} more" if saved < 0 else "saves no bytes"
+    unit = audit.metric.unit
     share = f", {_percent(error / whole)} of what all together cost" if 0 < error <= whole < math.inf else ""
-    words = f"{group.where}: {group.scheme}; {does}, and alone costs {in_error(error)}{share}."
+    words = f"{group.where}: {group.scheme}; {does}, and alone costs {in_error(error)} {unit}{share}."
     return record.Change(*about, round(saved), error, words)
 
 
 def _percent(share: float) -> str:
-    return f"{share:.0%}" if share >= 0.005 else "less than 1%"
+    return f"{100 * share:.0f} %" if share >= 0.005 else "less than 1 %"
 
 
 def _mildest(audit: Audit, group: Group) -> str:
@@ -265,7 +266,7 @@ def _mildest(audit: Audit, group: Group) -> str:
         return ", for there is no smaller scheme"
     costs = {scheme: audit.predict(dict.fromkeys(group.sites, scheme)).error for scheme in smaller}
     least = min(costs, key=lambda scheme: costs[scheme])
-    return f"; the mildest smaller scheme, {least}, would alone cost {in_error(costs[least])}"
+    return f"; the mildest smaller scheme, {least}, would alone cost {in_error(costs[least])} {audit.metric.unit}"
 
 
 def _width(scheme: str, audit: Audit, name: str) -> float:

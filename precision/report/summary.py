@@ -51,13 +51,13 @@ def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
 
 
 def headline(content: Mapping[str, Any]) -> str:
-    """The outcome in one sentence: bytes kept, error with its unit, how much stays the same."""
-    chosen, before, settings = content["recommended"], content["untouched"]["bytes"], content["settings"]
-    share = f" ({chosen['bytes'] / before:.0%})" if before else ""
+    """The outcome in one sentence: bytes of weights, how far outputs are off, how much stays the same."""
+    chosen, before = content["recommended"], content["untouched"]["bytes"]
+    share = f" ({100 * chosen['bytes'] / before:.0f} %)" if before else ""
     over = content["held_out"] or content["data"]
     words = [
-        f"{content['model']['name']}: {in_bytes(chosen['bytes'])} of {in_bytes(before)} of weights kept{share}",
-        f"error {in_error(chosen['measured'])} {settings['unit']}",
+        f"{content['model']['name']}: weights take {in_bytes(chosen['bytes'])} instead of {in_bytes(before)}{share}",
+        _off(content["settings"], in_error(chosen["measured"])),
     ]
     if chosen["agreement"] is not None:
         few = content["model"]["kind"] == "classifier"
@@ -67,6 +67,15 @@ def headline(content: Mapping[str, Any]) -> str:
         of = what.replace(" ", f" {held}", 1)
         words.append(f"the most likely {thing} stays the same at {_exact(chosen['agreement'])} of {of}")
     return "; ".join(words)
+
+
+def _off(settings: Mapping[str, Any], error: str) -> str:
+    """A measured error as what becomes of the model's outputs."""
+    if settings["metric"] == "kl":
+        return f"output probabilities differ by {error} {settings['unit']} (KL divergence)"
+    if settings["metric"] == "relative":
+        return f"outputs differ by a relative error of {error}"
+    return f"measured error {error}, {settings['unit']}"
 
 
 def _exact(share: float) -> str:
@@ -88,10 +97,14 @@ def data_lines(content: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def interval(prediction: Mapping[str, Any]) -> str:
     """An error and its interval, with its level."""
-    low, high = in_error(prediction["low"]), in_error(prediction["high"])
+    return f"{in_error(prediction['error'])} ({interval_ends(prediction)})"
+
+
+def interval_ends(prediction: Mapping[str, Any]) -> str:
+    """The ends of a predicted interval, with its level."""
     level = prediction["level"]
     said = f"{math.floor(100 * level + 1e-9)} %" if level else "a guess"
-    return f"{in_error(prediction['error'])} ({said}: {low} to {high})"
+    return f"{said}: {in_error(prediction['low'])} to {in_error(prediction['high'])}"
 
 
 def measured_words(one: Mapping[str, Any]) -> str:
@@ -221,7 +234,9 @@ def _positions(content: Mapping[str, Any]) -> list[str]:
 def _costs(content: Mapping[str, Any]) -> list[str]:
     before, after, settings = content["untouched"], content["recommended"], content["settings"]
     share = after["bytes"] / before["bytes"] if before["bytes"] else 1.0
-    lines = [_line("weights", f"{in_bytes(before['bytes'])} before, {in_bytes(after['bytes'])} after ({share:.0%})")]
+    lines = [
+        _line("weights", f"{in_bytes(before['bytes'])} before, {in_bytes(after['bytes'])} after ({100 * share:.0f} %)")
+    ]
     if before["kv_bytes"]:
         context = f"at {counted(settings['context'], 'token')}"
         lines.append(

@@ -55,8 +55,8 @@ def test_errors_over_positions_are_told_with_a_context(models: Path, audited: Pa
     assert content["positions"]["growth"] > 0
     page = (again / "report.html").read_text()
     assert "Over positions" in page
-    assert '<div class="plot" id="positions"' in page
-    assert '<div class="plot" id="positions"' not in (audited / "report.html").read_text()
+    assert '<figure class="chart" id="positions"' in page
+    assert '<figure class="chart" id="positions"' not in (audited / "report.html").read_text()
 
 
 def test_a_context_that_cannot_be_measured_is_told(
@@ -79,7 +79,7 @@ def test_a_resumed_audit_gives_the_same_answer(
     out_text, err = capsys.readouterr()
     assert "of the errors were measured before" in err
     assert out_text.startswith("MET  llama: ")
-    assert "of weights kept" in out_text.splitlines()[0]
+    assert ": weights take" in out_text.splitlines()[0]
     assert read(again)["recommended"] == read(audited)["recommended"]
 
 

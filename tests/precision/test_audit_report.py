@@ -5,7 +5,6 @@ import html
 import json
 import math
 import re
-import sys
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +14,6 @@ import jsonschema
 import pytest
 import torch
 
-from assay.precision.advice import Finding
 from assay.precision.amounts import in_bytes
 from assay.precision.auditing import Audit, audit
 from assay.precision.export import Part
@@ -23,11 +21,9 @@ from assay.precision.observation.sites import place_of
 from assay.precision.report import content_of, page, record, summary
 from assay.precision.report.comparison import compared, in_lines
 from assay.precision.report.next_steps import next_steps
-from assay.precision.report.page import plotly_source
 from assay.precision.report.words import grouped, layers_of, plain
-from assay.runtime.errors import NotInstalled
-from tests.browser import WIDTHS, colours_on, framed, needs_browser, printed
-from tests.precision.small_models import FORMATS, made
+from tests.precision.reported import asked, small_audit, small_content
+from tests.precision.small_models import FORMATS
 
 SCHEMA = json.loads((files("assay.precision.report") / "audit.schema.json").read_text())
 
@@ -35,38 +31,13 @@ SCHEMA = json.loads((files("assay.precision.report") / "audit.schema.json").read
 @pytest.fixture(scope="module")
 def audited() -> Audit:
     """An audit of the small model in a few schemes."""
-    model, batches = made()
-    return audit(model, batches, "relative", FORMATS, "h200")
+    return small_audit()
 
 
 @pytest.fixture(scope="module")
-def content(audited: Audit) -> dict[str, Any]:
-    """The content of its audit.json, with five findings and a name that HTML could take for its own."""
-    chosen = audited.recommend(max_bytes=audited.cost({}).bytes / 2)
-    front = audited.pareto(6)
-    for *_, assignment in front:
-        assignment.measured = audited.measure(assignment)
-    findings = [
-        Finding("overflow", site, f"Thing {number} is too large.", {"largest": math.inf, "at": [1, 2]}, "Mend it.")
-        for number, site in enumerate(["head", "head", "layers.0.proj", "layers.1.proj", "layers.2.proj"])
-    ]
-    return content_of(audited, chosen, front, findings, **asked(audited))
-
-
-def asked(audited: Audit) -> dict[str, Any]:
-    """Of which model, with what data and settings; the budget is half of the bytes."""
-    settings = record.Settings(
-        metric=audited.metric.name,
-        unit=audited.metric.unit,
-        target=audited.target,
-        formats=list(FORMATS),
-        context=4096,
-        budgets=record.Budgets(bytes=audited.cost({}).bytes / 2),
-        assumed=False,
-        fixed=[],
-    )
-    model = record.Model("</script><b>bold</b>", "module", "float32", 0)
-    return {"model": model, "data": record.Data("none", 8, 64), "settings": settings, "fingerprint": "0" * 64}
+def content() -> dict[str, Any]:
+    """The content of its audit.json."""
+    return small_content()
 
 
 def test_the_shipped_schema_is_that_of_the_record() -> None:
@@ -144,24 +115,6 @@ def test_the_summary_has_the_budget_and_three_findings(content: dict[str, Any]) 
     assert "NOT kept" in summary(missed)
 
 
-def test_the_page_is_one_file(content: dict[str, Any]) -> None:
-    """Nothing is fetched, names are no HTML, and the data inside are whole."""
-    shown = page(content)
-    assert not re.search(r"<(script|link|img|iframe)[^>]*\s(src|href)=", shown)
-    assert "<b>bold</b>" not in shown
-    assert "&lt;b&gt;bold" in shown
-    (data,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', shown, re.DOTALL)
-    assert json.loads(data)["calibration"] == content["calibration"]
-
-
-def test_without_plotly_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where plotly isn't installed the line says what to install."""
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    plotly_source.cache_clear()
-    with pytest.raises(NotInstalled, match=re.escape("pip install 'kernel-assay[audit]'")):
-        plotly_source()
-
-
 def test_a_comparison_names_the_better_one(audited: Audit) -> None:
     """The smaller measured error wins where the gap is above the noise floor; else they can't be told apart."""
     rough = dict.fromkeys([f"layers.{number}.proj" for number in range(3)], "w4a16-g32")
@@ -235,57 +188,6 @@ def test_exports_are_told_with_their_own_bytes(audited: Audit, content: dict[str
     assert content["exports"] == []
     assert "exported" not in summary(content)
     assert "<h2>Exports</h2>" not in page(content)
-
-
-MEASURE = """
-const MARKS = {pareto: ".errorbar", weights: ".heatmaplayer image", values: ".heatmaplayer image"};
-const frames = () => [...document.querySelectorAll("iframe")].map((frame) => frame.contentDocument);
-addEventListener("load", () => setTimeout(() => {
-  for (const page of frames()) for (const details of page.querySelectorAll("details")) details.open = true;
-}, 500));
-addEventListener("load", () => setTimeout(() => {
-  const found = [...document.querySelectorAll("iframe")].map((frame) => {
-    const page = frame.contentDocument, box = (part) => part.getBoundingClientRect();
-    return {width: frame.clientWidth, content: page.documentElement.scrollWidth,
-      plots: [...page.querySelectorAll(".plot")].map((plot) => [plot.id, box(plot).width, box(plot).height,
-        plot.querySelectorAll(MARKS[plot.id] || ".point").length])};
-  });
-  document.querySelector("pre").textContent = JSON.stringify(found);
-}, 3000));
-"""
-
-
-PATIENCE = "--virtual-time-budget=10000"
-
-
-@pytest.fixture
-def shown(content: dict[str, Any]) -> str:
-    """The page; plotly's source is looked for again, which another test has made missing."""
-    plotly_source.cache_clear()
-    return page(content)
-
-
-@needs_browser
-def test_the_page_fits_and_draws_every_plot(tmp_path: Path, shown: str) -> None:
-    """At the width of a phone and of a desk the page is as wide as its window, and every plot has its marks."""
-    told = printed(tmp_path, framed(shown, MEASURE), PATIENCE)
-    for seen, width in zip(told, WIDTHS, strict=True):
-        assert seen["width"] == seen["content"] == width
-        plots = {name: rest for name, *rest in seen["plots"]}
-        assert {"pareto", "measured", "weights", "values", "outlier0"} <= set(plots)
-        for name, (wide, tall, marks) in plots.items():
-            assert 100 < wide <= max(width, 1000), name
-            assert tall > 100, name
-            assert marks > 0, name
-
-
-@needs_browser
-def test_a_screenshot_shows_the_recommended_point(tmp_path: Path, shown: str) -> None:
-    """The diamond of the recommended assignment and the heat map's colours are on the picture."""
-    colours = colours_on(tmp_path, shown, PATIENCE, "--window-size=1280,3200")
-    assert colours.get("d55e00", 0) > 40
-    assert colours.get("1d6fa8", 0) > 200
-    assert len(colours) > 60
 
 
 def test_what_keeps_its_format_for_an_export_is_one_line(content: dict[str, Any]) -> None:

@@ -1,14 +1,12 @@
-"""A bench in words and pictures: the table's rows, a page in Markdown, and a page of plots."""
+"""A bench in words: the table's rows, and a page in Markdown."""
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from assay.runtime.lazy import optional
 from assay.verify.timing.gate import Change
 from assay.verify.timing.record import Line, Record
 
@@ -96,96 +94,6 @@ def markdown(record: Record, changes: Sequence[Change] = ()) -> str:
     if changes:
         lines += ["## Changes", "", *(f"- {change_words(change)}" for change in changes), ""]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def plots(records: Sequence[Record]) -> str:
-    """A page of three pictures: the newest record under the roofline, speed against accuracy, and
-    the history of each kernel's time. Raises `NotInstalled` where plotly is missing."""
-    graph = optional("plotly.graph_objects", purpose="plots of a bench", extra="audit")
-    io = optional("plotly.io", purpose="plots of a bench", extra="audit")
-    newest = [line for line in records[-1].lines if line.seconds]
-    figures = [
-        _figure(graph, "Roofline", "operations per byte", "operations or bytes a second", _roofline(newest)),
-        _figure(graph, "Speed against accuracy", "microseconds", "bits", _accuracy(newest), straight=True),
-        _figure(graph, "History", "made", "microseconds", _history(records), dates=True),
-    ]
-    parts = [io.to_html(figure, full_html=False, include_plotlyjs=not number) for number, figure in enumerate(figures)]
-    title = f"{records[-1].machine}, {records[-1].made}"
-    return f'<!doctype html><meta charset="utf-8"><title>assay bench</title><h1>{title}</h1>' + "\n".join(parts) + "\n"
-
-
-def _figure(
-    graph: Any,
-    title: str,
-    x: str,
-    y: str,
-    traces: Sequence[dict[str, Any]],
-    *,
-    straight: bool = False,
-    dates: bool = False,
-) -> Any:
-    figure = graph.Figure([graph.Scatter(**trace) for trace in traces])
-    figure.update_layout(title=title, xaxis_title=x, yaxis_title=y, height=560, template="plotly_white")
-    figure.update_xaxes(type="date" if dates else "log")
-    figure.update_yaxes(type="linear" if straight else "log")
-    return figure
-
-
-def _roofline(lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """Each kernel's point under the least time's: operations a second, bytes a second of what has no products."""
-    found = []
-    for name, same in _by_kernel(lines).items():
-        points = [line for line in same if line.bytes and line.seconds]
-        x = [max((line.products or 0.0) / (line.bytes or 1.0), 1.0) for line in points]
-        y = [max(line.products or 0.0, line.bytes or 0.0) / (line.seconds or 1.0) for line in points]
-        found.append({"x": x, "y": y, "text": [line.case for line in points], "name": name, "mode": "markers"})
-    bounds = [line for line in lines if line.least and line.bytes]
-    if bounds:
-        pairs = sorted(
-            {
-                (
-                    max((b.products or 0.0) / (b.bytes or 1.0), 1.0),
-                    max(b.products or 0.0, b.bytes or 0.0) / (b.least or 1.0),
-                )
-                for b in bounds
-            }
-        )
-        found.append(
-            {"x": [x for x, _ in pairs], "y": [y for _, y in pairs], "name": "roofline", "mode": "lines+markers"}
-        )
-    return found
-
-
-def _accuracy(lines: Sequence[Line]) -> list[dict[str, Any]]:
-    return [
-        {
-            "x": [1e6 * (line.seconds or 0.0) for line in same],
-            "y": [line.bits for line in same],
-            "text": [line.case for line in same],
-            "name": name,
-            "mode": "markers",
-        }
-        for name, same in _by_kernel(line for line in lines if line.bits is not None).items()
-    ]
-
-
-def _history(records: Sequence[Record]) -> list[dict[str, Any]]:
-    times: dict[tuple[str, str], list[tuple[str, float]]] = defaultdict(list)
-    for record in records:
-        for line in record.lines:
-            if line.seconds:
-                times[line.key].append((record.made, 1e6 * line.seconds))
-    return [
-        {"x": [x for x, _ in points], "y": [y for _, y in points], "name": f"{kernel}; {case}", "mode": "lines+markers"}
-        for (kernel, case), points in times.items()
-    ]
-
-
-def _by_kernel(lines: Any) -> dict[str, list[Line]]:
-    found: dict[str, list[Line]] = defaultdict(list)
-    for line in lines:
-        found[line.kernel].append(line)
-    return found
 
 
 def as_json(record: Record, changes: Sequence[Change]) -> str:
