@@ -13,7 +13,8 @@ def advise(audit: Audit) -> list[Finding]:
     No assignment is run; one more backward pass over the calibration data gives the random control.
     """
     predictor = audit.predictor
-    return findings(predictor, lambda menus: random_control(audit.model, audit.batches, predictor, menus))
+    given = audit.model, audit.batches, predictor
+    return findings(predictor, lambda menus: random_control(*given, menus, audit.chosen_on.chain))
 
 
 def reliability(audit: Audit, assignment: Mapping[str, str]) -> list[str]:

@@ -59,7 +59,7 @@ Progress = Callable[[str, int, int], None]
 class Audit:
     """The audit of a model over calibration data: sites, menus, predictions, measurements, recommendations.
 
-    One forward pass looks; another predicts, with one backward pass for weights and values and three for values alone.
+    One forward pass looks; others predict, with one backward pass for weights and values and three for values alone.
     model: a module or an exported program; it is left as it was. Weights of 16 bits are computed with in float32.
     batches: dicts of keyword arguments, tuples, or tensors; the first dimension of a batch holds its sequences. An
     ``attention_mask`` [B, T] takes padding out of the metric.
@@ -330,8 +330,8 @@ class Audit:
         """The form, from forward and backward passes of each batch, or from the cache."""
         if self._cache and (kept := self._cache.products(self.observed.menus)):
             return QuadraticForm(kept)
-        given = self.model, self.batches, self.metric, self.observed
-        products = differentiate(*given, again=AGAIN, seed=self._seed, done=self._steps("predicting"))
+        given, chain = (self.model, self.batches, self.metric, self.observed), self.chosen_on.chain
+        products = differentiate(*given, again=AGAIN, seed=self._seed, chain=chain, done=self._steps("predicting"))
         if self._cache:
             self._cache.keep(products)
         return QuadraticForm(products)

@@ -7,8 +7,11 @@ from typing import Any
 import torch
 
 from assay.precision.advice.experts import Router, flip_share, routers_of
+from assay.precision.observation.handlers import traced
 from assay.precision.observation.observing import Observed
+from assay.precision.observation.running import call, evaluating
 from assay.precision.observation.tracer import Product
+from assay.precision.prediction.chain import Chain
 from assay.precision.prediction.perturbations import Key
 from assay.precision.prediction.predictor import Predictor
 from assay.precision.prediction.products import differentiate, products_of
@@ -21,10 +24,14 @@ Control = Callable[[Mapping[str, tuple[str, ...]]], QuadraticForm]
 
 
 def random_control(
-    model: torch.nn.Module, batches: Sequence[Any], predictor: Predictor, menus: Mapping[str, tuple[str, ...]]
+    model: torch.nn.Module,
+    batches: Sequence[Any],
+    predictor: Predictor,
+    menus: Mapping[str, tuple[str, ...]],
+    chain: Chain | None = None,
 ) -> QuadraticForm:
     """The form for changes of normal entries that are as large in all as those of the schemes in ``menus``, which are
-    named by the owners of weights, over all calibration data."""
+    named by the owners of weights, over all calibration data. chain: as in `differentiate`."""
     generator = torch.Generator().manual_seed(0)
 
     def random_change(stored: FakeQuantizer, x: torch.Tensor) -> torch.Tensor:
@@ -32,7 +39,8 @@ def random_control(
         return size * torch.randn(x.shape, generator=generator).to(x)
 
     observed = replace(predictor.observed, menus=menus)
-    return QuadraticForm(differentiate(model, batches, predictor.metric, observed, change=random_change))
+    products = differentiate(model, batches, predictor.metric, observed, change=random_change, chain=chain)
+    return QuadraticForm(products)
 
 
 class _Routed(Sensitivity):
@@ -85,7 +93,9 @@ def routing_of(model: torch.nn.Module, batches: Sequence[Any], observed: Observe
     def visitor_of(size: int, index: int) -> _Routed:
         return _Routed(tops, observed.menus, observed.qparams, observed.tied, size, (0, 1), index)
 
-    def backward(visitor: _Routed, _outputs: Any, _batch: Any) -> None:
+    def form(visitor: _Routed, index: int) -> None:
+        with evaluating(model), traced(model, visitor):
+            call(model, batches[index])
         cotangents = []
         for logits, top in visitor.logits:
             order = logits.detach().topk(top + 1, -1).indices
@@ -94,4 +104,4 @@ def routing_of(model: torch.nn.Module, batches: Sequence[Any], observed: Observe
             cotangents.append(cotangent.scatter_(-1, order[..., -1:], -sign))
         torch.autograd.grad([logits for logits, _ in visitor.logits], visitor.anchor, cotangents, allow_unused=True)
 
-    return Routing(QuadraticForm(products_of(model, batches, visitor_of, backward)), routers)
+    return Routing(QuadraticForm(products_of(batches, visitor_of, form)), routers)

@@ -15,13 +15,8 @@ from assay.precision.metrics import Metric
 from assay.precision.observation.handlers import traced
 from assay.precision.observation.observing import Observed
 from assay.precision.observation.running import evaluating
-from assay.precision.observation.streaming import streamed_parameters
 from assay.precision.prediction.chain import Chain, State
 from assay.precision.prediction.simulation import SPLITS, Simulator, output_of
-
-_MEMORY = 1 << 30
-"""Bytes that the values of assignments, and weights rounded for them, may take; of a model in memory half of its own
-float32 bytes, if that is more."""
 
 Part = frozenset[tuple[str, str]]
 """What an assignment changes at one place of a chain: (site, scheme)."""
@@ -96,14 +91,9 @@ def _merged(plans: Mapping[int, Plan], of: Mapping[int, int], place: int) -> tup
 def _groups(chain: Chain, plans: Mapping[int, Plan]) -> Iterator[dict[int, Plan]]:
     """As many assignments as memory allows, those that begin at the same block together."""
     first = {number: next((at for at, part in enumerate(plan) if part), chain.after) for number, plan in plans.items()}
-    order, size = sorted(plans, key=lambda number: first[number]), max(_room(chain) // _needed(chain), 1)
+    order, size = sorted(plans, key=lambda number: first[number]), max(chain.room() // _needed(chain), 1)
     for start in range(0, len(order), size):
         yield {number: plans[number] for number in order[start : start + size]}
-
-
-def _room(chain: Chain) -> int:
-    streamed = bool(streamed_parameters(chain.model))
-    return max(_MEMORY, 0 if streamed else 2 * sum(parameter.numel() for parameter in chain.model.parameters()))
 
 
 def _needed(chain: Chain) -> int:
@@ -113,7 +103,7 @@ def _needed(chain: Chain) -> int:
 
 def _keeps(chain: Chain) -> bool:
     """Whether a block's rounded weights are kept until all have passed it."""
-    return chain.bytes_of_block() <= _room(chain)
+    return chain.bytes_of_block() <= chain.room()
 
 
 def _walk(

@@ -19,11 +19,16 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from assay.precision.metrics import Metric
 from assay.precision.observation.handlers import is_layer, is_norm, traced
 from assay.precision.observation.running import call, evaluating, mapping
+from assay.precision.observation.streaming import streamed_parameters
 from assay.precision.observation.tracer import LookUp, Product, Tracer, Visitor
 from assay.runtime.shelf import Shelf
 
 _SAME = 1e-6
 """Relative difference of outputs that a device's own indeterminacy may make."""
+
+_ROOM = 1 << 30
+"""Bytes that values of several assignments, and weights kept for them or for several cotangents, may take; of a model
+in memory half of its own float32 bytes, if that is more."""
 
 State = tuple[torch.Tensor, ...]
 """The values that a block is given by the one before; of the last block, all tensors that it gives."""
@@ -96,6 +101,11 @@ class Chain:
         others = sum(parameter.numel() for parameter in self.model.parameters()) - sum(sizes)
         return 4 * max(*sizes, others)
 
+    def room(self) -> int:
+        """Bytes that may be taken beside the model."""
+        streamed = bool(streamed_parameters(self.model))
+        return max(_ROOM, 0 if streamed else 2 * sum(parameter.numel() for parameter in self.model.parameters()))
+
     def before(self, batch: int, visitor: Visitor) -> State | None:
         """What the first block is given where a visitor changes something before it; None where that changes other
         arguments too."""
@@ -115,12 +125,12 @@ class Chain:
         return tuple(given.leaves[place] for place in places)
 
     def output(self, batch: int, state: State, metric: Metric, visitor: Visitor) -> torch.Tensor:
-        """What is compared of the model's outputs, of what the last block gives."""
+        """What is compared of the model's outputs, of what the last block gives, which the visitor has seen."""
         given = self.given.filled(self.tensors, [value.clone() for value in state])
         with ExitStack() as after:
-            for block in self.blocks:
-                after.callback(_put, block, block.__dict__.get("forward"))
-                _put(block, lambda *_args, **_kwargs: given)
+            for block in self.blocks:  # whose hooks don't see this call
+                block.__dict__["_call_impl"] = lambda *_args, **_kwargs: given
+                after.callback(block.__dict__.pop, "_call_impl")
             after.enter_context(traced(self.model, visitor))
             return metric.output(call(self.model, self.batches[batch]), mapping(self.batches[batch]))
 
@@ -316,11 +326,3 @@ def _largest_stack(model: torch.nn.Module) -> list[torch.nn.Module]:
             stacks.setdefault(name.rpartition(".")[0], []).append(module)
     sizes = {name: sum(p.numel() for block in stack for p in block.parameters()) for name, stack in stacks.items()}
     return stacks[max(sizes, key=lambda name: sizes[name])] if sizes else []
-
-
-def _put(module: torch.nn.Module, forward: Callable[..., Any] | None) -> None:
-    """Give a module another forward; None: its class's."""
-    if forward is None:
-        del module.__dict__["forward"]
-    else:
-        module.__dict__["forward"] = forward

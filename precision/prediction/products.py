@@ -6,11 +6,11 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from assay.precision.errors import BadModel
 from assay.precision.metrics import Metric
-from assay.precision.observation.handlers import traced
 from assay.precision.observation.observing import Observed
-from assay.precision.observation.running import batch_size, call, evaluating, mapping
+from assay.precision.observation.running import batch_size, evaluating
+from assay.precision.prediction.backward import Cotangents, back_through_blocks, back_through_model
+from assay.precision.prediction.chain import Chain
 from assay.precision.prediction.perturbations import Key, Term
 from assay.precision.prediction.quadratic_form import Products
 from assay.precision.prediction.sensitivity import Change, Sensitivity, change_of
@@ -31,6 +31,7 @@ def differentiate(
     again: int = 0,
     seed: int = 0,
     change: Change = change_of,
+    chain: Chain | None = None,
     done: Callable[[int], None] = lambda count: None,
 ) -> Products:
     """The products of every scheme of ``observed`` at every site with a random cotangent of the metric's output.
@@ -38,42 +39,39 @@ def differentiate(
     again: so many further cotangents, after the same forward pass, for values without a weight: activations and KV
     caches. What few rows make, as errors within attention, one cotangent tells within a factor of two only; the
     products of a weight, which most of the time goes to, are sums over all rows of a sequence. seed: of the cotangents,
-    and of which rows are looked at. change: what a scheme changes in a tensor. ``done`` is told how many batches are.
+    and of which rows are looked at. change: what a scheme changes in a tensor. chain: the model as one over these
+    batches, which is led back through block by block. ``done`` is told how many batches are.
     Raises BadModel for outputs without a gradient.
     """
     values = {name: menu for name, menu in observed.menus.items() if observed.by_name[name].place in _VALUES}
     seeds = [seed + 1_000_003 * turn for turn in range(1 + again if any(values.values()) else 1)]
     generators = [torch.Generator().manual_seed(each) for each in seeds]
-
-    def backward(visitor: Sensitivity, outputs: Any, batch: Any) -> None:
-        output = metric.output(outputs, mapping(batch))
-        if not output.requires_grad:
-            raise BadModel(
-                "expected outputs that gradients lead back from, got none: take torch.no_grad, inference_mode, "
-                "argmax and casts to integers out of forward"
-            )
-        for turn in reversed(range(len(seeds))):  # the first one last: it has the weights, and lets go of the values
-            visitor.begin(turn, seeds[turn], values if turn else observed.menus)
-            cotangent = metric.cotangent(output.detach(), mapping(batch), generators[turn])
-            torch.autograd.grad(output, visitor.anchor, cotangent, allow_unused=True, retain_graph=turn > 0)
+    cotangents = Cotangents(metric, generators, [observed.menus, *[values] * (len(seeds) - 1)])
 
     def visitor_of(size: int, index: int) -> Sensitivity:
         return Sensitivity(observed.menus, observed.qparams, observed.tied, size, (index, len(batches)), seed, change)
 
-    return products_of(model, batches, visitor_of, backward, done)
+    def form(visitor: Sensitivity, index: int) -> None:
+        with evaluating(model):
+            if chain is None:
+                back_through_model(model, batches[index], visitor, cotangents)
+            else:
+                back_through_blocks(chain, index, visitor, cotangents)
+
+    return products_of(batches, visitor_of, form, done)
 
 
 def products_of(
-    model: torch.nn.Module,
     batches: Sequence[Any],
     visitor_of: Callable[[int, int], Visitor],
-    backward: Callable[[Visitor, Any, Any], None],
+    form: Callable[[Visitor, int], None],
     done: Callable[[int], None] = lambda count: None,
 ) -> Products:
-    """One forward and one backward pass a batch, with copies of values where the model writes over them.
+    """The products that ``form`` has a visitor form of each batch, with copies of values where the model writes over
+    them.
 
-    ``visitor_of`` a batch's size and number; ``backward`` takes visitor, outputs and batch, and differentiates with
-    respect to the visitor's anchor; ``done`` is told how many batches are.
+    ``visitor_of`` a batch's size and number; ``form`` takes the visitor and the batch's number, runs the model and
+    differentiates with respect to the visitor's anchor; ``done`` is told how many batches are.
     """
     terms: list[list[dict[Key, Term]]] = []
     sizes = [batch_size(batch) for batch in batches]
@@ -82,10 +80,8 @@ def products_of(
     def passed(index: int) -> list[dict[Key, Term]]:
         visitor = visitor_of(sizes[index], index)
         visitor.copies = copies
-        with torch.enable_grad(), evaluating(model):
-            with traced(model, visitor):
-                outputs = call(model, batches[index])
-            backward(visitor, outputs, batches[index])
+        with torch.enable_grad():
+            form(visitor, index)
         return [visitor.every[turn] for turn in sorted(visitor.every)]
 
     for index in range(len(batches)):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from assay.precision.observation.qparams import QParams
+from assay.precision.observation.streaming import Streamed
 from assay.precision.observation.tracer import LookUp, Product, Tracer
 from assay.precision.prediction.perturbations import Perturbation, Term, passing, perturbations_of
 from assay.precision.prediction.rows import Rows, Subsample
@@ -64,18 +65,27 @@ class Sensitivity:
         self.tracer: Tracer | None = None
         self.copies = False
         """Whether values are kept in copies, for a model that writes over them."""
+        self.shares = 0
+        """Bytes of weights that are in memory only while their module runs, and of changes of values, to keep for all
+        cotangents until `forget`."""
         self._qparams = qparams
         self._tied = tied
         self._batch = batch
         self._turn = turn
         self._change = change or change_of
-        self.begin(0, seed, menus)
+        self._draw = torch.Generator().manual_seed(seed + turn[0])
+        self._changes: dict[object, tuple[torch.Tensor, Subsample, _Changes]] = {}
+        self._weights: dict[Streamed, torch.Tensor] = {}
+        self.begin(0, menus)
 
-    def begin(self, cotangent: int, seed: int, menus: Mapping[str, Sequence[str]]) -> None:
+    def begin(self, cotangent: int, menus: Mapping[str, Sequence[str]]) -> None:
         """What is led back from now on is the cotangent of this number, whose products are formed for these menus."""
         self.terms, self._menus = self.every.setdefault(cotangent, {}), menus
-        self._draw = torch.Generator().manual_seed(seed + self._turn[0])
-        self._changes: tuple[torch.Tensor | None, Subsample, _Changes] = (None, Subsample(), {})
+
+    def forget(self) -> None:
+        """Drop what is kept for all cotangents."""
+        self._changes.clear()
+        self._weights.clear()
 
     def linear(
         self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
@@ -140,7 +150,12 @@ class Sensitivity:
     def _reader(self, weight: torch.Tensor) -> Callable[[], torch.Tensor]:
         """What the backward pass has the weight from."""
         streamed = self.tracer.streamed(weight) if self.tracer is not None else None
-        return streamed or weight.detach
+        if streamed is None:
+            return weight.detach
+        held = sum(each.numel() * each.element_size() for each in self._weights.values())
+        if held + weight.numel() * weight.element_size() <= self.shares:
+            self._weights.setdefault(streamed, weight.detach())
+        return lambda: self._weights[streamed] if streamed in self._weights else streamed()
 
     def _rows(self, x: torch.Tensor) -> Rows:
         count = x.numel() // max(x.shape[-1], 1)
@@ -180,20 +195,22 @@ class Sensitivity:
         rows: Rows,
     ) -> None:
         """Linears that share an input, as q, k and v do, share its changes, and so does the norm that it comes from."""
-        kept, subsample, changes = self._changes
-        if kept is None or (kept.data_ptr(), kept.shape, kept.stride()) != (x.data_ptr(), x.shape, x.stride()):
-            subsample, changes = self._subsample(x), {}
-            self._changes = (x, subsample, changes)
+        key = x.data_ptr(), x.shape, x.stride()
+        if key not in self._changes:
+            if not self.shares:
+                self._changes.clear()
+            self._changes[key] = x, self._subsample(x), {}
+        _, subsample, changes = self._changes[key]
         some = subsample.of(x)
         cotangents = subsample.of(g)
         few = rows.subsampled(subsample.index)
         for part, stored in menu.items():
             if stored is None:
                 continue
-            key = _identity(stored)
-            if key not in changes:
-                changes[key] = stored, self._change(stored, some)
-            self._add(name, part, self._term(cotangents * changes[key][1], few, subsample))
+            form = _identity(stored)
+            if form not in changes:
+                changes[form] = stored, self._change(stored, some)
+            self._add(name, part, self._term(cotangents * changes[form][1], few, subsample))
 
     def _subsample(self, x: torch.Tensor) -> Subsample:
         """One row at random of every few, and all of those that are much larger than the mean."""
