@@ -11,6 +11,7 @@ from assay.precision.observation.operations.attention import multihead, scaled_d
 from assay.precision.observation.operations.contraction import baddbmm, einsum, grouped, matmul
 from assay.precision.observation.operations.convolution import convolution, transposed_convolution
 from assay.precision.observation.tracer import Handler, Tracer, Visitor
+from assay.runtime.heap import give_back
 
 
 @contextmanager
@@ -45,10 +46,13 @@ def _enter(tracer: Tracer, name: str, module: torch.nn.Module) -> Callable[..., 
 
 
 def _leave(tracer: Tracer, name: str, module: torch.nn.Module) -> Callable[..., Any]:
-    suffix = "output" if is_norm(module) else "residual" if is_layer(name, module) else None
+    layer = is_layer(name, module)
+    suffix = "output" if is_norm(module) else "residual" if layer else None
 
     def leave(_module: object, _args: object, output: Any) -> Any:
         tracer.path.pop()
+        if layer and tracer.streams:
+            give_back()
         while tracer.gathered and tracer.gathered[-1][2] > len(tracer.path):
             tracer.gathered.pop()
         if suffix is None or output is None:

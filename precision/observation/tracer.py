@@ -64,7 +64,8 @@ class Tracer(TorchFunctionMode):
         """Of the product that a visitor is given, where it is no linear layer's."""
         self._parameters = _by_storage(model)
         self._modules = dict(model.named_modules())
-        self._streams = bool(streamed_parameters(model))
+        self.streams = bool(streamed_parameters(model))
+        """Whether weights come and go with their modules."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.given.update(id(each) for each in args if type(each) is torch.nn.Parameter)
@@ -79,7 +80,7 @@ class Tracer(TorchFunctionMode):
             return None
         here = self.path[-1] if self.path else ""
         if weight.is_meta:
-            if self._streams:
+            if self.streams:
                 raise BadModel(f"{here} uses weights of another module, which can't be streamed; load the model whole")
             return None
         # A tied weight has several names: that of the module that runs is meant.
@@ -101,7 +102,7 @@ class Tracer(TorchFunctionMode):
 
     def _own(self, weight: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
         """Of the running module's own parameters the one that a weight lies in: streamed ones come and go with it."""
-        if not self._streams or not self.path:
+        if not self.streams or not self.path:
             return []
         storage = weight.untyped_storage().data_ptr()
         return [
