@@ -1,4 +1,4 @@
-"""What llama-quantize and mlx_lm are given, and what they make of it, is read again and compared with the assignment."""
+"""What llama-quantize and mlx_lm are given, and what they make of it, is read again beside the assignment."""
 
 import json
 import re

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from assay.precision.export.patterns import targets_of
+from assay.precision.export.patterns import also_asked_for, targets_of
 from assay.precision.export.plan import Plan, plan_of
 from assay.precision.export.target import Names, Recipe, json_file, of_linears, register
 from assay.precision.observation.sites import Site
@@ -54,7 +54,7 @@ def config_of(plan: Plan, names: Names) -> Recipe:
         "format": "mixed-precision" if len(formats) > 1 else next(iter(formats), "dense"),
         "quantization_status": "compressed",
         "global_compression_ratio": None,
-        "ignore": targets_of(left),
+        "ignore": [*targets_of(left), *also_asked_for(left)],
         "kv_cache_scheme": dict(_KV) if caches else None,
         "config_groups": {f"group_{number:03d}": group for number, group in enumerate(groups.values())},
     }
@@ -95,11 +95,11 @@ def format_of(scheme: Scheme) -> str:
 
 
 def group_of(scheme: Scheme, names: list[str]) -> dict[str, Any]:
-    """The config group of linears, by the names that checkpoints have."""
+    """The config group of linears, by the names that checkpoints have, and others that engines ask for instead."""
     assert scheme.weight is not None
     group: dict[str, Any] = {
         "format": format_of(scheme),
-        "targets": targets_of(names),
+        "targets": [*targets_of(names), *also_asked_for(names)],
         "weights": _arguments(scheme.weight, "channel", dynamic=False),
     }
     if scheme.activation is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from assay.configs.architectures import fused
+from assay.configs.architectures import fused, products_of
 from assay.precision.export.configurations.compressed_tensors import group_of
 from assay.precision.export.verifying.verified import Asked, Verified, difference
 from assay.precision.schemes import scheme_named
@@ -50,8 +50,9 @@ def _read(asked: Asked, file: str, held: Mapping[str, str], *, tensors: bool = F
 
     every = {name: held.get(site) for site, several in asked.names.items() for name in several}
     wrong = [difference(name, wanted, got(name)) for name, wanted in every.items() if not same(got(name), name, wanted)]
-    for name, wanted in _fused(every).items():
-        if not same(got(name), name, wanted):
+    for name, members in products_of(every).items():
+        wanted = every[members[0]]
+        if len({every[member] for member in members}) == 1 and not same(got(name), name, wanted):
             wrong.append(difference(name, wanted, got(name)))
     cached = next((scheme for site, scheme in held.items() if scheme_named(scheme).weight is None), None)
     if (config.kv_cache_scheme is None) != (cached is None):
@@ -73,17 +74,3 @@ def _tensors(folder: Path, every: Mapping[str, str | None]) -> list[str]:
         for name, wanted in every.items()
         if (f"{name}.weight_scale" in keys) != (wanted is not None)
     ]
-
-
-def _fused(every: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Linears that vLLM runs as one, by its names for them, and the scheme that all have."""
-    found = {}
-    for together, parts in fused().items():
-        for name in every:
-            head, _, last = name.rpartition(".")
-            members = [f"{head}.{part}" for part in parts]
-            if last != parts[0] or "experts" in head or not all(member in every for member in members):
-                continue
-            if len({every[member] for member in members}) == 1:
-                found[f"{head}.{together}"] = every[name]
-    return found
