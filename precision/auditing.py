@@ -115,7 +115,7 @@ class Audit:
         self._progress = progress or (lambda stage, done, count: None)
         self._cache = kept
         with self._timed("looking"):
-            served = target_named(target).served
+            served = target_named(target).served(schemes)
             served = served if apart is None else replace(served, apart=apart)
             self.observed = observe(self.model, self.batches, self.metric, schemes, self._steps("looking"), served)
             part = Part("choice", self.batches, self.observed.references, self.observed.shares)

@@ -53,7 +53,7 @@ class Engine:
     fused: bool
     """q, k and v, and gate and up, are one product, which takes one scheme."""
     caches: str
-    """"each" layer's KV cache may have a scheme, "one" of all, "none"."""
+    """"each" layer's KV cache may have a scheme, "some" the one that any has or none, "one" of all, "none"."""
     exports: tuple[str, ...]
     """Formats of an export that it reads."""
     source: str
@@ -111,12 +111,13 @@ class Target:
         names = self.engine.places.get(kind, ("*",))
         return scheme in names or names == ("*",)
 
-    @property
-    def served(self) -> Served:
-        """What the engine makes of sites."""
+    def served(self, formats: Collection[str]) -> Served:
+        """What the engine makes of sites that may have these schemes."""
         if self.engine is None:
             return Served()
-        return Served(not self.engine.fused, self.engine.caches == "one", self.allows)
+        kinds = sum(scheme.weight is None and "kv_cache" in scheme.places for scheme in map(scheme_named, formats))
+        together = self.engine.caches == "one" or (self.engine.caches == "some" and kinds > 1)
+        return Served(not self.engine.fused, together, self.allows)
 
 
 def _kind(site: Site) -> str:

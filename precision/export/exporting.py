@@ -1,5 +1,6 @@
 """`export`: an assignment written as serving stacks read it, and as a checkpoint, into one folder."""
 
+import shlex
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from assay.precision.export.checkpoint.storable import unstorable
 from assay.precision.export.checkpoint.writing import write_checkpoint
 from assay.precision.export.configurations import TARGETS
 from assay.precision.export.lint import lint
-from assay.precision.export.manifest import Part
+from assay.precision.export.manifest import OPTIONS, Part
 from assay.precision.export.plan import plan_of
 from assay.precision.export.target import Request
 from assay.precision.observation.qparams import QParams
@@ -121,7 +122,12 @@ def export(
                 refused = str(error)
                 _note(said, "checkpoint", [f"not written: {refused}"])
             else:
-                parts.append(Part("checkpoint", (folder / "checkpoint",), made.held, made.bytes))
+                paths = [folder / "checkpoint"]
+                if made.options:
+                    command = shlex.join(["vllm", "serve", "checkpoint", *made.options])
+                    (place / OPTIONS).write_text(f"{command}\n", encoding="utf-8")
+                    paths.append(folder / OPTIONS)
+                parts.append(Part("checkpoint", tuple(paths), made.held, made.bytes))
                 _note(said, "checkpoint", [line for line in made.notes if said.get(line) != ["lint"]])
         notes = tuple(f"{', '.join(who)}: {line}" for line, who in said.items())
         linears = {name: site for name, site in sites.items() if site.place == "linear"}

@@ -18,6 +18,8 @@ from assay.runtime.files import write_text_atomically
 
 RECORD = "export.json"
 """Holds the assignment that the files beside it are of, their names, and what they don't express."""
+OPTIONS = "vllm-checkpoint.txt"
+"""The command that serves a checkpoint with KV caches for which its configuration has no words."""
 
 
 def record_in(folder: Path) -> Any:

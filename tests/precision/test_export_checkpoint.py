@@ -200,11 +200,12 @@ def test_loaded_in_bfloat16_logits_agree_to_its_rounding(tmp_path: Path) -> None
 
 
 def test_what_is_not_held_is_noted_and_left_out(tmp_path: Path) -> None:
-    """Stages, embeddings and the cache of one layer alone are named in notes; what is held simulates what is loaded."""
+    """Stages, embeddings and a cache that vLLM computes otherwise are named in notes; what is held simulates what is
+    loaded."""
     assignment = {
         **subject().weights("fp8"),
         "model.embed_tokens": "w8a16",
-        "model.layers.0.self_attn:kv_cache": "kv-fp8",
+        "model.layers.0.self_attn:kv_cache": "kv-int4",
         "model.layers.1.self_attn:scores": "fp16",
     }
     written = write(subject(), assignment, tmp_path / "out")

@@ -38,8 +38,11 @@ def quantization_config(
     return config_of(plan_of(assignment, sites, dtype, experts=names is not None), names or {})
 
 
-def config_of(plan: Plan, names: Names) -> Recipe:
-    """The same of a plan: a group for each scheme, numbered with zeros in front, since groups are sorted by name."""
+def config_of(plan: Plan, names: Names, *, optional: bool = False) -> Recipe:
+    """The same of a plan: a group for each scheme, numbered with zeros in front, since groups are sorted by name.
+
+    optional: KV caches that it has no words for are given by options where the checkpoint is served.
+    """
     groups = groups_of(plan, names)
     left = [named for name in plan.left for named in names.get(name, [name])]
     for name, scheme in plan.weights.items():
@@ -47,7 +50,7 @@ def config_of(plan: Plan, names: Names) -> Recipe:
             plan.note(name, scheme.name, str(why_not(scheme)))
             left += names.get(name, [name])
     formats = {group["format"] for group in groups.values()}
-    caches = plan.fp8_caches("a cache is e4m3 or as it is")
+    caches = plan.caches if optional else plan.fp8_caches("a cache is e4m3 or as it is")
     content = {
         "quant_method": "compressed-tensors",
         "version": VERSION,
@@ -55,7 +58,7 @@ def config_of(plan: Plan, names: Names) -> Recipe:
         "quantization_status": "compressed",
         "global_compression_ratio": None,
         "ignore": [*targets_of(left), *also_asked_for(left)],
-        "kv_cache_scheme": dict(_KV) if caches else None,
+        "kv_cache_scheme": dict(_KV) if plan.cache == "kv-fp8" else None,
         "config_groups": {f"group_{number:03d}": group for number, group in enumerate(groups.values())},
     }
     held = [name for name, scheme in plan.weights.items() if scheme.name in groups]

@@ -11,6 +11,7 @@ import torch
 
 from assay.configs.architectures import fused, products_of
 from assay.precision.export.configurations.compressed_tensors import group_of
+from assay.precision.export.manifest import OPTIONS
 from assay.precision.export.verifying.verified import Asked, Verified, difference
 from assay.precision.schemes import scheme_named
 from assay.runtime.lazy import optional
@@ -54,7 +55,11 @@ def _read(asked: Asked, file: str, held: Mapping[str, str], *, tensors: bool = F
         wanted = every[members[0]]
         if len({every[member] for member in members}) == 1 and not same(got(name), name, wanted):
             wrong.append(difference(name, wanted, got(name)))
-    cached = next((scheme for site, scheme in held.items() if scheme_named(scheme).weight is None), None)
+    cached = (
+        None
+        if OPTIONS in asked.files
+        else next((scheme for site, scheme in held.items() if scheme_named(scheme).weight is None), None)
+    )
     if (config.kv_cache_scheme is None) != (cached is None):
         wrong.append(difference("KV caches", cached, config.kv_cache_scheme))
     if tensors:
