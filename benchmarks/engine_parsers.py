@@ -169,6 +169,24 @@ def experts_given(engine: str, parser: Any, kind: str, scheme: str) -> bool:
     return got == [group] * 3 + [None] * 3
 
 
+def table_given(parser: Any, scheme: str) -> bool:
+    """Whether vLLM takes a table of embeddings, of a model that tells its name or not, for packed integers of the
+    scheme, and for none where it is left as it is."""
+    name = "model.embed_tokens"
+    model = {**sites(), name: Site(name, "embedding", "embedding", (512, 256))}
+    table = type("VocabParallelEmbedding", (torch.nn.Module,), {})()
+    linear = "model.layers.0.mlp.down_proj"
+    for assignment in ({linear: scheme, name: scheme}, {linear: scheme}):
+        config = parser.from_config(quantization_config(assignment, model, kind="llama").content)
+        for called in ("", name):
+            found = config.get_scheme_dict(table, called)
+            if (found is None) == (name in assignment):
+                return False
+            if found is not None and not config._is_wNa16_group_channel(found["weights"], None):
+                return False
+    return True
+
+
 def main() -> int:
     """Print a row for each scheme; 1 where the parser and the row of configs/engines.toml disagree."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -194,6 +212,10 @@ def main() -> int:
             wrong += fault
             words = "served" if served else "off the menu"
             print(f"{name:16} {capability / 10:4.1f}  {words:12}  {', '.join(sorted(classes))}{'  WRONG' * fault}")
+    tables = row.places["tables"]
+    fail = [name for name in tables if not table_given(module.CompressedTensorsConfig, name)]
+    wrong += len(fail)
+    print(f"tables: {len(tables)} schemes{', WRONG: ' * bool(fail)}{', '.join(fail)}")
     for kind in _EXPERTS:
         fail = [
             name

@@ -61,6 +61,10 @@ class Engine:
     """The day on which its source was read."""
     places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Schemes that tables, heads, experts and routers may have, where not all; "*": all."""
+    tables_of: tuple[str, ...] = ()
+    """Model types of transformers whose tables it loads quantised; empty: all."""
+    tied: bool = True
+    """A table that is the head's weight too may have a scheme."""
 
     @property
     def schemes(self) -> tuple[str, ...]:
@@ -111,13 +115,18 @@ class Target:
         names = self.engine.places.get(kind, ("*",))
         return scheme in names or names == ("*",)
 
-    def served(self, formats: Collection[str]) -> Served:
-        """What the engine makes of sites that may have these schemes."""
+    def served(self, formats: Collection[str], kind: str = "") -> Served:
+        """What the engine makes of sites that may have these schemes, of a model of a type of transformers."""
         if self.engine is None:
             return Served()
         kinds = sum(scheme.weight is None and "kv_cache" in scheme.places for scheme in map(scheme_named, formats))
         together = self.engine.caches == "one" or (self.engine.caches == "some" and kinds > 1)
-        return Served(not self.engine.fused, together, self.allows)
+        loaded = not self.engine.tables_of or kind in self.engine.tables_of
+
+        def allows(site: Site, scheme: str, head: bool) -> bool:
+            return (loaded or site.place != "embedding") and self.allows(site, scheme, head)
+
+        return Served(not self.engine.fused, together, self.engine.tied, allows)
 
 
 def _kind(site: Site) -> str:
@@ -141,8 +150,14 @@ def _engine(name: str, row: Mapping[str, Any]) -> Engine:
     places = {"tables": (), "routers": ()}
     places |= {kind: tuple(row[kind]) for kind in ("tables", "heads", "experts", "routers") if kind in row}
     plain = ("title", "version", "devices", "fused", "caches", "source", "read")
-    given = {key: row[key] for key in plain}
+    given = {key: row[key] for key in plain} | {"tied": row.get("tied", True)}
+    given["tables_of"] = tuple(row.get("tables_of", ()))
     return Engine(name=name, kernels=kernels, exports=tuple(row["exports"]), places=places, **given)
+
+
+def kind_of(model: object) -> str:
+    """The type of a model of transformers; empty for others."""
+    return str(getattr(getattr(model, "config", None), "model_type", ""))
 
 
 def target_named(name: str | None) -> Target:

@@ -78,7 +78,7 @@ def test_what_is_looked_at_for_an_engine_and_a_device_has_kernels_there() -> Non
 
 
 def test_places_have_what_the_engine_loads_there() -> None:
-    """vLLM quantises no router and no table, experts by fewer schemes; transformers quantises routers."""
+    """vLLM quantises no router, tables and experts by fewer schemes; transformers quantises routers."""
     vllm, plain = target_named("vllm"), target_named(None)
     router = Site("layers.0.gate", "linear", "router", (8, 64))
     table = Site("embed_tokens", "embedding", "embedding", (64, 64))
@@ -86,7 +86,8 @@ def test_places_have_what_the_engine_loads_there() -> None:
     linear = Site("layers.0.o_proj", "linear", "linear", (64, 64))
     for site, scheme, allowed in (
         (router, "fp8", False),
-        (table, "w8a16", False),
+        (table, "w8a16", True),
+        (table, "fp8", False),
         (experts, "w4a16-g32-asym", False),
         (experts, "w4a16-g32", True),
         (linear, "w4a16-g32-asym", True),
@@ -99,7 +100,7 @@ def test_places_have_what_the_engine_loads_there() -> None:
 
 def test_the_caches_of_an_engine_with_one_scheme_for_all_are_chosen_together() -> None:
     """For SGLang KV caches are one unit, for vLLM where they could have two schemes; otherwise layers have their own.
-    Activations, tables and routers have no menu."""
+    Activations and routers have no menu."""
     batches = [{"input_ids": IDS}]
 
     def units(target: str, *caches: str) -> list[str]:
@@ -109,7 +110,7 @@ def test_the_caches_of_an_engine_with_one_scheme_for_all_are_chosen_together() -
     assert units("sglang@h200", "kv-fp8") == units("vllm@h200", "kv-fp8", "kv-int8") == ["kv_cache"]
     assert units("vllm@h200", "kv-int8") == [f"model.layers.{layer}.self_attn:kv_cache" for layer in (0, 1)]
     found = audit(subject().model, batches, formats=["fp8", "w8a16", "kv-fp8"], target="vllm@h200")
-    assert {site.place for site in found.sites} == {"linear", "kv_cache"}
+    assert {site.place for site in found.sites} == {"linear", "embedding", "kv_cache"}
     layer = "model.layers.0.self_attn"
     assert {site.unit for site in found.sites if str(site).startswith(f"{layer}.") and "o_proj" not in site} == {
         f"{layer}.qkv"

@@ -145,7 +145,7 @@ def test_a_table_that_the_head_shares_stays_as_it_is(tmp_path: Path) -> None:
     linears = made.weights("w8a16")
     written = write(made, linears | {"model.embed_tokens": "fp8"}, tmp_path / "out")
     assert written.held == linears
-    assert any(note.startswith("fp8 at model.embed_tokens: no serving stack") for note in written.notes)
+    assert any(note.startswith("fp8 at model.embed_tokens: vLLM forms no product") for note in written.notes)
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     assert tensors["model.embed_tokens.weight"].dtype == torch.bfloat16
     assert not any("lm_head" in name for name in tensors)
@@ -204,7 +204,7 @@ def test_what_is_not_held_is_noted_and_left_out(tmp_path: Path) -> None:
     loaded."""
     assignment = {
         **subject().weights("fp8"),
-        "model.embed_tokens": "w8a16",
+        "model.embed_tokens": "fp8",
         "model.layers.0.self_attn:kv_cache": "kv-int4",
         "model.layers.1.self_attn:scores": "fp16",
     }

@@ -48,7 +48,7 @@ def converted(out: Path, layers: dict[str, dict[str, Any]]) -> Path:
     folder.mkdir(exist_ok=True)
     tensors = {}
     for name, site in subject().sites.items():
-        if site.place == "linear":
+        if site.place in ("linear", "embedding"):
             weight = mlx.core.array(subject().model.get_parameter(f"{name}.weight").detach().numpy())
             parts = mlx.core.quantize(weight, **layers[name]) if name in layers else (weight,)
             tensors |= {
@@ -144,7 +144,7 @@ def test_every_layer_of_an_mlx_export_gets_its_parameters(tmp_path: Path, capsys
     converted(out, layers_in((out / "mlx_convert.py").read_text()))
     assert verdicts(out) == {"mlx_convert.py": (), "mlx_model": ()}
     assert main(("audit", "--verify-export", str(out))) == 0
-    assert "mlx_model: 15 layers get what they were to get (mlx " in capsys.readouterr().out
+    assert "mlx_model: 16 layers get what they were to get (mlx " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

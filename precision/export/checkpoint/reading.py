@@ -10,7 +10,7 @@ import torch
 
 from assay.precision.errors import BadModel
 from assay.precision.export.checkpoint.folder import needed
-from assay.precision.export.checkpoint.mixtures import holds_experts, load_mixture
+from assay.precision.export.checkpoint.mixtures import is_mixture, load_mixture
 from assay.precision.loading.pretrained import json_of
 from assay.precision.loading.quiet import quiet
 from assay.runtime.lazy import optional
@@ -29,7 +29,7 @@ def load_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.float32
         raise BadModel(f"{folder} isn't quantised; expected a folder that write_checkpoint wrote")
     with quiet(), packed_zero_points():
         kind = getattr(optional("transformers", purpose="a checkpoint", extra="audit"), config["architectures"][0])
-        if holds_experts(Path(folder)):
+        if is_mixture(Path(folder), config["quantization_config"]):
             mixture = load_mixture(Path(folder), kind, config["quantization_config"], dtype=dtype, **options)
             return mixture.eval()
         model: torch.nn.Module = kind.from_pretrained(folder, dtype=dtype, local_files_only=True, **options)

@@ -12,13 +12,14 @@ from assay.precision.export.checkpoint.folder import config_json, dtype_of, need
 from assay.precision.export.checkpoint.folding import Folded
 from assay.precision.export.checkpoint.pieces import Piece, pieces_of, rows_of, saved
 from assay.precision.export.checkpoint.storable import storable
-from assay.precision.export.configurations.compressed_tensors import config_of, groups_of
+from assay.precision.export.configurations.compressed_tensors import config_of, groups_of, tables_of
 from assay.precision.export.configurations.vllm import cache_options
 from assay.precision.export.lint import lint, lint_config, lint_scales
 from assay.precision.export.plan import Plan, plan_of
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import FakeQuantizer, Scales, store
+from assay.precision.targets import kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def write_checkpoint(
     folder, origin = Path(out), None if source is None else Path(source)
     config = config_json(model, origin)
     dtype = dtype or dtype_of(model, config)
-    asked = plan_of(assignment, sites, dtype, experts=True)
+    asked = plan_of(assignment, sites, dtype, experts=True, tables=tables_of(kind_of(model)))
     pieces = pieces_of(model, sites)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     weights = {
@@ -179,6 +180,11 @@ def _warnings(plan: Plan, into: Folded, dtype: torch.dtype) -> list[str]:
         found.append(
             f"{next(iter(plan.experts))}: of several schemes transformers 5.23 reads only one right, in silence, with "
             "dequantize=True: open it by assay.precision.export.load_checkpoint"
+        )
+    if plan.tables & plan.linears.keys():
+        found.append(
+            f"{next(iter(plan.tables))}: transformers 5.23 makes no quantised table of embeddings: open it by "
+            "assay.precision.export.load_checkpoint"
         )
     packed = [name for name, scheme in plan.weights.items() if scheme.weight and not scheme.weight.symmetric]
     if packed:

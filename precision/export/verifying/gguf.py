@@ -54,7 +54,7 @@ def importance(asked: Asked, file: str) -> Verified:
     wrong = []
     for site, tensor, _ in _tensors(asked):
         sums, counts = read.get(f"{tensor}.in_sum2"), read.get(f"{tensor}.counts")
-        if site not in asked.held["gguf"] or site not in asked.names:  # tables have no inputs to weight by
+        if site not in asked.held["gguf"] or site in asked.tables:  # which have no inputs to weight by
             continue
         if sums is None or counts is None or not (np.isfinite(sums).all() and (sums >= 0).all() and (counts > 0).all()):
             wrong.append(f"{site}: expected sums of squares of its inputs for {tensor}, finite, with a count")

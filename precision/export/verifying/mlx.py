@@ -61,7 +61,7 @@ def converted(asked: Asked, folder: Path) -> Verified:
                 mlx.eval(mlx.dequantize(*parts, **found[name]))
             except (TypeError, ValueError, RuntimeError) as error:
                 wrong.append(f"{name}: MLX can't read its tensors ({error})")
-        elif f"{name}.weight" not in tensors:
+        elif f"{name}.weight" not in tensors and name not in asked.tied:
             wrong.append(f"{name}: it has no weight")
     differing = _differing(asked, found)
     return Verified(folder.name, f"mlx {version('mlx')}", len(asked.names), (*differing, *wrong))
@@ -72,6 +72,8 @@ def _differing(asked: Asked, found: Mapping[str, Mapping[str, Any]]) -> tuple[st
     held = asked.held["mlx"]
     lines = []
     for name in asked.names:
+        if name in asked.tied:
+            continue
         expected = parameters_of(scheme_named(held[name]))[0] if name in held else None
         if found.get(name) != expected:
             lines.append(difference(name, held.get(name), found.get(name)))

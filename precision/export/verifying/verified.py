@@ -46,6 +46,10 @@ class Asked:
     """What of the assignment each format expresses."""
     tensors: Mapping[str, Sequence[str]]
     """The tensors of GGUF that each site's weight is in."""
+    tables: Sequence[str]
+    """Sites that are tables of embeddings."""
+    tied: Sequence[str]
+    """Sites whose weight is another's."""
     digests: Mapping[str, str]
     """SHA-256 of the files, in hexadecimal digits."""
 
@@ -55,7 +59,7 @@ class Asked:
         place = Path(folder)
         record: Any = record_in(place)
         try:
-            more = (record.get(key, {}) for key in ("tensors", "digests"))
+            more = (record.get(key, {}) for key in ("tensors", "tables", "tied", "digests"))
             given = (tuple(record["files"]), record["assignment"], record["names"], record["held"])
             return cls(place, *given, *more)
         except (KeyError, TypeError, AttributeError):
