@@ -95,6 +95,23 @@ def test_one_factor_of_all_goes_into_the_norm(many_heads: Subject) -> None:
     assert found.rows == {}
 
 
+def test_a_fold_is_checked_where_the_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens that it is checked with are on the model's own device, here one without values."""
+    model, devices = Subject().model.to("meta"), set()
+
+    class Asked(Exception):
+        """The model was run."""
+
+    def run(**inputs: torch.Tensor) -> None:
+        devices.update(values.device.type for values in inputs.values())
+        raise Asked
+
+    monkeypatch.setattr(model, "forward", run)
+    with pytest.raises(Asked):
+        folded(model, {DOWN: torch.ones(256, device="meta")})
+    assert devices == {"meta"}
+
+
 def test_a_fold_that_changes_the_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block that is not built as its names say is found out by running it."""
     made = Subject(num_hidden_layers=1)

@@ -176,10 +176,10 @@ def _warnings(plan: Plan, into: Folded, dtype: torch.dtype) -> list[str]:
         found.append(
             f"column factors are folded into norms and linears before, whose weights are rounded to {dtype} again"
         )
-    if plan.experts and len({scheme.name for scheme in plan.weights.values()}) > 1:
+    if len({scheme.name for scheme in plan.weights.values()}) > 1:
         found.append(
-            f"{next(iter(plan.experts))}: of several schemes transformers 5.23 reads only one right, in silence, with "
-            "dequantize=True: open it by assay.precision.export.load_checkpoint"
+            f"{next(iter(plan.experts or plan.weights))}: of several schemes transformers 5.23 reads only one right, "
+            "in silence, or none, with dequantize=True: open it by assay.precision.export.load_checkpoint"
         )
     if plan.tables & plan.linears.keys():
         found.append(
