@@ -14,6 +14,7 @@ from assay.precision.export import Exported, export, load_checkpoint, verify_exp
 from assay.precision.export.configurations.vllm import cache_options, command_line
 from assay.precision.export.plan import plan_of
 from assay.precision.observation.sites import Site
+from assay.precision.report.next_steps import next_steps
 from assay.precision.targets import formats_of
 from tests.precision.exported import IDS, Subject, subject
 
@@ -114,6 +115,20 @@ def test_layers_without_a_number_cannot_be_left_out() -> None:
     other = {**numbered, "attn:kv_cache": Site("attn:kv_cache", "kv_cache", "kv_cache")}
     assert cache_options(plan_of(given, other), other) == []
     assert command_line("some/model", given, other) == "vllm serve some/model"
+
+
+def test_the_next_step_is_the_command_with_the_options() -> None:
+    """A checkpoint some of whose caches are quantised is served by the command that was written beside it."""
+    paths = ["out/export/checkpoint", "out/export/vllm-checkpoint.txt"]
+    content = {
+        "command": "assay audit model",
+        "recommended": {"met": True, "interval": None},
+        "settings": {"target": "vllm@h200"},
+        "exports": [{"format": "checkpoint", "paths": paths}],
+    }
+    assert next_steps(content)[0][1] == "cd out/export && sh vllm-checkpoint.txt"
+    content["exports"] = [{"format": "checkpoint", "paths": paths[:1]}]
+    assert next_steps(content)[0][1] == "vllm serve out/export/checkpoint"
 
 
 def test_menus_have_what_is_served() -> None:
