@@ -63,6 +63,8 @@ class Engine:
     """Schemes that tables, heads, experts and routers may have, where not all; "*": all."""
     tables_of: tuple[str, ...] = ()
     """Model types of transformers whose tables it loads quantised; empty: all."""
+    heads_not_of: tuple[str, ...] = ()
+    """Model types whose heads it loads as they are only."""
     tied: bool = True
     """A table that is the head's weight too may have a scheme."""
 
@@ -121,10 +123,12 @@ class Target:
             return Served()
         kinds = sum(scheme.weight is None and "kv_cache" in scheme.places for scheme in map(scheme_named, formats))
         together = self.engine.caches == "one" or (self.engine.caches == "some" and kinds > 1)
-        loaded = not self.engine.tables_of or kind in self.engine.tables_of
+        plain_tables = bool(self.engine.tables_of) and kind not in self.engine.tables_of
+        plain_head = kind in self.engine.heads_not_of
 
         def allows(site: Site, scheme: str, head: bool) -> bool:
-            return (loaded or site.place != "embedding") and self.allows(site, scheme, head)
+            plain = (site.place == "embedding" and plain_tables) or (head and plain_head)
+            return not plain and self.allows(site, scheme, head)
 
         return Served(not self.engine.fused, together, self.engine.tied, allows)
 
@@ -151,7 +155,7 @@ def _engine(name: str, row: Mapping[str, Any]) -> Engine:
     places |= {kind: tuple(row[kind]) for kind in ("tables", "heads", "experts", "routers") if kind in row}
     plain = ("title", "version", "devices", "fused", "caches", "source", "read")
     given = {key: row[key] for key in plain} | {"tied": row.get("tied", True)}
-    given["tables_of"] = tuple(row.get("tables_of", ()))
+    given |= {key: tuple(row.get(key, ())) for key in ("tables_of", "heads_not_of")}
     return Engine(name=name, kernels=kernels, exports=tuple(row["exports"]), places=places, **given)
 
 

@@ -64,6 +64,15 @@ def test_menus_are_those_of_the_engine() -> None:
     )
 
 
+def test_a_head_without_a_configuration_stays() -> None:
+    """SGLang makes Mixtral's head as it is, and Qwen3-MoE's as its group says."""
+    for kind, menu in (("mixtral", ()), ("qwen", ("w8a16",))):
+        made = sparse(kind)
+        found = audit(made.model, [{"input_ids": IDS}], formats=["w8a16", "fp8-block"], target="sglang@h200")
+        assert (found.menu("lm_head") if "lm_head" in found.sites else ()) == menu
+        assert "fp8-block" in found.menu("model.layers.0.self_attn.o_proj")
+
+
 @pytest.mark.parametrize("scheme", engines()["vllm"].places["tables"])
 def test_a_table_is_loaded_as_simulated(scheme: str, tmp_path: Path) -> None:
     """Packed as vLLM reads it, named and by its class; transformers reads back the stored weight, and computes what was
