@@ -118,11 +118,13 @@ def products_of(names: Collection[str]) -> dict[str, list[str]]:
 
 
 def asked_for(names: Collection[str]) -> list[str]:
-    """Other names that vLLM and SGLang ask for where a configuration says the same of all these: the products that they
-    make of them, which SGLang maps to their parts for some models only, and what it takes the parts of experts for."""
+    """Names that vLLM and SGLang ask for where a configuration says the same of all these: the products that they make
+    of linears, which SGLang maps to their parts for some models only, and of each layer's experts the first, by its own
+    names and by those that SGLang takes them for."""
     asked: Mapping[str, str] = _row("asked")
-    experts = (name.rpartition(".") for name in names if in_experts(name))
-    return [*products_of(names), *(f"{head}.{asked[last]}" for head, _, last in experts if last in asked)]
+    first = [name for name in names if (found := expert_of(name)) is not None and found[1] == "0"]
+    parts = (name.rpartition(".") for name in first)
+    return [*products_of(names), *first, *(f"{head}.{asked[last]}" for head, _, last in parts if last in asked)]
 
 
 def norms_before(block: str) -> list[str]:

@@ -21,8 +21,11 @@ def targets_of(names: Iterable[str]) -> list[str]:
 
 
 def also_asked_for(names: Collection[str]) -> list[str]:
-    """Patterns of the other names that engines ask for instead of these (`architectures.asked_for`)."""
-    return _alike(architectures.asked_for(dict.fromkeys(names)))
+    """Targets for names that engines ask for instead of these (`architectures.asked_for`): patterns of products, and of
+    experts, whose own targets are patterns, names, which engines map."""
+    asked = architectures.asked_for(dict.fromkeys(names))
+    experts = [name for name in asked if architectures.in_experts(name)]
+    return [*experts, *_alike(name for name in asked if not architectures.in_experts(name))]
 
 
 def matches(target: str, name: str, classes: Collection[str] = ()) -> bool:

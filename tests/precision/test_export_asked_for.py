@@ -73,8 +73,11 @@ def test_experts_are_found_by_the_names_that_sglang_asks_for(kind: str, scheme: 
         assert sglang(content, f"model.layers.0.{block}.experts.0.{part}") == SCHEMES[scheme]
         assert sglang(content, f"model.layers.1.{block}.experts.0.{part}") is None
     assert sglang(content, f"model.layers.0.{block}.gate") is None
-    asked = [target for target in also_asked_for(stored(kind)) if "experts" in target]
-    assert len(asked) == (3 if kind == "mixtral" else 0)
+    asked = also_asked_for(stored(kind))
+    assert not any(target.startswith("re:") for target in asked)
+    assert len(asked) == 2 * (6 if kind == "mixtral" else 3)
+    mapped = {f"language_model.{target}" for target in content["config_groups"]["group_000"]["targets"]}
+    assert {f"language_model.model.layers.0.{block}.experts.0.{part}" for part in parts} <= mapped
     if kind == "mixtral":
         for entry in (content["ignore"], content["config_groups"]["group_000"]["targets"]):
             entry[:] = [target for target in entry if "gate_proj" not in target]
@@ -91,11 +94,14 @@ def stored(kind: str) -> list[str]:
 def test_only_whole_products_are_named() -> None:
     """Two of q, k and v are no product, nor are gate and up of an expert; those of a shared one are."""
     assert architectures.asked_for(["a.q_proj", "a.k_proj"]) == []
-    assert architectures.asked_for(["a.experts.0.gate_proj", "a.experts.0.up_proj"]) == []
+    assert architectures.asked_for(["a.experts.1.gate_proj", "a.experts.1.up_proj"]) == []
     assert architectures.asked_for(["a.shared_experts.gate_proj", "a.shared_experts.up_proj"]) == [
         "a.shared_experts.gate_up_proj"
     ]
-    assert architectures.asked_for(["a.w1", "a.experts.3.w1"]) == ["a.experts.3.gate_proj"]
+    assert architectures.asked_for(["a.w1", "a.experts.3.w1", "a.experts.0.w1"]) == [
+        "a.experts.0.w1",
+        "a.experts.0.gate_proj",
+    ]
 
 
 def test_lint_takes_them_for_what_they_are() -> None:
