@@ -5,7 +5,9 @@
 
 The parser of compressed-tensors, with what it matches names by, is the engine's; all else of the engine, its kernels
 above all, is made up, so no GPU and none of its dependencies are needed. Asked are linears that the engine fuses, one
-by itself, one that is left as it is, and the head. What the row promises and the parser refuses is told.
+by itself, one that is left as it is, and the head; SGLang, most of whose models tell it no parts of products, without
+and with them. Of Mixtral and Qwen3-MoE the group of each layer's experts is asked for by the names that the engine asks
+by. What the row promises and the parser refuses is told.
 """
 
 from __future__ import annotations
@@ -37,6 +39,11 @@ _PARSERS = {
 }
 _REAL = ("compressed_tensors.compressed_tensors", "compressed_tensors.utils", "utils.config_utils", "base_config")
 _CAPABILITIES = (75, 80, 89, 90, 100)
+_EXPERTS = {
+    "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
+    "qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
+}
+"""The block of a layer and the linears of an expert, gate, up and down, as checkpoints call them."""
 _ASKED = ("self_attn.qkv_proj", "mlp.gate_up_proj", "self_attn.o_proj")
 
 
@@ -116,12 +123,15 @@ def sites() -> dict[str, Site]:
     return {**found, "lm_head": Site("lm_head", "linear", "linear", (512, 256))}
 
 
-def given(parser: Any, scheme: str) -> tuple[set[str], set[str]]:
-    """What the parser gives to the linears of a scheme, and to those that are left as they are; refusals by name."""
+def given(parser: Any, scheme: str, products: dict[str, list[str]]) -> tuple[set[str], set[str]]:
+    """What the parser gives to the linears of a scheme, and to those that are left as they are; refusals by name.
+
+    products: the parts of fused linears, as the engine's model tells them.
+    """
     model = sites()
     assignment = {name: scheme for name in model if name not in ("lm_head", "model.layers.1.mlp.down_proj")}
     config = parser.from_config(quantization_config(assignment, model).content)
-    config.packed_modules_mapping = fused()
+    config.packed_modules_mapping = products
     read = config.get_scheme if hasattr(config, "get_scheme") else config.get_linear_scheme
 
     def of(name: str) -> str:
@@ -133,6 +143,48 @@ def given(parser: Any, scheme: str) -> tuple[set[str], set[str]]:
 
     asked = [f"model.layers.{layer}.{name}" for layer in (0, 1) for name in _ASKED]
     return {of(name) for name in asked}, {of(name) for name in ("lm_head", "model.layers.1.mlp.down_proj")}
+
+
+def experts_given(engine: str, parser: Any, kind: str, scheme: str) -> bool:
+    """Whether the experts of one layer have the group of a scheme, and those of the next are left as they are."""
+    block, stored = _EXPERTS[kind]
+    asked = _EXPERTS["qwen3_moe"][1] if engine == "sglang" else stored
+    model, names = {}, {}
+    for layer in (0, 1):
+        for site, parts in (("gate_up_proj", stored[:2]), ("down_proj", stored[2:])):
+            name = f"model.layers.{layer}.mlp.experts.{site}"
+            model[name] = Site(name, "linear", "experts", (4, 256, 256), f"model.layers.{layer}.mlp.experts")
+            base = f"model.layers.{layer}.{block}.experts"
+            names[name] = [f"{base}.{expert}.{part}" for expert in range(4) for part in parts]
+    assignment = {name: scheme for name in model if ".0." in name}
+    config = parser.from_config(quantization_config(assignment, model, names=names).content)
+    group = next(iter(config.target_scheme_map.values()))
+    got = []
+    for layer in (0, 1):
+        for part in asked:
+            try:
+                got.append(config.get_scheme_dict(torch.nn.Module(), f"model.layers.{layer}.{block}.experts.0.{part}"))
+            except ValueError:
+                got.append("refused")
+    return got == [group] * 3 + [None] * 3
+
+
+def table_given(parser: Any, scheme: str) -> bool:
+    """Whether vLLM takes a table of embeddings, of a model that tells its name or not, for packed integers of the
+    scheme, and for none where it is left as it is."""
+    name = "model.embed_tokens"
+    model = {**sites(), name: Site(name, "embedding", "embedding", (512, 256))}
+    table = type("VocabParallelEmbedding", (torch.nn.Module,), {})()
+    linear = "model.layers.0.mlp.down_proj"
+    for assignment in ({linear: scheme, name: scheme}, {linear: scheme}):
+        config = parser.from_config(quantization_config(assignment, model, kind="llama").content)
+        for called in ("", name):
+            found = config.get_scheme_dict(table, called)
+            if (found is None) == (name in assignment):
+                return False
+            if found is not None and not config._is_wNa16_group_channel(found["weights"], None):
+                return False
+    return True
 
 
 def main() -> int:
@@ -149,14 +201,29 @@ def main() -> int:
     for name in [*linears, "mxfp6"]:
         for capability in _CAPABILITIES:
             finder.capability = capability
-            with patch("torch.cuda.get_device_capability", lambda: divmod(finder.capability, 10)):
-                classes, left = given(module.CompressedTensorsConfig, name)
+            classes, left = set(), set()
+            for products in (fused(), {}) if chosen.engine == "sglang" else (fused(),):
+                with patch("torch.cuda.get_device_capability", lambda: divmod(finder.capability, 10)):
+                    more, others = given(module.CompressedTensorsConfig, name, products)
+                classes, left = classes | more, left | others
             served = name in row.kernels and not row.kernels[name].lacks(capability)
             loads = len(classes) == 1 and not any(each.endswith("Error") or each == "none" for each in classes)
             fault = (served and not loads) or left != {"none"}
             wrong += fault
             words = "served" if served else "off the menu"
             print(f"{name:16} {capability / 10:4.1f}  {words:12}  {', '.join(sorted(classes))}{'  WRONG' * fault}")
+    tables = row.places["tables"]
+    fail = [name for name in tables if not table_given(module.CompressedTensorsConfig, name)]
+    wrong += len(fail)
+    print(f"tables: {len(tables)} schemes{', WRONG: ' * bool(fail)}{', '.join(fail)}")
+    for kind in _EXPERTS:
+        fail = [
+            name
+            for name in row.places["experts"]
+            if not experts_given(chosen.engine, module.CompressedTensorsConfig, kind, name)
+        ]
+        wrong += len(fail)
+        print(f"experts of {kind}: {len(row.places['experts'])} schemes{', WRONG: ' * bool(fail)}{', '.join(fail)}")
     print(f"{len(linears)} schemes, {wrong} disagreements")
     return int(wrong > 0)
 

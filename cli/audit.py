@@ -185,7 +185,7 @@ def audit(
             limits["bytes"] = found.cost({}).bytes / 2
         began = time.monotonic()
         sites = {str(site): site for site in found.sites}
-        fixed = unexportable(found.model, sites, wanted, checkpoint)  # what none of these can hold
+        fixed = unexportable(found.model, sites, wanted, checkpoint, target or None)  # what none of these can hold
         time_of = "max_time" if decodes else "max_prefill"
         chosen = found.recommend(limits["error"], limits["bytes"], fixed=fixed, **{time_of: limits["time"]})
         most = math.inf if max_kl is None else max_kl

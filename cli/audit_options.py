@@ -150,8 +150,8 @@ def exports_of(texts: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def verified(folder: Path | None) -> None:
-    """Of ``--verify-export``: which scheme each linear of an export gets, by its readers' own code; then exit with 1
-    where one gets another than it was to get, and with 0 else."""
+    """Of ``--verify-export``: which scheme each layer of an export gets, by its readers' own code; then exit with 1
+    where one gets another than it was to get or a file was changed, and with 0 else."""
     if folder is None:
         return
     from assay.precision.export import verify_export

@@ -1,7 +1,7 @@
 """What the modules of a model are, by their names: configs/architectures.toml, which nothing else reads."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -102,6 +102,29 @@ def fused_name(unit: str) -> str | None:
     """What vLLM calls the fused linears of a unit (`unit_of`); None where it isn't one of its usual ones."""
     head, _, last = unit.rpartition(".")
     return f"{head}.{last}_proj" if f"{last}_proj" in fused() else None
+
+
+def products_of(names: Collection[str]) -> dict[str, list[str]]:
+    """Names of vLLM and SGLang for linears that they run as one, experts aside, and those of their parts, where all of
+    these are among ``names``."""
+    found = {}
+    for together, parts in fused().items():
+        for name in names:
+            head, _, last = name.rpartition(".")
+            members = [f"{head}.{part}" for part in parts]
+            if last == parts[0] and not in_experts(name) and all(member in names for member in members):
+                found[f"{head}.{together}"] = members
+    return found
+
+
+def asked_for(names: Collection[str]) -> list[str]:
+    """Names that vLLM and SGLang ask for where a configuration says the same of all these: the products that they make
+    of linears, which SGLang maps to their parts for some models only, and of each layer's experts the first, by its own
+    names and by those that SGLang takes them for."""
+    asked: Mapping[str, str] = _row("asked")
+    first = [name for name in names if (found := expert_of(name)) is not None and found[1] == "0"]
+    parts = (name.rpartition(".") for name in first)
+    return [*products_of(names), *first, *(f"{head}.{asked[last]}" for head, _, last in parts if last in asked)]
 
 
 def norms_before(block: str) -> list[str]:

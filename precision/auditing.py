@@ -45,7 +45,7 @@ from assay.precision.prediction.trials import (
     without_gradient,
 )
 from assay.precision.sampling import MeasuredError, OtherSequences, relative_spread
-from assay.precision.targets import formats_of, target_named
+from assay.precision.targets import formats_of, kind_of, target_named
 from assay.runtime.errors import names_checked
 
 _CHOSEN = 22
@@ -115,7 +115,7 @@ class Audit:
         self._progress = progress or (lambda stage, done, count: None)
         self._cache = kept
         with self._timed("looking"):
-            served = target_named(target).served
+            served = target_named(target).served(schemes, kind_of(self.model))
             served = served if apart is None else replace(served, apart=apart)
             self.observed = observe(self.model, self.batches, self.metric, schemes, self._steps("looking"), served)
             part = Part("choice", self.batches, self.observed.references, self.observed.shares)

@@ -53,7 +53,7 @@ class Engine:
     fused: bool
     """q, k and v, and gate and up, are one product, which takes one scheme."""
     caches: str
-    """"each" layer's KV cache may have a scheme, "one" of all, "none"."""
+    """"each" layer's KV cache may have a scheme, "some" the one that any has or none, "one" of all, "none"."""
     exports: tuple[str, ...]
     """Formats of an export that it reads."""
     source: str
@@ -61,6 +61,12 @@ class Engine:
     """The day on which its source was read."""
     places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Schemes that tables, heads, experts and routers may have, where not all; "*": all."""
+    tables_of: tuple[str, ...] = ()
+    """Model types of transformers whose tables it loads quantised; empty: all."""
+    heads_not_of: tuple[str, ...] = ()
+    """Model types whose heads it loads as they are only."""
+    tied: bool = True
+    """A table that is the head's weight too may have a scheme."""
 
     @property
     def schemes(self) -> tuple[str, ...]:
@@ -111,12 +117,20 @@ class Target:
         names = self.engine.places.get(kind, ("*",))
         return scheme in names or names == ("*",)
 
-    @property
-    def served(self) -> Served:
-        """What the engine makes of sites."""
+    def served(self, formats: Collection[str], kind: str = "") -> Served:
+        """What the engine makes of sites that may have these schemes, of a model of a type of transformers."""
         if self.engine is None:
             return Served()
-        return Served(not self.engine.fused, self.engine.caches == "one", self.allows)
+        kinds = sum(scheme.weight is None and "kv_cache" in scheme.places for scheme in map(scheme_named, formats))
+        together = self.engine.caches == "one" or (self.engine.caches == "some" and kinds > 1)
+        plain_tables = bool(self.engine.tables_of) and kind not in self.engine.tables_of
+        plain_head = kind in self.engine.heads_not_of
+
+        def allows(site: Site, scheme: str, head: bool) -> bool:
+            plain = (site.place == "embedding" and plain_tables) or (head and plain_head)
+            return not plain and self.allows(site, scheme, head)
+
+        return Served(not self.engine.fused, together, self.engine.tied, allows)
 
 
 def _kind(site: Site) -> str:
@@ -140,8 +154,14 @@ def _engine(name: str, row: Mapping[str, Any]) -> Engine:
     places = {"tables": (), "routers": ()}
     places |= {kind: tuple(row[kind]) for kind in ("tables", "heads", "experts", "routers") if kind in row}
     plain = ("title", "version", "devices", "fused", "caches", "source", "read")
-    given = {key: row[key] for key in plain}
+    given = {key: row[key] for key in plain} | {"tied": row.get("tied", True)}
+    given |= {key: tuple(row.get(key, ())) for key in ("tables_of", "heads_not_of")}
     return Engine(name=name, kernels=kernels, exports=tuple(row["exports"]), places=places, **given)
+
+
+def kind_of(model: object) -> str:
+    """The type of a model of transformers; empty for others."""
+    return str(getattr(getattr(model, "config", None), "model_type", ""))
 
 
 def target_named(name: str | None) -> Target:

@@ -1,5 +1,6 @@
 """`export`: an assignment written as serving stacks read it, and as a checkpoint, into one folder."""
 
+import shlex
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +16,14 @@ from assay.precision.export.checkpoint.pieces import pieces_of
 from assay.precision.export.checkpoint.storable import unstorable
 from assay.precision.export.checkpoint.writing import write_checkpoint
 from assay.precision.export.configurations import TARGETS
+from assay.precision.export.configurations.compressed_tensors import tables_of
 from assay.precision.export.lint import lint
-from assay.precision.export.manifest import Part
+from assay.precision.export.manifest import OPTIONS, Part
 from assay.precision.export.plan import plan_of
 from assay.precision.export.target import Request
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.sites import Site
+from assay.precision.targets import kind_of, target_named
 
 FORMATS = tuple(TARGETS)
 """The configurations that can be written."""
@@ -92,7 +95,7 @@ def export(
             parts.append(Part(name, tuple(folder / file for file in files), recipe.held))
             tensors |= recipe.tensors
         texts |= files
-    plan = plan_of(assignment, sites, dtype, experts=True)
+    plan = plan_of(assignment, sites, dtype, experts=True, tables=tables_of(kind_of(model)))
     if checkpoint and not (plan.linears or plan.experts or plan.cache == "kv-fp8"):
         _note(said, "checkpoint", [_NOTHING])
         checkpoint = False
@@ -121,29 +124,44 @@ def export(
                 refused = str(error)
                 _note(said, "checkpoint", [f"not written: {refused}"])
             else:
-                parts.append(Part("checkpoint", (folder / "checkpoint",), made.held, made.bytes))
+                paths = [folder / "checkpoint"]
+                if made.options:
+                    command = shlex.join(["vllm", "serve", "checkpoint", *made.options])
+                    (place / OPTIONS).write_text(f"{command}\n", encoding="utf-8")
+                    paths.append(folder / OPTIONS)
+                parts.append(Part("checkpoint", tuple(paths), made.held, made.bytes))
                 _note(said, "checkpoint", [line for line in made.notes if said.get(line) != ["lint"]])
         notes = tuple(f"{', '.join(who)}: {line}" for line, who in said.items())
-        linears = {name: site for name, site in sites.items() if site.place == "linear"}
+        linears = {name: site for name, site in sites.items() if site.place in ("linear", "embedding")}
         about = {
             "held": {part.format: part.held for part in parts},
             "names": {name: list(request.names.get(name) or [name]) for name in linears},
             "tensors": tensors,
+            "tied": [name for name, site in linears.items() if site.tied],
+            "tables": [name for name, site in linears.items() if site.place == "embedding"],
         }
         manifest.move(place, folder, assignment, notes, overwrite, about)
     return Exported(tuple(parts), notes, refused)
 
 
 def unexportable(
-    model: torch.nn.Module, sites: Mapping[str, Site], formats: Collection[str], checkpoint: bool = False
+    model: torch.nn.Module,
+    sites: Mapping[str, Site],
+    formats: Collection[str],
+    checkpoint: bool = False,
+    target: str | None = None,
 ) -> list[str]:
     """Names of the sites with a weight that one of ``formats``, or the checkpoint, holds in their own format only.
 
-    They are what to leave as it is where a model is exported so (`Audit.recommend`, ``fixed``). Raises CannotExport,
-    NotInstalled.
+    They are what to leave as it is where a model is exported so (`Audit.recommend`, ``fixed``). target: as `audit` has
+    it; without an engine, whose menus have what it loads at a table of embeddings, tables are among them but for GGUF.
+    Raises CannotExport, NotInstalled, UnknownDevice.
     """
     own = [TARGETS[name].fixed for name in formats]
     found = list(unstorable(model, sites)) if checkpoint or None in own else []
+    plain = [TARGETS[name] for name in formats if TARGETS[name].fixed is None]
+    if (checkpoint or plain) and not (target_named(target).engine and all(each.tables for each in plain)):
+        found += [name for name, site in sites.items() if site.place == "embedding"]
     request = _request(model, sites, assignment={})
     return list(dict.fromkeys([*found, *(name for fixed in own if fixed is not None for name in fixed(request))]))
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from assay.configs.architectures import fused_name
+from assay.configs.architectures import asked_for, fused_name
 from assay.precision.export.patterns import matches
 from assay.precision.export.plan import units_of
 from assay.precision.observation.sites import Site
@@ -51,6 +51,7 @@ def lint_config(
     two groups, or that are targeted and ignored. names: what sites are called in checkpoints, where that differs.
     """
     called = {site: (names or {}).get(site, [site]) for site in sites}
+    others = asked_for({name for several in called.values() for name in several})
     groups: Mapping[str, Any] = config.get("config_groups") or {}
     ignored = config.get("ignore") or []
     found = []
@@ -60,7 +61,8 @@ def lint_config(
         for target in group["targets"]:
             if target.startswith("re:") and not target.endswith("$"):
                 found.append(f"{name}: {target!r} matches every name that begins so; end it with $")
-            if not any(matches(target, name, _classes(sites[site])) for site in sites for name in called[site]):
+            own = (matches(target, name, _classes(sites[site])) for site in sites for name in called[site])
+            if not any(own) and not any(matches(target, name) for name in others):
                 found.append(f"{name}: {target!r} matches no linear of the model")
     for site, place in sites.items():
         if place.shape:

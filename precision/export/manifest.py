@@ -1,6 +1,7 @@
 """What an export wrote: its parts, and a record in its folder by which the next one replaces just that: the user's own
 files stay."""
 
+import hashlib
 import json
 import math
 import os
@@ -17,13 +18,23 @@ from assay.runtime.files import write_text_atomically
 
 RECORD = "export.json"
 """Holds the assignment that the files beside it are of, their names, and what they don't express."""
+OPTIONS = "vllm-checkpoint.txt"
+"""The command that serves a checkpoint with KV caches for which its configuration has no words."""
+
+
+def record_in(folder: Path) -> Any:
+    """What the record in a folder has; an empty one where there is none that can be read."""
+    try:
+        return json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
 
 
 def written(folder: Path) -> tuple[str, ...]:
     """The files that an export wrote into a folder, relative to it; none without its record."""
     try:
-        names = json.loads((folder / RECORD).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+        names = record_in(folder)["files"]
+    except (KeyError, TypeError):
         return ()
     return tuple(name for name in names if not Path(name).is_absolute() and ".." not in Path(name).parts)
 
@@ -40,6 +51,12 @@ def check(folder: Path, names: Iterable[str], overwrite: bool) -> None:
         other = next((place for place in above if place.exists() and not place.is_dir()), folder / name)
         if other.exists():
             raise CannotExport(f"{other} exists and is of no export: move it away, or give another folder")
+
+
+def digest_of(file: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def remove(folder: Path) -> bool:
@@ -72,7 +89,14 @@ def move(
     remove(folder)
     if not files:
         return
-    content = {"assignment": dict(assignment), "files": files, "notes": list(notes), **(about or {})}
+    digests = {name: digest_of(place / name) for name in files}
+    content = {
+        "assignment": dict(assignment),
+        "files": files,
+        "notes": list(notes),
+        **(about or {}),
+        "digests": digests,
+    }
     write_text_atomically(folder / RECORD, json.dumps(content, indent=1) + "\n")
     for name in sorted(files, key=lambda name: Path(name).name == "config.json"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -14,18 +14,18 @@ def targets_of(names: Iterable[str]) -> list[str]:
     Experts, of which there may be thousands, share a pattern where they differ in their numbers only. "re:" targets are
     read with `re.match`, which anchors the start alone: each ends with "$".
     """
-    alike: dict[tuple[str, ...], set[tuple[int, ...]]] = {}
-    exact: list[str] = []
-    for name in dict.fromkeys(names):
-        if not architectures.in_experts(name):
-            exact.append(name)
-            continue
-        words = tuple("#" if word.isdecimal() else word for word in name.split("."))
-        alike.setdefault(words, set()).add(tuple(int(word) for word in name.split(".") if word.isdecimal()))
-    targets = exact
-    for words, numbers in alike.items():
-        targets += _targets(words, numbers)
+    given = dict.fromkeys(names)
+    exact = [name for name in given if not architectures.in_experts(name)]
+    targets = exact + _alike(name for name in given if architectures.in_experts(name))
     return sorted(targets, key=lambda target: target.startswith("re:"))
+
+
+def also_asked_for(names: Collection[str]) -> list[str]:
+    """Targets for names that engines ask for instead of these (`architectures.asked_for`): patterns of products, and of
+    experts, whose own targets are patterns, names, which engines map."""
+    asked = architectures.asked_for(dict.fromkeys(names))
+    experts = [name for name in asked if architectures.in_experts(name)]
+    return [*experts, *_alike(name for name in asked if not architectures.in_experts(name))]
 
 
 def matches(target: str, name: str, classes: Collection[str] = ()) -> bool:
@@ -33,6 +33,15 @@ def matches(target: str, name: str, classes: Collection[str] = ()) -> bool:
     if target.startswith("re:"):
         return re.match(target.removeprefix("re:"), name) is not None
     return target == name or target in classes
+
+
+def _alike(names: Iterable[str]) -> list[str]:
+    """Targets of names, one for all that differ in their numbers only where every number goes with every other."""
+    alike: dict[tuple[str, ...], set[tuple[int, ...]]] = {}
+    for name in names:
+        words = tuple("#" if word.isdecimal() else word for word in name.split("."))
+        alike.setdefault(words, set()).add(tuple(int(word) for word in name.split(".") if word.isdecimal()))
+    return [target for words, numbers in alike.items() for target in _targets(words, numbers)]
 
 
 def _targets(words: tuple[str, ...], numbers: set[tuple[int, ...]]) -> list[str]:

@@ -23,7 +23,9 @@ class Plan:
     """An assignment by kind of site, and reasons why sites are left out."""
 
     linears: dict[str, Scheme] = field(default_factory=dict)
-    """Linears that are quantised."""
+    """Linears that are quantised, and tables of embeddings."""
+    tables: set[str] = field(default_factory=set)
+    """Those of them that are tables."""
     experts: dict[str, Scheme] = field(default_factory=dict)
     """Parameters that hold several experts and are quantised."""
     caches: dict[str, Scheme] = field(default_factory=dict)
@@ -83,18 +85,23 @@ class Plan:
         return {}
 
 
+def no_tables(scheme: Scheme, tied: bool) -> str:
+    """Why a table of embeddings, which is ``tied`` to another site's weight or not, can't have a scheme: never."""
+    return "no serving stack loads a quantised table of embeddings from it"
+
+
 def plan_of(
     assignment: Mapping[str, str],
     sites: Mapping[str, Site],
     dtype: torch.dtype = torch.bfloat16,
     *,
     experts: bool = False,
-    tables: bool = False,
+    tables: Callable[[Scheme, bool], str] = no_tables,
 ) -> Plan:
     """Sort an assignment of site names to scheme names; ``dtype``: of what isn't quantised.
 
-    experts: parameters that hold several experts have a place too, tables: tables of embeddings, as linears; otherwise
-    they are noted.
+    experts: parameters that hold several experts have a place too; otherwise they are noted. tables: why a table of
+    embeddings has none for its scheme, as `no_tables`; empty where it has.
 
     Raises CannotExport for a site that the model has not, UnknownScheme for a scheme that there is not.
     """
@@ -103,6 +110,7 @@ def plan_of(
         raise CannotExport(f"expected sites of the model, got {unknown[0]!r}: take names from audit(...).sites")
     schemes = {name: scheme_named(scheme) for name, scheme in assignment.items()}
     plan = Plan()
+    owners = {site.tied for site in sites.values()}
     for name, scheme in schemes.items():
         site = sites[name]
         if scheme.name in _CASTS or scheme.name == "tf32":
@@ -114,8 +122,8 @@ def plan_of(
             plan.caches[name] = scheme_named(scheme.name.removesuffix("-q")) if scheme.queries else scheme
         elif site.place not in ("linear", "embedding") or scheme.weight is None:
             plan.note(name, scheme.name, "only weights, inputs of linears and the KV cache can be given a format")
-        elif site.place == "embedding" and not tables:
-            plan.note(name, scheme.name, "no serving stack loads a quantised table of embeddings")
+        elif site.place == "embedding" and (reason := tables(scheme, bool(site.tied) or name in owners)):
+            plan.note(name, scheme.name, reason)
         elif site.role == "convolution":
             plan.note(name, scheme.name, "no serving stack loads a quantised convolution")
         elif len(site.shape) > 2 and experts:
@@ -124,6 +132,8 @@ def plan_of(
             plan.note(name, scheme.name, "experts held in one parameter have no name here")
         else:
             plan.linears[name] = scheme
+            if site.place == "embedding":
+                plan.tables.add(name)
     for name, site in sites.items():  # a tied weight follows the site that owns it
         if site.tied in plan.linears and name not in assignment:
             plan.linears[name] = plan.linears[site.tied]

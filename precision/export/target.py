@@ -62,6 +62,8 @@ class Target:
     """Sites that it holds in no other format than their own; None: those that a checkpoint doesn't (`unstorable`)."""
     apart: bool = False
     """It takes a format for each linear, where engines run q, k and v as one product."""
+    tables: bool = False
+    """It holds tables of embeddings, for an engine that loads them."""
 
 
 TARGETS: dict[str, Target] = {}
@@ -76,9 +78,10 @@ def register(
     *,
     fixed: Callable[[Request], Collection[str]] | None = None,
     apart: bool = False,
+    tables: bool = False,
 ) -> None:
     """Make an export target known."""
-    TARGETS[name] = Target(recipe, files, lacks, fixed, apart)
+    TARGETS[name] = Target(recipe, files, lacks, fixed, apart, tables)
 
 
 def of_linears(reason: Callable[[Scheme], str | None], caches: Collection[str] = ()) -> Callable[[Scheme], str]:

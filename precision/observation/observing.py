@@ -171,7 +171,10 @@ def observe(
         linear = [each for each in (name, owner) if sites[each].place == "linear"]
         shared = menus[linear[0] if linear else name]
         tables = [sites[each] for each in (name, owner) if sites[each].place == "embedding"]
-        menus[name] = menus[owner] = tuple(s for s in shared if all(served.allows(table, s, False) for table in tables))
+        allowed = shared if served.tied or not tables else ()
+        menus[name] = menus[owner] = tuple(
+            s for s in allowed if all(served.allows(table, s, False) for table in tables)
+        )
         observer.statistics.setdefault((owner, ""), observer.statistics.get((name, ""), Statistics()))
     menus = {name: menu for name, menu in menus.items() if menu}
     if not menus:

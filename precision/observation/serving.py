@@ -19,6 +19,8 @@ class Served:
     """No linears run as one product."""
     one_cache: bool = False
     """The KV caches of all layers take one scheme."""
+    tied: bool = True
+    """A table that is the head's weight too may have a scheme."""
     allows: Callable[[Any, str, bool], bool] = _all
     """Whether a scheme made for its kind of place may stand at a `Site`; the last says whether it gives the logits."""
 

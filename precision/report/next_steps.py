@@ -26,8 +26,12 @@ def next_steps(content: Mapping[str, Any]) -> list[tuple[str, str]]:
         steps.append(("write it for what serves the model", _again(content, "--export", "all")))
     if "checkpoint" in exports:
         engine = (content["settings"]["target"] or "vllm").partition("@")[0]
-        if engine in _SERVES:
-            steps.append(("serve it", _SERVES[engine].format(shlex.quote(exports["checkpoint"][0]))))
+        checkpoint, *options = map(Path, exports["checkpoint"])
+        if options and engine == "vllm":  # of KV caches, in a command by itself
+            command = f"cd {shlex.quote(str(checkpoint.parent))} && sh {shlex.quote(options[0].name)}"
+            steps.append(("serve it", command))
+        elif engine in _SERVES:
+            steps.append(("serve it", _SERVES[engine].format(shlex.quote(str(checkpoint)))))
     if exports:
         folder = Path(next(iter(exports.values()))[0]).parent
         steps.append(("read the export as its readers do", f"assay audit --verify-export {shlex.quote(str(folder))}"))

@@ -20,9 +20,11 @@ READERS = [name for name, engine in engines().items() if "compressed-tensors" in
 
 @pytest.mark.parametrize("name", READERS)
 def test_the_stored_format_of_a_row_is_what_is_written(name: str) -> None:
-    """Of engines that read compressed-tensors each scheme of a linear is stored as its row says."""
+    """Of engines that read compressed-tensors each scheme of a linear is stored as its row says; caches that have no
+    word there are options of a command."""
     for scheme, kernel in engines()[name].kernels.items():
-        assert TARGETS["compressed-tensors"].lacks(SCHEMES[scheme]) == ""
+        reader = "vllm" if kernel.stored.startswith("--") else "compressed-tensors"
+        assert TARGETS[reader].lacks(SCHEMES[scheme]) == ""
         if SCHEMES[scheme].weight is not None:
             assert format_of(SCHEMES[scheme]) == kernel.stored, scheme
 
@@ -37,7 +39,7 @@ def test_a_row_has_a_version_a_source_and_known_names(name: str) -> None:
     assert engine.exports
     assert set(engine.exports) <= set(TARGETS)
     assert all(set(names) <= {"*", *engine.kernels} for names in engine.places.values())
-    assert engine.caches in ("each", "one", "none")
+    assert engine.caches in ("each", "some", "one", "none")
     assert (engine.caches == "none") == (not any("kv_cache" in SCHEMES[s].places for s in engine.kernels))
 
 
@@ -76,7 +78,7 @@ def test_what_is_looked_at_for_an_engine_and_a_device_has_kernels_there() -> Non
 
 
 def test_places_have_what_the_engine_loads_there() -> None:
-    """vLLM quantises no router and no table, experts by fewer schemes; transformers quantises routers."""
+    """vLLM quantises no router, tables and experts by fewer schemes; transformers quantises routers."""
     vllm, plain = target_named("vllm"), target_named(None)
     router = Site("layers.0.gate", "linear", "router", (8, 64))
     table = Site("embed_tokens", "embedding", "embedding", (64, 64))
@@ -84,7 +86,8 @@ def test_places_have_what_the_engine_loads_there() -> None:
     linear = Site("layers.0.o_proj", "linear", "linear", (64, 64))
     for site, scheme, allowed in (
         (router, "fp8", False),
-        (table, "w8a16", False),
+        (table, "w8a16", True),
+        (table, "fp8", False),
         (experts, "w4a16-g32-asym", False),
         (experts, "w4a16-g32", True),
         (linear, "w4a16-g32-asym", True),
@@ -96,12 +99,18 @@ def test_places_have_what_the_engine_loads_there() -> None:
 
 
 def test_the_caches_of_an_engine_with_one_scheme_for_all_are_chosen_together() -> None:
-    """For vLLM KV caches are one unit, and activations, tables and routers have no menu."""
+    """For SGLang KV caches are one unit, for vLLM where they could have two schemes; otherwise layers have their own.
+    Activations and routers have no menu."""
     batches = [{"input_ids": IDS}]
+
+    def units(target: str, *caches: str) -> list[str]:
+        found = audit(subject().model, batches, formats=["fp8", *caches], target=target)
+        return sorted({site.unit for site in found.sites if site.place == "kv_cache"})
+
+    assert units("sglang@h200", "kv-fp8") == units("vllm@h200", "kv-fp8", "kv-int8") == ["kv_cache"]
+    assert units("vllm@h200", "kv-int8") == [f"model.layers.{layer}.self_attn:kv_cache" for layer in (0, 1)]
     found = audit(subject().model, batches, formats=["fp8", "w8a16", "kv-fp8"], target="vllm@h200")
-    units = {site.unit for site in found.sites if site.place == "kv_cache"}
-    assert units == {"kv_cache"}
-    assert {site.place for site in found.sites} == {"linear", "kv_cache"}
+    assert {site.place for site in found.sites} == {"linear", "embedding", "kv_cache"}
     layer = "model.layers.0.self_attn"
     assert {site.unit for site in found.sites if str(site).startswith(f"{layer}.") and "o_proj" not in site} == {
         f"{layer}.qkv"
@@ -111,7 +120,7 @@ def test_the_caches_of_an_engine_with_one_scheme_for_all_are_chosen_together() -
 def test_exports_bound_what_is_chosen() -> None:
     """Every export holds what is offered; an export that the engine doesn't read, and exports that have nothing in
     common, are refused; only where all are for linears by themselves are these chosen apart."""
-    assert set(offered(None, "h200", ["vllm"])) == {"fp8", "fp8-block", "kv-fp8", "kv-int8", "kv-int4"}
+    assert set(offered(None, "h200", ["vllm"])) == {"fp8", "fp8-block", "kv-fp8", "kv-int8"}
     assert offered(["fp8", "w8a16", "kv-fp8"], "h200", ["torchao"], checkpoint=True) == ("fp8", "w8a16")
     assert offered(None, None, ["gguf"]) == engines()["llama.cpp"].schemes
     with pytest.raises(UnknownOption, match="sglang reads no torchao: take its compressed-tensors"):

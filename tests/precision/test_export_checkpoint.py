@@ -136,7 +136,7 @@ def test_zero_points_load_beside_other_schemes(tmp_path: Path) -> None:
     assert any("load_checkpoint" in note for note in written.notes)
     assert torch.equal(run(load_checkpoint(tmp_path / "out")), subject().simulated(assignment))
     other = write(subject(), mixed(), tmp_path / "other")
-    assert not any("load_checkpoint" in note for note in other.notes)
+    assert not any("zero-points are packed" in note for note in other.notes)
 
 
 def test_a_table_that_the_head_shares_stays_as_it_is(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_table_that_the_head_shares_stays_as_it_is(tmp_path: Path) -> None:
     linears = made.weights("w8a16")
     written = write(made, linears | {"model.embed_tokens": "fp8"}, tmp_path / "out")
     assert written.held == linears
-    assert any(note.startswith("fp8 at model.embed_tokens: no serving stack") for note in written.notes)
+    assert any(note.startswith("fp8 at model.embed_tokens: vLLM forms no product") for note in written.notes)
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     assert tensors["model.embed_tokens.weight"].dtype == torch.bfloat16
     assert not any("lm_head" in name for name in tensors)
@@ -200,11 +200,12 @@ def test_loaded_in_bfloat16_logits_agree_to_its_rounding(tmp_path: Path) -> None
 
 
 def test_what_is_not_held_is_noted_and_left_out(tmp_path: Path) -> None:
-    """Stages, embeddings and the cache of one layer alone are named in notes; what is held simulates what is loaded."""
+    """Stages, embeddings and a cache that vLLM computes otherwise are named in notes; what is held simulates what is
+    loaded."""
     assignment = {
         **subject().weights("fp8"),
-        "model.embed_tokens": "w8a16",
-        "model.layers.0.self_attn:kv_cache": "kv-fp8",
+        "model.embed_tokens": "fp8",
+        "model.layers.0.self_attn:kv_cache": "kv-int4",
         "model.layers.1.self_attn:scores": "fp16",
     }
     written = write(subject(), assignment, tmp_path / "out")

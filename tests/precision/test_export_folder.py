@@ -63,7 +63,7 @@ def test_what_is_refused_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("assignment", [{}, {"model.layers.0.self_attn:scores": "fp16", "model.embed_tokens": "w8a16"}])
+@pytest.mark.parametrize("assignment", [{}, {"model.layers.0.self_attn:scores": "fp16", "model.embed_tokens": "fp8"}])
 def test_what_expresses_nothing_is_not_written(assignment: dict[str, str], tmp_path: Path) -> None:
     """An assignment that no stack can be told gives one line that says so and no file at all."""
     done = write(assignment, tmp_path / "out", *STACKS, checkpoint=True)

@@ -95,6 +95,35 @@ def test_one_factor_of_all_goes_into_the_norm(many_heads: Subject) -> None:
     assert found.rows == {}
 
 
+def test_a_head_with_factors_stays_and_the_others_are_stored(tmp_path: Path) -> None:
+    """Before lm_head, which lies in no block, no norm is known: it is refused by name, or left as it is with a note."""
+    made, chosen = subject(), {"lm_head": "w4a16-g32-awq", DOWN: "fp8"}
+    with pytest.raises(CannotExport, match="lm_head: column factors need a norm before it"):
+        write_checkpoint(made.model, chosen, tmp_path / "whole", sites=made.sites, fits=made.fits)
+    written = write_checkpoint(made.model, chosen, tmp_path / "out", sites=made.sites, fits=made.fits, partial=True)
+    assert written.held == {DOWN: "fp8"}
+    assert any(
+        "lm_head: stays as it is in the checkpoint: column factors need a norm" in note for note in written.notes
+    )
+
+
+def test_a_fold_is_checked_where_the_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens that it is checked with are on the model's own device, here one without values."""
+    model, devices = Subject().model.to("meta"), set()
+
+    class Asked(Exception):
+        """The model was run."""
+
+    def run(**inputs: torch.Tensor) -> None:
+        devices.update(values.device.type for values in inputs.values())
+        raise Asked
+
+    monkeypatch.setattr(model, "forward", run)
+    with pytest.raises(Asked):
+        folded(model, {DOWN: torch.ones(256, device="meta")})
+    assert devices == {"meta"}
+
+
 def test_a_fold_that_changes_the_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block that is not built as its names say is found out by running it."""
     made = Subject(num_hidden_layers=1)

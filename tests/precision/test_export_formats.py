@@ -287,7 +287,7 @@ def test_what_no_format_has_a_place_for_is_noted(recipe_of: Any) -> None:
     """Norms, embeddings, caches of some layers, other dtypes: a line each, however many sites, and none that fits."""
     sites = many_layers(4)
     norms = {name: "fp16" for name, site in sites.items() if site.place == "activation"}
-    odd = {"model.embed_tokens": "w8a16", "model.layers.0.self_attn:kv_cache": "kv-int4", "lm_head": "fp16"}
+    odd = {"model.embed_tokens": "w8a16", "model.layers.0.self_attn:kv_cache": "kv-int8", "lm_head": "fp16"}
     notes = recipe_of({**norms, **odd, "model.layers.0.mlp.down_proj": "fp8"}, sites).notes
     named = [note for note in notes if note.startswith("fp16 at model.layers.0.input_layernorm:input and 4 more: ")]
     assert len(named) == 1

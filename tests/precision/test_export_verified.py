@@ -37,10 +37,12 @@ def test_each_linear_gets_what_it_was_to_get(folder: Path, capsys: pytest.Captur
     assert found.keys() == {"quantization_config.json", "checkpoint/config.json", "torchao.json", "vllm.json"}
     assert all(each.wrong == () for each in found.values())
     assert {name for name, each in found.items() if not each.reader} == {"vllm.json"}
-    assert found["checkpoint/config.json"].checked == sum(s.place == "linear" for s in subject().sites.values())
+    assert found["checkpoint/config.json"].checked == sum(
+        s.place in ("linear", "embedding") for s in subject().sites.values()
+    )
     assert main(("audit", "--verify-export", str(folder))) == 0
     said = capsys.readouterr().out
-    assert "torchao.json: 15 linears get what they were to get (torchao" in said
+    assert "torchao.json: 16 layers get what they were to get (torchao" in said
     assert "vllm.json: not verified, no reader of it is installed" in said
 
 
@@ -67,7 +69,7 @@ def test_a_linear_that_gets_another_scheme_is_told(folder: Path, capsys: pytest.
     assert "model.layers.0.self_attn.q_proj: expected fp8, gets none" in said
     assert "model.layers.0.self_attn.qkv_proj: expected fp8, gets none" in said
     assert "lm_head: expected none, gets " in said
-    assert "torchao.json: 1 lines differ, of 15 linears" in said
+    assert "torchao.json: 1 lines differ, of 16 layers" in said
     assert "model.layers.1.self_attn.o_proj: expected w4a16-g64, gets none" in said
 
 

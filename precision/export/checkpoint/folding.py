@@ -49,11 +49,12 @@ def folded(
             if last in producers():
                 _into_linear(model, f"{block}.{producers()[last]}", name, factors, found, rigid)
             else:
-                done |= _into_norm(model, block, columns, found)
+                done |= _into_norm(model, name, columns, found)
         except CannotExport as error:
             if refused is None:
                 raise
-            whole = [name] if last in producers() else [each for each in columns if _beside(each, block)]
+            beside = [] if last in producers() else [each for each in columns if _beside(each, block)]
+            whole = [name, *beside]
             done.update(whole)
             refused |= dict.fromkeys(whole, str(error).partition(": ")[2])
     left = {name: factors for name, factors in columns.items() if name not in (refused or ())}
@@ -74,13 +75,14 @@ def _beside(name: str, block: str) -> bool:
     return name.startswith(f"{block}.") and name.rpartition(".")[2] not in producers()
 
 
-def _into_norm(model: torch.nn.Module, block: str, columns: Mapping[str, torch.Tensor], found: Folded) -> set[str]:
-    """Divide the weight of the norm before a block by the factors that all who take its output share."""
+def _into_norm(model: torch.nn.Module, name: str, columns: Mapping[str, torch.Tensor], found: Folded) -> set[str]:
+    """Divide the weight of the norm before a linear's block by the factors that all who take its output share."""
+    block = name.rpartition(".")[0]
     above = block.rpartition(".")[0]
     norm = next((f"{above}.{name}" for name in norms_before(block) if _has(model, f"{above}.{name}.weight")), None)
     if norm is None:
         raise CannotExport(
-            f"{block}: column factors need a norm before it, and none is known; take a scheme without them"
+            f"{block or name}: column factors need a norm before it, and none is known; take a scheme without them"
         )
     takers = [
         f"{block}.{name}"

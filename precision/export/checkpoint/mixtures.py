@@ -1,8 +1,9 @@
-"""A checkpoint whose experts a model holds in one parameter, opened with each linear read by its own group.
+"""A checkpoint whose experts a model holds in one parameter, or whose table of embeddings is quantised: each linear and
+table is read by its own group.
 
 transformers 5.23 reads the experts of such a model by one group, and with ``dequantize=True`` all other linears by one
-too, so that of several formats only one comes out right. Here compressed-tensors reads each by the group that it is in,
-and transformers puts the experts together.
+too, so that of several formats only one comes out right; a table without a weight it can't make at all. Here
+compressed-tensors reads each by the group that it is in, and transformers puts the experts together.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from typing import Any
 import torch
 
 from assay.precision.errors import BadModel
+from assay.precision.export.configurations.compressed_tensors import TABLE
 from assay.runtime.lazy import optional
 
 
-def holds_experts(folder: Path) -> bool:
-    """Whether linears of single experts are quantised in a checkpoint."""
-    return any(".experts." in name for name in _quantised(_tensors(folder)))
+def is_mixture(folder: Path, quantization: Mapping[str, Any]) -> bool:
+    """Whether linears of single experts, or a table of embeddings, are quantised in a checkpoint."""
+    tables = any(TABLE in group["targets"] for group in quantization.get("config_groups", {}).values())
+    return tables or any(".experts." in name for name in _quantised(_tensors(folder)))
 
 
 def load_mixture(folder: Path, kind: Any, quantization: Mapping[str, Any], **options: Any) -> torch.nn.Module:

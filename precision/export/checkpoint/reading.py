@@ -10,7 +10,7 @@ import torch
 
 from assay.precision.errors import BadModel
 from assay.precision.export.checkpoint.folder import needed
-from assay.precision.export.checkpoint.mixtures import holds_experts, load_mixture
+from assay.precision.export.checkpoint.mixtures import is_mixture, load_mixture
 from assay.precision.loading.pretrained import json_of
 from assay.precision.loading.quiet import quiet
 from assay.runtime.lazy import optional
@@ -20,8 +20,9 @@ def load_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.float32
     """The model of a folder that `write_checkpoint` wrote, by transformers, its weights read back into ``dtype``.
 
     Its linears round their inputs as the checkpoint says; experts in one parameter don't. options: of transformers'
-    `from_pretrained`. float32 holds the values of all schemes; NVFP4's compressed-tensors rounds to bfloat16. Raises
-    BadModel for a folder without a quantised model, NotInstalled.
+    `from_pretrained`; where that reads linears of several schemes by one (``dequantize=True``), each is read by its own
+    here. float32 holds the values of all schemes; NVFP4's compressed-tensors rounds to bfloat16. Raises BadModel for a
+    folder without a quantised model, NotInstalled.
     """
     needed("compressed_tensors", "transformers")
     config: Any = json_of(Path(folder) / "config.json")
@@ -29,9 +30,11 @@ def load_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.float32
         raise BadModel(f"{folder} isn't quantised; expected a folder that write_checkpoint wrote")
     with quiet(), packed_zero_points():
         kind = getattr(optional("transformers", purpose="a checkpoint", extra="audit"), config["architectures"][0])
-        if holds_experts(Path(folder)):
-            mixture = load_mixture(Path(folder), kind, config["quantization_config"], dtype=dtype, **options)
-            return mixture.eval()
+        written = config["quantization_config"]
+        dense = getattr(options.get("quantization_config"), "dequantize", False)
+        if is_mixture(Path(folder), written) or (dense and len(written["config_groups"]) > 1):
+            options.pop("quantization_config", None)
+            return load_mixture(Path(folder), kind, written, dtype=dtype, **options).eval()
         model: torch.nn.Module = kind.from_pretrained(folder, dtype=dtype, local_files_only=True, **options)
         quantizer: Any = model.hf_quantizer
         if not quantizer.quantization_config.dequantize:

@@ -14,19 +14,21 @@ from assay.precision.observation.qparams import QParams
 from assay.precision.observation.sites import Site
 from assay.precision.observation.streaming import streamed_parameters
 from assay.precision.schemes import Quantizer, Scheme
+from assay.precision.targets import engines, kind_of
 
 
 def unstorable(model: torch.nn.Module, sites: Mapping[str, Site]) -> dict[str, str]:
     """Names of the linears and tables of embeddings that no scheme can be stored at, and why: what to leave as it is
     where a model is exported (`Audit.recommend`, ``fixed``)."""
-    places = {name: site.place for name, site in sites.items()}
-    tables = [name for name, place in places.items() if place == "embedding"]
-    pieces, shared = pieces_of(model, sites), _shared(model)
-    found = dict.fromkeys(tables, "no serving stack loads a quantised table of embeddings")
-    for name in (name for name, place in places.items() if place == "linear"):
-        reason = _never(model, name, sites[name], pieces, shared)
-        if reason is not None:
-            found[name] = reason
+    pieces, shared, kind = pieces_of(model, sites), _shared(model), kind_of(model)
+    vllm, found = engines()["vllm"], {}
+    for name, site in sites.items():
+        if site.place in ("linear", "embedding"):
+            reason = _never(model, name, site, pieces, shared)
+            if site.place == "embedding" and kind not in vllm.tables_of:
+                reason = f"vLLM {vllm.version} loads no quantised table of {kind or 'such a model'}"
+            if reason is not None:
+                found[name] = reason
     return found
 
 
@@ -100,8 +102,9 @@ def _never(
     """Why a linear can't be stored in any scheme; None: it can."""
     if len(site.shape) == 2:
         module = dict(model.named_modules()).get(name)
-        if type(module) is not torch.nn.Linear:
-            return f"it is a {type(module).__name__}; compressed-tensors stores torch.nn.Linear"
+        stored = torch.nn.Linear if site.place == "linear" else torch.nn.Embedding
+        if type(module) is not stored:
+            return f"it is a {type(module).__name__}; compressed-tensors stores torch.nn.{stored.__name__}"
         tied = shared.get(id(module.weight), [])
         if len(tied) > 1:
             return f"it shares its weight with {' and '.join(tied)}"

@@ -12,12 +12,14 @@ from assay.precision.export.checkpoint.folder import config_json, dtype_of, need
 from assay.precision.export.checkpoint.folding import Folded
 from assay.precision.export.checkpoint.pieces import Piece, pieces_of, rows_of, saved
 from assay.precision.export.checkpoint.storable import storable
-from assay.precision.export.configurations.compressed_tensors import config_of, groups_of
+from assay.precision.export.configurations.compressed_tensors import config_of, groups_of, tables_of
+from assay.precision.export.configurations.vllm import cache_options
 from assay.precision.export.lint import lint, lint_config, lint_scales
 from assay.precision.export.plan import Plan, plan_of
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import FakeQuantizer, Scales, store
+from assay.precision.targets import kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Written:
     """Of all tensors; the files add their headers."""
     notes: tuple[str, ...]
     """What it doesn't hold, and what loaders would do in silence, a line each."""
+    options: tuple[str, ...] = ()
+    """Of ``vllm serve``, without which the KV caches that are held stay as they are."""
 
 
 def write_checkpoint(
@@ -60,7 +64,7 @@ def write_checkpoint(
     folder, origin = Path(out), None if source is None else Path(source)
     config = config_json(model, origin)
     dtype = dtype or dtype_of(model, config)
-    asked = plan_of(assignment, sites, dtype, experts=True)
+    asked = plan_of(assignment, sites, dtype, experts=True, tables=tables_of(kind_of(model)))
     pieces = pieces_of(model, sites)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     weights = {
@@ -69,11 +73,12 @@ def write_checkpoint(
     }
     plan, into = storable(model, asked, weights, sites=sites, pieces=pieces, fits=fits, partial=partial)
     names = {name: [piece.name for piece in some] for name, some in pieces.items()}
-    recipe = config_of(plan, names)
+    options = cache_options(plan, sites) if plan.weights and plan.cache != "kv-fp8" else []
+    recipe = config_of(plan, names, optional=bool(options))
     if not recipe.held:
         raise CannotExport("expected a linear or all KV caches to quantise, got none: the model is such a checkpoint")
     tensors = _quantised(weights, plan, pieces, names, fits, into)
-    tensors |= _caches(plan, fits) if recipe.content["kv_cache_scheme"] is not None else {}
+    tensors |= _caches(plan, fits) if recipe.held.keys() & plan.caches.keys() else {}
     tensors |= _others(model, tensors, {names[name][0]: name for name in into.rows}, into, dtype)
     config["dtype"] = str(dtype).removeprefix("torch.")
     config.pop("torch_dtype", None)
@@ -82,11 +87,13 @@ def write_checkpoint(
     kept = {name: scheme for name, scheme in assignment.items() if name in asked.left or name not in plan.left}
     notes = [*recipe.notes, *lint(kept, sites), *lint_config(recipe.content, held, sites, names)]
     notes += [*lint_scales(tensors, sites), *_warnings(plan, into, dtype)]
+    if options:
+        notes.append(f"{next(iter(plan.caches))}: KV caches stay as they are but in vLLM with {' '.join(options)}")
     with whole(folder, overwrite) as (place, replaced):
         save(place, tensors, config, model, origin)
     if replaced:
         notes.append(f"{folder}: replaced the folder that was there")
-    return Written(folder, held, sum(values.nbytes for values in tensors.values()), tuple(notes))
+    return Written(folder, held, sum(values.nbytes for values in tensors.values()), tuple(notes), tuple(options))
 
 
 def _quantised(
@@ -118,9 +125,11 @@ def _quantised(
 
 
 def _caches(plan: Plan, fits: QParams) -> dict[str, torch.Tensor]:
-    """Scales of keys and values, for each attention."""
+    """Fixed scales of keys and values, for each attention whose cache has them."""
     tensors = {}
     for name, scheme in plan.caches.items():
+        if scheme.activation is None or scheme.activation.dynamic:
+            continue
         attention = name.partition(":")[0]
         for part, key in (("keys", "k_scale"), ("values", "v_scale")):
             stored = fits.values(name, scheme, part)
@@ -167,10 +176,15 @@ def _warnings(plan: Plan, into: Folded, dtype: torch.dtype) -> list[str]:
         found.append(
             f"column factors are folded into norms and linears before, whose weights are rounded to {dtype} again"
         )
-    if plan.experts and len({scheme.name for scheme in plan.weights.values()}) > 1:
+    if len({scheme.name for scheme in plan.weights.values()}) > 1:
         found.append(
-            f"{next(iter(plan.experts))}: of several schemes transformers 5.23 reads only one right, in silence, with "
-            "dequantize=True: open it by assay.precision.export.load_checkpoint"
+            f"{next(iter(plan.experts or plan.weights))}: of several schemes transformers 5.23 reads only one right, "
+            "in silence, or none, with dequantize=True: open it by assay.precision.export.load_checkpoint"
+        )
+    if plan.tables & plan.linears.keys():
+        found.append(
+            f"{next(iter(plan.tables))}: transformers 5.23 makes no quantised table of embeddings: open it by "
+            "assay.precision.export.load_checkpoint"
         )
     packed = [name for name, scheme in plan.weights.items() if scheme.weight and not scheme.weight.symmetric]
     if packed:

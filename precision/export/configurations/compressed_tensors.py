@@ -3,16 +3,17 @@
 Fields and rules are those of compressed-tensors 0.20 (`QuantizationConfig`, `QuantizationArgs`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from assay.precision.export.patterns import targets_of
+from assay.precision.export.patterns import also_asked_for, targets_of
 from assay.precision.export.plan import Plan, plan_of
 from assay.precision.export.target import Names, Recipe, json_file, of_linears, register
 from assay.precision.observation.sites import Site
 from assay.precision.schemes import SCHEMES, Quantizer, Scheme
+from assay.precision.targets import engines, kind_of
 
 VERSION = "0.20.0"
 """Of compressed-tensors, whose fields these are."""
@@ -22,6 +23,8 @@ _ELEMENTS = ("int3", "int4", "int8", "float4_e2m1fn", "float6_e2m3fn", "float8_e
 _TYPES = {"integer": "int", "float": "float"}
 """What it calls a kind of format."""
 _SCALES = {"float8_e8m0fnu": "torch.uint8", "float8_e4m3fn": "torch.float8_e4m3fn"}
+TABLE = "Embedding"
+"""The class of tables of embeddings, as a target."""
 _KV = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
 
 
@@ -30,16 +33,36 @@ def quantization_config(
     sites: Mapping[str, Site],
     dtype: torch.dtype = torch.bfloat16,
     names: Names | None = None,
+    kind: str = "",
 ) -> Recipe:
     """The ``quantization_config`` of an assignment. Raises CannotExport and UnknownScheme as `plan_of` does.
 
-    names: see `Names`; without them experts held in one parameter have none and are noted.
+    names: see `Names`; without them experts held in one parameter have none and are noted. kind: the type of the model,
+    by which tables of embeddings have a place or not.
     """
-    return config_of(plan_of(assignment, sites, dtype, experts=names is not None), names or {})
+    plan = plan_of(assignment, sites, dtype, experts=names is not None, tables=tables_of(kind))
+    return config_of(plan, names or {})
 
 
-def config_of(plan: Plan, names: Names) -> Recipe:
-    """The same of a plan: a group for each scheme, numbered with zeros in front, since groups are sorted by name."""
+def tables_of(kind: str) -> Callable[[Scheme, bool], str]:
+    """Why a table of embeddings of a type of model can't have a scheme (`plan.no_tables`), as vLLM loads them."""
+    vllm = engines()["vllm"]
+
+    def lacks(scheme: Scheme, tied: bool) -> str:
+        if kind not in vllm.tables_of:
+            return f"vLLM {vllm.version} loads quantised tables of {', '.join(vllm.tables_of)} only"
+        if tied:
+            return "vLLM forms no product with a quantised table"
+        return "" if scheme.name in vllm.places["tables"] else f"tables may have {', '.join(vllm.places['tables'])}"
+
+    return lacks
+
+
+def config_of(plan: Plan, names: Names, *, optional: bool = False) -> Recipe:
+    """The same of a plan: a group for each scheme, numbered with zeros in front, since groups are sorted by name.
+
+    optional: KV caches that it has no words for are given by options where the checkpoint is served.
+    """
     groups = groups_of(plan, names)
     left = [named for name in plan.left for named in names.get(name, [name])]
     for name, scheme in plan.weights.items():
@@ -47,15 +70,15 @@ def config_of(plan: Plan, names: Names) -> Recipe:
             plan.note(name, scheme.name, str(why_not(scheme)))
             left += names.get(name, [name])
     formats = {group["format"] for group in groups.values()}
-    caches = plan.fp8_caches("a cache is e4m3 or as it is")
+    caches = plan.caches if optional else plan.fp8_caches("a cache is e4m3 or as it is")
     content = {
         "quant_method": "compressed-tensors",
         "version": VERSION,
         "format": "mixed-precision" if len(formats) > 1 else next(iter(formats), "dense"),
         "quantization_status": "compressed",
         "global_compression_ratio": None,
-        "ignore": targets_of(left),
-        "kv_cache_scheme": dict(_KV) if caches else None,
+        "ignore": [*targets_of(left), *also_asked_for(left)],
+        "kv_cache_scheme": dict(_KV) if plan.cache == "kv-fp8" else None,
         "config_groups": {f"group_{number:03d}": group for number, group in enumerate(groups.values())},
     }
     held = [name for name, scheme in plan.weights.items() if scheme.name in groups]
@@ -68,7 +91,10 @@ def groups_of(plan: Plan, names: Names) -> dict[str, dict[str, Any]]:
     for name, scheme in plan.weights.items():
         if why_not(scheme) is None:
             members.setdefault(scheme.name, []).extend(names.get(name, [name]))
-    return {name: group_of(SCHEMES[name], linears) for name, linears in members.items()}
+    groups = {name: group_of(SCHEMES[name], linears) for name, linears in members.items()}
+    for name in {plan.linears[table].name for table in plan.tables & plan.linears.keys()}:
+        groups[name]["targets"].append(TABLE)  # some models of vLLM don't say what they call theirs
+    return groups
 
 
 def why_not(scheme: Scheme) -> str | None:
@@ -95,11 +121,11 @@ def format_of(scheme: Scheme) -> str:
 
 
 def group_of(scheme: Scheme, names: list[str]) -> dict[str, Any]:
-    """The config group of linears, by the names that checkpoints have."""
+    """The config group of linears, by the names that checkpoints have, and others that engines ask for instead."""
     assert scheme.weight is not None
     group: dict[str, Any] = {
         "format": format_of(scheme),
-        "targets": targets_of(names),
+        "targets": [*targets_of(names), *also_asked_for(names)],
         "weights": _arguments(scheme.weight, "channel", dynamic=False),
     }
     if scheme.activation is not None:
@@ -131,7 +157,10 @@ def _arguments(quantizer: Quantizer, row: str, *, dynamic: bool | str) -> dict[s
 
 register(
     "compressed-tensors",
-    lambda request: quantization_config(request.assignment, request.sites, request.dtype, request.names),
+    lambda request: quantization_config(
+        request.assignment, request.sites, request.dtype, request.names, kind_of(request.module)
+    ),
     json_file("quantization_config.json"),
     of_linears(why_not, ["kv-fp8", "kv-fp8-q"]),
+    tables=True,
 )

@@ -34,7 +34,7 @@ def tensor_types(request: Request) -> Recipe:
 
     Raises CannotExport and UnknownScheme as `plan_of` does, NotInstalled.
     """
-    plan = plan_of(request.assignment, request.sites, request.dtype, experts=True, tables=True)
+    plan = plan_of(request.assignment, request.sites, request.dtype, experts=True, tables=lambda scheme, tied: "")
     for name, scheme in plan.caches.items():
         plan.note(name, scheme.name, "llama.cpp's caches have types of their own (--cache-type-k, --cache-type-v)")
     wanted = {name: kind for name, scheme in plan.weights.items() if (kind := _blocks(plan, name)) is not None}

@@ -1,4 +1,4 @@
-"""MLX: a program that converts a model by mlx-lm 0.32, each linear quantised as the assignment has it.
+"""MLX: a program that converts a model by mlx-lm 0.32, each layer quantised as the assignment has it.
 
 mlx_lm takes parameters for each layer from a function in Python only, so what is written is the call itself.
 """
@@ -38,11 +38,11 @@ convert(
 def quant_predicate(
     assignment: Mapping[str, str], sites: Mapping[str, Site], dtype: torch.dtype = torch.bfloat16
 ) -> Recipe:
-    """What mlx_lm's ``quant_predicate`` returns for the path of each linear of an assignment; for others False.
+    """What mlx_lm's ``quant_predicate`` returns for the path of each linear and table of embeddings; for others False.
 
     MLX searches scales and biases of its own. Raises CannotExport and UnknownScheme as `plan_of` does.
     """
-    plan = plan_of(assignment, sites, dtype)
+    plan = plan_of(assignment, sites, dtype, tables=lambda scheme, tied: "")
     layers = plan.expressed(parameters_of)
     for name, scheme in plan.caches.items():
         plan.note(name, scheme.name, "mlx_lm takes a quantised cache where it generates, not from a file")
@@ -90,4 +90,5 @@ register(
     _files,
     of_linears(lambda scheme: parameters_of(scheme)[1]),
     apart=True,
+    tables=True,
 )

@@ -21,7 +21,8 @@ _SHORTHANDS = {
     "mxfp8": "mxfp8",
     "mxfp4": "mxfp4",
 }
-_CACHES = {"kv-fp8": "fp8_e4m3", "kv-int8": "int8_per_token_head", "kv-int4": "int4_per_token_head"}
+_CACHES = {"kv-fp8": "fp8_e4m3", "kv-int8": "int8_per_token_head"}
+_ROTATED = "vLLM 0.33 rotates keys and values before it rounds them to int4, which wasn't simulated"
 
 
 def online_config(
@@ -37,9 +38,11 @@ def online_config(
     fused = plan.fused(sites, found, "target")
     apart = {fused_name(unit): names for unit, names in units_of(sites).items()}
     mixed = {linear for name, several in fused.items() if len(several) > 1 for linear in apart[name]}
-    if (cache := _cache(plan)) is None:
+    cached = bool(cache_options(plan, sites))
+    if not cached:
         for name, scheme in plan.caches.items():
-            plan.note(name, scheme.name, "vLLM takes one kind of cache, and layers that keep the model's dtype")
+            one = "vLLM takes one kind of cache, and layers by number that keep the model's dtype"
+            plan.note(name, scheme.name, _ROTATED if scheme.name == "kv-int4" else one)
     left = [name for name, site in sites.items() if site.shape and name not in found]
     members: dict[str, list[str]] = {}
     for name, several in {**{name: (shorthand,) for name, shorthand in found.items()}, **fused}.items():
@@ -48,7 +51,7 @@ def online_config(
         elif len(several) == 1:
             members.setdefault(str(several[0]), []).append(name)
     targets = {target: shorthand for shorthand, names in members.items() for target in targets_of(names)}
-    held = [name for name in (*found, *(plan.caches if cache else ())) if name not in mixed]
+    held = [name for name in (*found, *(plan.caches if cached else ())) if name not in mixed]
     return plan.recipe({"targets": targets, "ignore": targets_of(left)}, held)
 
 
@@ -58,21 +61,20 @@ def command_line(model: str, assignment: Mapping[str, str], sites: Mapping[str, 
     config = online_config(assignment, sites).content
     if config["targets"]:
         words += ["--quantization", "online", "--quantization-config", json.dumps(config)]
-    plan = plan_of(assignment, sites)
-    cache = _cache(plan)
-    if cache is not None:
-        words += ["--kv-cache-dtype", cache]
-        every = [name for name, site in sites.items() if site.place == "kv_cache" and name not in plan.caches]
-        skipped = [str(layer) for name in every if (layer := place_of(name)[0]) is not None]
-        if skipped:
-            words += ["--kv-cache-dtype-skip-layers", *skipped]
-    return shlex.join(words)
+    return shlex.join([*words, *cache_options(plan_of(assignment, sites), sites)])
 
 
-def _cache(plan: Plan) -> str | None:
-    """vLLM's word for the caches; None where there are none or they differ."""
+def cache_options(plan: Plan, sites: Mapping[str, Site]) -> list[str]:
+    """vLLM's options for the KV caches of a plan: their kind, and the numbers of the layers whose cache stays.
+
+    Empty where there are none, they differ, vLLM has no such cache, or a layer that is to stay has no number.
+    """
     kinds = {scheme.name for scheme in plan.caches.values()}
-    return _CACHES.get(next(iter(kinds))) if len(kinds) == 1 else None
+    left = [place_of(name)[0] for name, site in sites.items() if site.place == "kv_cache" and name not in plan.caches]
+    if len(kinds) != 1 or not kinds <= _CACHES.keys() or None in left:
+        return []
+    skipped = ["--kv-cache-dtype-skip-layers", *map(str, left)] if left else []
+    return ["--kv-cache-dtype", _CACHES[kinds.pop()], *skipped]
 
 
 def _texts(request: Request, recipe: Recipe) -> dict[str, str | bytes]:
