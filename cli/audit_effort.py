@@ -37,10 +37,10 @@ class Effort:
     @property
     def measurements(self) -> int:
         """Over the sequences that are chosen on, about."""
-        return self.count // 2 + self.count + min(self.count, 22) + self.count + _CHOICE
+        return self.count + _CHOICE
 
 
-USUAL, QUICK = Effort(48, 16), Effort(12, 6)
+USUAL, QUICK = Effort(20, 16), Effort(10, 6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,9 @@ class Pace:
 
     def within(self, seconds: float) -> Effort:
         """The most that can be measured in so many seconds, and no less than `_LEAST` says."""
-        efforts = [Effort(count, 16 if count >= 24 else 6) for count in range(_LEAST, _MOST + 1)]
+        efforts = [
+            Effort(count, USUAL.points if count >= USUAL.count else QUICK.points) for count in range(_LEAST, _MOST + 1)
+        ]
         return max(
             (each for each in efforts if self.left(each) <= seconds), key=lambda each: each.count, default=efforts[0]
         )

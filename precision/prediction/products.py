@@ -18,8 +18,7 @@ from assay.precision.prediction.sensitivity import Change, Sensitivity, change_o
 Visitor = TypeVar("Visitor", bound=Sensitivity)
 
 AGAIN = 3
-"""Further cotangents for values: four together halve what one leaves open."""
-_VALUES = ("activation", "kv_cache")
+"""Further cotangents: four together halve what one leaves open."""
 
 
 def differentiate(
@@ -35,14 +34,15 @@ def differentiate(
 ) -> Products:
     """The products of every scheme of ``observed`` at every site with a random cotangent of the metric's output.
 
-    again: so many further cotangents, after the same forward pass, for values without a weight: activations and KV
-    caches. What few rows make, as errors within attention, one cotangent tells within a factor of two only; the
-    products of a weight, which most of the time goes to, are sums over all rows of a sequence. seed: of the cotangents,
-    and of which rows are looked at. change: what a scheme changes in a tensor. ``done`` is told how many batches are.
+    again: so many further cotangents, after the same forward pass, for all sites but tables of embeddings. What few
+    rows or sequences make, as errors within attention, one cotangent tells within a factor of two only. The rows of a
+    weight are looked at in turns, so that of a large one all cotangents together take little more than one. seed: of
+    the cotangents, and of which rows are looked at. change: what a scheme changes in a tensor. ``done`` is told how
+    many batches are.
     Raises BadModel for outputs without a gradient.
     """
-    values = {name: menu for name, menu in observed.menus.items() if observed.by_name[name].place in _VALUES}
-    seeds = [seed + 1_000_003 * turn for turn in range(1 + again if any(values.values()) else 1)]
+    further = {name: menu for name, menu in observed.menus.items() if observed.by_name[name].place != "embedding"}
+    seeds = [seed + 1_000_003 * turn for turn in range(1 + again if any(further.values()) else 1)]
     generators = [torch.Generator().manual_seed(each) for each in seeds]
 
     def backward(visitor: Sensitivity, outputs: Any, batch: Any) -> None:
@@ -52,13 +52,14 @@ def differentiate(
                 "expected outputs that gradients lead back from, got none: take torch.no_grad, inference_mode, "
                 "argmax and casts to integers out of forward"
             )
-        for turn in reversed(range(len(seeds))):  # the first one last: it has the weights, and lets go of the values
-            visitor.begin(turn, seeds[turn], values if turn else observed.menus)
+        for turn in reversed(range(len(seeds))):  # the first one last: it lets go of the values
+            visitor.begin(turn, seeds[turn], further if turn else observed.menus)
             cotangent = metric.cotangent(output.detach(), mapping(batch), generators[turn])
             torch.autograd.grad(output, visitor.anchor, cotangent, allow_unused=True, retain_graph=turn > 0)
 
     def visitor_of(size: int, index: int) -> Sensitivity:
-        return Sensitivity(observed.menus, observed.qparams, observed.tied, size, (index, len(batches)), seed, change)
+        turn = index, len(batches)
+        return Sensitivity(observed.menus, observed.qparams, observed.tied, size, turn, seed, change, len(seeds))
 
     return products_of(model, batches, visitor_of, backward, done)
 
