@@ -36,8 +36,8 @@ def differentiate(
 
     again: so many further cotangents, after the same forward pass, for all sites but tables of embeddings. What few
     rows or sequences make, as errors within attention, one cotangent tells within a factor of two only. The rows of a
-    weight are looked at in turns, so that of a large one all cotangents together take little more than one. seed: of
-    the cotangents, and of which rows are looked at. change: what a scheme changes in a tensor. ``done`` is told how
+    weight are looked at in turns, so that those of a large one are stored no more often than for one cotangent. seed:
+    of the cotangents, and of which rows are looked at. change: what a scheme changes in a tensor. ``done`` is told how
     many batches are.
     Raises BadModel for outputs without a gradient.
     """

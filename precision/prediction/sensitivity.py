@@ -32,7 +32,7 @@ _LARGE = 1 << 18
 _BLOCK = 128
 """Rows of a weight that are looked at together: a multiple of those of every scheme's blocks."""
 _TURNS = 4
-"""Batches and cotangents that may share a weight's rows among them."""
+"""Batches that may share a weight's rows among them, each cotangent of theirs a part of its own."""
 _ENOUGH = 1 << 16
 """Elements of values that tell the size of an error: more are subsampled to these, but not below _ROWS rows."""
 _ROWS = 256
@@ -275,7 +275,8 @@ class Sensitivity:
         cotangent. So none is stored anew for each of them; as many look at each row."""
         index, count = (each * self._cotangents for each in self._turn)
         blocks = -(-weight.shape[0] // _BLOCK)
-        turns = max(turns for turns in range(1, _TURNS + 1) if count % turns == 0 and turns <= blocks)
+        most = min(_TURNS * self._cotangents, blocks)
+        turns = max(turns for turns in range(1, most + 1) if count % turns == 0)
         size = -(-blocks // turns) * _BLOCK
         first = (index + self._cotangent) % turns * size
         mine = weight[first : first + size]
