@@ -1,52 +1,91 @@
 """Whether an audit's intervals hold on text that it hasn't seen: `audit_heldout.py MODEL [--text FILE --splits N]`.
 
 The sequences of a text are split at random, a quarter held out; the model is audited and calibrated on the others
-as its users do, and fresh assignments of several kinds are predicted and measured on the held-out ones. Prints of
-each kind the median and the ends of predicted / measured, how many measurements the intervals hold, how many lie
-above, and how wide intervals are (high / low, median); then the processor time of the audits. `--splits` repeats it
-with others.
+as its users do, and fresh assignments of several kinds are predicted and measured on the held-out ones, and on as many
+tokens of later text in sequences of twice the length. Prints of each kind the median and the ends of predicted /
+measured, how many measurements the intervals hold, how many lie above, how wide intervals are (high / low, median) and
+Spearman's rank correlation; then the measurements of the audits, how often they ran the model's blocks, and their
+processor time. `--splits` repeats it with others, `--each` with more assignments of a kind.
 """
 
 import random
 import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from furniture import options
+from scipy.stats import spearmanr
 
 from assay.precision.auditing import Audit, audit
 from assay.precision.loading import load
+from assay.precision.observation.sites import Site
+from assay.precision.prediction.measuring import Measuring, part_of
 from assay.precision.prediction.quadratic_form import Prediction
+from assay.precision.schemes import SCHEMES
 
-EACH = 20
-OPTIMISED = 8
 Pairs = dict[str, list[tuple[Prediction, float]]]
 
 
-def assignments(found: Audit, draw: random.Random) -> dict[str, list[dict[str, str]]]:
+def assignments(found: Audit, draw: random.Random, each: int) -> dict[str, list[dict[str, str]]]:
     """Fresh assignments by their kind, of sites drawn at random."""
-    inside = [site for site in found.sites if site.place in ("activation", "kv_cache")]
-    alone = [{str(site): scheme} for site in inside for scheme in found.menu(site)]
-    return {
-        "random, all sites": [found.random_assignment(draw) for _ in range(EACH)],
-        "random, 30 % of sites": [found.random_assignment(draw, 0.3) for _ in range(EACH)],
-        "sparse, 5 % of sites": [found.random_assignment(draw, 0.05) for _ in range(EACH)],
-        "one activation or KV cache": draw.sample(alone, EACH),
-        "70 % of those": [
-            {str(site): draw.choice(found.menu(site)) for site in inside if draw.random() < 0.7} for _ in range(EACH)
-        ],
+    free = [site for site in found.sites if not site.tied]
+    values = [site for site in free if site.place in ("activation", "kv_cache")]
+    caches = [site for site in free if site.place == "kv_cache"]
+    stages = [site for site in free if site.in_attention and site.place == "activation"]
+    weights = {
+        str(site): [name for name in found.menu(site) if SCHEMES[name].weight and not SCHEMES[name].activation]
+        for site in free
     }
+    places: dict[str, list[Site]] = {}
+    for site in free:
+        places.setdefault(str(site).rpartition(".")[2], []).append(site)
+
+    def some(sites: Sequence[Site], share: float) -> dict[str, str]:
+        taken = [site for site in sites if draw.random() < share] or [draw.choice(sites)]
+        return {str(site): draw.choice(found.menu(site)) for site in taken}
+
+    def at_one_place() -> dict[str, str]:
+        sites = places[draw.choice(sorted(places))]
+        scheme = draw.choice(sorted({name for site in sites for name in found.menu(site)}))
+        return {str(site): scheme for site in sites if scheme in found.menu(site)}
+
+    def of_weights() -> dict[str, str]:
+        share = draw.choice((1.0, 0.5, 0.2))
+        return {site: draw.choice(menu) for site, menu in weights.items() if menu and draw.random() < share}
+
+    kinds: dict[str, Callable[[], dict[str, str]]] = {
+        "random, all sites": lambda: found.random_assignment(draw),
+        "random, 30 % of sites": lambda: found.random_assignment(draw, 0.3),
+        "sparse, 5 % of sites": lambda: found.random_assignment(draw, 0.05),
+        "70 % of activations and KV caches": lambda: some(values, 0.7),
+        "70 % of KV caches": lambda: some(caches, 0.7),
+        "70 % of attention's stages": lambda: some(stages, 0.7),
+        "one scheme at one place of all layers": at_one_place,
+        "weights alone": of_weights,
+        "one activation or KV cache": lambda: some([draw.choice(values)], 1.0),
+        "one linear or embedding": lambda: some([draw.choice([each for each in free if each not in values])], 1.0),
+    }
+    present = {"70 % of KV caches": caches, "70 % of attention's stages": stages}
+    return {name: [make() for _ in range(each)] for name, make in kinds.items() if present.get(name, True)}
 
 
-def judged(found: Audit, draw: random.Random) -> Pairs:
-    """Predictions and measurements on held-out sequences; optimised: recommended under random budgets of bytes."""
-    pairs = {
-        kind: [(found.predict(one), float(found.measure(one))) for one in some]
-        for kind, some in assignments(found, draw).items()
-    }
-    whole = found.cost({}).bytes
-    chosen = [found.recommend(max_bytes=whole * draw.uniform(0.28, 0.9)) for _ in range(OPTIMISED)]
-    return {**pairs, "optimised": [(one.prediction, float(one.measured)) for one in chosen]}
+def judged(found: Audit, longer: Measuring, draw: random.Random, each: int) -> tuple[Pairs, Pairs]:
+    """Predictions and measurements on held-out sequences, and on longer ones; optimised: recommended under random
+    budgets of bytes."""
+    whole, passes = found.cost({}).bytes, found.chosen_on.passes
+    kinds: dict[str, list[dict[str, str]]] = assignments(found, draw, each)
+    limits = [whole * draw.uniform(0.28, 0.9) for _ in range(-(-each // 3))]
+    kinds["optimised"] = [found.recommend(max_bytes=limit) for limit in limits]
+    print(f"{len(limits)} recommendations took {found.chosen_on.passes - passes:.1f} passes", flush=True)
+    seen, far = Pairs(), Pairs()
+    for kind, some in kinds.items():
+        longer.ahead(some[::2])
+        seen[kind] = [
+            (found.predict(one), float(error)) for one, error in zip(some, found.measure_together(some), strict=True)
+        ]
+        far[f"{kind}, twice the length"] = [(found.predict(one), float(longer.error(one))) for one in some[::2]]
+    return seen, far
 
 
 def told(kind: str, pairs: list[tuple[Prediction, float]]) -> None:
@@ -57,40 +96,55 @@ def told(kind: str, pairs: list[tuple[Prediction, float]]) -> None:
     above = np.mean([error > prediction.high for prediction, error in usable])
     width = np.median([prediction.high / max(prediction.low, 1e-300) for prediction, _ in usable])
     ends = f"{ratio.min():.2f}/{ratio.max():.2f}"
-    print(f"| {kind} | {len(usable)} | {np.median(ratio):.3f} | {ends} | {inside:.0%} | {above:.0%} | {width:.2f} |")
+    rank = spearmanr([prediction.error for prediction, _ in usable], [error for _, error in usable])[0]
+    share = f"{inside:.0%} | {above:.0%} | {width:.2f} | {rank:.3f}"
+    print(f"| {kind} | {len(usable)} | {np.median(ratio):.3f} | {ends} | {share} |")
 
 
 def main() -> None:
     """Read the command line and measure."""
     parser = options(__doc__, sequences=64, batch=8, seed=0)
     parser.add_argument("--splits", type=int, default=3)
+    parser.add_argument("--each", type=int, default=20, help="assignments of a kind and split")
     given = parser.parse_args()
     torch.set_num_threads(1)
     loaded = load(given.model)
-    batches = loaded.batches(given.text, sequence=given.tokens, sequences=given.sequences, batch=given.batch)
-    batches = [batch for batch in batches if batch["input_ids"].shape[1] == given.tokens]
-    rows = torch.cat([batch["input_ids"] for batch in batches])
+    count = given.sequences + given.sequences // 4 * 2
+    batches = loaded.batches(given.text, sequence=given.tokens, sequences=count, batch=given.batch)
+    rows = torch.cat([batch["input_ids"] for batch in batches if batch["input_ids"].shape[1] == given.tokens])
+    rows, later = rows[: given.sequences], rows[given.sequences :]
     pairs: Pairs = {}
+    further: Pairs = {}
     spent = []
     for split in range(given.seed, given.seed + given.splits):
         mixed = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(split))]
         held = len(rows) // 4
-        check, choice = (
+        check, choice, long = (
             [{"input_ids": some, "attention_mask": torch.ones_like(some)} for some in part.split(given.batch)]
-            for part in (mixed[:held], mixed[held:])
+            for part in (mixed[:held], mixed[held:], later[: len(later) // 2 * 2].reshape(-1, 2 * given.tokens))
         )
         began = time.process_time()
         found = audit(loaded.model, choice, given.metric or "kl", check=check, bits=16, seed=split)
+        predicted = time.process_time() - began
         found.calibrate()
         spent.append(time.process_time() - began)
         level = found.predict(found.random_assignment(random.Random(0))).level
-        print(f"split {split}: {spent[-1]:.1f} s, intervals promise {level:.1%}", flush=True)
-        for kind, some in judged(found, random.Random(100 + split)).items():
+        print(
+            f"split {split}: {spent[-1]:.1f} s, {predicted:.1f} s of it before anything is measured; "
+            f"{len(found.measured)} measurements, {found.chosen_on.passes:.1f} passes; "
+            f"intervals promise {level:.1%}; {found.predictor.calibration}",
+            flush=True,
+        )
+        longer = Measuring(found.model, part_of(found.model, long, found.metric, "long"), found.metric, found.observed)
+        seen, far = judged(found, longer, random.Random(100 + split), given.each)
+        for kind, some in seen.items():
             pairs.setdefault(kind, []).extend(some)
-    print("| kind | n | predicted / measured, median | ends | inside | above | high / low |")
-    print("|---|---|---|---|---|---|---|")
-    for kind, each in pairs.items():
-        told(kind, each)
+        for kind, some in far.items():
+            further.setdefault(kind, []).extend(some)
+    print("| kind | n | predicted / measured, median | ends | inside | above | high / low | Spearman |")
+    print("|---|---|---|---|---|---|---|---|")
+    for kind, some in (*pairs.items(), *further.items()):
+        told(kind, some)
     print(f"audit and calibration: {np.mean(spent):.1f} s of processor time")
 
 

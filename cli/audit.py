@@ -87,9 +87,7 @@ def audit(
         typer.Option(metavar="N", help="Most bytes of weights in memory, in float32: 2GB; the others are read."),
     ] = "",
     device: Device = "cpu",
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Measure a quarter as much: intervals are wider and promise less.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure less: intervals are wider and promise less.")] = False,
     seconds: Annotated[
         float | None, typer.Option(metavar="N", help="Measure as much as takes about so long, 6 to 96 of each kind.")
     ] = None,
@@ -144,7 +142,7 @@ def audit(
     length = sequence or min(_LONGEST, loaded.positions or _LONGEST)
     batches, held_out = loaded.parts(text, check, sequence=length, sequences=sequences, batch=batch, lines=lines)
     began = time.monotonic()
-    pace, effort = pace_of(loaded.model, batches, held_out), QUICK if quick else USUAL
+    pace, effort = pace_of(loaded.model, batches, held_out, menu), QUICK if quick else USUAL
     foretold = pace.whole(effort) if seconds is None else seconds
     if foretold >= _LONG and not compare:
         print(f"assay: takes about {span(foretold)}{_shorter(pace, quick or seconds is not None)}", file=sys.stderr)

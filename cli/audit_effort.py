@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from assay.formats.errors import UnknownOption
@@ -18,12 +18,12 @@ __all__ = ["QUICK", "USUAL", "Effort", "Pace", "check_effort", "pace_of", "span"
 
 _SIMULATED = 1.6
 """Plain forward passes that a measurement takes: values are rounded on the way, and compared in float64."""
-_BEFORE = 12.0
+_BEFORE = 20.0
 """And what looks, fits and predicts before the first."""
-_CHOICE = 12
+_CHOICE = 10
 """Measurements that choose one assignment, about."""
-_SIMPLE = 40
-"""And of simple ones beside it, over the held-out sequences."""
+_SIMPLE = 3
+"""And for every scheme of weights those of simple ones beside it, over the held-out sequences."""
 _LEAST, _MOST = 6, 96
 
 
@@ -37,10 +37,10 @@ class Effort:
     @property
     def measurements(self) -> int:
         """Over the sequences that are chosen on, about."""
-        return self.count // 2 + self.count + min(self.count, 22) + self.count + _CHOICE
+        return self.count + _CHOICE
 
 
-USUAL, QUICK = Effort(48, 16), Effort(12, 6)
+USUAL, QUICK = Effort(20, 16), Effort(10, 6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,12 @@ class Pace:
 
     choice: float
     held_out: float
+    simple: int = 60
+    """Simple assignments that are measured beside the recommended one."""
 
     def left(self, effort: Effort) -> float:
         """Seconds of all measurements."""
-        return effort.measurements * self.choice + (effort.points + _SIMPLE) * self.held_out
+        return effort.measurements * self.choice + (effort.points + self.simple) * self.held_out
 
     def whole(self, effort: Effort) -> float:
         """Seconds of the audit, to about a factor of two."""
@@ -60,7 +62,9 @@ class Pace:
 
     def within(self, seconds: float) -> Effort:
         """The most that can be measured in so many seconds, and no less than `_LEAST` says."""
-        efforts = [Effort(count, 16 if count >= 24 else 6) for count in range(_LEAST, _MOST + 1)]
+        efforts = [
+            Effort(count, USUAL.points if count >= USUAL.count else QUICK.points) for count in range(_LEAST, _MOST + 1)
+        ]
         return max(
             (each for each in efforts if self.left(each) <= seconds), key=lambda each: each.count, default=efforts[0]
         )
@@ -70,16 +74,21 @@ class Pace:
         began = time.monotonic()
         sequences = len(found.noise_floor.weights)
         each = (time.monotonic() - began) / sequences
-        return Pace(max(self.choice, each * found.observed.sequences), max(self.held_out, each * sequences))
+        choice, held_out = (each * count for count in (found.observed.sequences, sequences))
+        return replace(self, choice=max(self.choice, choice), held_out=max(self.held_out, held_out))
 
 
 def pace_of(
-    model: torch.nn.Module, batches: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]] | None
+    model: torch.nn.Module,
+    batches: Sequence[Mapping[str, Any]],
+    held_out: Sequence[Mapping[str, Any]] | None,
+    menu: Collection[str],
 ) -> Pace:
-    """From one forward pass of the first batch, or two short ones."""
+    """From one forward pass of the first batch, or two short ones; menu: the schemes to choose from."""
     import torch
 
     from assay.precision.observation.running import call, evaluating, in_float32, normalised
+    from assay.precision.schemes import SCHEMES
 
     model = in_float32(model)
     (batch,) = normalised(batches[:1], model)
@@ -93,7 +102,7 @@ def pace_of(
             break
     each = _SIMULATED * spent / len(batch["input_ids"])
     choice, other = (sum(len(one["input_ids"]) for one in part or batches) for part in (batches, held_out))
-    return Pace(each * choice, each * other)
+    return Pace(each * choice, each * other, _SIMPLE * sum(SCHEMES[name].weight is not None for name in menu))
 
 
 def check_effort(quick: bool, seconds: float | None) -> None:

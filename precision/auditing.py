@@ -33,12 +33,9 @@ from assay.precision.prediction.predictor import Predictor
 from assay.precision.prediction.products import AGAIN, differentiate
 from assay.precision.prediction.quadratic_form import Prediction, QuadraticForm
 from assay.precision.prediction.trials import (
-    KINDS,
-    Alone,
     Trial,
     calibrated,
-    checked_alone,
-    doubted,
+    drawn,
     random_assignment,
     renewed,
     tried,
@@ -48,10 +45,6 @@ from assay.precision.sampling import MeasuredError, OtherSequences, relative_spr
 from assay.precision.targets import formats_of, kind_of, target_named
 from assay.runtime.errors import names_checked
 
-_CHOSEN = 22
-"""Points of the front of bytes and error that are measured to calibrate: an interval of 95 % takes 19, and the front
-gives some less than it is asked for."""
-
 Progress = Callable[[str, int, int], None]
 """Told the stage, how many of its steps are done, and how many there are."""
 
@@ -59,7 +52,7 @@ Progress = Callable[[str, int, int], None]
 class Audit:
     """The audit of a model over calibration data: sites, menus, predictions, measurements, recommendations.
 
-    One forward pass looks; others predict, with one backward pass for weights and values and three for values alone.
+    One forward pass looks; others predict, with four backward passes.
     model: a module or an exported program; it is left as it was. Weights of 16 bits are computed with in float32.
     batches: dicts of keyword arguments, tuples, or tensors; the first dimension of a batch holds its sequences. An
     ``attention_mask`` [B, T] takes padding out of the metric.
@@ -105,11 +98,7 @@ class Audit:
         self.seconds: dict[str, float] = {}
         """Wall time of each stage."""
         self.measured: list[Trial] = []
-        """Random assignments that were measured to calibrate the interval."""
-        self.chosen: list[Trial] = []
-        """And those of the front of bytes and error."""
-        self.alone: list[Alone] = []
-        """Site, scheme, predicted and measured error of what was measured alone, since its prediction was doubtful."""
+        """Assignments that were measured to calibrate the interval."""
         self._choice: frozenset[str] | None = None
         self._seed = seed
         self._progress = progress or (lambda stage, done, count: None)
@@ -217,7 +206,7 @@ class Audit:
         found = recommender.recommend(budgets)
         if recommender.predictor is not predictor:
             self.predictor = replace(recommender.predictor, observed=self.observed)
-            self.measured, self.chosen = (renewed(self.predictor, each) for each in (self.measured, self.chosen))
+            self.measured = renewed(self.predictor, self.measured)
         found.why += ("" if found.met else self.observed.unaudited.clause) + untrusted(self.reliability(found))
         return found
 
@@ -250,37 +239,22 @@ class Audit:
         """The predicted error of one site alone, before calibration."""
         return self.predictor.uncalibrated(self.checked({site: scheme}))[0]
 
-    def calibrate(self, count: int = 48) -> None:
-        """Measure ``count`` / 2 schemes alone, of which the prediction is least sure, and ``count`` of attention and KV
-        caches; 22 assignments that are the best by it, or ``count``; and ``count`` random ones, from dense to sparse.
-
-        A third of the random ones fits the interval's curve and widths; how wide it must be is judged by the others,
-        and by the best ones apart.
-        """
-        best = min(_CHOSEN, count)
-        inside = sum(len(self.menu(site)) for site in self.sites if site.in_attention)
-        total, done = count // 2 + min(count, inside) + best + count, 0
+    def calibrate(self, count: int = 20) -> None:
+        """Measure ``count`` assignments, drawn at random from dense to sparse and from the front of bytes and error,
+        and fit the interval to them: 19 are the fewest that promise 95 %."""
+        done, places = 0, range(len(self.measured), max(count, len(self.measured)))
 
         def step() -> None:
             nonlocal done
             done += 1
-            self._progress("measuring", min(done, total - 1), total)
+            self._progress("measuring", min(done, len(places) - 1), len(places))
 
         with self._timed("measuring"):
-            first = not self.measured
-            if first:
-                schemes = doubted(self.predictor, count // 2, count)
-                self.chosen_on.ahead([{site: scheme} for site, scheme in schemes], step)
-                self.predictor, self.alone = checked_alone(self.predictor, self.trial, schemes)
-            draws = (random.Random(f"{self._seed} {place}") for place in range(len(self.measured), count))
-            kinds = ((draw, *draw.choice(KINDS)) for draw in draws)
-            drawn = [random_assignment(self.predictor, draw, share, fine=fine) for draw, share, fine in kinds]
-            front = Recommender(self.predictor, self.trial, self.roofline).front(best) if first else []
-            front = [assignment for assignment in front if assignment]
-            self.chosen_on.ahead([*front, *drawn], step)
-            self.chosen += tried(self.predictor, self.trial, front)
-            self.measured += tried(self.predictor, self.trial, drawn)
-        self._progress("measuring", total, total)
+            best = Recommender(self.predictor, self.trial, self.roofline).front
+            assignments = drawn(self.predictor, best, self._seed, places)
+            self.chosen_on.ahead(assignments, step)
+            self.measured += tried(self.predictor, self.trial, assignments)
+        self._progress("measuring", len(places), len(places))
         self.predictor = self._refitted(self.predictor)
 
     def random_assignment(self, draw: random.Random, share: float = 1.0, *, fine: bool = False) -> dict[str, str]:
@@ -315,7 +289,7 @@ class Audit:
         return predictor if self._choice is None else replace(predictor, observed=self.observed.limited(self._choice))
 
     def _refitted(self, predictor: Predictor) -> Predictor:
-        return calibrated(predictor, self.measured, self.chosen)
+        return calibrated(predictor, self.measured)
 
     def _sampling(self) -> float:
         """Standard error of the logarithm of an error over ``check`` over that over ``batches``."""

@@ -50,7 +50,7 @@ class Cotangents:
         ``given``: the cotangents of the outputs, None where they are zero.
         """
         found: list[Sequence[torch.Tensor | None]] = [[None] * len(inputs)] * len(given)
-        for turn in reversed(range(len(given))):  # the first one last: it has the weights, and lets go of the values
+        for turn in reversed(range(len(given))):  # the first one last: it lets go of the values
             visitor.begin(turn, self.menus[turn])
             pairs = [(output, g) for output, g in zip(outputs, given[turn], strict=True) if g is not None]
             pairs = [(output, g) for output, g in pairs if output.requires_grad]

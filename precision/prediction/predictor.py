@@ -11,7 +11,7 @@ from assay.precision.observation.observing import Observed
 from assay.precision.prediction.calibration import UNCALIBRATED, Calibration, Measured
 from assay.precision.prediction.perturbations import Key, is_repeated, perturbations_of
 from assay.precision.prediction.quadratic_form import Prediction, QuadraticForm
-from assay.precision.sampling import MeasuredError, OtherSequences
+from assay.precision.sampling import OtherSequences
 from assay.precision.schemes import SCHEMES
 
 
@@ -32,8 +32,7 @@ class Predictor:
         ends = (0.0, 0.0)
         if self.others is not None and 0 < raw.predicted < math.inf:
             ends = self.others.ends(self.form.profile(self.keys(assignment)), self.metric.power)
-        interval = self.calibration.interval(raw.predicted, raw.effective, raw.noise, ends)
-        return Prediction(*interval, self.calibration.level)
+        return Prediction(*self.calibration.interval(raw, ends), self.calibration.level)
 
     def told(self, assignment: Mapping[str, str], measured: float) -> Measured:
         """What calibration takes of an assignment: its error before calibration, beside what was measured."""
@@ -69,9 +68,7 @@ class Predictor:
             if not (perturbation[0] == "values" and is_repeated(name, schemes, self.observed.sources))
         ]
 
-    def corrected(self, assignment: Mapping[str, str], measured: float, *, known: bool = False) -> Predictor:
-        """The predictor that gives, before calibration, the error that was measured of an assignment; ``known``: it is
-        one scheme alone, whose error and sequences are then those."""
+    def corrected(self, assignment: Mapping[str, str], measured: float) -> Predictor:
+        """The predictor that gives, before calibration, the error that was measured of an assignment."""
         squares = self.metric.squares(measured, self.observed.weight) if math.isfinite(measured) else math.inf
-        distances = measured.distances if known and isinstance(measured, MeasuredError) else None
-        return replace(self, form=self.form.corrected(self.keys(assignment), squares, distances))
+        return replace(self, form=self.form.corrected(self.keys(assignment), squares))

@@ -18,8 +18,7 @@ from assay.precision.prediction.sensitivity import Change, Sensitivity, change_o
 Visitor = TypeVar("Visitor", bound=Sensitivity)
 
 AGAIN = 3
-"""Further cotangents for values: four together halve what one leaves open."""
-_VALUES = ("activation", "kv_cache")
+"""Further cotangents: four together halve what one leaves open."""
 
 
 def differentiate(
@@ -36,20 +35,21 @@ def differentiate(
 ) -> Products:
     """The products of every scheme of ``observed`` at every site with a random cotangent of the metric's output.
 
-    again: so many further cotangents, after the same forward pass, for values without a weight: activations and KV
-    caches. What few rows make, as errors within attention, one cotangent tells within a factor of two only; the
-    products of a weight, which most of the time goes to, are sums over all rows of a sequence. seed: of the cotangents,
-    and of which rows are looked at. change: what a scheme changes in a tensor. chain: the model as one over these
-    batches, which is led back through block by block. ``done`` is told how many batches are.
+    again: so many further cotangents, for all sites but tables of embeddings. What few rows or sequences make, as
+    errors within attention, one cotangent tells within a factor of two only. The rows of a weight are looked at in
+    turns, so that those of a large one are stored no more often than for one cotangent. seed: of the cotangents, and of
+    which rows are looked at. change: what a scheme changes in a tensor. chain: the model as one over these batches,
+    which is led back through block by block. ``done`` is told how many batches are.
     Raises BadModel for outputs without a gradient.
     """
-    values = {name: menu for name, menu in observed.menus.items() if observed.by_name[name].place in _VALUES}
-    seeds = [seed + 1_000_003 * turn for turn in range(1 + again if any(values.values()) else 1)]
+    further = {name: menu for name, menu in observed.menus.items() if observed.by_name[name].place != "embedding"}
+    seeds = [seed + 1_000_003 * turn for turn in range(1 + again if any(further.values()) else 1)]
     generators = [torch.Generator().manual_seed(each) for each in seeds]
-    cotangents = Cotangents(metric, generators, [observed.menus, *[values] * (len(seeds) - 1)])
+    cotangents = Cotangents(metric, generators, [observed.menus, *[further] * (len(seeds) - 1)])
 
     def visitor_of(size: int, index: int) -> Sensitivity:
-        return Sensitivity(observed.menus, observed.qparams, observed.tied, size, (index, len(batches)), seed, change)
+        turn = index, len(batches)
+        return Sensitivity(observed.menus, observed.qparams, observed.tied, size, turn, seed, change, len(seeds))
 
     def form(visitor: Sensitivity, index: int) -> None:
         with evaluating(model):

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from assay.precision.prediction.perturbations import Key
-from assay.precision.prediction.profiles import Profiles, pooled
+from assay.precision.prediction.profiles import pooled, profiles
 
 _DIFFERS = 5.0
 """Standard errors beyond which the direct estimate is believed: of 10^4 pairs of site and scheme none is by chance if
@@ -64,7 +64,6 @@ class QuadraticForm:
     def __init__(self, products: Products) -> None:
         self._row = {key: row for row, key in enumerate(products.keys)}
         more = products.again or (None, None)
-        self._profiles = Profiles(products.squares, more[1])
         units = _units(products.sums, products.squares)
         sums, squares = pooled(products.sums, more[0], 0.5), pooled(products.squares, more[1], 1.0)
         self.diagonal = _diagonal(products, squares, _units(sums, squares))
@@ -72,6 +71,8 @@ class QuadraticForm:
             totals = squares.sum(1)
             shares = np.divide(squares, totals[:, None], out=np.zeros_like(squares), where=totals[:, None] > 0)
             self._standard_error = self.diagonal * np.sqrt(np.square(shares).sum(1))
+        each = squares.reshape(len(squares), -1, products.squares.shape[1]).sum(1)
+        self._profiles = profiles(products.keys, each)
         units[(units != 0).sum(1) < _FEW] = 0.0
         lengths = np.sqrt(np.square(units).sum(1, keepdims=True))
         self._directions = np.divide(units, lengths, out=np.zeros_like(units), where=lengths > 0)
@@ -91,15 +92,8 @@ class QuadraticForm:
             return math.inf
         return float(max(diagonal.sum() + self._cross(rows, np.sqrt(diagonal)), 0.0))
 
-    def standard_error(self, key: Key) -> float:
-        """Of a key's part of the form, from how sequences add to it; zero once it was measured."""
-        error = float(self._standard_error[self._row[key]]) if key in self._row else 0.0
-        return error if math.isfinite(error) else 0.0
-
-    def corrected(self, keys: Sequence[Key], squares: float, distances: np.ndarray | None = None) -> QuadraticForm:
+    def corrected(self, keys: Sequence[Key], squares: float) -> QuadraticForm:
         """The form that gives what was measured of these keys together; infinite for what is not finite.
-
-        distances: what each sequence adds to that, [N], where the keys are one scheme's: they are then known.
 
         The difference is shared among those that nothing has corrected yet, in proportion to their parts, which keep a
         twentieth at least.
@@ -115,30 +109,28 @@ class QuadraticForm:
         other.diagonal, other._standard_error = self.diagonal.copy(), self._standard_error.copy()
         other.diagonal[rows] = np.maximum(parts * (1 + change / parts.sum()), parts / 20)
         other._standard_error[rows] = 0.0
-        if distances is not None:
-            other._profiles = self._profiles.known(rows.tolist(), distances)
         return other
 
     def effective(self, keys: Sequence[Key]) -> float:
-        """How many sites the error comes from: (sum of contributions)^2 / sum of the squares of those that nobody has
-        measured alone, at least 1; infinite where all were."""
-        rows, parts = self._parts(keys)
-        if not len(rows) or not np.isfinite(parts).all() or not parts.sum() > 0:
+        """How many sites the error comes from: (sum of contributions)^2 / sum of their squares, at least 1."""
+        _, parts = self._parts(keys)
+        if not len(parts) or not np.isfinite(parts).all() or not parts.sum() > 0:
             return 1.0
-        squares = float(np.square(parts[[row not in self._profiles.measured for row in rows]]).sum())
-        return max(float(parts.sum()) ** 2 / squares, 1.0) if squares else math.inf
+        return float(parts.sum() ** 2 / np.square(parts).sum())
 
     def noise(self, keys: Sequence[Key]) -> float:
-        """The relative variance that the drawing of cotangents leaves in the form, of the keys that had several."""
+        """The relative variance that the drawing of cotangents leaves in the form: of n samples s, those of every
+        sequence under each cotangent, at most sum s^2 / (sum s)^2 of a part that nothing has corrected."""
         rows, parts = self._parts(keys)
         if not np.isfinite(parts).all() or not parts.sum() > 0:
             return 0.0
-        return float(np.square(parts * self._profiles.doubts(rows)).sum() / parts.sum() ** 2)
+        return float(np.square(self._standard_error[rows]).sum() / parts.sum() ** 2)
 
     def profile(self, keys: Sequence[Key]) -> np.ndarray:
         """What each sequence adds to the form, [N], apart from cross terms."""
         rows, parts = self._parts(keys)
-        return self._profiles.of(rows, parts)
+        found: np.ndarray = np.where(np.isfinite(parts), parts, 0.0) @ self._profiles[rows]
+        return found
 
     def _parts(self, keys: Sequence[Key]) -> tuple[list[int], np.ndarray]:
         rows = [self._row[key] for key in keys if key in self._row]

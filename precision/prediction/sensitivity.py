@@ -33,7 +33,7 @@ _LARGE = 1 << 18
 _BLOCK = 128
 """Rows of a weight that are looked at together: a multiple of those of every scheme's blocks."""
 _TURNS = 4
-"""Batches that may share a weight's rows among them."""
+"""Batches that may share a weight's rows among them, each cotangent of theirs a part of its own."""
 _ENOUGH = 1 << 16
 """Elements of values that tell the size of an error: more are subsampled to these, but not below _ROWS rows."""
 _ROWS = 256
@@ -44,7 +44,7 @@ class Sensitivity:
 
     The batch's `terms` are there once `torch.autograd.grad` has run with respect to `anchor`; for a further cotangent
     it runs again, after `begin`. ``batch``: its sequences; ``turn``: its number and how many batches there are, which
-    look at a weight's rows in turns.
+    look at a weight's rows in turns, with every one of so many ``cotangents``.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Sensitivity:
         turn: tuple[int, int] = (0, 1),
         seed: int = 0,
         change: Change | None = None,
+        cotangents: int = 1,
     ) -> None:
         self.terms: dict[tuple[str, Perturbation], Term] = {}
         """Of the cotangent that is led back."""
@@ -72,6 +73,7 @@ class Sensitivity:
         self._tied = tied
         self._batch = batch
         self._turn = turn
+        self._cotangents = cotangents
         self._change = change or change_of
         self._draw = torch.Generator().manual_seed(seed + turn[0])
         self._changes: dict[object, tuple[torch.Tensor, Subsample, _Changes]] = {}
@@ -81,6 +83,7 @@ class Sensitivity:
     def begin(self, cotangent: int, menus: Mapping[str, Sequence[str]]) -> None:
         """What is led back from now on is the cotangent of this number, whose products are formed for these menus."""
         self.terms, self._menus = self.every.setdefault(cotangent, {}), menus
+        self._cotangent = cotangent
 
     def forget(self) -> None:
         """Drop what is kept for all cotangents."""
@@ -285,13 +288,14 @@ class Sensitivity:
         return found.reshape(*ids.shape, -1)
 
     def _rows_in_turn(self, weight: torch.Tensor) -> tuple[int, list[tuple[int, int]]]:
-        """How many batches look at all rows of a weight together, and this one's ranges. So none is stored anew for
-        every batch; as many batches look at each row."""
-        index, count = self._turn
+        """How many batches and cotangents look at all rows of a weight together, and the ranges of this batch and
+        cotangent. So none is stored anew for each of them; as many look at each row."""
+        index, count = (each * self._cotangents for each in self._turn)
         blocks = -(-weight.shape[0] // _BLOCK)
-        turns = max(turns for turns in range(1, _TURNS + 1) if count % turns == 0 and turns <= blocks)
+        most = min(_TURNS * self._cotangents, blocks)
+        turns = max(turns for turns in range(1, most + 1) if count % turns == 0)
         size = -(-blocks // turns) * _BLOCK
-        first = index % turns * size
+        first = (index + self._cotangent) % turns * size
         mine = weight[first : first + size]
         return turns, [(first + start, first + stop) for start, stop in _some_rows(mine, self._batch)]
 

@@ -1,4 +1,4 @@
-"""What is measured to correct and to calibrate predictions: single schemes, the front, random assignments."""
+"""What is measured to calibrate predictions: random assignments, from dense to sparse, and some of the front."""
 
 import random
 from collections.abc import Callable, Iterable, Mapping
@@ -6,20 +6,19 @@ from dataclasses import replace
 
 from assay.precision.observation.sites import Site
 from assay.precision.prediction.calibration import Calibration, Measured
-from assay.precision.prediction.perturbations import Key, perturbations_of
 from assay.precision.prediction.predictor import Predictor
-from assay.precision.schemes import SCHEMES
 
 Measure = Callable[[Mapping[str, str]], float]
 """An assignment to its measured error."""
-Alone = tuple[str, str, float, float]
-"""Site, scheme, its error as it was predicted, and as it was measured."""
 Trial = tuple[dict[str, str], Measured]
 """An assignment, with its error as it was predicted and as it was measured."""
 
-KINDS = ((1.0, False), (1.0, True), (0.3, False), (0.1, False), (0.0, False))
-"""Of the assignments that are measured to calibrate, of which each is drawn at random from these: the share of sites
-that they take, and whether finely; a share of 0: one scheme wherever it may stand."""
+BEST = None
+_FINE = (1.0, True)
+KINDS = ((1.0, False), _FINE, (0.3, False), (0.1, False), (0.0, False), BEST)
+"""Of the assignments that are measured to calibrate, of which each is drawn at random from these: one of the front of
+bytes and error; or the share of sites that they take, and whether finely; a share of 0: one scheme wherever it may
+stand."""
 
 
 def without_gradient(predictor: Predictor, measure: Measure) -> tuple[Site, ...]:
@@ -36,34 +35,24 @@ def without_gradient(predictor: Predictor, measure: Measure) -> tuple[Site, ...]
     return tuple(site for site, scheme in silent.items() if measure({str(site): scheme}) != 0)
 
 
-def doubted(predictor: Predictor, count: int, attention: int) -> list[tuple[str, str]]:
-    """What is to be measured alone, (site, scheme): the ``count`` schemes whose predictions have the largest standard
-    errors, mostly some of large errors that few sequences make, where the quadratic form may fail; then, of the stages
-    of attention and the KV caches, the ``attention`` ones of the largest errors: rounding there is mispredicted by up
-    to a factor of four, and such errors add up.
+def drawn(
+    predictor: Predictor, best: Callable[[int], list[dict[str, str]]], seed: int, places: range
+) -> list[dict[str, str]]:
+    """Random assignments of `KINDS`, each of a place its own, so that more of them begin with those of fewer.
+
+    best: so many assignments of the front, at most.
     """
-    schemes: dict[Key, tuple[str, str]] = {}
-    for site in predictor.observed.sites:
-        menu = () if site.tied else predictor.observed.menus[site]
-        for scheme in sorted(menu, key=lambda name: len(perturbations_of(SCHEMES[name]))):
-            for key in predictor.keys({str(site): scheme}):
-                schemes.setdefault(key, (str(site), scheme))
-    doubtful = sorted(schemes, key=predictor.form.standard_error, reverse=True)[:count]
-    inside = [key for key in schemes if key not in doubtful and predictor.observed.by_name[key[0]].in_attention]
-    largest = sorted(inside, key=lambda key: predictor.form.of([key]), reverse=True)[:attention]
-    return [schemes[key] for key in (*doubtful, *largest)]
-
-
-def checked_alone(
-    predictor: Predictor, measure: Measure, schemes: Iterable[tuple[str, str]]
-) -> tuple[Predictor, list[Alone]]:
-    """The predictor in which what is measured of schemes alone takes the place of what was predicted, and both."""
+    draws = [random.Random(f"{seed} {place}") for place in places]
+    kinds = [draw.choice(KINDS) for draw in draws]
+    chosen = [assignment for assignment in best(kinds.count(BEST)) if assignment] if BEST in kinds else []
     found = []
-    for name, scheme in schemes:
-        predicted, measured = predictor.alone(name, scheme), measure({name: scheme})
-        predictor = predictor.corrected({name: scheme}, measured, known=True)
-        found.append((name, scheme, predicted, measured))
-    return predictor, found
+    for draw, kind in zip(draws, kinds, strict=True):
+        if kind is BEST and chosen:
+            found.append(chosen.pop(draw.randrange(len(chosen))))
+        else:
+            share, fine = kind or _FINE
+            found.append(random_assignment(predictor, draw, share, fine=fine))
+    return found
 
 
 def tried(predictor: Predictor, measure: Measure, assignments: Iterable[dict[str, str]]) -> list[Trial]:
@@ -76,11 +65,10 @@ def renewed(predictor: Predictor, trials: Iterable[Trial]) -> list[Trial]:
     return [(assignment, predictor.told(assignment, pair.measured)) for assignment, pair in trials]
 
 
-def calibrated(predictor: Predictor, fit: Iterable[Trial], *judged: Iterable[Trial]) -> Predictor:
+def calibrated(predictor: Predictor, trials: Iterable[Trial]) -> Predictor:
     """The predictor with the interval that fits what it predicts of these trials now; `Calibration.fitted`."""
-    kinds = ([pair for _, pair in renewed(predictor, trials)] for trials in (fit, *judged))
-    found = Calibration.fitted(*kinds, power=predictor.metric.power)
-    return replace(predictor, calibration=found)
+    pairs = [pair for _, pair in renewed(predictor, trials)]
+    return replace(predictor, calibration=Calibration.fitted(pairs, power=predictor.metric.power))
 
 
 def random_assignment(predictor: Predictor, draw: random.Random, share: float, *, fine: bool) -> dict[str, str]:

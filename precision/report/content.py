@@ -217,7 +217,7 @@ def _positions(found: Curve) -> record.Positions:
 
 def _coverage(audit: Audit, front: Sequence[tuple[float, float, Prediction, Assignment]]) -> record.Coverage:
     """Of the front's assignments that were measured, those alone that no interval was fitted to."""
-    fitted = [assignment for assignment, _ in (*audit.chosen, *audit.measured)]
+    fitted = [assignment for assignment, _ in audit.measured]
     fresh = [one for *_, one in front if one and dict(one) not in fitted and not math.isnan(one.measured)]
     return record.Coverage(sum(one.prediction.low <= one.measured <= one.prediction.high for one in fresh), len(fresh))
 

@@ -19,9 +19,7 @@ def test_a_second_audit_computes_nothing_again(tmp_path: Path) -> None:
     kept = Cache(tmp_path, digest)
     second = audit(model, batches, "relative", FORMATS, kept=kept)
     second.calibrate(12)
-    measured = [assignment for assignment, _ in (*first.measured, *first.chosen)]
-    measured += [{site: scheme} for site, scheme, *_ in first.alone]
-    distinct = len({tuple(sorted(assignment.items())) for assignment in measured})
+    distinct = len({tuple(sorted(assignment.items())) for assignment, _ in first.measured})
     # Beside a pass as it is, the blocks take one a batch to be found and three of one batch to be checked.
     assert (whole, model.calls) == (2 * (3 + distinct) + 4, 3)
     assert kept.reused == distinct

@@ -150,20 +150,18 @@ def test_an_interval_promises_no_more_than_its_scores() -> None:
     def pairs(count: int) -> list[Measured]:
         return [Measured(1e-3, 1e-3 * math.exp(draw.gauss(0, 0.1)), 4.0) for _ in range(count)]
 
-    assert Calibration.fitted(pairs(48), pairs(19)).level == 0.95
-    assert Calibration.fitted(pairs(48), pairs(10)).level == pytest.approx(10 / 11)
-    assert Calibration.fitted(pairs(15)).level == pytest.approx(10 / 11)
+    assert Calibration.fitted(pairs(19)).level == 0.95
+    assert Calibration.fitted(pairs(10)).level == pytest.approx(10 / 11)
     assert Calibration.fitted(pairs(2)).level == 0.0
 
 
-def test_judged_kinds_fit_nothing() -> None:
-    """Curve and widths come from the first kind alone: a second that is twice as large widens the interval only."""
+def test_a_pair_is_judged_by_what_the_others_fit() -> None:
+    """One that lies far from all others is that far from their curve, however it would draw the curve to itself."""
     draw = random.Random(1)
-    first = [Measured(1e-3, 1e-3 * math.exp(draw.gauss(0, 0.1)), 4.0) for _ in range(48)]
-    second = [Measured(1e-3, 2e-3, 4.0)] * 19
-    alone, both = Calibration.fitted(first), Calibration.fitted(first, second)
-    assert (alone.scale, alone.floor, alone.single) == (both.scale, both.floor, both.single)
-    assert both.interval(1e-3, 4.0)[2] >= 1.999e-3 > alone.interval(1e-3, 4.0)[2]
+    pairs = [Measured(1e-3, 1e-3 * math.exp(draw.gauss(0, 0.05)), 4.0) for _ in range(8)]
+    for count in (3, 8):
+        found = Calibration.fitted([*pairs[:count], Measured(1e-3, 4e-3, 4.0)])
+        assert found.interval(Measured(1e-3, 0.0, 4.0))[2] >= 3.6e-3
 
 
 def test_what_is_learnt_refits_the_interval() -> None:
@@ -176,7 +174,6 @@ def test_what_is_learnt_refits_the_interval() -> None:
         found.predictor = found.predictor.corrected(one, found.predictor.uncalibrated(one)[0] / 10**0.5)
     found.recommend(max_bytes=7776.0)
     assert found.contribution("layers.1.proj", "w4a16-g32") == pytest.approx(found.trial(one), rel=1e-6)
-    for assignment, pair in (*found.measured, *found.chosen):
+    for assignment, pair in found.measured:
         assert pair.predicted == found.predictor.uncalibrated(assignment)[0]
-    kinds = ([pair for _, pair in trials] for trials in (found.measured, found.chosen))
-    assert found.predictor.calibration == Calibration.fitted(*kinds, power=2.0)
+    assert found.predictor.calibration == Calibration.fitted([pair for _, pair in found.measured], power=2.0)

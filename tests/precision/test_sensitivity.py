@@ -234,18 +234,21 @@ def test_errors_that_go_together_in_a_row_are_added_first() -> None:
     torch.testing.assert_close(term.squares, products.square().sum(1), rtol=1e-4, atol=1e-6)
 
 
-@given(rows=st.integers(1, 2000), count=st.integers(1, 12))
+@given(rows=st.integers(1, 2000), count=st.integers(1, 12), cotangents=st.integers(1, 5))
 @settings(deadline=None)
-def test_batches_take_turns_with_a_weights_rows(rows: int, count: int) -> None:
+def test_batches_and_cotangents_take_turns_with_a_weights_rows(rows: int, count: int, cotangents: int) -> None:
     """However many batches there are, as many of them look at each row, and a block of 128 is never cut."""
     looked = torch.zeros(rows, dtype=torch.int64)
     weight = torch.empty(rows, 1)
     for index in range(count):
-        turns, mine = Sensitivity({}, QParams({}), {}, 2, (index, count))._rows_in_turn(weight)
-        for start, stop in mine:
-            assert start % 128 == 0
-            looked[start:stop] += turns
-    assert bool((looked == count).all())
+        visitor = Sensitivity({}, QParams({}), {}, 2, (index, count), cotangents=cotangents)
+        for cotangent in range(cotangents):
+            visitor.begin(cotangent, 0, {})
+            turns, mine = visitor._rows_in_turn(weight)
+            for start, stop in mine:
+                assert start % 128 == 0
+                looked[start:stop] += turns
+    assert bool((looked == count * cotangents).all())
 
 
 def test_the_cotangents_of_kl_have_its_curvature() -> None:
