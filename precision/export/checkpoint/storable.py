@@ -101,7 +101,8 @@ def _never(
     if len(site.shape) == 2:
         module = dict(model.named_modules()).get(name)
         if type(module) is not torch.nn.Linear:
-            return f"it is a {type(module).__name__}; compressed-tensors stores torch.nn.Linear"
+            kind = "parameter" if module is None else type(module).__name__
+            return f"it is a {kind}; compressed-tensors stores torch.nn.Linear"
         tied = shared.get(id(module.weight), [])
         if len(tied) > 1:
             return f"it shares its weight with {' and '.join(tied)}"
