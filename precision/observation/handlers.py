@@ -133,7 +133,9 @@ _aten, _functional, _Tensor = torch.ops.aten, torch.nn.functional, torch.Tensor
 _PRODUCTS = (torch.matmul, _Tensor.matmul, _Tensor.__matmul__, torch.mm, _Tensor.mm)
 _ATEN_PRODUCTS = (_aten.matmul.default, _aten.mm.default, _aten.bmm.default)
 _CONVOLUTIONS = (_functional.conv1d, _functional.conv2d, _functional.conv3d)
-_ATEN_CONVOLUTIONS = (_aten.conv1d.default, _aten.conv2d.default, _aten.conv3d.default)
+_ATEN_CONVOLUTIONS = tuple(
+    convolve for each in (_aten.conv1d, _aten.conv2d, _aten.conv3d) for convolve in (each.default, each.padding)
+)
 _TRANSPOSED = (_functional.conv_transpose1d, _functional.conv_transpose2d)
 _ATEN_TRANSPOSED = (_aten.conv_transpose1d.default, _aten.conv_transpose2d.input)
 _CALLS: dict[Handler, tuple[Any, ...]] = {

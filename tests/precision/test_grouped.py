@@ -113,6 +113,14 @@ def test_a_convolution_in_groups_is_a_product_in_groups(
     assert (site.place, site.role, site.shape) == ("linear", "convolution", (several * outputs, inputs * kernel**sides))
 
 
+@pytest.mark.parametrize("padding", [1, "same"])
+def test_an_exported_convolution_has_the_site_of_the_module(padding: Any) -> None:
+    """aten's own convolutions are opened too, those that are told how to pad in a word among them."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(4, 8, 3, padding=padding, groups=2)).eval()
+    program: Any = torch.export.export(model, (drawn(2, 4, 5, 5),)).module(check_guards=False)
+    assert seen(program, drawn(2, 4, 5, 5))[0].sites["0"].shape == (8, 18)
+
+
 @pytest.mark.parametrize("several", [1, 3])
 @pytest.mark.parametrize(
     "options", [{}, {"stride": 2, "padding": 1}, {"stride": 3, "output_padding": 1}, {"dilation": 2, "bias": False}]
