@@ -1,14 +1,16 @@
 """What `recommend` chooses, beside what peers choose: `audit_peers.py stdlib-llama --bits 4.5 5 6 7`.
 
-All choose between int8 of each row and int4 of groups of 128 for the weights of every linear, on the same sequences of
-a text; all that they choose is measured over the same sequences held out, with the same quantisers and paired by
-sequence. For each choice of a peer ours is asked for at no more bytes than that one takes (scales counted).
+All choose between int8 of each row and int4 of groups of 128 for the weights of every linear but routers, on the same
+sequences of a text; all that they choose is measured over the same sequences held out, with the same quantisers and
+paired by sequence. For each choice of a peer ours is asked for at no more bytes than that one takes (scales counted).
+Experts of a mixture are linears of their own here, a layer's under one format where q, k and v are.
 
 Peers: NVIDIA ModelOpt's `auto_quantize` by gradients and by KL, Intel AutoRound's `AutoScheme`, where they are
 installed (`pip install nvidia-modelopt auto-round`); a linear program over the squared errors of the weights; int8 in
 the first and the last layer, and one format for all. AutoRound by default chooses for q, k, v and for gate, up apart,
-which engines that fuse these can't serve: it is asked for both, and compared with ours under the same rule. Last, ours
-with every scheme for weights alone of the menu, at the bytes of the best choice of each budget.
+which engines that fuse these can't serve: it is asked for both, and compared with ours under the same rule. ModelOpt
+needs logits, or labels and a loss, and AutoRound a language model, so neither chooses for an encoder. Last, ours with
+every scheme for weights alone of the menu, at the bytes of the best choice of each budget.
 """
 
 from __future__ import annotations
@@ -25,13 +27,14 @@ from typing import Any
 
 import torch
 from furniture import options
-from peers import by_weight_error, first_and_last, from_autoround, from_modelopt, uniform
+from peers import by_weight_error, experts_apart, first_and_last, from_autoround, from_modelopt, uniform
 from rich.console import Console
 from rich.table import Table
 
 from assay.precision import Audit, audit
 from assay.precision.amounts import in_bytes, in_error
-from assay.precision.loading import Loaded, load
+from assay.precision.loading import load
+from assay.precision.observation.sites import Site
 from assay.precision.sampling import MeasuredError, difference
 from assay.precision.schemes import SCHEMES
 
@@ -39,6 +42,8 @@ TWO = {4: "w4a16-g128", 8: "w8a16"}
 """Schemes by their bits."""
 APART = "transformers"
 """An engine that runs q, k, v and gate, up as products of their own."""
+
+VERDICTS = {-1: "better", 0: "same", 1: "worse"}
 
 Choice = Callable[[float], dict[str, str]]
 """Bits of a weight in the mean to an assignment."""
@@ -59,7 +64,7 @@ class Row:
     @property
     def verdict(self) -> str:
         """Ours beside the peer's."""
-        return {-1: "better", 0: "same", 1: "worse"}[difference(self.ours, self.measured).sign]
+        return VERDICTS[difference(self.ours, self.measured).sign]
 
 
 @contextlib.contextmanager
@@ -76,27 +81,31 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def choices(loaded: Loaded, batches: list[dict[str, Any]], found: Audit, apart: bool) -> dict[str, Choice]:
-    """All peers, by name, that choose under one rule of what goes together."""
+def choices(model: Any, batches: list[dict[str, Any]], found: Audit, apart: bool, logits: bool) -> dict[str, Choice]:
+    """All peers, by name, that choose under one rule of what goes together; ``logits``: the model gives them."""
     groups: dict[str, list[str]] = {}
-    for site in found.sites:
-        if site.place == "linear" and not site.tied:
-            groups.setdefault(site.unit, []).append(str(site))
+    for site in _linears(found):
+        groups.setdefault(site.unit, []).append(str(site))
     some: dict[str, Choice] = {}
-    if importlib.util.find_spec("auto_round"):
-        some["AutoRound"] = from_autoround(loaded.model, batches, list(groups.values()), TWO)
-    some["weight error"] = by_weight_error(loaded.model, list(groups.values()), TWO)
+    if logits and importlib.util.find_spec("auto_round"):
+        some["AutoRound"] = from_autoround(model, batches, list(groups.values()), TWO)
+    some["weight error"] = by_weight_error(model, list(groups.values()), TWO)
     if apart:
         return some
-    if importlib.util.find_spec("modelopt"):
+    if logits and importlib.util.find_spec("modelopt"):
         for method in ("gradient", "kl_div"):
-            some[f"ModelOpt {method}"] = from_modelopt(loaded.model, batches, list(groups.values()), TWO, method)
-    return {**some, "first and last": first_and_last(loaded.model, groups, TWO), "one format": uniform(groups, TWO)}
+            some[f"ModelOpt {method}"] = from_modelopt(model, batches, list(groups.values()), TWO, method)
+    return {**some, "first and last": first_and_last(model, groups, TWO), "one format": uniform(groups, TWO)}
+
+
+def _linears(found: Audit) -> list[Site]:
+    """What all choose for: the linears, each weight once, but routers."""
+    return [site for site in found.sites if site.place == "linear" and site.role != "router" and not site.tied]
 
 
 def compared(found: Audit, peers: Mapping[str, Choice], budgets: list[float]) -> Iterator[Row]:
     """A row for each budget and peer; a choice that a peer makes twice is told once, one that it has none for not."""
-    linears = {str(site) for site in found.sites if site.place == "linear"}
+    linears = set(map(str, _linears(found)))
     fixed = tuple(str(site) for site in found.sites if str(site) not in linears)
     for name, choose in peers.items():
         seen: list[dict[str, str]] = []
@@ -116,7 +125,7 @@ def compared(found: Audit, peers: Mapping[str, Choice], budgets: list[float]) ->
 
 def shown(rows: list[Row], title: str) -> Table:
     """One table of a rule."""
-    table = Table("bits", "peer", "seconds", "bytes", "its KL", "ours", "its / ours", "ours is", title=title)
+    table = Table("bits", "peer", "seconds", "bytes", "its error", "ours", "its / ours", "ours is", title=title)
     for row in sorted(rows, key=lambda row: row.bits):
         ratio = row.measured / row.ours if row.ours > 0 else float("nan")
         cells = in_bytes(row.bytes, 4), in_error(row.measured), in_error(row.ours), f"{ratio:.2f}", row.verdict
@@ -130,13 +139,15 @@ def main() -> None:
     parser.add_argument("--bits", type=float, nargs="+", default=[4.5, 5.0, 6.0, 7.0])
     given = parser.parse_args()
     loaded, console = load(given.model), Console(width=120)
+    model, logits = experts_apart(loaded.model), loaded.kind != "encoder"
+    metric = given.metric or ("kl" if logits else "relative")
     batches, check = loaded.parts(given.text, sequence=given.tokens, sequences=given.sequences, batch=given.batch)
     held = sum(len(batch["input_ids"]) for batch in check or [])
 
     def audited(formats: list[str], target: str | None = None) -> Audit:
         began = time.process_time()
         bits = loaded.stored.itemsize * 8
-        found = audit(loaded.model, batches, formats=formats, target=target, check=check, bits=bits, seed=given.seed)
+        found = audit(model, batches, metric, formats, target, check=check, bits=bits, seed=given.seed)
         found.calibrate()
         console.print(f"{len(formats)} formats: {time.process_time() - began:.1f} s of processor time to audit")
         return found
@@ -147,9 +158,9 @@ def main() -> None:
     }
     every: list[Row] = []
     for rule, (found, apart) in rules.items():
-        rows = list(compared(found, choices(loaded, batches, found, apart), given.bits))
+        rows = list(compared(found, choices(model, batches, found, apart, logits), given.bits))
         every += rows
-        console.print(shown(rows, f"{loaded.name}, {rule}; KL in nats over {held} sequences held out"))
+        console.print(shown(rows, f"{loaded.name}, {rule}; {found.metric.name} over {held} sequences held out"))
     told = [row.verdict for row in every]
     console.print(f"ours is better {told.count('better')}, the same {told.count('same')}, worse {told.count('worse')}")
 
@@ -157,15 +168,17 @@ def main() -> None:
         name for name, scheme in SCHEMES.items() if scheme.weight and not scheme.activation and not scheme.on_request
     ]
     full = audited(menu)
-    linears = {str(site) for site in full.sites if site.place == "linear"}
+    linears = set(map(str, _linears(full)))
     fixed = tuple(str(site) for site in full.sites if str(site) not in linears)
-    table = Table("bits", "bytes", "best of two formats", "its KL", "ours, whole menu", "less", title=", ".join(menu))
+    columns = "bits", "bytes", "best of two formats", "its error", "ours, whole menu", "less", "ours is"
+    table = Table(*columns, title=", ".join(menu))
     for bits in given.bits:
         best = min((row for row in every if row.bits == bits), key=lambda row: row.measured, default=None)
         if best is not None:
             ours = full.measure(full.recommend(max_bytes=best.bytes, fixed=fixed))
             less = f"{1 - ours / best.measured:.0%}" if best.measured > 0 else ""
-            cells = in_bytes(best.bytes, 4), best.peer, in_error(best.measured), in_error(ours), less
+            verdict = VERDICTS[difference(ours, best.measured).sign]
+            cells = in_bytes(best.bytes, 4), best.peer, in_error(best.measured), in_error(ours), less, verdict
             table.add_row(f"{bits:g}", *cells)
     console.print(table)
 

@@ -24,6 +24,50 @@ Choice = Callable[[float], dict[str, str]]
 Groups = list[list[str]]
 
 
+class _Expert(torch.nn.Module):
+    """A gated unit of three linears."""
+
+    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, act: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = map(_linear, (*gate_up.chunk(2), down))
+        self.act_fn = act
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class _Experts(torch.nn.ModuleList):
+    """What transformers' experts in two parameters do, of experts that are modules."""
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        found = torch.zeros_like(x)
+        for number, expert in enumerate(self):
+            token, place = (index == number).nonzero(as_tuple=True)
+            if len(token):
+                found = found.index_add(0, token, expert(x[token]) * weights[token, place, None])
+        return found
+
+
+def _linear(weight: torch.Tensor) -> torch.nn.Linear:
+    made = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    made.weight.data = weight.detach().clone()
+    return made
+
+
+def experts_apart(model: Any) -> Any:
+    """The model; a copy of it where experts lie in two parameters, as Mixtral's, in which each expert is three linears,
+    for the libraries know no other."""
+    held = [name for name, module in model.named_modules() if type(module).__name__ == "MixtralExperts"]
+    if not held:
+        return model
+    model = copy.deepcopy(model)
+    for name in held:
+        old = model.get_submodule(name)
+        experts = _Experts(_Expert(*pair, old.act_fn) for pair in zip(old.gate_up_proj, old.down_proj, strict=True))
+        model.set_submodule(name, experts.train(old.training))
+    return model
+
+
 def from_modelopt(model: Any, batches: list[Any], groups: Groups, formats: Mapping[int, str], method: str) -> Choice:
     """`modelopt.torch.quantization.auto_quantize`; it makes groups of its own, which are these."""
     from modelopt.torch import quantization

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from assay.precision.observation.observing import Observed
+from assay.precision.observation.operations import groups
 from assay.precision.observation.sites import Site
 from assay.precision.prediction.predictor import Predictor
 from assay.precision.schemes import SCHEMES
@@ -43,7 +44,7 @@ def local_error(observed: Observed, site: Site, scheme: str) -> float | None:
     if rows is None or not found or scheme not in observed.menu(site) or not bool(rows.isfinite().all()):
         return None
     expert, weight = next(iter(found.items()))
-    exact = rows @ weight.mT
+    exact = groups.linear(rows, weight)
     size = float(exact.square().sum())
     stored = product_of(observed, site, scheme, rows, weight, expert)
     return float((stored - exact).square().sum()) / size if size > 0 else None
@@ -52,11 +53,12 @@ def local_error(observed: Observed, site: Site, scheme: str) -> float | None:
 def product_of(
     observed: Observed, site: Site, scheme: str, rows: torch.Tensor, weight: torch.Tensor, expert: int | None = None
 ) -> torch.Tensor:
-    """What a linear gives for rows [R, K] of its input under a scheme, [R, N]."""
+    """What a linear gives for rows [R, K] of its input, or [R, G * K] of one in groups, under a scheme, [R, N]."""
     name, chosen = owner(site), SCHEMES[scheme]
     of_weight = observed.qparams.weight(name, chosen, weight, expert)
     of_input = observed.qparams.input(name, chosen, weight, expert)
-    return (rows if of_input is None else of_input(rows)) @ (weight if of_weight is None else of_weight(weight)).mT
+    stored = weight if of_weight is None else of_weight(weight)
+    return groups.linear(rows if of_input is None else of_input(rows), stored)
 
 
 def at_stake(predictor: Predictor, site: str) -> float:

@@ -9,6 +9,7 @@ from assay.formats.format import Format
 from assay.precision.advice.finding import Finding
 from assay.precision.advice.local import linears, matrices, owner, remedied, rows_of
 from assay.precision.observation.observing import Observed
+from assay.precision.observation.operations import groups
 from assay.precision.observation.sites import Site
 from assay.precision.prediction.predictor import Predictor
 from assay.precision.schemes import SCHEMES, FakeQuantizer, Quantizer
@@ -112,7 +113,11 @@ def underflows(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
         if rows is None or not found:
             continue
         expert, weight = next(iter(found.items()))
-        energies = {"input": weight.square().sum(0), "weight": rows.square().mean(0)}
+        several, columns = groups.count(rows, weight), weight.shape[-1]
+        energies = {
+            "input": torch.unflatten(weight.square(), 0, (several, -1)).sum(1).flatten(),
+            "weight": groups.folded(rows.square().mean(0), columns),
+        }
         known: dict[object, tuple[float, float, float]] = {}
         worst: dict[str, tuple[float, float, float, str, Format]] = {}
         for scheme in observed.menu(site):

@@ -126,6 +126,8 @@ def plan_of(
             plan.note(name, scheme.name, reason)
         elif site.role == "convolution":
             plan.note(name, scheme.name, "no serving stack loads a quantised convolution")
+        elif site.role == "recurrence":
+            plan.note(name, scheme.name, "no serving stack loads a quantised recurrent layer")
         elif len(site.shape) > 2 and experts:
             plan.experts[name] = scheme
         elif len(site.shape) > 2:

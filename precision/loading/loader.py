@@ -19,7 +19,11 @@ from assay.precision.observation.streaming import streamed_parameters
 _PICKLES = {".bin", ".ckpt", ".pkl", ".pickle", ".pt", ".pth"}
 _LARGE = 256 << 20
 """Bytes of weights from which on memory counts more than the time of casts."""
-_PRODUCTS = ("linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "conv1d", "conv2d", "conv3d", "conv_transpose2d")
+_PRODUCTS = (
+    *("linear", "addmm", "mm", "matmul", "bmm", "baddbmm"),
+    *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"),
+    *("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
+)
 """Of torch.ops.aten, what has a parameter as weight in an exported program."""
 
 
@@ -186,6 +190,6 @@ def _check_products(model: torch.nn.Module, name: str) -> None:
         found = any(values.dim() > 1 for module in owners for values in module.parameters(recurse=False))
     if not found:
         raise BadModel(
-            f"{name}: a {type(model).__name__} without linear layers or convolutions, "
-            "so there is no format to choose in it"
+            f"{name}: a {type(model).__name__} without linear, convolutional or recurrent "
+            "layers, so there is no format to choose in it"
         )

@@ -10,6 +10,7 @@ from assay.configs import architectures
 from assay.precision.observation.operations.attention import multihead, scaled_dot_product
 from assay.precision.observation.operations.contraction import baddbmm, einsum, grouped, matmul
 from assay.precision.observation.operations.convolution import convolution, transposed_convolution
+from assay.precision.observation.operations.recurrence import gru, layers, lstm, one, rnn_relu, rnn_tanh
 from assay.precision.observation.tracer import Handler, Tracer, Visitor
 from assay.runtime.heap import give_back
 
@@ -136,7 +137,11 @@ _aten, _functional, _Tensor = torch.ops.aten, torch.nn.functional, torch.Tensor
 _PRODUCTS = (torch.matmul, _Tensor.matmul, _Tensor.__matmul__, torch.mm, _Tensor.mm)
 _ATEN_PRODUCTS = (_aten.matmul.default, _aten.mm.default, _aten.bmm.default)
 _CONVOLUTIONS = (_functional.conv1d, _functional.conv2d, _functional.conv3d)
-_ATEN_CONVOLUTIONS = (_aten.conv1d.default, _aten.conv2d.default, _aten.conv3d.default)
+_ATEN_CONVOLUTIONS = tuple(
+    convolve for each in (_aten.conv1d, _aten.conv2d, _aten.conv3d) for convolve in (each.default, each.padding)
+)
+_TRANSPOSED = (_functional.conv_transpose1d, _functional.conv_transpose2d)
+_ATEN_TRANSPOSED = (_aten.conv_transpose1d.default, _aten.conv_transpose2d.input)
 _CALLS: dict[Handler, tuple[Any, ...]] = {
     _product(0, transposed=False, names=("input", "weight", "bias")): (_functional.linear, _aten.linear.default),
     matmul: (*_PRODUCTS, *_ATEN_PRODUCTS, torch.bmm, _Tensor.bmm),
@@ -144,12 +149,20 @@ _CALLS: dict[Handler, tuple[Any, ...]] = {
     grouped: (_functional.grouped_mm, torch._grouped_mm),
     einsum: (torch.einsum,),
     convolution: (*_CONVOLUTIONS, *_ATEN_CONVOLUTIONS),
-    transposed_convolution: (_functional.conv_transpose2d, _aten.conv_transpose2d.input),
+    transposed_convolution: (*_TRANSPOSED, *_ATEN_TRANSPOSED),
     _product(1, transposed=True): (torch.addmm, _aten.addmm.default),
     _embedding: (_functional.embedding, _aten.embedding.default),
     scaled_dot_product: (_functional.scaled_dot_product_attention, _aten.scaled_dot_product_attention.default),
     multihead: (_functional.multi_head_attention_forward,),
     _softmax: (_functional.softmax, torch.softmax, _Tensor.softmax),
+    layers(lstm): (torch.lstm, _aten.lstm.input),
+    layers(gru): (torch.gru, _aten.gru.input),
+    layers(rnn_tanh): (torch.rnn_tanh, _aten.rnn_tanh.input),
+    layers(rnn_relu): (torch.rnn_relu, _aten.rnn_relu.input),
+    one(lstm): (torch.lstm_cell, _aten.lstm_cell.default),
+    one(gru): (torch.gru_cell, _aten.gru_cell.default),
+    one(rnn_tanh): (torch.rnn_tanh_cell, _aten.rnn_tanh_cell.default),
+    one(rnn_relu): (torch.rnn_relu_cell, _aten.rnn_relu_cell.default),
     _gather: (_Tensor.__getitem__, torch.index_select, _Tensor.index_select),
 }
 _HANDLERS = {call: handler for handler, calls in _CALLS.items() for call in calls}

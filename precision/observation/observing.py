@@ -161,8 +161,8 @@ def observe(
         )
     if not any(site.place == "linear" for site in observer.sites.values()):
         raise BadModel(
-            "expected a model with linear layers or convolutions, got one that runs none: is it the right module? "
-            "Recurrent layers have sites where their steps call torch.nn.functional.linear"
+            "expected a model with linear, convolutional or recurrent layers, got one that runs none: is it the right "
+            "module? Packed sequences have no sites"
         )
     sites = observer.sites
     tied = {name: site.tied for name, site in sites.items() if site.tied}

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from assay.precision.observation.operations import groups
 from assay.precision.observation.sites import Site, Statistics
 from assay.precision.observation.streaming import Weights
 from assay.precision.schemes import SCHEMES, FakeQuantizer, Moments, Quantizer, Scheme
@@ -128,12 +129,14 @@ class QParams:
         quantizer, rotated = scheme.weight, scheme.transform == "hadamard"
         assert quantizer is not None
         if quantizer.blocks:
-            return fit_blocks(quantizer, piece, self.importance(name))
+            return fit_blocks(quantizer, piece, _folded(self.importance(name), piece))
         factors = self._awq_factors(name, quantizer, weight)
         largest = None if rotated else self._largest(name, quantizer)
         if largest is None and piece is not weight and _is_whole(quantizer):
             largest = self._once(("largest", name, expert), lambda: weight.abs().amax().reshape(1, 1))
-        return fit_weight(quantizer, piece, self._moments(name), factors, rotated, largest, extremes)
+        seen = self._moments(name)
+        importance = _folded(None if seen is None else seen.square, piece)
+        return fit_weight(quantizer, piece, importance, factors, rotated, largest, extremes)
 
     def values(self, name: str, scheme: Scheme, part: str = "") -> FakeQuantizer | None:
         """How a scheme stores the values of a site, of a cache its keys, values or ``queries``; None: as they are."""
@@ -201,6 +204,11 @@ class QParams:
         if key not in self._fitted:
             self._fitted[key] = make()
         return self._fitted[key]
+
+
+def _folded(importance: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor | None:
+    """The importance of a weight's columns, where those of an input in groups are told."""
+    return None if importance is None else groups.folded(importance, weight.shape[-1])
 
 
 def _is_searched(quantizer: Quantizer) -> bool:

@@ -62,7 +62,7 @@ class Site(str):
     place: Place
     """What kind of place it is: which schemes are made for it."""
     role: str
-    """linear, convolution, router, experts, embedding, or the suffix."""
+    """linear, convolution, recurrence, router, experts, embedding, or the suffix."""
     shape: tuple[int, ...]
     """Of the weight: [N, K], [E, N, K] or [V, D]; empty without one."""
     unit: str
@@ -189,7 +189,9 @@ class Observer:
         self._trace(name, x)
         self._hold(name, weight, expert)
         seen = self.statistics.setdefault((name, ""), Statistics())
-        seen.add(x)
+        steps = self.tracer.steps if self.tracer is not None else None
+        for each in (x,) if steps is None else steps.joined(x):
+            seen.add(each)
         if expert is not None:
             seen.experts[expert] = seen.experts.get(expert, 0) + x.numel() // max(x.shape[-1], 1)
         output = product(x, weight)
@@ -202,7 +204,9 @@ class Observer:
         if name not in self.sites:
             self._note(name, "embedding", weight, None, None)
         self._hold(name, weight, None)
-        return look_up(weight)
+        found = look_up(weight)
+        self._left[found] = name
+        return found
 
     def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
         role = name.rpartition(":")[2]

@@ -27,6 +27,22 @@ Handler = Callable[["Tracer", Any, Any, Any], Any]
 """What is done instead of a function of torch: (tracer, function, args, kwargs) to a result."""
 
 
+class Steps:
+    """The products of a recurrence with one weight, one a step, which a visitor may look at as one."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._seen: list[tuple[torch.Tensor, ...]] = []
+
+    def joined(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What each step has, tensors [B, K], of all steps [B, T, K] when the last one comes; none before."""
+        self._seen.append(values)
+        if len(self._seen) < self._count:
+            return ()
+        seen, self._seen = self._seen, []
+        return tuple(torch.stack(each, 1) for each in zip(*seen, strict=True))
+
+
 class Visitor(Protocol):
     """What is done at the sites. Every method gives back what the model goes on with."""
 
@@ -62,13 +78,16 @@ class Tracer(TorchFunctionMode):
         """Rows that the modules now open have gathered, of how many, and how deep: how experts get their tokens."""
         self.role = ""
         """Of the product that a visitor is given, where it is no linear layer's."""
+        self.steps: Steps | None = None
+        """Of the product that a visitor is given, where it is one step's."""
         self._parameters = _by_storage(model)
         self._modules = dict(model.named_modules())
         self.streams = bool(streamed_parameters(model))
         """Whether weights come and go with their modules."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.given.update(id(each) for each in args if type(each) is torch.nn.Parameter)
+        several = (arg if isinstance(arg, list | tuple) else (arg,) for arg in args)
+        self.given.update(id(each) for some in several for each in some if type(each) is torch.nn.Parameter)
         handler = self._handlers.get(func)
         if handler is None:
             return func(*args, **(kwargs or {}))
@@ -129,11 +148,17 @@ class Tracer(TorchFunctionMode):
             return self.visitor.values(name, x)
 
     def product(
-        self, weight: torch.Tensor, x: torch.Tensor, found: Found, product: Product, role: str = ""
+        self,
+        weight: torch.Tensor,
+        x: torch.Tensor,
+        found: Found,
+        product: Product,
+        role: str = "",
+        steps: Steps | None = None,
     ) -> torch.Tensor:
         """A product with the parameter that was ``found``; logits of a head or a router are a site of their own."""
         name, expert = found
-        self.role = role
+        self.role, self.steps = role, steps
         output = self.visitor.linear(name, x, weight, expert, product)
         return self.visitor.values(f"{name}:logits", output) if architectures.gives_logits(name) else output
 

@@ -88,7 +88,7 @@ def _why(model: torch.nn.Module, name: str, ran: Collection[str], given: bool) -
         return "didn't run on this data"
     module = model.get_submodule(owner) if owner else model
     if isinstance(module, torch.nn.modules.conv._ConvNd):
-        return "a grouped convolution" if module.groups > 1 else f"a {type(module).__name__}"
+        return f"a {type(module).__name__}"
     if isinstance(module, torch.nn.RNNBase):
-        return f"steps of {type(module).__name__}"
+        return f"packed sequences of {type(module).__name__}"
     return f"in {type(module).__name__}, not the weight of a product"

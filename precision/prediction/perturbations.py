@@ -61,12 +61,12 @@ def is_repeated(name: str, schemes: Mapping[str, Scheme], sources: Mapping[str, 
 
 
 def _last(name: str, schemes: Mapping[str, Scheme], sources: Mapping[str, str]) -> Quantizer | None:
-    """How the values that a site is given were stored last; None: they weren't."""
+    """How the values that a site is given were stored last, rows of a table as its weight is; None: they weren't."""
     source = sources.get(name)
     if source is None:
         return None
     before = _last(source, schemes, sources)
-    own = schemes[source].activation if source in schemes else None
+    own = (schemes[source].weight or schemes[source].activation) if source in schemes else None
     repeated = own is not None and before is not None and _leaves(own, before)
     return before if own is None or repeated else own
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from assay.precision.observation.operations import groups
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -27,6 +29,21 @@ class Rows:
             found[0] = products.sum()
             return found
         return found.index_add_(0, self.index.to(found.device), products)
+
+    def outer(self, g: torch.Tensor, x: torch.Tensor, of: int, batch: int) -> torch.Tensor:
+        """g' x over the rows of every sequence, the gradient of a weight, [B, N, K]: g [..., N], x [..., G * K], of
+        which there are ``of`` groups."""
+        if self.each:
+            return groups.outer(g.reshape(batch, -1, g.shape[-1]), x.reshape(batch, -1, x.shape[-1]), of)
+        x, g = x.flatten(0, -2), g.flatten(0, -2)
+        found = x.new_zeros(batch, g.shape[-1], x.shape[-1] // of)
+        if self.index is None:
+            found[0] = groups.outer(g, x, of)
+            return found
+        for sequence in torch.unique(self.index).tolist():
+            chosen = self.index == sequence
+            found[sequence] = groups.outer(g[chosen], x[chosen], of)
+        return found
 
     def subsampled(self, index: torch.Tensor | None) -> Rows:
         """Of some of the rows."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from assay.precision.observation.operations import groups
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.streaming import Streamed
 from assay.precision.observation.tracer import LookUp, Product, Tracer
@@ -94,11 +95,20 @@ class Sensitivity:
         self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
     ) -> torch.Tensor:
         owner, read, rows = self._tied.get(name, name), self._reader(weight), self._rows(x)
+        steps = self.tracer.steps if self.tracer is not None else None
 
         def back(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
             """Products from x [..., K] and the cotangents g [..., N] of the output; gives those of x."""
-            weight, schemes = read(), self._schemes(owner)
-            gx = g @ weight
+            weight = read()
+            gx = groups.led_back(g, weight, groups.count(x, weight))
+            if steps is None:
+                form(weight, rows, x, g, gx)
+            elif whole := steps.joined(x, g, gx):
+                form(weight, self._rows(whole[0]), *whole)
+            return gx
+
+        def form(weight: torch.Tensor, rows: Rows, *passed: torch.Tensor) -> None:
+            (x, g, gx), schemes = passed, self._schemes(owner)
             qparams = self._qparams
             weights = {perturbations_of(s)[0]: s for s in schemes if s.weight}
             self._on_weight(owner, weights, x, weight, expert, g, rows)
@@ -111,7 +121,6 @@ class Sensitivity:
                     self._add(name + suffix, perturbations_of(scheme)[0], self._term(g * change, rows))
             if weight.numel() >= _LARGE:
                 give_back()
-            return gx
 
         return self._passed(x, lambda x: product(x, weight.detach()), back)
 
@@ -257,9 +266,11 @@ class Sensitivity:
             return
         turns, mine = self._rows_in_turn(weight)
         fitted = self._qparams.by_rows(name, list(menu.values()), weight, expert)
+        several = groups.count(x, weight)
         for start, stop in mine:
             piece = weight[start:stop]
-            gradients = self._gradients(x, g[..., start:stop], rows).permute(1, 2, 0)
+            some_x, some_g, held, here = groups.some_rows(x, g, several, start, stop)
+            gradients = rows.outer(some_g, some_x, held, self._batch)[:, here].permute(1, 2, 0)
             forms = zip(menu, fitted(start, stop), strict=True)
             wanted = [(part, stored) for part, stored in forms if stored is not None]
             step = max(_AT_ONCE // max(piece.numel(), 1), 1)
@@ -298,20 +309,6 @@ class Sensitivity:
         first = (index + self._cotangent) % turns * size
         mine = weight[first : first + size]
         return turns, [(first + start, first + stop) for start, stop in _some_rows(mine, self._batch)]
-
-    def _gradients(self, x: torch.Tensor, g: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """The weight's gradient of every sequence, [B, N, K]."""
-        if rows.each:
-            return g.reshape(self._batch, -1, g.shape[-1]).mT @ x.reshape(self._batch, -1, x.shape[-1])
-        x, g = x.flatten(0, -2), g.flatten(0, -2)
-        found = x.new_zeros(self._batch, g.shape[-1], x.shape[-1])
-        if rows.index is None:
-            found[0] = g.mT @ x
-            return found
-        for sequence in torch.unique(rows.index).tolist():
-            chosen = rows.index == sequence
-            found[sequence] = g[chosen].mT @ x[chosen]
-        return found
 
 
 class _Passed(torch.autograd.Function):

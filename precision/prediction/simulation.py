@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from assay.formats.format import format_named
 from assay.precision.metrics import Metric
 from assay.precision.observation.handlers import traced
 from assay.precision.observation.observing import Observed
+from assay.precision.observation.operations import groups
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.running import call, evaluating, mapping
 from assay.precision.observation.tracer import LookUp, Product, Tracer, Visitor
@@ -96,11 +98,15 @@ def split_product(x: torch.Tensor, weight: torch.Tensor, splits: Sequence[Split]
 
     The bias comes last, in full precision, as epilogues have it.
     """
-    nothing = x.new_zeros(*x.shape[:-1], weight.shape[-1])
-    return _summed(x, weight, splits) + product(nothing, weight)
+    several = groups.count(x, weight)
+    laid = x.reshape(math.prod(x.shape[:-1]), several, weight.shape[-1]).transpose(0, 1)
+    summed = _summed(laid, torch.unflatten(weight, 0, (several, -1)), splits)
+    out = summed.transpose(0, 1).reshape(*x.shape[:-1], weight.shape[0])
+    return out + product(torch.zeros_like(x), weight)
 
 
 def _summed(x: torch.Tensor, weight: torch.Tensor, splits: Sequence[Split]) -> torch.Tensor:
+    """x [G, R, K] and a weight [G, N, K] to [G, R, N]."""
     if not splits:
         return x @ weight.mT
     split, *inner = splits

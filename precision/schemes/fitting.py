@@ -158,7 +158,7 @@ def fit_values(quantizer: Quantizer, seen: Moments | None, rotated: bool = False
 def fit_weight(
     quantizer: Quantizer,
     weight: torch.Tensor,
-    seen: Moments | None,
+    importance: torch.Tensor | None,
     factors: torch.Tensor | None = None,
     rotated: bool = False,
     largest: torch.Tensor | None = None,
@@ -166,9 +166,9 @@ def fit_weight(
 ) -> FakeQuantizer:
     """How a weight [N, K] or [E, N, K] is stored: scales by the quantizer's rule, weighted by its input where known.
 
-    factors: on its columns, for a quantizer with the rule "awq". largest: magnitude of all weights that share the
-    scale of a tensor with this one, [1, 1]; None: it has its own. extremes: of the weight, where others ask for
-    them too.
+    importance: of its columns, [K]; None: not known. factors: on its columns, for a quantizer with the rule "awq".
+    largest: magnitude of all weights that share the scale of a tensor with this one, [1, 1]; None: it has its own.
+    extremes: of the weight, where others ask for them too.
     """
     found = extremes or weight
     if quantizer.per == "element":
@@ -179,10 +179,9 @@ def fit_weight(
         return FakeQuantizer(quantizer, scales_of(largest, quantizer))
     if largest is not None:
         return FakeQuantizer(quantizer, scales_of(found, quantizer, divisor=divisor_of(largest, quantizer)))
-    if quantizer.rule in ("absmax", "awq") or (seen is None and quantizer.rule != "mse"):
+    if quantizer.rule in ("absmax", "awq") or (importance is None and quantizer.rule != "mse"):
         return FakeQuantizer(quantizer, scales_of(found if factors is None else weight * factors, quantizer), factors)
-    importance = seen.square if quantizer.rule == "output" and seen is not None else None
-    return FakeQuantizer(quantizer, _clipped(quantizer, weight, importance))
+    return FakeQuantizer(quantizer, _clipped(quantizer, weight, importance if quantizer.rule == "output" else None))
 
 
 def fit_blocks(quantizer: Quantizer, weight: torch.Tensor, importance: torch.Tensor | None) -> FakeQuantizer:

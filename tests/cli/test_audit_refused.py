@@ -118,7 +118,7 @@ def test_a_model_without_linears_is_refused(
     monkeypatch.syspath_prepend(tmp_path)
     target = ("a_model_of_mine:make", "--text", str(models / "text.txt"), "--out", str(tmp_path / "out"))
     assert main(("audit", *target)) == 2
-    one_line(capsys, "without linear layers")
+    one_line(capsys, "without linear, convolutional or recurrent layers")
 
 
 @pytest.mark.parametrize("missing", ["--text", "--out"])

@@ -153,7 +153,7 @@ CASES: dict[str, tuple[Callable[[], torch.nn.Module], Any, str]] = {
     "U-Net": (UNet, (pixels(4, 16, 16),), "relative"),
     "LSTM": (Recurrent, (tokens(),), "kl"),
 }
-SHUT = {"Mamba": "MambaMixer", "LSTM": "steps of LSTM", "ViT": "ViTEmbeddings"}
+SHUT = {"Mamba": "MambaMixer", "ViT": "ViTEmbeddings"}
 """Whose matrices are not all sites, and a word of why."""
 CACHES = {"GPT-2": 2, "Gemma 3": 2, "Qwen3 MoE": 2, "Mixtral": 2, "DeepSeek V3": 2, "Llama 4": 2, "T5": 4}
 """How many KV caches there are: T5's decoder keeps its own and those of the encoder."""

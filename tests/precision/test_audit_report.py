@@ -204,15 +204,15 @@ def test_what_keeps_its_format_for_an_export_is_one_line(content: dict[str, Any]
 def test_what_has_no_site_is_told_first() -> None:
     """The second line of the terminal and the head of the page say which share keeps its format, and whose it is."""
 
-    class Recurrent(torch.nn.Module):
+    class Packed(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.lstm, self.head = torch.nn.LSTM(8, 32, batch_first=True), torch.nn.Linear(32, 16)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.lstm(x)[0])
+            return self.head(self.lstm(torch.nn.utils.rnn.pack_sequence(list(x)))[0].data)
 
-    found = audit(Recurrent(), [torch.randn(8, 4, 8)], "relative", FORMATS)
+    found = audit(Packed(), [torch.randn(8, 4, 8)], "relative", FORMATS)
     chosen = found.recommend(max_bytes=found.cost({}).bytes / 2)
     told = content_of(found, chosen, [], [], **asked(found))
     jsonschema.validate(json.loads(json.dumps(told)), SCHEMA)
@@ -220,7 +220,7 @@ def test_what_has_no_site_is_told_first() -> None:
     assert told["unaudited"]["largest"][0] == {
         "name": "lstm.weight_hh_l0",
         "parameters": 4096,
-        "why": "steps of LSTM",
+        "why": "packed sequences of LSTM",
     }
     second = " ".join(summary(told).split("\n")[1:4])
     assert re.search(

@@ -118,7 +118,7 @@ def test_a_factory_gives_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "is of type int; expected a function" in refusal("users_models:SIZE", BadModel)
     assert "weight has no shape yet" in refusal("users_models:lazy", BadModel)
     assert "weight is on the meta device" in refusal("users_models:meta", BadModel)
-    assert "a LayerNorm without linear layers" in refusal("users_models:flat", BadModel)
+    assert "a LayerNorm without linear, convolutional or recurrent layers" in refusal("users_models:flat", BadModel)
     assert "has no tokenizer" in text_refusal(loaded, TEXT)
 
 
@@ -149,7 +149,7 @@ def test_a_cut_off_exported_program_is_refused(exported: Path) -> None:
 def test_an_exported_program_without_products_is_refused() -> None:
     """A graph that multiplies no matrices has nothing to audit."""
     program = torch.export.export(torch.nn.ReLU(), (torch.zeros(2),))
-    assert "without linear layers" in refusal(program, BadModel)
+    assert "without linear, convolutional or recurrent layers" in refusal(program, BadModel)
 
 
 class Touch:

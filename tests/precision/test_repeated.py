@@ -225,3 +225,16 @@ def test_random_assignments_with_repeated_roundings_are_predicted() -> None:
     some = [audited.random_assignment(draw) for _ in range(12)]
     ratios = sorted(audited.predictor.uncalibrated(one)[0] / audited.measure(one) for one in some)
     assert 0.7 < ratios[6] < 1.4
+
+
+def test_rows_of_a_table_that_are_stored_once_more_are_counted_once() -> None:
+    """What a linear is given straight from an embedding is as the table holds it: the same rounding changes nothing."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(64, 32), torch.nn.Linear(32, 16))
+    found = audit(model, [torch.randint(0, 64, (16, 8))], "relative", ["bf16", "tf32", "w-nvfp4", "nvfp4"])
+    assert {str(site): site.source for site in found.sites if site.place == "linear"} == {"1": "0"}
+    for table, linear in (("bf16", "bf16"), ("bf16", "tf32"), ("w-nvfp4", "nvfp4")):
+        both = {"0": table, "1": linear}
+        assert is_repeated("1", {name: SCHEMES[scheme] for name, scheme in both.items()}, found.observed.sources)
+        assert 2 / 3 < found.predictor.uncalibrated(both)[0] / found.trial(both) < 3 / 2
+    assert not is_repeated("1", {"0": SCHEMES["tf32"], "1": SCHEMES["bf16"]}, found.observed.sources)

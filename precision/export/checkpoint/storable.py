@@ -104,7 +104,8 @@ def _never(
         module = dict(model.named_modules()).get(name)
         stored = torch.nn.Linear if site.place == "linear" else torch.nn.Embedding
         if type(module) is not stored:
-            return f"it is a {type(module).__name__}; compressed-tensors stores torch.nn.{stored.__name__}"
+            kind = "parameter" if module is None else type(module).__name__
+            return f"it is a {kind}; compressed-tensors stores torch.nn.{stored.__name__}"
         tied = shared.get(id(module.weight), [])
         if len(tied) > 1:
             return f"it shares its weight with {' and '.join(tied)}"

@@ -1,7 +1,7 @@
 """Convolutions as products: every window of the input, a row, with the kernels, the rows of a weight [N, K].
 
 K runs over the input's channels and the kernel's places, as a weight [N, C, ...] has them one after the other. Grouped
-convolutions, depthwise ones among them, run as they are and have no site.
+convolutions, depthwise ones among them, are products in groups: C is then the channels of one group.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from assay.precision.observation.operations import groups
 from assay.precision.observation.tracer import Tracer
 
 _NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
@@ -17,11 +18,11 @@ _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding",
 
 
 def convolution(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
-    """torch.nn.functional.conv1d, conv2d and conv3d: input [B, C, ...] or [C, ...], weight [N, C, ...]."""
+    """torch.nn.functional.conv1d, conv2d and conv3d: input [B, G * C, ...] or [G * C, ...], weight [N, C, ...]."""
     given = dict(zip(_NAMES, args, strict=False)) | kwargs
     x, weight, bias = given["input"], given["weight"], given.get("bias")
     found = tracer.named(weight)
-    if found is None or given.get("groups", 1) != 1:
+    if found is None:
         return func(*args, **kwargs)
     sides = weight.dim() - 2
     strides, dilations = (_each(given.get(name, 1), sides) for name in ("stride", "dilation"))
@@ -33,7 +34,7 @@ def convolution(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> torch.Tens
         weight.flatten(1),
         windows.flatten(1, -2),
         found,
-        lambda a, w: torch.nn.functional.linear(a, w, bias),
+        lambda a, w: groups.linear(a, w, bias),
         role="convolution",
     )
     out = torch.unflatten(out.mT, -1, size)
@@ -41,26 +42,28 @@ def convolution(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> torch.Tens
 
 
 def transposed_convolution(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
-    """torch.nn.functional.conv_transpose2d: input [B, C, H, W], weight [C, N, ...]; every place of the input is a row,
-    multiplied with the kernels, and the products are added where they overlap."""
+    """torch.nn.functional.conv_transpose1d and 2d: input [B, G * C, ...], weight [G * C, N, ...]; every place of the
+    input is a row, multiplied with the kernels, and the products are added where they overlap."""
     given = dict(zip(_TRANSPOSED, args, strict=False)) | kwargs
     x, weight, bias = given["input"], given["weight"], given.get("bias")
     found = tracer.named(weight)
-    if found is None or given.get("groups", 1) != 1 or x.dim() != 4:
+    sides = weight.dim() - 2
+    if found is None or x.dim() != weight.dim() or sides > 2:
         return func(*args, **kwargs)
-    kernel = weight.shape[2:]
+    kernel, length = (1, *weight.shape[2:])[-2:], (1, *x.shape[2:])[-2:]  # of one side: a picture of one row
     stride, padding, dilation, further = (
-        _each(given.get(name, usual), 2)
+        (usual, *_each(given.get(name, usual), sides))[-2:]
         for name, usual in (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0))
     )
     size = tuple(
-        (length - 1) * stride[side] - 2 * padding[side] + dilation[side] * (kernel[side] - 1) + further[side] + 1
-        for side, length in enumerate(x.shape[2:])
+        (length[side] - 1) * stride[side] - 2 * padding[side] + dilation[side] * (kernel[side] - 1) + further[side] + 1
+        for side in range(2)
     )
-    rows = x.flatten(2).mT
-    out = tracer.product(weight.flatten(1).mT, rows, found, torch.nn.functional.linear, role="convolution")
-    folded = torch.nn.functional.fold(out.mT, size, tuple(kernel), dilation, padding, stride)
-    return folded if bias is None else folded + bias[:, None, None]
+    kernels = weight.unflatten(0, (given.get("groups", 1), -1)).flatten(2).mT.flatten(0, 1)
+    out = tracer.product(kernels, x.flatten(2).mT, found, groups.linear, role="convolution")
+    folded = torch.nn.functional.fold(out.mT, size, kernel, dilation, padding, stride)
+    folded = folded if sides == 2 else folded[:, :, 0]
+    return folded if bias is None else folded + bias.reshape(-1, *[1] * sides)
 
 
 def _each(value: Any, sides: int) -> tuple[int, ...]:

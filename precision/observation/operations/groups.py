@@ -1,0 +1,56 @@
+"""Products in groups: x [..., G * K] with a weight [N, K], of which N / G rows are multiplied with K columns of x each.
+
+G is how many times the weight's columns go into those of x; a product of one group is a linear.
+"""
+
+import torch
+
+
+def count(x: torch.Tensor, weight: torch.Tensor) -> int:
+    """How many groups x [..., G * K] has beside a weight [N, K]."""
+    return x.shape[-1] // max(weight.shape[-1], 1) or 1
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """The product [..., N] of x [..., G * K] and a weight [N, K], with a bias [N] added."""
+    groups = count(x, weight)
+    if groups == 1:
+        return torch.nn.functional.linear(x, weight, bias)
+    out = torch.einsum(
+        "...gk,gnk->...gn", torch.unflatten(x, -1, (groups, -1)), torch.unflatten(weight, 0, (groups, -1))
+    )
+    return out.flatten(-2) if bias is None else out.flatten(-2) + bias
+
+
+def led_back(g: torch.Tensor, weight: torch.Tensor, groups: int) -> torch.Tensor:
+    """Cotangents [..., G * K] of x, of those g [..., N] of its product with a weight [N, K]."""
+    if groups == 1:
+        return g @ weight
+    apart = torch.unflatten(g, -1, (groups, -1)), torch.unflatten(weight, 0, (groups, -1))
+    return torch.einsum("...gn,gnk->...gk", *apart).flatten(-2)
+
+
+def outer(g: torch.Tensor, x: torch.Tensor, groups: int) -> torch.Tensor:
+    """g' x of every group: the gradient [..., N, K] of a weight, of g [..., T, N] and x [..., T, G * K]."""
+    if groups == 1:
+        return g.mT @ x
+    apart = torch.unflatten(g, -1, (groups, -1)), torch.unflatten(x, -1, (groups, -1))
+    return torch.einsum("...tgn,...tgk->...gnk", *apart).flatten(-3, -2)
+
+
+def some_rows(
+    x: torch.Tensor, g: torch.Tensor, groups: int, start: int, stop: int
+) -> tuple[torch.Tensor, torch.Tensor, int, slice]:
+    """What rows ``start`` to ``stop`` of a weight are given: of x [..., G * K] and of the output's g [..., N] the
+    groups that hold these rows, how many, and where the rows are in them; of one group no more than these."""
+    rows, columns = g.shape[-1] // groups, x.shape[-1] // groups
+    first, last = start // rows, -(-stop // rows)
+    x = x[..., first * columns : last * columns]
+    if last - first <= 1:
+        return x, g[..., start:stop], 1, slice(None)
+    return x, g[..., first * rows : last * rows], last - first, slice(start - first * rows, stop - first * rows)
+
+
+def folded(values: torch.Tensor, columns: int) -> torch.Tensor:
+    """Means over the groups of values [..., G * K], [..., K] of ``columns``."""
+    return values if values.shape[-1] == columns else torch.unflatten(values, -1, (-1, columns)).mean(-2)

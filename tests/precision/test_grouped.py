@@ -1,0 +1,229 @@
+"""Grouped and depthwise convolutions: sites with the operation's own outputs, predicted as they are measured."""
+
+import copy
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from assay.precision import Audit, advise, audit
+from assay.precision.observation.operations import groups
+from assay.precision.prediction.simulation import split_product
+from assay.precision.schemes import SCHEMES, Split
+from tests.precision.recurrent_models import trained
+from tests.precision.test_operations import drawn, seen
+from tests.precision.test_sensitivity import Opened
+from tests.precision.traps import planted
+
+FORMATS = ("bf16", "w8a16", "fp8-tensor", "w8a8-static", "w4a16-g32", "w3a16-g32")
+
+
+class Separable(torch.nn.Module):
+    """Two depthwise-separable blocks between a stem and a classifier, as MobileNet has them (arXiv:1704.04861)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = torch.nn.Conv2d(3, 24, 3, padding=1)
+        self.blocks = torch.nn.Sequential(self.block(24, 32, 1), self.block(32, 48, 2))
+        self.fc = torch.nn.Linear(48, 10)
+
+    def block(self, inputs: int, outputs: int, stride: int) -> torch.nn.Sequential:
+        return torch.nn.Sequential(
+            torch.nn.Conv2d(inputs, inputs, 3, stride, 1, groups=inputs, bias=False),
+            torch.nn.BatchNorm2d(inputs),
+            torch.nn.ReLU(),
+            torch.nn.Conv2d(inputs, outputs, 1, bias=False),
+            torch.nn.BatchNorm2d(outputs),
+            torch.nn.ReLU(),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.blocks(self.stem(x).relu()).mean((2, 3)))
+
+
+class Grouped(torch.nn.Module):
+    """Two bottlenecks whose middle convolution has groups, as ResNeXt has them (arXiv:1611.05431)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = torch.nn.Conv2d(3, 32, 3, 2, 1)
+        self.a, self.b = self.block(), self.block()
+        self.fc = torch.nn.Linear(32, 10)
+
+    def block(self) -> torch.nn.Sequential:
+        return torch.nn.Sequential(
+            torch.nn.Conv2d(32, 64, 1, bias=False),
+            torch.nn.BatchNorm2d(64),
+            torch.nn.ReLU(),
+            torch.nn.Conv2d(64, 64, 3, 1, 1, groups=2, bias=False),
+            torch.nn.BatchNorm2d(64),
+            torch.nn.ReLU(),
+            torch.nn.Conv2d(64, 32, 1),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x).relu()
+        x = (x + self.a(x)).relu()
+        return self.fc((x + self.b(x)).relu().mean((2, 3)))
+
+
+MODELS = {"depthwise": (Separable, "blocks.1.0"), "grouped": (Grouped, "b.3")}
+
+
+def pictures(seed: int) -> torch.Tensor:
+    return drawn(64, 3, 10, 10, seed=seed)
+
+
+def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """That of telling how bright a picture is."""
+    return torch.nn.functional.cross_entropy(model(x), (x.mean((1, 2, 3)) * 40).long().clamp(-4, 5) + 4)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def case(request: pytest.FixtureRequest) -> tuple[Audit, str]:
+    build, site = MODELS[request.param]
+    model = trained(build, [pictures(seed) for seed in range(4)], loss)
+    found = audit(model, [pictures(5), pictures(6)], "kl", FORMATS, check=[pictures(7), pictures(8)])
+    found.calibrate(24)
+    return found, site
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sides=st.integers(1, 3),
+    several=st.integers(2, 4),
+    inputs=st.integers(1, 3),
+    outputs=st.integers(1, 3),
+    kernel=st.integers(1, 3),
+    stride=st.integers(1, 2),
+    batched=st.booleans(),
+    bias=st.booleans(),
+)
+def test_a_convolution_in_groups_is_a_product_in_groups(
+    sides: int, several: int, inputs: int, outputs: int, kernel: int, stride: int, batched: bool, bias: bool
+) -> None:
+    """Its weight is a site [N, K] of one group's columns, with torch's own outputs."""
+    kind = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)[sides - 1]
+    model = kind(several * inputs, several * outputs, kernel, stride, 1, groups=several, bias=bias)
+    x = drawn(*([2] if batched else []), several * inputs, *range(4, 4 + sides))
+    site = seen(model, x)[0].sites["weight"]
+    assert (site.place, site.role, site.shape) == ("linear", "convolution", (several * outputs, inputs * kernel**sides))
+
+
+@pytest.mark.parametrize("padding", [1, "same"])
+def test_an_exported_convolution_has_the_site_of_the_module(padding: Any) -> None:
+    """aten's own convolutions are opened too, those that are told how to pad in a word among them."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(4, 8, 3, padding=padding, groups=2)).eval()
+    program: Any = torch.export.export(model, (drawn(2, 4, 5, 5),)).module(check_guards=False)
+    assert seen(program, drawn(2, 4, 5, 5))[0].sites["0"].shape == (8, 18)
+
+
+@pytest.mark.parametrize("several", [1, 3])
+@pytest.mark.parametrize(
+    "options", [{}, {"stride": 2, "padding": 1}, {"stride": 3, "output_padding": 1}, {"dilation": 2, "bias": False}]
+)
+@pytest.mark.parametrize("sides", [1, 2])
+def test_a_transposed_convolution_in_groups_is_one_too(several: int, options: dict[str, Any], sides: int) -> None:
+    """Of one side and of two; its weight is a site [N * kernel, C] of one group's columns."""
+    kind = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d)[sides - 1]
+    model = kind(6, 9, 3, groups=several, **options)
+    site = seen(model, drawn(2, 6, *range(4, 4 + sides)))[0].sites["weight"]
+    assert site.shape == (9 * 3**sides, 6 // several)
+
+
+def test_outputs_with_stored_weights_are_torchs_own(case: tuple[Audit, str]) -> None:
+    """An assignment of weights alone is measured as the model is that holds them, run by torch itself."""
+    found, site = case
+    scheme, weight = SCHEMES["w8a16"], found.model.get_submodule(site).weight
+    stored = found.fits.weight(site, scheme, weight.flatten(1))
+    assert stored is not None
+    assert stored.scales is not None
+    assert stored.scales.scale.shape == (weight.shape[0], 1)  # one a channel of the output
+    other = copy.deepcopy(found.model).eval()
+    changed: Any = other.get_submodule(site)
+    changed.weight.data = stored(weight.detach().flatten(1)).reshape(weight.shape)
+    kl = torch.nn.functional.kl_div
+    with torch.no_grad():
+        pairs = [(other(batch).log_softmax(-1), found.model(batch).log_softmax(-1)) for batch in found.batches]
+        expected = kl(*map(torch.cat, zip(*pairs, strict=True)), log_target=True, reduction="batchmean")
+    assert float(found.trial({site: "w8a16"})) == pytest.approx(float(expected), rel=0.02)
+
+
+@pytest.mark.parametrize("scheme", ["bf16", "w8a16"])
+@pytest.mark.parametrize("model", MODELS)
+def test_products_in_groups_are_the_models_own_derivative(model: str, scheme: str) -> None:
+    """For a small change of a kernel, v . (outputs under the scheme - outputs) is the product of every sequence."""
+    torch.manual_seed(0)
+    build, site = MODELS[model]
+    opened = Opened(build().eval(), drawn(3, 3, 8, 8), 3, FORMATS)
+    cotangent = drawn(*opened.reference.shape, seed=3)
+    change = (opened.simulated({site: scheme}) - opened.reference).double()
+    expected = (cotangent.double() * change).flatten(1).sum(1)
+    found = opened.products(cotangent, site, scheme).double()
+    size = (cotangent.double() * change).flatten(1).abs().sum(1)
+    assert bool(((found - expected).abs() <= 0.02 * expected.abs() + 0.01 * size).all()), (found, expected, size)
+    assert float(expected.abs().max()) > 0
+
+
+def test_rows_of_a_weight_have_the_gradient_that_all_have() -> None:
+    """Ranges of rows that begin and end within groups are given what a look at the whole weight is given."""
+    x, g = drawn(5, 3 * 4), drawn(5, 3 * 6)
+    whole = groups.outer(g, x, 3)
+    assert whole.shape == (18, 4)
+    for start, stop in [(0, 18), (0, 5), (4, 8), (7, 11), (5, 13), (17, 18)]:
+        some_x, some_g, held, here = groups.some_rows(x, g, 3, start, stop)
+        torch.testing.assert_close(groups.outer(some_g, some_x, held)[here], whole[start:stop])
+
+
+def test_a_sum_in_parts_is_one_of_each_group() -> None:
+    """An accumulator's steps add up to the product, bias last, and round what they are told to round."""
+    x, weight, bias = drawn(2, 5, 3 * 8), drawn(6, 8, seed=2), drawn(6, seed=3)
+
+    def product(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return groups.linear(a, w, bias)
+
+    torch.testing.assert_close(split_product(x, weight, [Split(length=3)], product), product(x, weight))
+    rounded = split_product(x, weight, [Split(length=3, total="bfloat16")], product) - bias
+    torch.testing.assert_close(rounded, rounded.bfloat16().float(), rtol=0, atol=1e-6)
+
+
+def test_what_is_measured_lies_within_what_is_predicted(case: tuple[Audit, str]) -> None:
+    """Of 31 assignments at least nine in ten, for intervals of 95 %."""
+    found, site = case
+    draw = random.Random(1)
+    drawn_ones = [found.random_assignment(draw, (1.0, 0.3, 0.1)[turn % 3]) for turn in range(30)]
+    predictions = [(found.predict(each), found.measure(each)) for each in [{site: "w8a16"}, *drawn_ones]]
+    inside = [told.low <= measured <= told.high for told, measured in predictions if told.error > 0]
+    assert sum(inside) >= 0.9 * len(inside), predictions
+
+
+def test_everything_of_such_a_model_has_a_site(case: tuple[Audit, str]) -> None:
+    """No parameter is left out, and schemes that a convolution can't take aren't in its menu."""
+    found, site = case
+    assert str(found.observed.unaudited) == ""
+    assert {"bf16", "w8a16", "fp8-tensor", "w8a8-static"} <= set(found.menu(site))
+    assert "w8a8" not in found.menu(site)
+
+
+def test_an_outlier_channel_before_a_depthwise_convolution_is_found() -> None:
+    """A channel that a norm makes larger and its kernel smaller again: same function, and told at the one layer."""
+    model = trained(Separable, [pictures(seed) for seed in range(2)], loss)
+
+    def trap(model: Any) -> None:
+        norm, kernel = model.blocks[0][4], model.blocks[1][0]
+        norm.weight[5] *= 2.0**8
+        norm.bias[5] *= 2.0**8
+        kernel.weight[5] /= 2.0**8
+
+    batches = [pictures(9)]
+    changed = planted(model, trap)
+    torch.testing.assert_close(changed(batches[0]), model(batches[0]), rtol=1e-4, atol=1e-4)
+    clean, found = (audit(each, batches, "kl", FORMATS) for each in (model, changed))
+    before = {(finding.kind, finding.site) for finding in advise(clean)}
+    new = [each for each in advise(found) if each.kind == "outlier_channel" and (each.kind, each.site) not in before]
+    assert [each.site for each in new] == ["blocks.1.0"]
+    assert {place // 9 for place in new[0].numbers["channels"]} == {5}
+    assert found.contribution("blocks.1.0", "w8a8-static") > 10 * clean.contribution("blocks.1.0", "w8a8-static")

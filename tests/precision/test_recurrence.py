@@ -1,0 +1,226 @@
+"""Recurrent layers: sites with torch's own outputs, predicted as they are measured, traps found in their inputs."""
+
+import copy
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from assay.precision import Audit, advise, audit
+from assay.precision.export import quantization_config
+from assay.precision.observation.handlers import traced
+from assay.precision.observation.sites import Observer
+from assay.precision.schemes import SCHEMES
+from tests.precision.recurrent_models import Recurrent, next_symbol, sentences, trained
+from tests.precision.test_operations import drawn
+from tests.precision.test_sensitivity import Opened
+from tests.precision.traps import planted
+
+FORMATS = ("bf16", "w8a16", "fp8", "w8a8", "w8a8-smooth", "w4a16-g32", "w-nvfp4", "nvfp4", "mxfp8")
+LAYERS = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU, "rnn": torch.nn.RNN}
+CELLS = (torch.nn.LSTMCell, torch.nn.GRUCell, torch.nn.RNNCell)
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    else:
+        for each in value:
+            yield from tensors(each)
+
+
+def observed(model: torch.nn.Module, *given: Any) -> Observer:
+    """The sites of a module, which gives opened what it gives by itself."""
+    observer = Observer(model)
+    with torch.no_grad():
+        expected = list(tensors(model(*given)))
+        with traced(model, observer):
+            found = list(tensors(model(*given)))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    return observer
+
+
+def weights_of(observer: Observer) -> list[str]:
+    return [str(site) for site in observer.sites.values() if site.shape]
+
+
+@pytest.fixture(scope="module", params=["lstm", "gru"])
+def case(request: pytest.FixtureRequest) -> Audit:
+    model = trained(
+        lambda: Recurrent(LAYERS[request.param], num_layers=2), [sentences(16, s) for s in range(6)], next_symbol
+    )
+    batches, check = ([sentences(16, seed)[:, :-1] for seed in range(first, first + 3)] for first in (10, 20))
+    found = audit(model, batches, "kl", FORMATS, check=check)
+    found.calibrate(24)
+    return found
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_every_form_of_a_recurrent_layer_gives_what_torch_gives(kind: str) -> None:
+    """Of one or two layers, one or both directions, with and without biases, batch first or not, one sequence alone,
+    a given state, a projection: the same numbers within rounding, and every matrix is a site."""
+    forms = itertools.product((1, 2), (False, True), (False, True), (False, True), (0, 3) if kind == "lstm" else (0,))
+    for layers, both, first, bias, projected in forms:
+        more = {"proj_size": projected} if projected else {}
+        options = {"bidirectional": both, "batch_first": first, "bias": bias, **more}
+        model = LAYERS[kind](4, 8, layers, **options).eval()
+        matrices = [name for name, values in model.named_parameters() if values.dim() > 1]
+        assert weights_of(observed(model, drawn(2, 5, 4))) == matrices
+        states = [drawn(layers * (1 + both), 3, size) for size in ((projected or 8, 8) if kind == "lstm" else (8,))]
+        x = drawn(*((3, 5) if first else (5, 3)), 4)
+        assert weights_of(observed(model, x, tuple(states) if kind == "lstm" else states[0])) == matrices
+        observed(model, drawn(5, 4))
+
+
+def test_a_rectified_recurrence_is_torchs() -> None:
+    """torch.nn.RNN with relu."""
+    assert weights_of(observed(torch.nn.RNN(4, 8, nonlinearity="relu"), drawn(5, 2, 4)))
+
+
+@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_cells_give_what_torch_gives(kind: Any, bias: bool) -> None:
+    """A step by itself has the same two sites."""
+    assert weights_of(observed(kind(4, 8, bias=bias), drawn(5, 4))) == ["weight_ih", "weight_hh"]
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_an_exported_layer_has_the_sites_of_the_module(kind: str) -> None:
+    """aten's own recurrences are opened too."""
+    model = torch.nn.Sequential(LAYERS[kind](4, 8, batch_first=True)).eval()
+    with pytest.warns(UserWarning, match="_flat_weights"):
+        program = torch.export.export(model, (drawn(2, 5, 4),)).module(check_guards=False)
+    assert weights_of(observed(program, drawn(2, 5, 4))) == ["0.weight_ih_l0", "0.weight_hh_l0"]
+
+
+def test_weights_within_one_storage_are_told_apart() -> None:
+    """As cuDNN has them: all of a layer's parameters one after the other."""
+    model = torch.nn.LSTM(4, 8, 2)
+    whole = torch.cat([values.detach().flatten() for values in model.parameters()])
+    start = 0
+    for values in model.parameters():
+        values.data = whole[start : start + values.numel()].view_as(values)
+        start += values.numel()
+    shapes = {str(site): site.shape for site in observed(model, drawn(5, 2, 4)).sites.values() if site.shape}
+    assert shapes == {name: tuple(values.shape) for name, values in model.named_parameters() if values.dim() > 1}
+
+
+def test_a_packed_sequence_runs_as_it_is_and_is_told() -> None:
+    """Its weights have no site, and the first line says so."""
+
+    class Packed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = torch.nn.LSTM(8, 16, batch_first=True), torch.nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            lengths = [5 - index % 3 for index in range(len(x))]
+            packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            return self.head(pad_packed_sequence(self.rnn(packed)[0], batch_first=True)[0])
+
+    told = str(audit(Packed(), [drawn(6, 5, 8)], "relative", ["bf16"]).observed.unaudited)
+    assert "rnn.weight_hh_l0" in told
+    assert "packed sequences of LSTM" in told
+
+
+def test_outputs_with_stored_weights_are_torchs_own(case: Audit) -> None:
+    """An assignment of weights alone is measured as the model is that holds them, run by torch itself."""
+    names = [str(site) for site in case.sites if site.role == "recurrence"]
+    other: Any = copy.deepcopy(case.model).eval()
+    for name in names:
+        stored = case.fits.weight(name, SCHEMES["w8a16"], case.model.get_parameter(name))
+        assert stored is not None
+        with torch.no_grad():
+            other.get_parameter(name).copy_(stored(other.get_parameter(name)))
+    with torch.no_grad():
+        pairs = [(other(ids).log_softmax(-1), case.model(ids).log_softmax(-1)) for ids in case.batches]
+    one, two = (torch.cat(each).flatten(0, 1) for each in zip(*pairs, strict=True))
+    expected = torch.nn.functional.kl_div(one, two, log_target=True, reduction="batchmean")
+    assert float(case.trial(dict.fromkeys(names, "w8a16"))) == pytest.approx(float(expected), rel=0.02)
+
+
+def test_inputs_and_state_are_stored_at_every_step() -> None:
+    """bfloat16 at both weights is the loop of cells that round what they are given, written out without an audit."""
+    torch.manual_seed(0)
+    model, x = torch.nn.LSTM(6, 8, batch_first=True), drawn(4, 7, 6)
+
+    def rounded(values: torch.Tensor) -> torch.Tensor:
+        return values.bfloat16().float()
+
+    w_ih, w_hh, b_ih, b_hh = (values.detach() for values in model.parameters())
+    h, c, outputs = torch.zeros(4, 8), torch.zeros(4, 8), []
+    for step in range(7):
+        h, c = torch.lstm_cell(rounded(x[:, step]), (rounded(h), c), rounded(w_ih), rounded(w_hh), b_ih, b_hh)
+        outputs.append(h)
+    found = audit(model, [x], "relative", ["bf16"])
+    expected = model(x)[0].detach()
+    change = float((torch.stack(outputs, 1) - expected).norm() / expected.norm())
+    assert float(found.trial({"weight_ih_l0": "bf16", "weight_hh_l0": "bf16"})) == pytest.approx(change, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("site", "scheme"),
+    [("weight_ih_l0", "bf16"), *((f"weight_{name}", "w8a16") for name in ("ih_l0", "hh_l0", "hh_l0_reverse", "hr_l0"))],
+)
+def test_products_through_time_are_the_models_own_derivative(site: str, scheme: str) -> None:
+    """For a small change of a weight or of what comes in, v . (outputs under the scheme - outputs) is the product of
+    every sequence, all steps summed."""
+    torch.manual_seed(0)
+    opened = Opened(torch.nn.LSTM(8, 12, batch_first=True, bidirectional=True, proj_size=8), drawn(3, 6, 8), 3)
+    cotangent = drawn(*opened.reference.shape, seed=3)
+    change = (opened.simulated({site: scheme}) - opened.reference).double()
+    expected = (cotangent.double() * change).flatten(1).sum(1)
+    found = opened.products(cotangent, site, scheme).double()
+    size = (cotangent.double() * change).flatten(1).abs().sum(1)
+    assert bool(((found - expected).abs() <= 0.02 * expected.abs() + 0.01 * size).all()), (found, expected, size)
+    assert float(expected.abs().max()) > 0
+
+
+def test_what_is_measured_lies_within_what_is_predicted(case: Audit) -> None:
+    """Of 30 random assignments at least nine in ten, for intervals of 95 %."""
+    draw = random.Random(1)
+    drawn_ones = [case.random_assignment(draw, (1.0, 0.3, 0.1)[turn % 3]) for turn in range(30)]
+    predictions = [(case.predict(each), case.measure(each)) for each in drawn_ones]
+    inside = [told.low <= measured <= told.high for told, measured in predictions if told.error > 0]
+    assert sum(inside) >= 0.9 * len(inside), predictions
+
+
+def test_each_scheme_alone_is_predicted_within_a_factor_of_two(case: Audit) -> None:
+    """Over 48 sequences, at every weight of a recurrence, whatever it stores."""
+    for site in case.sites:
+        for scheme in case.menu(site) if site.role == "recurrence" else ():
+            ratio = float(case.trial({str(site): scheme})) / case.predictor.alone(str(site), scheme)
+            assert 1 / 2 < ratio < 2, (site, scheme, ratio)
+
+
+def test_nothing_of_such_a_model_is_left_out(case: Audit) -> None:
+    """All matrices are sites; an export says that no serving stack has words for them."""
+    assert str(case.observed.unaudited) == ""
+    recipe = quantization_config({"rnn.weight_hh_l0": "w8a16"}, {str(site): site for site in case.sites})
+    assert not recipe.held
+    assert "no serving stack loads a quantised recurrent layer" in recipe.notes[0]
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_an_outlier_channel_before_a_recurrence_is_found(kind: str) -> None:
+    """A column of the embedding is larger and the weight that reads it smaller: same function, told at that weight."""
+    model = trained(lambda: Recurrent(LAYERS[kind]), [sentences(16, seed) for seed in range(3)], next_symbol)
+
+    def trap(model: Any) -> None:
+        model.embedding.weight[:, 5] *= 2.0**8
+        model.rnn.weight_ih_l0[:, 5] /= 2.0**8
+
+    batches = [sentences(16, seed)[:, :-1] for seed in (10, 11)]
+    changed = planted(model, trap)
+    torch.testing.assert_close(changed(batches[0]), model(batches[0]), rtol=1e-4, atol=1e-4)
+    clean, found = (audit(each, batches, "kl", FORMATS) for each in (model, changed))
+    before = {(finding.kind, finding.site) for finding in advise(clean)}
+    new = [each for each in advise(found) if each.kind == "outlier_channel" and (each.kind, each.site) not in before]
+    assert [each.site for each in new] == ["rnn.weight_ih_l0"]
+    assert new[0].numbers["channels"] == [5]
+    assert "w8a8-smooth" in new[0].remedy
+    assert found.contribution("rnn.weight_ih_l0", "w8a8") > 10 * clean.contribution("rnn.weight_ih_l0", "w8a8")
