@@ -15,6 +15,7 @@ from assay.precision.observation.operations import groups
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.streaming import Streamed
 from assay.precision.observation.tracer import LookUp, Product, Tracer
+from assay.precision.prediction.passed import Passed
 from assay.precision.prediction.perturbations import Perturbation, Term, passing, perturbations_of
 from assay.precision.prediction.rows import Rows, Subsample
 from assay.precision.prediction.simulation import SPLITS, split_product
@@ -151,7 +152,7 @@ class Sensitivity:
         return self._passed(x, lambda x: x.view_as(x), back)
 
     def _passed(self, x: torch.Tensor, run: Callable[[torch.Tensor], torch.Tensor], back: Callable[..., object]) -> Any:
-        return _Passed.apply(self.anchor, x, run, back, self.copies)  # type: ignore[no-untyped-call]
+        return Passed.apply(self.anchor, x, run, back, self.copies)  # type: ignore[no-untyped-call]
 
     def _schemes(self, name: str) -> list[Scheme]:
         return [SCHEMES[scheme] for scheme in self._menus.get(name, ())]
@@ -309,26 +310,6 @@ class Sensitivity:
         first = (index + self._cotangent) % turns * size
         mine = weight[first : first + size]
         return turns, [(first + start, first + stop) for start, stop in _some_rows(mine, self._batch)]
-
-
-class _Passed(torch.autograd.Function):
-    """``run(x)`` in the forward pass; in the backward pass ``back(x, g)``, which gives x's cotangent, or None.
-
-    ``back`` must not hold a streamed weight, only how it is read again. ``copied``: x is kept, and the result given, as
-    a copy that the model can't write over.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Any, x: Any, run: Any, back: Any, copied: Any) -> Any:
-        ctx.save_for_backward(x.clone() if copied else x)
-        ctx.back = back
-        result = run(x)
-        return result.clone() if copied else result
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        (x,) = ctx.saved_tensors
-        return None, ctx.back(x, g), None, None, None
 
 
 def _some_rows(weight: torch.Tensor, batch: int = 1) -> Iterator[tuple[int, int]]:
