@@ -87,7 +87,7 @@ function measured(colour) {
     {name: "95 % interval", mode: "lines", x: bars.map(([a]) => a), y: bars.map(([, b]) => b), hoverinfo: "skip",
       line: {color: colour.band, width: 5}, opacity: 0.55},
     {name: "predicted = measured", mode: "lines", x: ends, y: ends, hoverinfo: "skip", line: {color: colour.soft, width: 1.2}},
-    dot("random assignments", random, "circle"),
+    dot("measured to calibrate", random, "circle"),
     dot("front and recommended", front, "diamond"),
   ], layout(colour, {hovermode: "closest", xaxis: {...powers, title: {text: `predicted, ${data.settings.unit}`}}, yaxis: {...powers, title: {text: "measured"}}})];
 }
