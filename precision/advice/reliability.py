@@ -25,7 +25,7 @@ def reasons(
     """Reasons to measure an assignment, a checked one, rather than to trust its prediction, a sentence each; none:
     trust it.
 
-    predictor: a calibrated one. measured: the errors of the random assignments that were measured to calibrate it.
+    predictor: a calibrated one. measured: the errors of the assignments that were measured to calibrate it.
     """
     observed = predictor.observed
     broken = [site for site, scheme in assignment.items() if not math.isfinite(predictor.alone(site, scheme))]

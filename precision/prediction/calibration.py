@@ -43,7 +43,7 @@ class Calibration:
     the perturbation, not with its square, so small errors are larger than the quadratic form says. The width in
     logarithms is the root of floor^2 + single^2 / effective + noise + (jump * share of the second term)^2, times the
     quantile: an error that comes from many sites is known better, and so is one of which cotangents leave little open;
-    one of rare jumps is known worse.
+    one of rare jumps is known worse. They may all stay away, so the interval begins below the first term alone.
     """
 
     power: float
@@ -88,12 +88,13 @@ class Calibration:
         return replace(found, floor=math.sqrt(max(off**2 - float(np.median(others)), (_FLOOR / power) ** 2)))
 
     def _score(self, pair: Measured) -> float:
-        off = math.log(pair.measured / self.scale / float(_jumped(np.array(pair.predicted), self.jumps, self.power)))
-        return abs(off) / self._width(pair)
+        above = math.log(pair.measured / self.scale / float(_jumped(np.array(pair.predicted), self.jumps, self.power)))
+        below = math.log(self.scale * pair.predicted / pair.measured)
+        return max(above / self._width(pair), below / self._width(pair, jumps=False), 0.0)
 
-    def _width(self, pair: Measured) -> float:
-        """In logarithms, before the quantile."""
-        wild = _JUMP * float(_share(np.array(pair.predicted), self.jumps, self.power))
+    def _width(self, pair: Measured, *, jumps: bool = True) -> float:
+        """In logarithms, before the quantile; with what jumps add to it or without."""
+        wild = _JUMP * float(_share(np.array(pair.predicted), self.jumps, self.power)) if jumps else 0.0
         squares = (_SINGLE**2 / pair.effective + wild**2) / self.power**2
         return math.sqrt(self.floor**2 + squares + pair.noise)
 
@@ -105,9 +106,10 @@ class Calibration:
         if predicted <= 0 or not math.isfinite(predicted):
             return predicted, predicted, predicted
         centre = self.scale * float(_jumped(np.array(predicted), self.jumps, self.power))
-        half = self.quantile * self._width(pair) if self.quantile else 0.0
-        below, above = (math.hypot(half, other) for other in others)
-        return centre, centre * math.exp(-below), centre * (math.exp(above) if above < 700 else math.inf)
+        widths = (self._width(pair, jumps=False), self._width(pair)) if self.quantile else (0.0, 0.0)
+        below, above = (math.hypot(self.quantile * width, other) for width, other in zip(widths, others, strict=True))
+        low = self.scale * predicted * math.exp(-below)
+        return centre, low, centre * (math.exp(above) if above < 700 else math.inf)
 
     def raw(self, error: float) -> float:
         """The error before calibration that is calibrated to ``error``."""

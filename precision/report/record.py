@@ -206,7 +206,7 @@ class Change(Record, frozen=True):
 
 
 class Pair(Record, frozen=True):
-    """A random assignment of so many sites, predicted and measured."""
+    """An assignment of so many sites that was measured to calibrate, with its prediction."""
 
     prediction: Prediction
     measured: Measured

@@ -149,6 +149,7 @@ def test_jumps_are_told_from_a_scale(power: float) -> None:
     for (error, _, _), p in zip(ends, (predicted.min(), predicted.max()), strict=True):
         assert error == pytest.approx(float((p**power + 0.01 * p ** (power / 2)) ** (1 / power)), rel=0.35)
     assert ends[0][2] / ends[0][1] > ends[1][2] / ends[1][1]
+    assert ends[0][1] < calibration.scale * float(predicted.min())
 
 
 def several(cotangents: int, shape: float, seed: int) -> tuple[Products, np.ndarray]:
