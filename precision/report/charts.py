@@ -140,7 +140,7 @@ def _measured(content: Mapping[str, Any]) -> Chart:
         if outside:
             found.append(series(f"{what}, outside of it", outside, mark, "bad"))
     return Chart(
-        f"Predicted against measured error of {len(usable[0])} assignments that were measured to calibrate and {len(usable[1])} others.",
+        f"Predicted against measured error of {len(usable[0])} assignments that calibrate and {len(usable[1])} others.",
         Axis(f"predicted error, {unit}, logarithmic", log=True),
         Axis(f"measured error, {unit}, logarithmic", log=True),
         found,
