@@ -62,7 +62,7 @@ def main() -> None:
     for share in (1.0, 0.3) if given.assignments else ():
         some = [found.random_assignment(draw, share) for _ in range(given.assignments)]
         told(f"random, {share:.0%} of sites", [(found.predict(one), found.measure(one)) for one in some])
-    seen = [assignment for assignment, _ in found.chosen]
+    seen = [assignment for assignment, _ in found.measured]
     front = [one for *_, one in found.pareto(40) if one and one not in seen]  # others than the interval is fitted to
     told("front of bytes and error", [(found.predict(one), found.measure(one)) for one in front])
     forward, both = passes(found)
