@@ -17,6 +17,7 @@ from assay.kernels.triton.gemm_fp8 import gemm_fp8
 from assay.kernels.triton.gemm_int4 import gemm_int4
 from assay.kernels.triton.gemm_int8 import gemm_int8
 from assay.kernels.triton.gemm_mxfp8 import gemm_mxfp8
+from assay.kernels.triton.gemm_nvfp4 import gemm_nvfp4
 from assay.kernels.triton.layernorm import layernorm
 from assay.kernels.triton.layernorm_backward import layernorm_backward
 from assay.kernels.triton.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_backward
@@ -65,6 +66,7 @@ def fp8(granularity: str, scale_a: tuple[int, ...], scale_b: tuple[int, ...]) ->
     wrong = (
         *(("granularity", "group"), ("a", torch.zeros(5, 137, dtype=torch.float8_e4m3fnuz))),
         *(("b", torch.zeros(5, 7, dtype=E4M3)), ("scale_a", torch.ones(2, 3)), ("scale_b", torch.ones(1, 4))),
+        ("scale_a", torch.ones(5, 3)),
     )
     return Call(gemm_fp8, tensors, {"granularity": granularity}, (granularity,), wrong)
 
@@ -217,6 +219,22 @@ CALLS = [
             *(("a", torch.zeros(5, 64, dtype=torch.float8_e5m2)), ("b", torch.zeros(5, 7, dtype=E4M3))),
             *(("scale_a", torch.ones(5, 2)), ("scale_a", torch.ones(5, 1).to(E8M0))),
             *(("scale_b", torch.ones(2, 6).to(E8M0)), ("scale_b", torch.ones(3, 7).to(E8M0))),
+        ),
+    ),
+    Call(
+        gemm_nvfp4,
+        {
+            "a": codes(5, 32, dtype=torch.uint8),
+            "b": codes(7, 32, dtype=torch.uint8),
+            "scale_a": torch.rand(5, 4).to(E4M3),
+            "scale_b": torch.rand(7, 4).to(E4M3),
+            "global_a": torch.tensor(0.5),
+            "global_b": torch.tensor(0.3),
+        },
+        refused=(
+            *(("a", codes(5, 32)), ("b", codes(7, 24, dtype=torch.uint8)), ("global_b", torch.tensor(1.0, dtype=BF16))),
+            *(("scale_a", torch.ones(5, 4)), ("scale_a", torch.ones(5, 2).to(E4M3)), ("global_a", torch.ones(1))),
+            *(("scale_b", torch.ones(6, 4).to(E4M3)), ("scale_b", torch.ones(7, 5).to(E4M3))),
         ),
     ),
     *(int4("plain", torch.uint8, 2, 1, 1), int4("awq", INT32, 1, 8, 8), int4("gptq", INT32, 8, 1, 8)),
