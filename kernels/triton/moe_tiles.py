@@ -18,9 +18,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from assay.kernels.triton.descriptors import ALIGNMENT, describable, described
-from assay.kernels.triton.tiles import tile_of_program
+from assay.kernels.triton.tiles import fits_dtype, tile_of_program
 
-_SHORT = 16
 _MOST_SUMS = {2: 96, 4: 64}  # float32 sums of a thread, by the bytes of what is multiplied
 _MOST_DESCRIBED_SUMS = 128  # where descriptors copy the weights: operands of products don't lie in registers there
 _MOST_PRODUCTS = {2: 4096, 4: 1024}  # by a thread and tile; float32's run on no tensor core
@@ -68,11 +67,6 @@ def grouped_configs(
         for block_n, block_k, warps, stages in tiles
     ]
     return {"configs": configs, "prune_configs_by": {"early_config_prune": fitting}}
-
-
-def fits_dtype(config: triton.Config, dtype: torch.dtype) -> bool:
-    """Blocks of 16 along K are float32's."""
-    return (dtype == torch.float32) == bool(config.kwargs["BLOCK_K"] == _SHORT)
 
 
 def _tensor(argument: Any) -> Tensor:

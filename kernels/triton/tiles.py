@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 _NARROW = 32
+_SHORT = 16
 _MOST_PRODUCTS = 4096  # of float32 by a thread and tile, which run on no tensor cores: more of them spill registers
 
 
@@ -70,6 +71,11 @@ def fitting_tiles(configs: list[triton.Config], arguments: Mapping[str, Any], **
         and (config.kwargs["BLOCK_M"] <= _NARROW) == few_rows
         and products_of(config) <= most
     ]
+
+
+def fits_dtype(config: triton.Config, dtype: torch.dtype) -> bool:
+    """Blocks of 16 along K are float32's."""
+    return (dtype == torch.float32) == bool(config.kwargs["BLOCK_K"] == _SHORT)
 
 
 def products_of(config: triton.Config) -> float:
