@@ -9,7 +9,15 @@ from torch import Tensor
 
 from assay.kernels.triton.arguments import check_int4
 from assay.kernels.triton.operators import custom_op
-from assay.kernels.triton.tiles import fitting_tiles, size_class, tile_configs, tile_grid, tile_of_program, tile_range
+from assay.kernels.triton.tiles import (
+    fitting_tiles,
+    run_length,
+    size_class,
+    tile_configs,
+    tile_grid,
+    tile_of_program,
+    tile_range,
+)
 
 _PLAIN, _AWQ, _GPTQ = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _PACKINGS = {"plain": _PLAIN, "awq": _AWQ, "gptq": _GPTQ}
@@ -62,8 +70,7 @@ def _gemm_int4_kernel(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
-    # Along k, scales change only at multiples of GROUP, tiles begin at multiples of BLOCK_K: RUN divides both.
-    RUN: tl.constexpr = BLOCK_K if GROUP % BLOCK_K == 0 else GROUP & -GROUP
+    RUN: tl.constexpr = run_length(GROUP, BLOCK_K)
     RUNS: tl.constexpr = BLOCK_K // RUN
     EACH: tl.constexpr = 2 if PACKING == _PLAIN else 8
 

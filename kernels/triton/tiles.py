@@ -89,6 +89,13 @@ def tile_grid(m: int, n: int) -> Callable[[Mapping[str, int]], tuple[int]]:
     return lambda meta: (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)
 
 
+@triton.constexpr_function
+def run_length(group: int, block: int) -> int:
+    """How many neighbours along K have one scale, whose groups begin at multiples of ``group`` and tiles at those of
+    ``block``, a power of two: it divides both."""
+    return block if group % block == 0 else group & -group
+
+
 def size_class(size: int) -> int:
     """The power of two that a batch size is tuned as: one that varies from call to call is not tuned at each value."""
     return int(triton.next_power_of_2(size))
