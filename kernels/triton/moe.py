@@ -43,6 +43,7 @@ from assay.kernels.triton.swiglu import silu
 from assay.kernels.triton.tiles import size_class
 
 _CODES = (torch.uint8,)
+_TALLEST_OF_CODES = 16  # rows of a block where registers hold float32 weights made of codes, too
 _SIDE = 128  # of a block of weights with one scale
 _TUNING = grouped_configs(
     2,
@@ -172,7 +173,8 @@ def _mixture(
     if not (tokens and choices and experts and d):
         return x.new_zeros(x.shape)
     ids = ids.contiguous()
-    pairs = sort_by_expert(ids, experts)
+    in_registers = x.dtype == torch.float32 != w_down.dtype
+    pairs = sort_by_expert(ids, experts, *([_TALLEST_OF_CODES] if in_registers else []))
     hidden = torch.empty((tokens * choices, f), dtype=x.dtype, device=x.device)
     if f:
         w, strides, *lying = weights_as(w_gate_up.transpose(1, 2), f, copied=zeros[0] is None or x.element_size() == 2)
@@ -266,9 +268,9 @@ def moe_int4(
         x=(x, FLOATING, "T D"),
         w_down=(w_down, _CODES, "E D F/2"),
         w_gate_up=(w_gate_up, _CODES, "E 2F D/2"),
-        scale_gate_up=(scale_gate_up, ("x",), "E 2F D/g"),
+        scale_gate_up=(scale_gate_up, ("x",), "E N D/g"),
         scale_down=(scale_down, ("x",), "E D F/g"),
-        zero_gate_up=(zero_gate_up, _CODES, "E 2F D/g"),
+        zero_gate_up=(zero_gate_up, _CODES, "E N D/g"),
         zero_down=(zero_down, _CODES, "E D F/g"),
         ids=(ids, INT32, "T k"),
         weights=(weights, FLOAT32, "T k"),
@@ -277,6 +279,7 @@ def moe_int4(
     if d % 2:
         raise ValueError(f"x: expected D to be even, got D={d}")
     check_shape("w_gate_up", w_gate_up, ("E", 2 * f, d // 2))
+    check_shape("scale_gate_up", scale_gate_up, ("E", 2 * f, "D/g"))
     for name, scale, inner in (("scale_gate_up", scale_gate_up, d), ("scale_down", scale_down, f)):
         groups = scale.shape[2]
         if inner % groups if groups else inner:

@@ -19,7 +19,7 @@ from assay.kernels.triton.layernorm import layernorm
 from assay.kernels.triton.layernorm_backward import layernorm_backward
 from assay.kernels.triton.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_backward
 from assay.kernels.triton.merge_states import merge_states
-from assay.kernels.triton.moe import moe, moe_fp8
+from assay.kernels.triton.moe import moe, moe_fp8, moe_int4
 from assay.kernels.triton.moe_backward import moe_backward
 from assay.kernels.triton.moe_route import moe_route
 from assay.kernels.triton.quantize import quantize_fp8, quantize_int4, quantize_int8
@@ -101,6 +101,17 @@ def experts_in_fp8(granularity: str, gate_up: tuple[int, int], down: tuple[int, 
     return Call(moe_fp8, {name: tensors[name] for name in names}, {"granularity": granularity}, (side,), wrong)
 
 
+NIBBLES = {
+    "x": torch.randn(5, 16),
+    "w_gate_up": codes(3, 24, 8, dtype=torch.uint8),
+    "w_down": codes(3, 16, 6, dtype=torch.uint8),
+    "scale_gate_up": torch.rand(3, 24, 4),
+    "scale_down": torch.rand(3, 16, 3),
+    "zero_gate_up": codes(3, 24, 4, dtype=torch.uint8) & 15,
+    "zero_down": codes(3, 16, 3, dtype=torch.uint8) & 15,
+    "weights": MIXTURE["weights"],
+    "ids": MIXTURE["ids"],
+}
 ANGLES = {"cos": torch.randn(3, 4), "sin": torch.randn(4, 3).t()}
 TURNED = (*((name, torch.zeros(3, 5)) for name in ANGLES), *((name, torch.zeros(2, 4)) for name in ANGLES))
 LABELS = torch.tensor([3, -100, 0])
@@ -283,6 +294,18 @@ CALLS = [
         ),
     ),
     *(experts_in_fp8("channel", (18, 1), (17, 1)), experts_in_fp8("block", (1, 1), (1, 1))),
+    Call(
+        moe_int4,
+        NIBBLES,
+        refused=(
+            *(
+                ("w_gate_up", codes(3, 24, 8)),
+                ("w_gate_up", codes(3, 22, 8, dtype=torch.uint8)),
+            ),
+            *(("scale_gate_up", torch.ones(3, 24, 5)), ("scale_down", torch.ones(3, 16, 3, dtype=BF16))),
+            *(("zero_gate_up", NIBBLES["zero_down"]), ("zero_down", torch.ones(3, 16, 3)), ("ids", codes(5, 2))),
+        ),
+    ),
     Call(
         moe_backward,
         MIXTURE | {"dy": torch.randn(17, 5).t()},
