@@ -269,9 +269,9 @@ def moe_int4(
         w_down=(w_down, _CODES, "E D F/2"),
         w_gate_up=(w_gate_up, _CODES, "E 2F D/2"),
         scale_gate_up=(scale_gate_up, ("x",), "E N D/g"),
-        scale_down=(scale_down, ("x",), "E D F/g"),
-        zero_gate_up=(zero_gate_up, _CODES, "E N D/g"),
-        zero_down=(zero_down, _CODES, "E D F/g"),
+        scale_down=(scale_down, ("x",), "E M F/g"),
+        zero_gate_up=(zero_gate_up, _CODES, "E P zeros"),
+        zero_down=(zero_down, _CODES, "E Q others"),
         ids=(ids, INT32, "T k"),
         weights=(weights, FLOAT32, "T k"),
     )
@@ -279,10 +279,14 @@ def moe_int4(
     if d % 2:
         raise ValueError(f"x: expected D to be even, got D={d}")
     check_shape("w_gate_up", w_gate_up, ("E", 2 * f, d // 2))
-    check_shape("scale_gate_up", scale_gate_up, ("E", 2 * f, "D/g"))
-    for name, scale, inner in (("scale_gate_up", scale_gate_up, d), ("scale_down", scale_down, f)):
+    for of, scale, zero, rows, inner in (
+        ("gate_up", scale_gate_up, zero_gate_up, 2 * f, d),
+        ("down", scale_down, zero_down, d, f),
+    ):
         groups = scale.shape[2]
+        check_shape(f"scale_{of}", scale, ("E", rows, groups))
         if inner % groups if groups else inner:
-            raise ValueError(f"{name}: expected a number of groups that divides {inner}, got {groups}")
+            raise ValueError(f"scale_{of}: expected a number of groups that divides {inner}, got {groups}")
+        check_shape(f"zero_{of}", zero, ("E", rows, groups))
     found: Tensor = _moe_int4(x, w_gate_up, w_down, scale_gate_up, scale_down, zero_gate_up, zero_down, weights, ids)
     return found
