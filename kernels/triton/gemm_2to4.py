@@ -7,9 +7,6 @@ those again for places; the multiplications are those of the dense product.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -18,8 +15,7 @@ from torch import Tensor
 from assay.kernels.triton.arguments import FLOATING, check, check_shape
 from assay.kernels.triton.operators import custom_op
 from assay.kernels.triton.tiles import (
-    fits_dtype,
-    fitting_tiles,
+    fitting_dtype,
     size_class,
     tile_configs,
     tile_grid,
@@ -34,12 +30,6 @@ _CONFIGS = tile_configs(
     *((128, 32, 64, 8, 3), (64, 32, 128, 8, 3), (128, 32, 16, 4, 3)),
     *((32, 128, 64, 4, 3), (32, 64, 128, 4, 3), (32, 128, 16, 4, 3)),
 )
-
-
-def _fitting(configs: list[triton.Config], arguments: Mapping[str, Any], **_: Any) -> list[triton.Config]:
-    """Those that fit the output and the dtype."""
-    dtype = arguments["values_ptr"].dtype
-    return [config for config in fitting_tiles(configs, arguments) if fits_dtype(config, dtype)]
 
 
 @triton.jit
@@ -86,7 +76,7 @@ def _added(acc, repeats, values, index, b, sides, K, REPEATED: tl.constexpr, BLO
     return acc, repeats
 
 
-@triton.autotune(configs=_CONFIGS, key=["M_CLASS", "N", "K"], prune_configs_by={"early_config_prune": _fitting})
+@triton.autotune(configs=_CONFIGS, key=["M_CLASS", "N", "K"], prune_configs_by={"early_config_prune": fitting_dtype})
 @triton.jit
 def _gemm_2to4_kernel(
     values_ptr,

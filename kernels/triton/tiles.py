@@ -73,6 +73,12 @@ def fitting_tiles(configs: list[triton.Config], arguments: Mapping[str, Any], **
     ]
 
 
+def fitting_dtype(configs: list[triton.Config], arguments: Mapping[str, Any], **_: Any) -> list[triton.Config]:
+    """`fitting_tiles` of a kernel that has tiles of their own for float32, with blocks of 16 along K."""
+    dtype = next(iter(arguments.values())).dtype
+    return [config for config in fitting_tiles(configs, arguments) if fits_dtype(config, dtype)]
+
+
 def fits_dtype(config: triton.Config, dtype: torch.dtype) -> bool:
     """Blocks of 16 along K are float32's."""
     return (dtype == torch.float32) == bool(config.kwargs["BLOCK_K"] == _SHORT)
