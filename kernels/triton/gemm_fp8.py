@@ -110,7 +110,7 @@ def gemm_fp8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, granular
     dtype, shape or device.
     """
     check_choice("granularity", granularity, _GRANULARITIES)
-    of_a, of_b = {"tensor": ("", ""), "row": ("M 1", "1 N"), "block": ("M K/128", "K/128 N/128")}[granularity]
+    of_a, of_b = {"tensor": ("", ""), "row": ("M 1", "1 N"), "block": ("M blocks_a", "blocks_b N/128")}[granularity]
     check(a=(a, FP8, "M K"), b=(b, FP8, "K N"), scale_a=(scale_a, FLOAT32, of_a), scale_b=(scale_b, FLOAT32, of_b))
     if granularity == "block":
         blocks_k, blocks_n = (triton.cdiv(size, _SCALED.value) for size in b.shape)

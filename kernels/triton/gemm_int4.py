@@ -9,14 +9,23 @@ from torch import Tensor
 
 from assay.kernels.triton.arguments import check_int4
 from assay.kernels.triton.operators import custom_op
-from assay.kernels.triton.tiles import fitting_tiles, size_class, tile_configs, tile_grid, tile_of_program, tile_range
+from assay.kernels.triton.tiles import (
+    fitting_dtype,
+    run_length,
+    size_class,
+    tile_configs,
+    tile_grid,
+    tile_of_program,
+    tile_range,
+)
 
 _PLAIN, _AWQ, _GPTQ = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _PACKINGS = {"plain": _PLAIN, "awq": _AWQ, "gptq": _GPTQ}
 
 _CONFIGS = tile_configs(
-    *((128, 128, 64, 8, 3), (128, 64, 128, 8, 2), (64, 128, 64, 4, 3)),
-    *((256, 32, 64, 8, 2), (256, 32, 128, 8, 2), (32, 128, 128, 4, 3), (32, 128, 64, 4, 2)),
+    *((128, 128, 64, 8, 3), (128, 64, 128, 8, 2), (64, 128, 64, 4, 3), (64, 64, 16, 4, 2)),
+    *((256, 32, 64, 8, 2), (256, 32, 128, 8, 2), (64, 32, 16, 4, 2)),
+    *((32, 128, 128, 8, 3), (32, 128, 64, 4, 2), (32, 64, 16, 4, 2)),
 )
 
 
@@ -37,7 +46,7 @@ def _nibbles_of_rows(words, EACH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.
 @triton.autotune(
     configs=_CONFIGS,
     key=["M_CLASS", "N", "K", "GROUP", "PACKING"],
-    prune_configs_by={"early_config_prune": fitting_tiles},
+    prune_configs_by={"early_config_prune": fitting_dtype},
 )
 @triton.jit
 def _gemm_int4_kernel(
@@ -49,6 +58,7 @@ def _gemm_int4_kernel(
     M,
     N,
     K,
+    WORDS,
     M_CLASS,
     x_strides,
     q_strides,
@@ -62,8 +72,7 @@ def _gemm_int4_kernel(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
-    # Along k, scales change only at multiples of GROUP, tiles begin at multiples of BLOCK_K: RUN divides both.
-    RUN: tl.constexpr = BLOCK_K if GROUP % BLOCK_K == 0 else GROUP & -GROUP
+    RUN: tl.constexpr = run_length(GROUP, BLOCK_K)
     RUNS: tl.constexpr = BLOCK_K // RUN
     EACH: tl.constexpr = 2 if PACKING == _PLAIN else 8
 
@@ -71,7 +80,7 @@ def _gemm_int4_kernel(
     rows, columns, in_rows, in_columns = tile_range(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N)
     words = tile_n * (BLOCK_N // 8) + tl.arange(0, BLOCK_N // 8)
     inner = tl.arange(0, BLOCK_K).to(tl.int64)
-    in_words = words[None, :] * 8 < N
+    in_words = words[None, :] < WORDS
     x_ptrs = x_ptr + rows * x_strides[0] + inner[None, :] * x_strides[1]
     step = tl.full([], BLOCK_K, tl.int64) * x_strides[1]
     runs = tl.arange(0, RUNS).to(tl.int64) * RUN
@@ -122,7 +131,7 @@ def _gemm_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, packin
     if y.numel():
         _gemm_int4_kernel[tile_grid(m, n)](
             *(x, qweight, scales, zeros, y),
-            *(m, n, k, size_class(m)),
+            *(m, n, k, n // 8, size_class(m)),
             *(tensor.stride() for tensor in (x, qweight, scales, zeros, y)),
             GROUP=max(k // max(groups, 1), 1),
             PACKING=_PACKINGS[packing].value,

@@ -13,8 +13,10 @@ from torch import Tensor
 from assay.kernels.triton.moe_sort import Sorted
 from assay.kernels.triton.moe_tiles import (
     add_product,
+    group_of,
     grouped_configs,
     grouped_grid,
+    numbers_tile,
     rows_as,
     rows_tile,
     scales_at,
@@ -49,6 +51,7 @@ def _share_kernel(
     rows_of,
     w,
     scales_ptr,
+    zeros_ptr,
     weights_ptr,
     order_ptr,
     blocks_ptr,
@@ -60,7 +63,9 @@ def _share_kernel(
     P_CLASS,
     w_strides,
     scales_strides,
+    zeros_strides,
     SIDE: tl.constexpr,
+    GROUP: tl.constexpr,
     ROWS_DESCRIBED: tl.constexpr,
     W_DESCRIBED: tl.constexpr,
     W_ALONG_K: tl.constexpr,
@@ -71,7 +76,8 @@ def _share_kernel(
 ):
     """shares[pair] = weight * (row w), float32, of the row's pair; without weights just the product.
 
-    A scale goes with each column of w (SIDE 1), or with each block of SIDE columns and as many places along K.
+    A scale goes with each column of w (SIDE 1), or with each block of SIDE columns and as many places along K; or w is
+    bytes of two codes, of which each GROUP have a scale and a zero-point.
     """
     expert, first, end, tile_n = tile_of_expert(blocks_ptr, BLOCKS, N, BLOCK_M, BLOCK_N, GROUP_M)
     if expert >= E:
@@ -79,10 +85,12 @@ def _share_kernel(
     column = tile_n * BLOCK_N
     rows = first + tl.arange(0, BLOCK_M)
     in_rows = rows < end
-    w_from = weights_from(w, expert, column, N - column, w_strides, W_DESCRIBED, BLOCK_N, BLOCK_K)
+    EACH: tl.constexpr = 2 if GROUP else 1
+    w_from = weights_from(w, expert, column, N - column, w_strides, W_DESCRIBED, BLOCK_N, BLOCK_K // EACH)
 
     columns = column + tl.arange(0, BLOCK_N)
     scales = scales_ptr, scales_strides, expert, columns, columns < N
+    zeros = zeros_ptr, zeros_strides, expert, columns, columns < N
 
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for start in tl.range(0, K, BLOCK_K):
@@ -91,7 +99,9 @@ def _share_kernel(
         else:
             inner = tl.arange(0, BLOCK_K).to(tl.int64)
             tile = rows_tile(rows_of + rows[:, None] * K + inner[None, :], start, 1, in_rows, K, BLOCK_K)
-        own = weights_tile(w_from, start, K, W_DESCRIBED, W_ALONG_K, BLOCK_K)
+        own = weights_tile(w_from, start // EACH, K // EACH, W_DESCRIBED, W_ALONG_K, BLOCK_K // EACH)
+        if GROUP:
+            own = numbers_tile(own, scales, zeros, start, K, GROUP)
         acc = add_product(acc, own, tile, scales, start, SIDE)
 
     if SIDE == 1:
@@ -128,21 +138,23 @@ def mixed(
     weights: Tensor | None,
     scales: Tensor | None = None,
     side: int = 0,
+    zeros: Tensor | None = None,
 ) -> Tensor:
     """y[T,N]: of each token's pairs the sum of weight * (row w), of sorted rows[P,K] and w[E,K,N].
 
     ``ids`` and ``weights`` are [T,k], contiguous; all weights are one where there are none. ``scales``
-    [E,ceil(N/side),ceil(K/side)] multiply w, or [E,N,1] where ``side`` is 1; there are none where it is 0.
+    [E,ceil(N/side),ceil(K/side)] multiply w, or [E,N,1] where ``side`` is 1; there are none where it is 0. With
+    ``zeros`` [E,N,K/g], w is bytes [E,K/2,N] of codes, and scales are of their shape.
     """
-    (tokens, choices), (experts, k, n) = ids.shape, w.shape
+    (tokens, choices), (experts, _, n), k = ids.shape, w.shape, rows.shape[1]
     shares = torch.empty((tokens * choices, n), dtype=torch.float32, device=rows.device)
     given, by_descriptor = rows_as(rows)
-    own, strides, *lying = weights_as(w)
+    own, strides, *lying = weights_as(w, copied=zeros is None or rows.element_size() == 2)
     blocks = len(pairs.blocks)
     _share_kernel[grouped_grid(blocks, n)](
-        *(given, own, scales, weights, pairs.order, pairs.blocks, shares),
-        *(blocks, experts, n, k, size_class(tokens * choices), strides, strides_of(scales)),
-        *(side, by_descriptor, *lying),
+        *(given, own, scales, zeros, weights, pairs.order, pairs.blocks, shares),
+        *(blocks, experts, n, k, size_class(tokens * choices), strides, strides_of(scales), strides_of(zeros)),
+        *(side, group_of(zeros, k), by_descriptor, *lying),
         BLOCK_M=pairs.height,
     )
     y = torch.empty((tokens, n), dtype=rows.dtype, device=rows.device)

@@ -18,9 +18,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from assay.kernels.triton.descriptors import ALIGNMENT, describable, described
-from assay.kernels.triton.tiles import tile_of_program
+from assay.kernels.triton.tiles import fits_dtype, run_length, tile_of_program
 
-_SHORT = 16
 _MOST_SUMS = {2: 96, 4: 64}  # float32 sums of a thread, by the bytes of what is multiplied
 _MOST_DESCRIBED_SUMS = 128  # where descriptors copy the weights: operands of products don't lie in registers there
 _MOST_PRODUCTS = {2: 4096, 4: 1024}  # by a thread and tile; float32's run on no tensor core
@@ -39,6 +38,7 @@ def grouped_configs(
         for name, of_weights in descriptors.items():
             if isinstance(arguments[name], TensorDescriptor):
                 outer, inner = arguments["BLOCK_N" if of_weights else "BLOCK_M"], arguments["BLOCK_K"]
+                inner //= 2 if of_weights and arguments.get("GROUP") else 1  # bytes of two codes
                 along_k = not of_weights or arguments[f"{name.upper()}_ALONG_K"]
                 tile = [outer, inner] if along_k else [inner, outer]
                 arguments[name].block_shape = [1, *tile] if of_weights else tile
@@ -68,11 +68,6 @@ def grouped_configs(
         for block_n, block_k, warps, stages in tiles
     ]
     return {"configs": configs, "prune_configs_by": {"early_config_prune": fitting}}
-
-
-def fits_dtype(config: triton.Config, dtype: torch.dtype) -> bool:
-    """Blocks of 16 along K are float32's."""
-    return (dtype == torch.float32) == bool(config.kwargs["BLOCK_K"] == _SHORT)
 
 
 def _tensor(argument: Any) -> Tensor:
@@ -120,6 +115,31 @@ def weights_tile(source, start, K, DESCRIBED: tl.constexpr, ALONG_K: tl.constexp
 
 
 @triton.jit
+def numbers_tile(packed, scales, zeros, start, K, GROUP: tl.constexpr):
+    """The weights [BLOCK_N, BLOCK_K], float32, of two codes in each byte [BLOCK_N, BLOCK_K/2] from ``start`` on of K.
+
+    A scale and a zero-point, which are as `scales_at` takes them, go with each GROUP codes; zero beyond K.
+    """
+    BLOCK_K: tl.constexpr = packed.shape[1] * 2
+    RUN: tl.constexpr = run_length(GROUP, BLOCK_K)
+    places = start + tl.arange(0, BLOCK_K // RUN) * RUN
+    scale = _of_groups(scales, places, K, GROUP).to(tl.float32)
+    zero = _of_groups(zeros, places, K, GROUP).to(tl.float32)
+    codes = tl.interleave(packed & 15, packed >> 4).to(tl.float32)
+    codes = tl.reshape(codes, [packed.shape[0], BLOCK_K // RUN, RUN])
+    return tl.reshape((codes - zero[:, :, None]) * scale[:, :, None], [packed.shape[0], BLOCK_K])
+
+
+@triton.jit
+def _of_groups(table, places, K, GROUP: tl.constexpr):
+    """What a table [columns, groups] says of columns at places along K."""
+    pointer, strides, expert, columns, there = table
+    groups = (places // GROUP).to(tl.int64)
+    pointers = pointer + expert * strides[0] + columns[:, None] * strides[1] + groups[None, :] * strides[2]
+    return tl.load(pointers, mask=there[:, None] & (places < K)[None, :], other=0.0)
+
+
+@triton.jit
 def add_product(acc, own, rows, scales, start, SIDE: tl.constexpr):
     """acc + own rows, of weights [BLOCK_N, BLOCK_K] from ``start`` on, scaled in blocks of SIDE by `scales_at`."""
     own = own.to(rows.dtype)
@@ -148,12 +168,13 @@ def rows_tile(pointers, start, stride, in_rows, K, BLOCK_K: tl.constexpr):
     return tl.load(pointers + start.to(tl.int64) * stride, mask=in_rows[:, None] & left, other=0.0).T
 
 
-def weights_as(w: Tensor, part: int = 0) -> tuple[Any, tuple[int, ...], bool, bool]:
+def weights_as(w: Tensor, part: int = 0, *, copied: bool = True) -> tuple[Any, tuple[int, ...], bool, bool]:
     """w[E,K,N] as a kernel takes it: a descriptor or a tensor, strides, which it is, and whether it lies along K.
 
-    Tiles of columns begin at 0 and at ``part``, where a copy must be able to begin.
+    Tiles of columns begin at 0 and at ``part``, where a copy must be able to begin; they aren't ``copied`` if narrower
+    than a copy.
     """
-    if w.element_size() <= 2:
+    if copied and w.element_size() <= 2:
         for along_k, lying in ((True, w.transpose(1, 2)), (False, w)):
             if describable(lying) and (along_k or part * w.element_size() % ALIGNMENT == 0):
                 return described(lying), w.stride(), True, along_k
@@ -169,6 +190,11 @@ def rows_as(rows: Tensor) -> tuple[Any, bool]:
 def strides_of(scales: Tensor | None) -> tuple[int, ...]:
     """Those of scales [E,N,K], zeros where there are none."""
     return (0, 0, 0) if scales is None else scales.stride()
+
+
+def group_of(zeros: Tensor | None, k: int) -> int:
+    """How many codes of k have one of the zero-points [E,N,groups]; 0 where there are none."""
+    return 0 if zeros is None else max(k // max(zeros.shape[2], 1), 1)
 
 
 def grouped_grid(blocks: int, columns: int) -> Callable[[Mapping[str, int]], tuple[int]]:

@@ -12,8 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.moe_sort import Sorted
-from assay.kernels.triton.moe_tiles import fits_dtype
-from assay.kernels.triton.tiles import products_of, size_class, tile_configs, tile_numbered
+from assay.kernels.triton.tiles import fits_dtype, products_of, size_class, tile_configs, tile_numbered
 
 _CONFIGS = tile_configs(
     *(

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 _NARROW = 32
+_SHORT = 16
 _MOST_PRODUCTS = 4096  # of float32 by a thread and tile, which run on no tensor cores: more of them spill registers
 
 
@@ -72,6 +73,17 @@ def fitting_tiles(configs: list[triton.Config], arguments: Mapping[str, Any], **
     ]
 
 
+def fitting_dtype(configs: list[triton.Config], arguments: Mapping[str, Any], **_: Any) -> list[triton.Config]:
+    """`fitting_tiles` of a kernel that has tiles of their own for float32, with blocks of 16 along K."""
+    dtype = next(iter(arguments.values())).dtype
+    return [config for config in fitting_tiles(configs, arguments) if fits_dtype(config, dtype)]
+
+
+def fits_dtype(config: triton.Config, dtype: torch.dtype) -> bool:
+    """Blocks of 16 along K are float32's."""
+    return (dtype == torch.float32) == bool(config.kwargs["BLOCK_K"] == _SHORT)
+
+
 def products_of(config: triton.Config) -> float:
     """How many a thread computes of a tile."""
     tile = math.prod(config.kwargs[side] for side in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
@@ -81,6 +93,13 @@ def products_of(config: triton.Config) -> float:
 def tile_grid(m: int, n: int) -> Callable[[Mapping[str, int]], tuple[int]]:
     """One program for each tile of an [m, n] output."""
     return lambda meta: (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)
+
+
+@triton.constexpr_function
+def run_length(group: int, block: int) -> int:
+    """How many neighbours along K have one scale, whose groups begin at multiples of ``group`` and tiles at those of
+    ``block``, a power of two: it divides both."""
+    return block if group % block == 0 else group & -group
 
 
 def size_class(size: int) -> int:

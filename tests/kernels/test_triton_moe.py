@@ -10,7 +10,7 @@ from torch import Tensor
 
 from assay.kernels.triton import moe as moe_module
 from assay.kernels.triton import moe_shares
-from assay.kernels.triton.moe import moe, moe_fp8
+from assay.kernels.triton.moe import moe, moe_fp8, moe_int4
 from tests.reference import reference
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -71,6 +71,51 @@ def test_fp8_experts(shape: tuple[int, int, int, int, int]) -> None:
         for given in (codes, [w.transpose(1, 2).contiguous().transpose(1, 2) for w in codes]):
             y = moe_fp8(x, given[0], given[1], *scales, weights, ids, granularity=granularity)
             torch.testing.assert_close(y.double(), right, rtol=2e-2, atol=2e-2 * float(right.abs().max()))
+
+
+def packed_experts(shape: tuple[int, int, int, int, int], group: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Tokens, any codes, scales and zero-points of groups, and routing."""
+    x, w_gate_up, w_down, weights, ids = case(*shape, dtype)
+    sizes = [w.shape for w in (w_gate_up, w_down)]
+    codes = [torch.randint(256, (e, n, k // 2)).byte() for e, n, k in sizes]
+    scales = [((torch.rand(e, n, k // group) + 0.5) / (8 * max(k, 1) ** 0.5)).to(dtype) for e, n, k in sizes]
+    zeros = [torch.randint(16, (e, n, k // group)).byte() for e, n, k in sizes]
+    return (x, *codes, *scales, *zeros, weights, ids)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "group"), [((40, 64, 128, 3, 2), 32), ((40, 144, 96, 3, 2), 48), ((9, 16, 8, 3, 2), 4)], ids=str
+)
+def test_int4_experts(shape: tuple[int, int, int, int, int], group: int, dtype: torch.dtype) -> None:
+    """Groups longer than a tile and shorter, powers of two and others, of codes that lie along K or the other way."""
+    x, *tensors = packed_experts(shape, group, dtype)
+    right = reference("moe_int4")(x, *tensors)[0]
+    share = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    turned = [w.transpose(1, 2).contiguous().transpose(1, 2) for w in tensors[:6]]
+    for given in (tensors[:6], turned):
+        y = moe_int4(x, *given, *tensors[6:])
+        assert y.dtype == dtype
+        torch.testing.assert_close(y.double(), right, rtol=share, atol=share * float(right.abs().max()))
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 4, 2, 2), (5, 0, 4, 2, 2), (5, 4, 0, 2, 2), (5, 4, 4, 0, 2), (5, 4, 4, 2, 0)])
+def test_int4_experts_of_nothing_give_zeros(shape: tuple[int, int, int, int, int]) -> None:
+    """As those of floats."""
+    x, *tensors = packed_experts(shape, 2, torch.bfloat16)
+    assert torch.equal(moe_int4(x, *tensors), torch.zeros_like(x))
+
+
+def test_int4_groups_divide_a_row() -> None:
+    """Groups that don't, and a row of half a byte, are refused."""
+    tensors = list(packed_experts((5, 12, 8, 2, 2), 4, torch.float32))
+    for place, name, wanted in ((3, "scale_gate_up", 12), (4, "scale_down", 8)):
+        wrong = [torch.cat([x, x, x], 2)[:, :, :5] if at in (place, place + 2) else x for at, x in enumerate(tensors)]
+        with pytest.raises(ValueError, match=f"^{name}: expected a number of groups that divides {wanted}, got 5$"):
+            moe_int4(*wrong)
+    odd = [x[:, :11] if at in (0, 2, 4, 6) else x for at, x in enumerate(tensors)]
+    with pytest.raises(ValueError, match=r"^x: expected D to be even, got D=11$"):
+        moe_int4(*odd)
 
 
 def test_a_half_that_no_copy_may_begin_at() -> None:

@@ -145,6 +145,18 @@ def moe_fp8(
     return moe(x, *weights, *routing)
 
 
+def moe_int4(x: Tensor, w_gate_up: Tensor, w_down: Tensor, *rest: Tensor) -> Outputs:
+    """Dequantised, row by row."""
+    scale_gate_up, scale_down, zero_gate_up, zero_down, *routing = rest
+    weights = []
+    for packed, scales, zeros in ((w_gate_up, scale_gate_up, zero_gate_up), (w_down, scale_down, zero_down)):
+        codes = unpacked(packed.flatten(0, 1), 1, range(2)).reshape(*packed.shape[:2], -1)
+        width = codes.shape[2] // max(scales.shape[2], 1)
+        shifted = codes - zeros.double().repeat_interleave(width, 2)
+        weights.append(shifted * scales.double().repeat_interleave(width, 2))
+    return moe(x, *weights, *routing)
+
+
 def moe_backward(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor, dy: Tensor) -> Outputs:
     """By autograd, every token through every expert; an id of no expert adds nothing."""
     chosen = torch.nn.functional.one_hot(ids.long().clamp(-1, len(w_down)) + 1, len(w_down) + 2)[..., 1:-1].double()

@@ -1,0 +1,116 @@
+"""Matrix products of microscaled codes, float32 inside: what those of MXFP8 and of NVFP4 share.
+
+`tl.dot_scaled` is one instruction of Blackwell's tensor cores in tiles of 128 rows. In others, and on a GPU before it,
+the compiler multiplies codes by their scales in bfloat16, in registers: a product of a code's and a scale's few bits is
+exact there unless it is subnormal or overflows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from assay.kernels.triton.tiles import fitting_tiles, size_class, tile_grid, tile_of_program, tile_range
+from assay.kernels.triton.transposing import along_k
+
+
+@triton.jit
+def _gemm_scaled_kernel(
+    a_ptr,
+    b_ptr,
+    scale_a_ptr,
+    scale_b_ptr,
+    global_a_ptr,
+    global_b_ptr,
+    c_ptr,
+    M,
+    N,
+    K,
+    M_CLASS,
+    a_strides,
+    b_strides,
+    scale_a_strides,
+    scale_b_strides,
+    c_strides,
+    FORMAT: tl.constexpr,
+    SHARE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    """SHARE bytes along K have one scale. K counts bytes, in which codes of "e2m1" lie two; BLOCK_K counts codes."""
+    BYTES: tl.constexpr = BLOCK_K // 2 if FORMAT == "e2m1" else BLOCK_K
+    SCALES: tl.constexpr = BYTES // SHARE
+
+    tile_m, tile_n = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    rows, columns, in_rows, in_columns = tile_range(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N)
+    inner = tl.arange(0, BYTES).to(tl.int64)
+    blocks = tl.arange(0, SCALES).to(tl.int64)[None, :]
+    a_ptrs = a_ptr + rows * a_strides[0] + inner[None, :] * a_strides[1]
+    b_ptrs = b_ptr + inner[:, None] * b_strides[0] + columns * b_strides[1]
+    scale_a_ptrs = scale_a_ptr + rows * scale_a_strides[0] + blocks * scale_a_strides[1]
+    b_rows = tl.trans(columns)  # the scales of b are taken as [N,K/SHARE]
+    scale_b_ptrs = scale_b_ptr + b_rows * scale_b_strides[1] + blocks * scale_b_strides[0]
+    step_a = tl.full([], BYTES, tl.int64) * a_strides[1]
+    step_b = tl.full([], BYTES, tl.int64) * b_strides[0]
+    step_scale_a = tl.full([], SCALES, tl.int64) * scale_a_strides[1]
+    step_scale_b = tl.full([], SCALES, tl.int64) * scale_b_strides[0]
+
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, K, BYTES):
+        left = inner < K - start
+        blocks_left = blocks < (K - start) // SHARE
+        a = tl.load(a_ptrs, mask=in_rows & left[None, :], other=0.0)
+        b = tl.load(b_ptrs, mask=left[:, None] & in_columns, other=0.0)
+        scale_a = tl.load(scale_a_ptrs, mask=in_rows & blocks_left, other=0.0)
+        scale_b = tl.load(scale_b_ptrs, mask=(b_rows < N) & blocks_left, other=0.0)
+        acc = tl.dot_scaled(a, scale_a, FORMAT, b, scale_b, FORMAT, acc)
+        a_ptrs += step_a
+        b_ptrs += step_b
+        scale_a_ptrs += step_scale_a
+        scale_b_ptrs += step_scale_b
+
+    if global_a_ptr is not None:
+        acc = acc * tl.load(global_a_ptr) * tl.load(global_b_ptr)
+    c_ptrs = c_ptr + rows * c_strides[0] + columns * c_strides[1]
+    tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=in_rows & in_columns)
+
+
+def tuned(configs: Sequence[triton.Config]) -> Any:
+    """The kernel, tuned among configurations of a format."""
+    tuning = triton.autotune(
+        configs=list(configs), key=["M_CLASS", "N", "K"], prune_configs_by={"early_config_prune": fitting_tiles}
+    )
+    return tuning(_gemm_scaled_kernel)
+
+
+def scaled_product(
+    kernel: Any,
+    a: Tensor,
+    b: Tensor,
+    scales: tuple[Tensor, Tensor],
+    multipliers: tuple[Tensor | None, Tensor | None],
+    *,
+    format: str,
+    share: int,
+) -> Tensor:
+    """bfloat16 [M,N] of codes a[M,bytes] and b[bytes,N], scales [M,bytes/share] and [bytes/share,N], and multipliers of
+    the sums, if any."""
+    (m, k), n = a.shape, b.shape[1]
+    c = torch.empty((m, n), dtype=torch.bfloat16, device=a.device)
+    if c.numel():
+        a, b = along_k(a, b)
+        kernel[tile_grid(m, n)](
+            *(a, b, *scales, *multipliers, c),
+            *(m, n, k, size_class(m)),
+            *(tensor.stride() for tensor in (a, b, *scales, c)),
+            FORMAT=format,
+            SHARE=share,
+        )
+    return c
