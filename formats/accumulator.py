@@ -56,8 +56,8 @@ class Accumulator:
         most (L + 1) 2^-F max(|c|, |a_k b_k|) + 2^-P |out|, so a chain of T = ceil(n / L) blocks at most
         T ((L + 1) 2^-F + 2^-P) of the sum of magnitudes, grown by itself to first order in the partial sums.
 
-        Of R ranks a term goes through at most n roundings to float32, that of its rank's sum to ``format``, and those of
-        R - 1 additions in it, however many terms a rank has: (1 + gamma_n) (1 + gamma_R) - 1, each of its own u.
+        Of R ranks a term goes through at most n roundings to float32, that of its rank's sum to ``format``, and those
+        of R - 1 additions in it, however many terms a rank has: (1 + gamma_n) (1 + gamma_R) - 1, each of its own u.
         """
         if self.ranks:
             own = _gamma(terms, FORMATS["float32"].unit_roundoff)
