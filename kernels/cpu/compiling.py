@@ -11,7 +11,10 @@ import torch._dynamo.config as dynamo
 import torch.fx.experimental._config as shapes
 from torch import Tensor
 
-_VARIANTS = 1 << 16  # of one function; torch.compile's own limit is 8, after which it runs functions eagerly
+# Of one function torch.compile makes 8 variants, and runs it eagerly from then on; sizes that are equal in one call, it
+# takes for equal. Each class is a context manager, which `patch` would make anew in each call.
+_Limit: Any = type(dynamo.patch(recompile_limit=1 << 16))
+_Sizes: Any = type(shapes.patch(use_duck_shape=False))  # type: ignore[attr-defined]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -27,7 +30,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         plain = [_plain(x) if isinstance(x, Tensor) else x for x in arguments]
         if any(isinstance(x, Tensor) and not x.numel() for x in plain):
             return function(*plain)
-        with dynamo.patch(recompile_limit=_VARIANTS), shapes.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+        with _Limit(), _Sizes():
             return kernel(*plain)
 
     return run
