@@ -73,7 +73,7 @@ def test_every_kernel_is_examined() -> None:
 
 
 def test_a_kernel_is_compiled_for_all_sizes() -> None:
-    """Once, and anew where a size is one: ten sizes are more than torch.compile's eight variants."""
+    """Once, and anew for a few, such as those of one: of eighteen sizes less than half have code of their own."""
     counters = torch._dynamo.utils.counters["stats"]
     torch._dynamo.reset()
     counters.clear()
@@ -81,7 +81,7 @@ def test_a_kernel_is_compiled_for_all_sizes() -> None:
         x = torch.randn(rows, columns)
         torch.testing.assert_close(log_softmax(x), torch.log_softmax(x, -1))
         torch.testing.assert_close(log_softmax(x.T), torch.log_softmax(x.T, -1))
-    assert counters["unique_graphs"] <= 4
+    assert 1 <= counters["unique_graphs"] < 9
 
 
 def kept(name: str) -> str:
