@@ -1,4 +1,4 @@
-"""Accumulators: how partial sums are kept, in a format or in the block accumulator of a tensor core.
+"""Accumulators: how partial sums are kept, in a format, in the block accumulator of a tensor core, or between ranks.
 
 Source of the block bound: P. Blanchard, N. J. Higham, F. Lopez, T. Mary, S. Pranesh, *Mixed precision block fused
 multiply-add*, SISC 42 (2020) C124, and the truncating variant derived in `Accumulator.gamma`. The models themselves,
@@ -19,12 +19,15 @@ from assay.runtime.errors import unknown
 
 @dataclass(frozen=True)
 class Accumulator:
-    """How partial sums are kept: in a format, rounded to nearest, or in a tensor core's block accumulator.
+    """How partial sums are kept: in a format, in a tensor core's block accumulator, or by ranks that each have a part.
+
+    In a format each is rounded to nearest.
 
     A block accumulator aligns ``block`` products and the running sum to the largest exponent among them, truncates
     each to ``fraction`` bits, adds, and keeps ``output`` bits of the result. With ``promotion``, the running sum is
-    moved into ``format`` every so many terms. ``inputs`` are the formats that the unit takes (any where left out);
-    ``operands`` is the one that it cuts those of more bits to, toward zero.
+    moved into ``format`` every so many terms. With ``ranks``, that many sums in float32, each of a part of the terms,
+    are rounded to ``format`` and added in it, as an all-reduce of partial sums does. ``inputs`` are the formats that
+    the unit takes (any where left out); ``operands`` is the one that it cuts those of more bits to, toward zero.
     """
 
     format: Format
@@ -32,6 +35,7 @@ class Accumulator:
     fraction: int = 0
     output: int = 0
     promotion: int = 0
+    ranks: int = 0
     inputs: tuple[str, ...] = ()
     operands: str = ""
 
@@ -51,7 +55,13 @@ class Accumulator:
         In a format: gamma_n = n u / (1 - n u). In blocks of L with F fraction and P output bits, one block loses at
         most (L + 1) 2^-F max(|c|, |a_k b_k|) + 2^-P |out|, so a chain of T = ceil(n / L) blocks at most
         T ((L + 1) 2^-F + 2^-P) of the sum of magnitudes, grown by itself to first order in the partial sums.
+
+        Of R ranks a term goes through at most n roundings to float32, that of its rank's sum to ``format``, and those
+        of R - 1 additions in it, however many terms a rank has: (1 + gamma_n) (1 + gamma_R) - 1, each of its own u.
         """
+        if self.ranks:
+            own = _gamma(terms, FORMATS["float32"].unit_roundoff)
+            return (1 + own) * (1 + _gamma(self.ranks, self.format.unit_roundoff)) - 1
         if not self.block:
             return _gamma(terms, self.format.unit_roundoff)
         chunk = min(terms, self.promotion) if self.promotion else terms

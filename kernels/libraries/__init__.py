@@ -2,6 +2,5 @@
 
 In: an op's tensors in the order of its signature, its options as keywords. Out: what the library's kernel gives.
 Called by the survey through `configs/survey.toml`, and by tests.
-pytorch, pytorch_attention (kernels of PyTorch) · pytorch_eager (compositions as model code writes them) · liger ·
-distributed (on every rank of a process group).
+pytorch, pytorch_attention (kernels of PyTorch) · pytorch_eager (compositions as model code writes them) · liger.
 """

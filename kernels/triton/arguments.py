@@ -11,6 +11,7 @@ FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 FLOAT32 = (torch.float32,)
 INT32 = (torch.int32,)
+REDUCTIONS = ("mean", "sum", "none")
 
 
 def check(**arguments: tuple[Tensor, Sequence[torch.dtype | str], str]) -> None:
@@ -48,6 +49,17 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     """Raise ValueError unless ``value`` is one of ``choices``."""
     if value not in choices:
         raise ValueError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def check_loss_options(classes: int, name: str, label_smoothing: float, reduction: str, softcap: float | None) -> None:
+    """Raise ValueError unless there are classes, and the options are what `cross_entropy` says."""
+    if classes == 0:
+        raise ValueError(f"{name}: expected one class or more, got 0")
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing: expected a number from 0 to 1, got {label_smoothing!r}")
+    check_choice("reduction", reduction, REDUCTIONS)
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap: expected None or a positive number, got {softcap!r}")
 
 
 def check_decode(

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOAT32, FLOATING, check, check_choice
+from assay.kernels.triton.arguments import FLOAT32, FLOATING, REDUCTIONS, check, check_choice, check_loss_options
 from assay.kernels.triton.online_softmax import finite_shift
 from assay.kernels.triton.operators import custom_op, differentiate
 from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
@@ -19,7 +19,6 @@ from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
 INT64 = (torch.int64,)
 _BLOCK_T = 1024
 _LABELLED = "T V"
-REDUCTIONS = ("mean", "sum", "none")
 
 
 @triton.jit
@@ -293,14 +292,3 @@ def cross_entropy_backward(
     check(logits=(logits, FLOATING, _LABELLED), target=(target, INT64, "T"), **upstream)
     check_loss_options(logits.shape[1], "logits", label_smoothing, reduction, softcap)
     return _cross_entropy_backward(logits, target, dloss, ignore_index, label_smoothing, reduction, softcap, z_loss)
-
-
-def check_loss_options(classes: int, name: str, label_smoothing: float, reduction: str, softcap: float | None) -> None:
-    """Raise ValueError unless there are classes, and the options are what `cross_entropy` says."""
-    if classes == 0:
-        raise ValueError(f"{name}: expected one class or more, got 0")
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing: expected a number from 0 to 1, got {label_smoothing!r}")
-    check_choice("reduction", reduction, REDUCTIONS)
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap: expected None or a positive number, got {softcap!r}")

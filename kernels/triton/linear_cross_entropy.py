@@ -10,11 +10,9 @@ import torch
 import triton
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOAT32, FLOATING, check, check_choice
+from assay.kernels.triton.arguments import FLOAT32, FLOATING, REDUCTIONS, check, check_choice, check_loss_options
 from assay.kernels.triton.cross_entropy import (
     INT64,
-    REDUCTIONS,
-    check_loss_options,
     logit_gradients,
     loss_shape,
     reduced,

@@ -3,12 +3,7 @@
 A usual run plants the first fault of each kernel, ``./dev test -m evidence`` the others.
 """
 
-import ast
-import importlib
-import math
-import sys
 import tomllib
-import types
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +11,10 @@ from typing import Any
 
 import pytest
 
-from assay.golden.registry import spec
 from assay.verify.campaign.survey import examine_job, plan
 from assay.verify.campaign.table import Entry, entries
-from assay.verify.cases.case import Case
-from assay.verify.execution.call import Call
-from assay.verify.execution.runner import Bench
 from assay.verify.execution.xla import keep_roundings
+from tests.kernels.planting import first_failure, kernel_of, planted, public_functions
 
 pytest.importorskip("jax")
 
@@ -83,43 +75,10 @@ PLANTED = [
 
 def test_every_kernel_is_examined() -> None:
     """Each function that takes arguments of users is named by an entry of the survey's table, and has five faults."""
-    public = {
-        f"assay.kernels.pallas.{path.stem}:{node.name}"
-        for path in FOLDER.glob("*.py")
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith(("_", "check")) and "check" in ast.dump(node)
-    }
+    public = public_functions(FOLDER)
     assert public == {entry.target for entry in ENTRIES.values()}
     assert ENTRIES.keys() == SIZES.keys()
     assert all([ENTRIES[fault["entry"]].target for fault in FAULTS].count(target) >= 5 for target in public)
-
-
-def kernel_of(entry: Entry) -> Any:
-    """The function that an entry names, as it stands in `sys.modules`."""
-    module, _, name = entry.target.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
-def first_failure(kernel: Any, entry: Entry, dtype: Any, options: dict[str, Any]) -> str:
-    """What is wrong at the sizes above, if anything: among ordinary numbers, whole ones, and with an infinity."""
-    op = entry.settings.spec
-    definition = spec(op)
-    bench = Bench(Call(kernel, {name: [value] for name, value in options.items()}, "jax"), entry.settings.contract)
-    complete = definition.complete(options)
-    tensors = definition.signature(complete).tensors
-    real = [tensor for tensor in tensors if tensor.role == "real"]
-    given = dtype if isinstance(dtype, dict) else dict.fromkeys([tensor.name for tensor in tensors], dtype)
-    dtypes = {t.name: given[t.name] if t.dtype in (None, "fp8") else str(t.dtype) for t in tensors}
-    plain = Case(op, SIZES[entry.name], dtypes, complete)
-    cases = [plain, replace(plain, values={tensor.name: "integers" for tensor in real}, seed=1)]
-    if "float" in dtypes[real[-1].name]:
-        last = tuple(size - 1 for size in plain.shape(real[-1]))
-        cases.append(replace(plain, edits=((real[-1].name, last, math.inf),), seed=2))
-    for case in cases:
-        failure = bench.try_case(case).failure
-        if failure is not None:
-            return f"{failure.kind}: {failure.message}"
-    return ""
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -127,7 +86,7 @@ def test_a_bundled_kernel_keeps_its_contract(name: str) -> None:
     """Over several blocks and their tails, under the first options; `test_bundled_kernels_at_length` examines."""
     entry = ENTRIES[name]
     options = {name: values[0] for name, values in entry.settings.options.items()}
-    assert first_failure(kernel_of(entry), entry, (entry.survey_dtypes or ("",))[0], options) == ""
+    assert first_failure(kernel_of(entry), entry, SIZES[name], (entry.survey_dtypes or ("",))[0], options) == ""
 
 
 @pytest.mark.evidence
@@ -143,27 +102,13 @@ def test_bundled_kernels_at_length(entry: Entry, dtype: str) -> None:
     assert verdict.outcome == "PASS", str(verdict)
 
 
-def planted(entry: Entry, fault: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The entry's function, with the fault in the file that has it; the function's own file imports that."""
-    module, _, name = entry.target.partition(":")
-    found = None
-    for file in dict.fromkeys((fault["file"], module.rpartition(".")[2])):
-        source = (FOLDER / f"{file}.py").read_text(encoding="utf-8")
-        if file == fault["file"]:
-            assert fault["old"] in source
-            source = source.replace(fault["old"], fault["new"])
-        found = types.ModuleType(f"assay.kernels.pallas.{file}")
-        monkeypatch.setitem(sys.modules, found.__name__, found)
-        exec(compile(source, f"faulty {file}", "exec"), vars(found))
-    return getattr(found, name)
-
-
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_found(fault: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """One replacement alone makes a kernel fail that passes without it."""
     entry = ENTRIES[fault["entry"]]
     faulty = planted(entry, fault, monkeypatch)
-    assert first_failure(faulty, entry, fault.get("dtype", "float32"), fault.get("options", {})) != ""
+    dtype, options = fault.get("dtype", "float32"), fault.get("options", {})
+    assert first_failure(faulty, entry, SIZES[entry.name], dtype, options) != ""
 
 
 def ones(*shape: int, dtype: Any = jnp.float32) -> Any:

@@ -102,3 +102,35 @@ def test_fp8_on_hopper_is_not_float32() -> None:
     kernel = partial(gemm_on, accumulator_named("hopper-fp8"))
     assert verdict_of("gemm", kernel, settings, {}).outcome == "FAIL"
     assert verdict_of("gemm", partial(gemm_on, accumulator_named("hopper-16bit")), settings, {}).outcome == "PASS"
+
+
+def of_ranks(parts: list[torch.Tensor], wire: torch.dtype) -> float:
+    """Float32 sums of parts, rounded to a dtype and added in it one after the other."""
+    total = torch.zeros((), dtype=wire)
+    for part in parts:
+        own = part.float().cumsum(0)[-1].to(wire) if len(part) else torch.zeros((), dtype=wire)
+        total = total + own
+    return float(total)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("bfloat16-2-ranks", 2), ("bfloat16-8-ranks", 8), ("float16-8-ranks", 8)])
+def test_the_bound_holds_sums_of_ranks(name: str, ranks: int) -> None:
+    """However the terms are dealt out; data made for it come to a third of it, and one rank more goes beyond."""
+    model, u = accumulator_named(name), accumulator_named(name).format.unit_roundoff
+    generator = torch.Generator().manual_seed(0)
+    wire = getattr(torch, model.format.name)
+    ratios = []
+    for terms in (1, 8, 257):
+        for _ in range(20):
+            products = torch.randn(terms, generator=generator).abs()
+            ends = torch.randint(0, terms + 1, (ranks - 1,), generator=generator).sort().values.tolist()
+            lost = abs(of_ranks(list(products.tensor_split(ends)), wire) - math.fsum(products.tolist()))
+            ratios.append(lost / (model.gamma(terms) * math.fsum(products.tolist())))
+    midpoints = [torch.tensor([1 + u * 0.999])] + [torch.tensor([u * 0.999])] * (ranks - 1)
+    exact = math.fsum(float(part) for part in midpoints)
+    ratios.append(abs(of_ranks(midpoints, wire) - exact) / (model.gamma(ranks) * exact))
+    assert max(ratios) <= 1
+    assert max(ratios) > 0.3
+    more = midpoints + [torch.tensor([u * 0.999])] * 3 * ranks
+    exact = math.fsum(float(part) for part in more)
+    assert abs(of_ranks(more, wire) - exact) > model.gamma(ranks) * exact

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from assay.golden.registry import spec
-from assay.kernels.libraries import distributed as kernels
+from assay.kernels.parallel.all_reduce import all_reduce
+from assay.kernels.parallel.linear import row_parallel_linear
 from assay.verify.cases.case import Case
 from assay.verify.contract import Contract
 from assay.verify.errors import SettingError
@@ -38,10 +39,10 @@ def failing(function: Any, op: str, group: Group, dtype: str) -> list[int]:
 
 def test_honest_functions_pass_on_every_rank(group: Group) -> None:
     """A sum over ranks and a row-parallel linear, that add in float32 and round once."""
-    verdict = examine_ranks(kernels.row_parallel_linear, "linear", group, dtype="bfloat16", **LINEAR)
+    verdict = examine_ranks(row_parallel_linear, "linear", group, dtype="bfloat16", **LINEAR)
     assert verdict.outcome == "PASS", str(verdict)
     assert len(verdict.ranks) == 2
-    for function in (kernels.all_reduce, functions.in_place):
+    for function in (all_reduce, functions.in_place):
         for dtype in ("float32", "bfloat16"):
             assert failing(function, "all_reduce", group, dtype) == []
 
@@ -87,7 +88,7 @@ def test_a_rank_that_fails_is_named_and_the_group_starts_anew(group: Group, func
     parts = [(torch.ones(1, 3),), (torch.ones(1, 3),)]
     with pytest.raises(RankError, match=words):
         group.run(function, parts)
-    assert all(torch.equal(y, torch.full((3,), 2.0)) for y in group.run(kernels.all_reduce, parts))
+    assert all(torch.equal(y, torch.full((3,), 2.0)) for y in group.run(all_reduce, parts))
 
 
 def test_a_rank_that_never_joins_is_a_time_out(group: Group) -> None:
@@ -113,7 +114,7 @@ def test_a_call_by_itself_has_a_time_limit_too() -> None:
 def test_questions_that_cannot_be_asked(group: Group) -> None:
     """An op that isn't dealt out, a function that other processes can't import, a world of none: one clear line."""
     with pytest.raises(SettingError, match="expected one of 'all_reduce', 'linear'"):
-        examine_ranks(kernels.all_reduce, "softmax", group, dtype="float32")
+        examine_ranks(all_reduce, "softmax", group, dtype="float32")
     with pytest.raises(SettingError, match="at a module's top"):
         examine_ranks(lambda shards: shards, "all_reduce", group, dtype="float32")
     with pytest.raises(SettingError, match="one for each of the 2 ranks, got 1"):

@@ -1,166 +1,36 @@
 """Functions that run on several processes: each rank gets its part of a case, and every rank's result is examined.
 
-A `Group` is N processes of a torch.distributed gloo group on this machine, started once and kept. `examine_ranks`
-holds each rank's result against the whole op's spec: a result that is right on rank 0 alone is none.
+`examine_ranks` holds each rank's result, or what their shares of it come to together, against the whole op's spec: a
+result that is right on rank 0 alone is none. A `Group` is the processes.
 """
 
 from __future__ import annotations
 
-import math
-import pickle
-import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from assay.golden.registry import Spec, spec, specs
-from assay.runtime.process import Lost, Parent, Process, wait_for
-from assay.runtime.tensors import pack, unpack
 from assay.verify.errors import SettingError
 from assay.verify.examination.procedure import examine
+from assay.verify.execution.group import Group, RankError, message_for
+from assay.verify.execution.runner import same_bits
 from assay.verify.verdict import Verdict, joint_outcome
 
-_GRACE = 2.0  # seconds that the other ranks have left once one has failed
-_START = 120.0  # seconds in which a process imports torch and joins the group
-
-
-class RankError(RuntimeError):
-    """What one rank raised, or that it went away; an examination reports it as a crash."""
-
-
-class Group:
-    """``world`` processes of a gloo group; a context manager, which ends them.
-
-    ``timeout`` is how many seconds the ranks have for one call, wherever it is made from.
-
-    They start with `start` or the first call, and anew after one that failed or was interrupted: a collective that not
-    all ranks have entered leaves the group unusable.
-    """
-
-    def __init__(self, world: int = 2, timeout: float = 120.0) -> None:
-        if isinstance(world, bool) or not isinstance(world, int) or world < 1:
-            raise SettingError(f"world={world!r}; expected a whole number of at least 1")
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
-            raise SettingError(f"timeout={timeout!r}; expected seconds, a positive number")
-        if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
-            raise SettingError("world: this build of torch has no gloo backend")
-        self.world = world
-        self.timeout = timeout
-        self._ranks: list[Process] = []
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-
-    def __enter__(self) -> Group:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def run(self, function: Callable[..., Any], parts: Sequence[Sequence[Any]], **options: Any) -> list[Any]:
-        """``function(*parts[rank], **options)`` on each rank at once; the results in the order of the ranks.
-
-        ``function`` must be importable by its name. Each rank gets a copy of its part, and returns tensors, numbers,
-        texts, None, or lists of these: nothing that a rank made is unpickled here. Raises `SettingError` for a function
-        that isn't importable, and `RankError` where a rank raises, ends, or returns something else, or where none has
-        failed and not all have answered in time.
-        """
-        if len(parts) != self.world:
-            raise SettingError(f"parts: expected one for each of the {self.world} ranks, got {len(parts)}")
-        messages = [_message(function, part, options) for part in parts]
-        self.start()
-        return self._answers(messages, self.timeout, "no answer")
-
-    def close(self) -> None:
-        """End the processes."""
-        for rank in self._ranks:
-            rank.kill()
-        if self._folder is not None:
-            self._folder.cleanup()
-        self._ranks, self._folder = [], None
-
-    def start(self) -> None:
-        """Start the processes, unless they run; `RankError` where they don't come up."""
-        if not self._ranks:
-            self._folder = tempfile.TemporaryDirectory(prefix="assay-")
-            settings = self.world, Path(self._folder.name, "rendezvous").as_uri(), self.timeout
-            self._ranks = [Process.start(_serve, rank, *settings, main_module=True) for rank in range(self.world)]
-            self._answers([_message(_ready, (), {})] * self.world, _START, "not started")
-
-    def _answers(self, messages: Sequence[bytes], timeout: float, lack: str) -> list[Any]:
-        """An answer of each rank; `RankError` for the first that has failed, named with the others that did.
-
-        ``lack`` is what is said of the ranks that have not answered within ``timeout`` seconds. Whatever is raised, an
-        examination's time limit too, ends the group.
-        """
-        found: dict[int, Any] = {}
-        failures: dict[int, str] = {}
-        until = time.monotonic() + timeout
-        try:
-            for rank, message in zip(self._ranks, messages, strict=True):
-                rank.submit(message, math.inf)  # the time is kept here, for all of them
-            while waiting := [number for number in range(self.world) if number not in found | failures]:
-                if time.monotonic() > until:
-                    if not failures:
-                        names = ", ".join(map(str, waiting))
-                        raise RankError(f"rank {names}: {lack} within {timeout:g} s")
-                    break
-                wait_for([self._ranks[number] for number in waiting], until)
-                for number in waiting:
-                    answer = self._ranks[number].poll()
-                    if isinstance(answer, Lost):
-                        failures[number] = answer.message
-                    elif answer is not None:
-                        succeeded, result = unpack(answer)
-                        (found if succeeded else failures)[number] = result
-                if failures:
-                    until = min(until, time.monotonic() + _GRACE)
-            if failures:
-                raise RankError("; ".join(f"rank {number}: {failures[number]}" for number in sorted(failures)))
-        except BaseException:
-            self.close()
-            raise
-        return [found[number] for number in range(self.world)]
-
-
-def _message(function: Callable[..., Any], part: Sequence[Any], options: dict[str, Any]) -> bytes:
-    own = [x.detach().clone(memory_format=torch.contiguous_format) if isinstance(x, torch.Tensor) else x for x in part]
-    try:
-        return pickle.dumps((function, own, options))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise SettingError(
-            f"function: other processes must be able to import it by its name ({error}); put it at a module's top"
-        ) from None
-
-
-def _ready() -> None:
-    """What a rank is asked first, which it answers once it has joined."""
-
-
-def _serve(parent: Parent, rank: int, world: int, meeting: str, timeout: float) -> None:
-    """A rank: join the group, then call what comes."""
-    torch.set_num_threads(1)
-    limit = timedelta(seconds=max(_START, timeout))  # for joining too; a call's own limit is kept by the caller
-    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world, timeout=limit)
-
-    def answer(message: bytes) -> bytes:
-        try:
-            function, part, options = pickle.loads(message)
-            return pack((True, function(*part, **options)))
-        except Exception as error:
-            return pack((False, f"{type(error).__name__}: {error}"))
-
-    parent.serve(answer)
+__all__ = ["Group", "RankError", "RanksVerdict", "examine_ranks", "of_rank"]
 
 
 @dataclass(frozen=True)
 class RanksVerdict:
-    """A verdict for each rank."""
+    """A verdict for each rank; of results that ranks share out, one verdict of the whole for all of them.
+
+    ``differing`` says where the results of two ranks, which should be the same, have other bits; empty where none have.
+    """
 
     ranks: tuple[Verdict, ...]
+    differing: str = ""
 
     @property
     def failed(self) -> tuple[int, ...]:
@@ -169,58 +39,143 @@ class RanksVerdict:
 
     @property
     def passed(self) -> bool:
-        """Whether every rank passes."""
-        return not self.failed
+        """Whether every rank passes, and ranks with the same data have the same bits."""
+        return not self.failed and not self.differing
 
     @property
     def outcome(self) -> str:
-        """FAIL where a rank fails, else the first outcome that is no PASS."""
-        return joint_outcome(dict(enumerate(self.ranks)))[0]
+        """FAIL where a rank fails or two differ, else the first outcome that is no PASS."""
+        return "FAIL" if self.differing else joint_outcome(dict(enumerate(self.ranks)))[0]
 
     def __str__(self) -> str:
         words = f": rank {', '.join(map(str, self.failed))} of {len(self.ranks)}" if self.failed else ""
-        reports = [f"rank {rank}: {verdict}" for rank, verdict in enumerate(self.ranks)]
-        return "\n".join([f"{self.outcome}{words}", *reports])
+        first = [f"{self.outcome}{words}", *filter(None, [self.differing])]
+        if len(set(map(id, self.ranks))) < len(self.ranks):
+            return "\n".join([*first, f"all ranks: {self.ranks[0]}"])
+        return "\n".join([*first, *(f"rank {rank}: {verdict}" for rank, verdict in enumerate(self.ranks))])
 
 
-def examine_ranks(function: Callable[..., Any], op: str, group: Group, **settings: Any) -> RanksVerdict:
+def examine_ranks(
+    function: Callable[..., Any],
+    op: str,
+    group: Group,
+    *,
+    dealt: Mapping[str, str] | None = None,
+    gathered: str = "",
+    **settings: Any,
+) -> RanksVerdict:
     """Examine ``function``, run on every rank of ``group``, as op ``op``: an examination for each rank's result.
 
-    Each rank calls ``function`` with its part of a case, and must return the whole result. Dealt out are the places
-    along the op's `Spec.dealt`, as ``torch.tensor_split`` does it; tensors without it come whole:
+    Each rank calls ``function`` with its part of a case. ``dealt`` says, by a tensor's name, along which symbol ranks
+    share it out, as ``torch.tensor_split`` does it; other tensors come whole. Left out, those are dealt that have the
+    op's `Spec.dealt`:
 
-    - ``all_reduce``: a rank has its share of the rows of shards[R,N], as ``torch.tensor_split`` deals them out (none
-      where there are fewer rows than ranks), and returns y[N];
-    - ``linear``, row-parallel: a rank has its share of the columns of x[M,K] and weight[N,K], and bias[N] whole, and
-      returns x weight^T + bias.
+    - ``all_reduce``: a rank has its share of the rows of shards[R,N], none where there are fewer rows than ranks;
+    - ``linear``, row-parallel: a rank has its share of the columns of x[M,K] and weight[N,K], and bias[N] whole.
 
-    ``settings`` are those of `examine`. Raises as `examine` does, and `SettingError` for another op or a function that
-    can't be imported by its name.
+    Each rank must return the whole result, and all the same bits. With ``gathered``, a symbol of the results, a rank
+    returns its share along that instead: the shares, put together in the order of the ranks, are examined once.
+
+    ``settings`` are those of `examine`. Raises as `examine` does, and `SettingError` for an op of which nothing says
+    what is dealt, for a name or symbol that the op lacks, and for a function that can't be imported by its name.
     """
-    if spec(op).dealt is None:
-        known = ", ".join(repr(name) for name in specs() if spec(name).dealt)
-        raise SettingError(f"op={op!r} is not dealt out to ranks; expected one of {known}")
-    _message(function, (), {})
+    message_for(function, (), {})
+    kernels = [of_rank(function, op, group, rank, dealt=dealt, gathered=gathered) for rank in range(group.world)]
     group.start()  # not within the time that the first call has
-    return RanksVerdict(
-        tuple(examine(of_rank(function, op, group, rank), op, **settings) for rank in range(group.world))
-    )
+    if gathered:
+        return RanksVerdict((examine(kernels[0], op, **settings),) * group.world)
+    verdicts = tuple(examine(kernel, op, **settings) for kernel in kernels)
+    return RanksVerdict(verdicts, next((words for kernel in kernels for words in kernel.differing), ""))
 
 
-def of_rank(function: Callable[..., Any], op: str, group: Group, rank: int) -> Callable[..., Any]:
-    """A kernel of ``op``: ``function`` on every rank, with the result of one."""
+class _OfRank:
+    """What `of_rank` returns; ``differing`` is where ranks first had other bits than rank 0, in words."""
 
-    def kernel(*tensors: torch.Tensor, **options: Any) -> Any:
-        return group.run(function, _dealt(spec(op), tensors, group.world), **options)[rank]
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        definition: Spec,
+        group: Group,
+        rank: int,
+        dealt: Mapping[str, str],
+        along: str,
+    ) -> None:
+        self.function, self.definition, self.group, self.rank = function, definition, group, rank
+        self.dealt, self.gathered = dealt, along
+        self.differing: list[str] = []
+        self.__name__ = self.__qualname__ = f"{getattr(function, '__qualname__', function)} on rank {rank}"
 
-    kernel.__name__ = kernel.__qualname__ = f"{getattr(function, '__qualname__', function)} on rank {rank}"
-    return kernel
+    def __call__(self, *tensors: torch.Tensor, **options: Any) -> Any:
+        parts = _dealt(self.definition, tensors, self.group.world, self.dealt)
+        answers = self.group.run(self.function, parts, **options)
+        if self.gathered:
+            return self._together(answers, options)
+        if not self.differing:
+            self.differing.extend(_difference(answers))
+        return answers[self.rank]
+
+    def _together(self, answers: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        """The results whose shares, by rank, these are; what the symbol isn't a dimension of comes from the rank."""
+        known = {name: value for name, value in options.items() if name in self.definition.options}
+        returns = self.definition.signature(known).returns
+        shares = [answer if isinstance(answer, list) else [answer] for answer in answers]
+        whole = [
+            torch.cat(parts, tensor.dims.index(self.gathered)) if self.gathered in tensor.dims else parts[self.rank]
+            for tensor, parts in zip(returns, zip(*shares, strict=True), strict=True)
+        ]
+        return whole if isinstance(answers[0], list) else whole[0]
 
 
-def _dealt(definition: Spec, tensors: Sequence[torch.Tensor], world: int) -> list[tuple[torch.Tensor, ...]]:
-    """Each rank's part: its share of the places along the symbol that is dealt out; what has no such axis, whole."""
+def of_rank(
+    function: Callable[..., Any],
+    op: str,
+    group: Group,
+    rank: int,
+    *,
+    dealt: Mapping[str, str] | None = None,
+    gathered: str = "",
+) -> _OfRank:
+    """A kernel of ``op``: ``function`` on every rank, with the result of one; see `examine_ranks`."""
+    definition = spec(op)
+    dims = {tensor.name: tensor.dims for tensor in definition.tensors}
+    if dealt is None:
+        if definition.dealt is None:
+            known = ", ".join(repr(name) for name in specs() if spec(name).dealt)
+            raise SettingError(f"op={op!r} is not dealt out to ranks; expected one of {known}, or dealt= for it")
+        dealt = {name: definition.dealt for name, own in dims.items() if definition.dealt in own}
+    for name, symbol in dealt.items():
+        if symbol not in dims.get(name, ()):
+            shapes = ", ".join(f"{tensor}[{','.join(own)}]" for tensor, own in dims.items())
+            raise SettingError(f"dealt: {name}={symbol!r}; expected a tensor and a symbol of {shapes}")
+    results = {symbol for tensor in definition.signature().returns for symbol in tensor.dims}
+    if gathered and gathered not in results:
+        raise SettingError(f"gathered={gathered!r}; expected one of {', '.join(sorted(results))}")
+    return _OfRank(function, definition, group, rank, dealt, gathered)
+
+
+def _difference(answers: Sequence[Any]) -> Iterator[str]:
+    """In words, where a rank's results have other bits than those of rank 0."""
+    first, *others = [answer if isinstance(answer, list) else [answer] for answer in answers]
+    for rank, other in enumerate(others, 1):
+        for whole, own in zip(first, other, strict=False):
+            if not isinstance(whole, torch.Tensor) or not isinstance(own, torch.Tensor):
+                continue
+            if whole.shape != own.shape or whole.dtype != own.dtype:
+                yield f"rank {rank} gave {_form(own)}, rank 0 {_form(whole)}"
+            elif not same_bits(whole, own):
+                yield f"rank {rank} gave other bits than rank 0 in a result {_form(whole)}"
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _dealt(
+    definition: Spec, tensors: Sequence[torch.Tensor], world: int, dealt: Mapping[str, str]
+) -> list[tuple[torch.Tensor, ...]]:
+    """Each rank's part: its share of the places along the symbol that a tensor is dealt out by, or all of it."""
     shares = [
-        x.tensor_split(world, tensor.dims.index(definition.dealt)) if definition.dealt in tensor.dims else [x] * world
+        x.tensor_split(world, tensor.dims.index(dealt[tensor.name])) if tensor.name in dealt else [x] * world
         for x, tensor in zip(tensors, definition.tensors, strict=True)
     ]
     return list(zip(*shares, strict=True))
