@@ -51,6 +51,7 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
         raise ValueError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
+<<<<<<< HEAD
 def check_loss_options(classes: int, name: str, label_smoothing: float, reduction: str, softcap: float | None) -> None:
     """Raise ValueError unless there are classes, and the options are what `cross_entropy` says."""
     if classes == 0:
@@ -60,6 +61,15 @@ def check_loss_options(classes: int, name: str, label_smoothing: float, reductio
     check_choice("reduction", reduction, REDUCTIONS)
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap: expected None or a positive number, got {softcap!r}")
+=======
+def check_heads(heads: int, keys: str, key_heads: int, widest: int, **widths: int) -> None:
+    """Raise ValueError unless q's ``heads`` share those of the argument ``keys`` evenly; or where any are too wide."""
+    if key_heads == 0 or heads % key_heads:
+        raise ValueError(f"{keys}: expected a number of heads that divides q's {heads}, got {key_heads}")
+    for name, width in widths.items():
+        if width > widest:
+            raise ValueError(f"{name}: expected heads of at most {widest}, got {width}")
+>>>>>>> varlen
 
 
 def check_decode(
@@ -73,10 +83,7 @@ def check_decode(
         block_table=(block_table, INT32, "B max_pages"),
         seq_lens=(seq_lens, INT32, "B"),
     )
-    if k_cache.shape[2] == 0 or q.shape[1] % k_cache.shape[2]:
-        raise ValueError(f"k_cache: expected a number of heads that divides q's {q.shape[1]}, got {k_cache.shape[2]}")
-    if q.shape[2] > widest:
-        raise ValueError(f"q: expected heads of at most {widest}, got {q.shape[2]}")
+    check_heads(q.shape[1], "k_cache", k_cache.shape[2], widest, q=q.shape[2])
 
 
 def check_experts(

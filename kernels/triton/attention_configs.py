@@ -31,7 +31,8 @@ CONFIGS = [
 
 def fitting(configs: list[triton.Config], arguments: Mapping[str, Any], **_: Any) -> list[triton.Config]:
     """Tall tiles, unless the rows are few or the heads so wide that a thread's registers would not hold its share."""
-    heads, rows = arguments["BLOCK_D"] + arguments["BLOCK_DV"], arguments["Sq"] * arguments["GROUP"]
+    heads = arguments["BLOCK_D"] + arguments["BLOCK_DV"]
+    rows = triton.cdiv(arguments["Sq"], arguments["SEQUENCES"]) * arguments["GROUP"]
     single = arguments["q_ptr"].element_size() == 4
     tallest = 64 if heads > (128 if single else 256) else 256 if single and heads <= 64 else 128
     height = min(tallest, max(64, triton.next_power_of_2(rows)))

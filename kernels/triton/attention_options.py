@@ -6,9 +6,9 @@ import math
 
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOAT32, FLOATING, check, check_choice
+from assay.kernels.triton.arguments import FLOAT32, FLOATING, check, check_choice, check_heads
 
-_WIDEST = 256
+WIDEST = 256  # columns of a head
 Options = tuple[Tensor | None, Tensor | None, float, float | None, int | None, int | None]
 
 
@@ -50,8 +50,4 @@ def _check(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, sinks: Tensor
     given = {"slopes": slopes, "sinks": sinks}
     vectors = {name: (vector, FLOAT32, "H") for name, vector in given.items() if vector is not None}
     check(q=(q, FLOATING, "B H Sq D"), k=(k, ("q",), "B Hkv Sk D"), v=(v, ("q",), "B Hkv Sk Dv"), **vectors)
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"k: expected a number of heads that divides q's {q.shape[1]}, got {k.shape[1]}")
-    for name, heads in (("q", q), ("v", v)):
-        if heads.shape[3] > _WIDEST:
-            raise ValueError(f"{name}: expected heads of at most {_WIDEST}, got {heads.shape[3]}")
+    check_heads(q.shape[1], "k", k.shape[1], WIDEST, q=q.shape[3], v=v.shape[3])

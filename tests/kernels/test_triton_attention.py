@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.kernels.triton import attention as module
+from assay.kernels.triton import attention_kernel as module
 from assay.kernels.triton.attention import attention
 from tests.reference import reference
 
@@ -125,6 +125,7 @@ def test_a_configuration_is_left(dtype: torch.dtype, width: int) -> None:
             arguments = {
                 "q_ptr": torch.zeros(1, dtype=dtype),
                 "Sq": rows,
+                "SEQUENCES": 1,
                 "GROUP": 1,
                 "MASKED": masked,
                 "slopes_ptr": None,
