@@ -51,7 +51,6 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
         raise ValueError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
-<<<<<<< HEAD
 def check_loss_options(classes: int, name: str, label_smoothing: float, reduction: str, softcap: float | None) -> None:
     """Raise ValueError unless there are classes, and the options are what `cross_entropy` says."""
     if classes == 0:
@@ -61,7 +60,8 @@ def check_loss_options(classes: int, name: str, label_smoothing: float, reductio
     check_choice("reduction", reduction, REDUCTIONS)
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap: expected None or a positive number, got {softcap!r}")
-=======
+
+
 def check_heads(heads: int, keys: str, key_heads: int, widest: int, **widths: int) -> None:
     """Raise ValueError unless q's ``heads`` share those of the argument ``keys`` evenly; or where any are too wide."""
     if key_heads == 0 or heads % key_heads:
@@ -69,7 +69,6 @@ def check_heads(heads: int, keys: str, key_heads: int, widest: int, **widths: in
     for name, width in widths.items():
         if width > widest:
             raise ValueError(f"{name}: expected heads of at most {widest}, got {width}")
->>>>>>> varlen
 
 
 def check_decode(
