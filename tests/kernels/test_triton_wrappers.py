@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.kernels.triton.causal_conv1d import causal_conv1d, causal_conv1d_backward
 from assay.kernels.triton.cross_entropy import cross_entropy, cross_entropy_backward
 from assay.kernels.triton.gemm import gemm
 from assay.kernels.triton.gemm_fp8 import gemm_fp8
@@ -28,6 +29,7 @@ from assay.kernels.triton.quantize import quantize_fp8, quantize_int4, quantize_
 from assay.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
 from assay.kernels.triton.rmsnorm_backward import rmsnorm_backward
 from assay.kernels.triton.rope import rope, rope_backward
+from assay.kernels.triton.selective_scan import selective_scan
 from assay.kernels.triton.softmax import log_softmax, softmax
 from assay.kernels.triton.softmax_backward import log_softmax_backward, softmax_backward
 from assay.kernels.triton.swiglu import swiglu
@@ -116,6 +118,8 @@ LINEAR = (
     *(refused for refused in LOSS if refused[0] != "logits"),
     *(("weight", torch.zeros(0, 5)), ("weight", torch.zeros(33, 6)), ("weight", torch.zeros(33, 5, dtype=BF16))),
 )
+CONVOLVED = {"x": torch.randn(2, 7, 5, dtype=BF16).mT, "weight": torch.randn(5, 4), "bias": torch.randn(5)}
+CHANNELS = (("weight", torch.zeros(4, 4)), ("bias", torch.zeros(6)), ("activation", "gelu"))
 PRODUCT = {"a": torch.randn(5, 65), "b": torch.randn(7, 65).t()}
 CALLS = [
     Call(softmax, {"x": X}),
@@ -246,6 +250,30 @@ CALLS = [
         refused=(
             *(("o_b", torch.randn(3, 2, 5)), ("o_b", torch.randn(3, 2, 6, dtype=BF16))),
             *(("lse_a", torch.randn(2, 3)), ("lse_b", torch.randn(3, 2, dtype=BF16))),
+        ),
+    ),
+    Call(causal_conv1d, CONVOLVED, {"activation": "silu"}, (True,), CHANNELS),
+    Call(
+        causal_conv1d_backward,
+        {**CONVOLVED, "dy": torch.randn(2, 5, 7)},
+        {"activation": "silu"},
+        (True,),
+        (*CHANNELS, ("dy", torch.zeros(2, 5, 8))),
+    ),
+    Call(
+        selective_scan,
+        {
+            **{name: torch.randn(2, 7, 5, dtype=BF16).mT for name in ("u", "delta")},
+            "a": -torch.rand(3, 5).t(),
+            "b": torch.randn(2, 3, 7),
+            "c": torch.randn(2, 3, 7, dtype=BF16),
+            "skip": torch.randn(5),
+        },
+        {"softplus": True},
+        (True,),
+        (
+            *(("delta", torch.zeros(2, 5, 8)), ("a", torch.zeros(5, 3, dtype=BF16)), ("a", torch.zeros(6, 3))),
+            *(("b", torch.zeros(2, 4, 7)), ("c", torch.zeros(2, 3, 8)), ("skip", torch.zeros(6))),
         ),
     ),
     Call(
