@@ -36,7 +36,9 @@ def _kernel(
     *,
     softplus: bool,
 ) -> None:
-    @pl.when(pl.program_id(2) == 0)
+    first = pl.program_id(2) == 0
+
+    @pl.when(first)
     def _() -> None:
         state_ref[...] = jnp.zeros_like(state_ref)
 
@@ -48,7 +50,10 @@ def _kernel(
     rows = []
     for place in range(len(u)):
         at = slice(place, place + 1)
-        state = jnp.exp(step[at] * a) * state + term[at] * b[:, at]
+        state = jnp.exp(step[at] * a) * state
+        if place == 0:
+            state = jnp.where(first, 0.0, state)  # an infinite decay meets nothing before the beginning
+        state += term[at] * b[:, at]
         rows.append(jnp.sum(state * c[:, at], axis=0, keepdims=True))
     state_ref[...] = state
     y_ref[0] = (jnp.concatenate(rows, axis=0) + u * skip_ref[...]).astype(y_ref.dtype)

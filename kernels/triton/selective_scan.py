@@ -95,7 +95,10 @@ def _selective_scan_kernel(
             known = (states < S) & (start + place < L)
             b = tl.load(b_ptrs + (start + place) * b_strides[2], mask=known, other=0.0).to(tl.float32)
             c = tl.load(c_ptrs + (start + place) * c_strides[2], mask=known, other=0.0).to(tl.float32)
-            state = tl.exp(_place(step, block, place) * a) * state + _place(term, block, place) * b
+            state = tl.exp(_place(step, block, place) * a) * state
+            if place == 0:
+                state = tl.where(start > 0, state, 0.0)  # an infinite decay meets nothing before the beginning
+            state += _place(term, block, place) * b
             seen = tl.sum(tl.where(states < S, state * c, 0.0), axis=0, keep_dims=True)
             y = tl.where(block == place, seen, y)
         tl.store(y_ptrs + places * y_strides[2], (y + u * skip).to(y_ptr.dtype.element_ty), mask=inside)
