@@ -62,8 +62,9 @@ class ScanBalls(ElementaryBalls):
         unit = max(self.u, self.model.accumulate.format.unit_roundoff)
         for t in range(shape[-1]):
             size = a[..., t].abs()
+            given = h.isnan() | a[..., t].isnan() | b[..., t].isnan()
             h = a[..., t] * h + b[..., t] if t else b[..., t]
-            lost |= h.isnan() & ~a[..., t].isnan() & ~b[..., t].isnan()  # of a decay that overflowed, perhaps
+            lost |= h.isnan() & ~given  # of a decay that overflowed, perhaps
             h = torch.where(lost, 0.0, h)
             inherited = (size + a_rad[..., t]) * rad + a_rad[..., t] * most + b_rad[..., t]
             most = size * most + b[..., t].abs()

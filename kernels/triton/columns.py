@@ -84,4 +84,12 @@ def column_sums(x: Tensor, dy: Tensor, mean: Tensor | None, root: Tensor, *into:
             BLOCK_N=_BLOCK_N,
         )
     for part, y in zip(parts, into, strict=True):
-        _total_kernel[(across,)](part, y, count, columns, BLOCK_P=_BLOCK_R, BLOCK_N=_BLOCK_N)
+        add_parts(part, y)
+
+
+def add_parts(parts: Tensor, y: Tensor) -> None:
+    """Write into y, contiguous, of N elements in any dtype, the sums of the columns of parts float32[P,N]."""
+    count, columns = parts.shape
+    if columns:
+        grid = (triton.cdiv(columns, _BLOCK_N),)
+        _total_kernel[grid](parts, y, count, columns, BLOCK_P=_BLOCK_R, BLOCK_N=_BLOCK_N)

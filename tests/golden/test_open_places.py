@@ -144,3 +144,12 @@ def test_an_infinite_output_of_a_visible_state_is_open() -> None:
     assert total.all()
     assert everywhere(judged("merge_states", infinite, empty, o, lse))
     assert everywhere(judged("merge_states", some(2, 1, 3, nan=(0, 0, 1)), lse, o, lse))
+
+
+def test_a_state_that_is_nan_stays_nan() -> None:
+    """Of two states the first is infinite and the second, infinity times zero, NaN: so is every sum of them behind."""
+    u, b = torch.tensor([[[INF, 0.0]]]), torch.tensor([[[1.0, 0.0], [0.0, 0.0]]])
+    one, definition = torch.ones(1, 1, 2), spec("selective_scan")
+    tensors = (u, one, -torch.ones(1, 2), b, one.expand(1, 2, 2), torch.zeros(1))
+    (ball,) = run(definition, BallArithmetic(Contract().model(definition, FLOAT32)), tensors, {"softplus": False})
+    assert ball.mid.isnan().all()

@@ -24,6 +24,7 @@ from assay.kernels.pallas import arguments
 from assay.kernels.pallas.add_rmsnorm import add_rmsnorm
 from assay.kernels.pallas.attention import attention, attention_backward
 from assay.kernels.pallas.attention_decode import attention_decode
+from assay.kernels.pallas.causal_conv1d import causal_conv1d, causal_conv1d_backward
 from assay.kernels.pallas.cross_entropy import cross_entropy, cross_entropy_backward
 from assay.kernels.pallas.gemm import gemm
 from assay.kernels.pallas.gemm_scaled import gemm_fp8, gemm_int8
@@ -31,6 +32,7 @@ from assay.kernels.pallas.layernorm import layernorm, layernorm_backward
 from assay.kernels.pallas.moe import moe
 from assay.kernels.pallas.rmsnorm import rmsnorm, rmsnorm_backward
 from assay.kernels.pallas.rope import rope, rope_backward
+from assay.kernels.pallas.selective_scan import selective_scan
 from assay.kernels.pallas.softmax import softmax, softmax_backward
 from assay.kernels.pallas.swiglu import swiglu, swiglu_backward
 
@@ -63,6 +65,9 @@ SIZES = {  # with tails, and with several blocks where there are any
     "pallas.attention_decode": {"B": 3, "H": 4, "Hkv": 2, "D": 40, "P": 14, "page": 16, "max_pages": 4},
     "pallas.attention_decode (8-bit cache)": {"B": 3, "H": 4, "Hkv": 2, "D": 40, "P": 14, "page": 16, "max_pages": 4},
     "pallas.moe": {"T": 70, "D": 130, "F": 140, "E": 3, "k": 2},
+    "pallas.causal_conv1d": {"B": 2, "D": 300, "L": 37, "W": 4},
+    "pallas.causal_conv1d_backward": {"B": 2, "D": 300, "L": 37, "W": 4},
+    "pallas.selective_scan": {"B": 2, "D": 300, "L": 37, "S": 3},
 }
 FAULTS = tomllib.loads(Path(__file__).with_name("pallas_faults.toml").read_text())["fault"]
 FIRST = {fault["entry"]: fault for fault in reversed(FAULTS)}
@@ -187,6 +192,22 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: attention_decode(*paged(3, 2), jnp.zeros((1, 2), jnp.int32), labels(1)), ValueError, "k_cache",
     ),
     "no experts": (lambda: moe(*experts(0), ones(2, 1), labels(2)[:, None]), ValueError, "w_down"),
+    "taps of other channels": (lambda: causal_conv1d(ones(1, 2, 3), ones(3, 4), ones(2)), ValueError, "weight"),
+    "an unknown activation": (
+        lambda: causal_conv1d(ones(1, 2, 3), ones(2, 4), ones(2), activation="gelu"), ValueError, "activation",
+    ),
+    "a gradient of other places": (
+        lambda: causal_conv1d_backward(ones(1, 2, 3), ones(2, 4), ones(2), ones(1, 2, 4)), ValueError, "dy",
+    ),
+    "decays of 16 bits": (
+        lambda: selective_scan(
+            ones(1, 2, 3), ones(1, 2, 3), ones(2, 4, dtype=jnp.bfloat16), ones(1, 4, 3), ones(1, 4, 3), ones(2)
+        ), TypeError, "a",
+    ),
+    "other states": (
+        lambda: selective_scan(ones(1, 2, 3), ones(1, 2, 3), ones(2, 4), ones(1, 4, 3), ones(1, 3, 3), ones(2)),
+        ValueError, "c",
+    ),
     "weights without ids": (lambda: moe(*experts(3), ones(2, 2), labels(2)[:, None]), ValueError, "weights"),
 }  # fmt: skip
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from assay.kernels.pallas.add_rmsnorm import add_rmsnorm
 from assay.kernels.pallas.attention import attention
 from assay.kernels.pallas.attention_decode import attention_decode
+from assay.kernels.pallas.causal_conv1d import causal_conv1d
 from assay.kernels.pallas.cross_entropy import cross_entropy
 from assay.kernels.pallas.gemm import gemm
 from assay.kernels.pallas.gemm_scaled import gemm_fp8, gemm_int8
@@ -26,6 +27,7 @@ from assay.kernels.pallas.layernorm import layernorm
 from assay.kernels.pallas.moe import moe
 from assay.kernels.pallas.rmsnorm import rmsnorm
 from assay.kernels.pallas.rope import rope
+from assay.kernels.pallas.selective_scan import selective_scan
 from assay.kernels.pallas.softmax import softmax
 from assay.kernels.pallas.swiglu import swiglu
 
@@ -109,6 +111,25 @@ def scaled(a: Any, b: Any, scale_a: Any, scale_b: Any, *, granularity: str = "ro
     return (jnp.matmul(a.astype(jnp.float32), b.astype(jnp.float32)) * scale_a * scale_b).astype(jnp.bfloat16)
 
 
+def convolved(x: Any, weight: Any, bias: Any, *, activation: str) -> Any:
+    assert activation == "silu"
+    width, places = weight.shape[1], x.shape[2]
+    padded = jnp.pad(x, ((0, 0), (0, 0), (width - 1, 0)))
+    y = sum(padded[:, :, tap : tap + places] * weight[:, tap, None] for tap in range(width)) + bias[:, None]
+    return jax.nn.silu(y)
+
+
+def scanned(u: Any, delta: Any, b: Any, c: Any, a: Any, skip: Any) -> Any:
+    def one(state: Any, at: Any) -> Any:
+        u, delta, b, c = at
+        state = jnp.exp(delta[:, :, None] * a) * state + (delta * u)[:, :, None] * b[:, None]
+        return state, jnp.sum(state * c[:, None], axis=2) + skip * u
+
+    delta = jax.nn.softplus(delta)
+    _, y = jax.lax.scan(one, jnp.zeros((len(u), *a.shape)), [jnp.moveaxis(array, 2, 0) for array in (u, delta, b, c)])
+    return jnp.moveaxis(y, 0, 2)
+
+
 def attended(q: Any, k: Any, v: Any, *, causal: str, scale: float) -> Any:
     assert causal == "bottom_right"
     k, v = (jnp.repeat(array, q.shape[1] // k.shape[1], axis=1) for array in (k, v))
@@ -146,6 +167,15 @@ KERNELS = {
         *(moe, mixed, ((70, 20), (3, 12, 20), (3, 20, 6))),
         loops=2,
         others=(numpy.linspace(0, 1, 140, dtype=numpy.float32).reshape(70, 2), (PAIRS % 3).astype(numpy.int32)),
+    ),
+    "causal_conv1d": Kernel(causal_conv1d, convolved, ((2, 20, 37), (20, 4), (20,)), {"activation": "silu"}),
+    "selective_scan": Kernel(
+        *(lambda u, delta, b, c, *rest: selective_scan(u, delta, rest[0], b, c, rest[1], softplus=True), scanned),
+        shapes=((2, 20, 37), (2, 20, 37), (2, 3, 37), (2, 3, 37)),
+        others=(
+            -numpy.arange(60, dtype=numpy.float32).reshape(20, 3) / 8,
+            numpy.linspace(0, 1, 20, dtype=numpy.float32),
+        ),
     ),
     "gemm_int8": Kernel(gemm_int8, scaled, others=(*EIGHT, SCALES, SCALES.T[:, :4])),
     "gemm_fp8": Kernel(

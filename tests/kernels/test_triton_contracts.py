@@ -20,8 +20,10 @@ FEW = {"B": [1, 2], "Hkv": [1, 2], "H": [2, 4]}
 
 def with_few_programs(entry: Entry) -> Entry:
     """The entry with fewer of what numbers don't depend on; the same entry where it has none of that."""
-    symbols = entry.settings.definition.signature().symbols
-    few = {symbol: sizes for symbol, sizes in FEW.items() if symbol in symbols and "Hkv" in symbols}
+    definition = entry.settings.definition
+    symbols = definition.signature().symbols
+    each = "Hkv" in symbols or definition.name == "selective_scan"  # a program, or several, for each sequence
+    few = {symbol: sizes for symbol, sizes in FEW.items() if symbol in symbols and each}
     return replace(entry, settings=replace(entry.settings, shapes={**entry.settings.shapes, **few}))
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from assay.kernels.triton.attention import attention
+from assay.kernels.triton.causal_conv1d import causal_conv1d
 from assay.kernels.triton.cross_entropy import cross_entropy
 from assay.kernels.triton.layernorm import layernorm
 from assay.kernels.triton.linear_cross_entropy import linear_cross_entropy
@@ -87,6 +88,11 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
 
 
+def convolved(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    padded = F.pad(x, (weight.shape[1] - 1, 0))
+    return F.silu(F.conv1d(padded, weight[:, None], bias, groups=len(weight)))
+
+
 def loss(logits: Tensor, target: Tensor) -> Tensor:
     capped = 4.0 * torch.tanh(logits / 4.0)
     found = F.cross_entropy(capped, target, reduction="none", label_smoothing=0.1)
@@ -140,6 +146,12 @@ KERNELS = [
     Differentiable(
         *(rope, turned, {"x": torch.randn(2, 3, 5, 8), **ANGLES}, {"interleaved": True}, (True,)),
         sizes={"B": 2, "S": 3, "H": 5, "D": 8},
+    ),
+    Differentiable(
+        *(causal_conv1d, convolved),
+        {"x": torch.randn(2, 70, 3).mT, "weight": torch.randn(4, 3).t(), "bias": torch.randn(3)},
+        *({"activation": "silu"}, (True,), {"B": 2, "D": 3, "L": 70, "W": 4}),
+        listed={"activation": ["silu"]},
     ),
     Differentiable(
         *(cross_entropy, loss, {"logits": X, "target": LABELS}, LOSS, (-100, 0.1, "none", 4.0, 0.01)),

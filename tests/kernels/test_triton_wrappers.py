@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from tests.kernels.triton_calls import CALLS, E4M3, Call
+from tests.kernels.triton_scan_calls import SCAN_CALLS
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
-EVERY = pytest.mark.parametrize("call", CALLS, ids=str)
+EVERY = pytest.mark.parametrize("call", [*CALLS, *SCAN_CALLS], ids=str)
 
 
 @EVERY
