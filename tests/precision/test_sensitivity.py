@@ -243,7 +243,7 @@ def test_batches_and_cotangents_take_turns_with_a_weights_rows(rows: int, count:
     for index in range(count):
         visitor = Sensitivity({}, QParams({}), {}, 2, (index, count), cotangents=cotangents)
         for cotangent in range(cotangents):
-            visitor.begin(cotangent, 0, {})
+            visitor.begin(cotangent, {})
             turns, mine = visitor._rows_in_turn(weight)
             for start, stop in mine:
                 assert start % 128 == 0
