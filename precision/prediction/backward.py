@@ -73,7 +73,7 @@ def back_through_model(model: torch.nn.Module, batch: Any, visitor: Sensitivity,
 
 def back_through_blocks(chain: Chain, batch: int, visitor: Sensitivity, cotangents: Cotangents) -> None:
     """Form all products of a batch from one graph of each block, the last block's first."""
-    visitor.shares = min(chain.bytes_of_block(), chain.room())
+    visitor.shares = chain.bytes_of_block()
     last = len(chain.blocks)
     state = [_leaf(value) for value in chain.state(batch, last)]
     output = chain.output(batch, tuple(state), cotangents.metric, visitor)
