@@ -120,7 +120,7 @@ def laid_out(chart: Chart) -> Layout:
     if chart.diagonal:
         xs = ys = xs + ys
     bars = [_edges(series.x) for series in chart.series if series.mark == "bar"]
-    xs += [edges[-1] for edges in bars]
+    xs = [*xs, *(edges[-1] for edges in bars)]  # with a diagonal ys is the same list
     x = Scale(chart.x, xs + [guide.value for guide in chart.guides if guide.axis == "x"], 0.0 if bars else 0.04)
     y = Scale(chart.y, ys + [guide.value for guide in chart.guides if guide.axis == "y"])
     plan = _Plan(x, y, chart.height)

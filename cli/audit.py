@@ -89,7 +89,7 @@ def audit(
     device: Device = "cpu",
     quick: Annotated[bool, typer.Option("--quick", help="Measure less: intervals are wider and promise less.")] = False,
     seconds: Annotated[
-        float | None, typer.Option(metavar="N", help="Measure as much as takes about so long, 6 to 96 of each kind.")
+        float | None, typer.Option(metavar="N", help="Measure as much as takes about so long, 6 to 96 to calibrate.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Take what DIR holds of the same audit.")] = False,
     compare: Annotated[

@@ -41,8 +41,10 @@ def attention(
     if first is not None or last is not None:
         ahead = torch.arange(keys) - torch.arange(queries)[:, None]
         hidden = torch.zeros_like(ahead, dtype=torch.bool)
-        hidden |= ahead < (-keys - queries if first is None else first)
-        hidden |= ahead > (keys + queries if last is None else last)
+        if first is not None:
+            hidden |= ahead < first
+        if last is not None:
+            hidden |= ahead > last
         scores.view(batch, heads, queries, keys).masked_fill_(hidden, -torch.inf)
     weights, largest, total = exponentials(scores)
     out = (weights @ v.float()).div_(torch.where(total == 0, 1.0, total)).to(q.dtype)

@@ -21,7 +21,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> T
         raise ValueError(f"x: expected an even number of columns, got {x.shape[3]}")
     angles = f"{x.shape[1]} {x.shape[3] // 2}"
     check(x=(x, FLOATING, "B S H D"), cos=(cos, FLOATING, angles), sin=(sin, FLOATING, angles))
-    return _rope(x, cos, sin, interleaved) if x.numel() else torch.empty_like(x)
+    return _rope(x, cos, sin, interleaved)
 
 
 @compiled

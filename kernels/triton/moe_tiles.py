@@ -171,8 +171,8 @@ def rows_tile(pointers, start, stride, in_rows, K, BLOCK_K: tl.constexpr):
 def weights_as(w: Tensor, part: int = 0, *, copied: bool = True) -> tuple[Any, tuple[int, ...], bool, bool]:
     """w[E,K,N] as a kernel takes it: a descriptor or a tensor, strides, which it is, and whether it lies along K.
 
-    Tiles of columns begin at 0 and at ``part``, where a copy must be able to begin; they aren't ``copied`` if narrower
-    than a copy.
+    Tiles of columns begin at 0 and at ``part``, where a copy must be able to begin. ``copied``: a descriptor may copy
+    tiles; False where they may be narrower than the least that it copies.
     """
     if copied and w.element_size() <= 2:
         for along_k, lying in ((True, w.transpose(1, 2)), (False, w)):

@@ -132,13 +132,13 @@ def export(
                 parts.append(Part("checkpoint", tuple(paths), made.held, made.bytes))
                 _note(said, "checkpoint", [line for line in made.notes if said.get(line) != ["lint"]])
         notes = tuple(f"{', '.join(who)}: {line}" for line, who in said.items())
-        linears = {name: site for name, site in sites.items() if site.place in ("linear", "embedding")}
+        matrices = {name: site for name, site in sites.items() if site.place in ("linear", "embedding")}
         about = {
             "held": {part.format: part.held for part in parts},
-            "names": {name: list(request.names.get(name) or [name]) for name in linears},
+            "names": {name: list(request.names.get(name) or [name]) for name in matrices},
             "tensors": tensors,
-            "tied": [name for name, site in linears.items() if site.tied],
-            "tables": [name for name, site in linears.items() if site.place == "embedding"],
+            "tied": [name for name, site in matrices.items() if site.tied],
+            "tables": [name for name, site in matrices.items() if site.place == "embedding"],
         }
         manifest.move(place, folder, assignment, notes, overwrite, about)
     return Exported(tuple(parts), notes, refused)

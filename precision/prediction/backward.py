@@ -52,8 +52,8 @@ class Cotangents:
         found: list[Sequence[torch.Tensor | None]] = [[None] * len(inputs)] * len(given)
         for turn in reversed(range(len(given))):  # the first one last: it lets go of the values
             visitor.begin(turn, self.menus[turn])
-            pairs = [(output, g) for output, g in zip(outputs, given[turn], strict=True) if g is not None]
-            pairs = [(output, g) for output, g in pairs if output.requires_grad]
+            every = zip(outputs, given[turn], strict=True)
+            pairs = [(output, g) for output, g in every if g is not None and output.requires_grad]
             if not pairs:
                 continue
             roots, cotangents = zip(*pairs, strict=True)

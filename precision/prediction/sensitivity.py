@@ -108,9 +108,8 @@ class Sensitivity:
                 form(weight, self._rows(whole[0]), *whole)
             return gx
 
-        def form(weight: torch.Tensor, rows: Rows, *passed: torch.Tensor) -> None:
-            (x, g, gx), schemes = passed, self._schemes(owner)
-            qparams = self._qparams
+        def form(weight: torch.Tensor, rows: Rows, x: torch.Tensor, g: torch.Tensor, gx: torch.Tensor) -> None:
+            schemes, qparams = self._schemes(owner), self._qparams
             weights = {perturbations_of(s)[0]: s for s in schemes if s.weight}
             self._on_weight(owner, weights, x, weight, expert, g, rows)
             inputs = {perturbations_of(s)[-1]: qparams.input(owner, s, weight, expert) for s in schemes if s.activation}

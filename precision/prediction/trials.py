@@ -13,9 +13,9 @@ Measure = Callable[[Mapping[str, str]], float]
 Trial = tuple[dict[str, str], Measured]
 """An assignment, with its error as it was predicted and as it was measured."""
 
-BEST = None
+_BEST = None
 _FINE = (1.0, True)
-KINDS = ((1.0, False), _FINE, (0.3, False), (0.1, False), (0.0, False), BEST)
+_KINDS = ((1.0, False), _FINE, (0.3, False), (0.1, False), (0.0, False), _BEST)
 """Of the assignments that are measured to calibrate, of which each is drawn at random from these: one of the front of
 bytes and error; or the share of sites that they take, and whether finely; a share of 0: one scheme wherever it may
 stand."""
@@ -38,16 +38,16 @@ def without_gradient(predictor: Predictor, measure: Measure) -> tuple[Site, ...]
 def drawn(
     predictor: Predictor, best: Callable[[int], list[dict[str, str]]], seed: int, places: range
 ) -> list[dict[str, str]]:
-    """Random assignments of `KINDS`, each of a place its own, so that more of them begin with those of fewer.
+    """Random assignments of `_KINDS`, each of a place its own, so that more of them begin with those of fewer.
 
     best: so many assignments of the front, at most.
     """
     draws = [random.Random(f"{seed} {place}") for place in places]
-    kinds = [draw.choice(KINDS) for draw in draws]
-    chosen = [assignment for assignment in best(kinds.count(BEST)) if assignment] if BEST in kinds else []
+    kinds = [draw.choice(_KINDS) for draw in draws]
+    chosen = [assignment for assignment in best(kinds.count(_BEST)) if assignment] if _BEST in kinds else []
     found = []
     for draw, kind in zip(draws, kinds, strict=True):
-        if kind is BEST and chosen:
+        if kind is _BEST and chosen:
             found.append(chosen.pop(draw.randrange(len(chosen))))
         else:
             share, fine = kind or _FINE

@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from markupsafe import Markup
@@ -180,20 +181,22 @@ def _heat(content: Mapping[str, Any], places: Sequence[str]) -> HeatMap:
 def _outlier(site: Mapping[str, Any]) -> Chart:
     """The largest magnitude of each channel of a site, its largest ones marked."""
     values, channels = [float(value) for value in site["largest"]], site["channels"]
-    at = [place * channels // len(values) for place in range(len(values))]
+    size, more = divmod(channels, len(values))  # of the runs that torch.tensor_split makes
+    at = [place * size + min(place, more) for place in range(len(values) + 1)]
+    runs = [f"channel {a}" if b - a == 1 else f"channels {a} to {b - 1}" for a, b in pairwise(at)]
     middle = statistics.median(values)
     top = sorted(sorted(range(len(values)), key=lambda place: -values[place])[:_LARGEST])
     over = [f", {values[place] / middle:.3g} times the median" if middle > 0 else "" for place in top]
-    words = [f"channel {at[place]}: {values[place]:.3g}{more}" for place, more in zip(top, over, strict=True)]
+    words = [f"{runs[place]}: {values[place]:.3g}{times}" for place, times in zip(top, over, strict=True)]
     return Chart(
-        f"Largest magnitude of each of {channels} channels of {site['site']}; {words[0] if words else ''}",
+        f"Largest magnitude of each of {channels} channels of {site['site']}; {words[0]}",
         Axis("channel"),
         Axis("largest magnitude", zero=True),
         [
-            Series("all", at, values, mark="bar", tone="front"),
+            Series("all", at[:-1], values, mark="bar", tone="front"),
             Series(
                 "largest",
-                [at[p] + channels / len(values) / 2 for p in top],
+                [(at[p] + at[p + 1]) / 2 for p in top],
                 [values[p] for p in top],
                 words,
                 tone="chosen",

@@ -107,8 +107,8 @@ def test_what_lies_outside_of_its_interval_is_red(content: dict[str, Any], shown
     """A pair that was measured far above its interval gets a mark and an entry of the legend of its own."""
     spoilt = copy.deepcopy(content)
     spoilt["calibration"][0] |= {"measured": 50.0}
-    assert "outside of it" not in "".join(re.findall(r"random, [\w ]+", shown))
-    assert "random, outside of it" in page(spoilt)
+    assert "outside of it" not in "".join(re.findall(r"measured to calibrate, [\w ]+", shown))
+    assert "measured to calibrate, outside of it" in page(spoilt)
 
 
 def test_errors_that_have_no_place_are_counted(content: dict[str, Any], shown: str) -> None:

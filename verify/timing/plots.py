@@ -57,7 +57,7 @@ def _looks(kernels: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def _roofline(lines: Sequence[Line], how: dict[str, dict[str, Any]]) -> Chart:
-    """Each kernel's rate over the op's intensity, and the rate of the least time; of what has no products, bytes."""
+    """Each kernel's rate over the op's intensity, and the rate of the least time; bytes where they are more."""
     known = [line for line in lines if line.bytes]
     series = [
         Series(
@@ -78,8 +78,8 @@ def _roofline(lines: Sequence[Line], how: dict[str, dict[str, Any]]) -> Chart:
         )
     return Chart(
         f"Operations per byte against the rate of {len(known)} timings; the numbers are in the table.",
-        Axis("operations per byte moved, logarithmic; 1 for what has no products", log=True),
-        Axis("GFLOP/s, or GB/s of what has no products, logarithmic", log=True),
+        Axis("operations per byte moved, logarithmic; 1 for what has fewer, or none", log=True),
+        Axis("GFLOP/s, or GB/s where bytes are more, logarithmic", log=True),
         series,
         height=420,
     )

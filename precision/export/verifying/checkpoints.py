@@ -44,7 +44,7 @@ def _read(asked: Asked, file: str, held: Mapping[str, str], *, tensors: bool = F
 
     def same(scheme: Any, name: str, wanted: str | None) -> bool:
         if wanted is None or scheme is None or isinstance(scheme, list):
-            return bool(wanted is None and scheme is None)
+            return wanted is None and scheme is None
         expected = quantization.QuantizationScheme.model_validate(group_of(scheme_named(wanted), [name]))
         parts = ("weights", "input_activations", "output_activations", "format")
         return all(getattr(scheme, part) == getattr(expected, part) for part in parts)
@@ -55,11 +55,8 @@ def _read(asked: Asked, file: str, held: Mapping[str, str], *, tensors: bool = F
         wanted = every[members[0]]
         if len({every[member] for member in members}) == 1 and not same(got(name), name, wanted):
             wrong.append(difference(name, wanted, got(name)))
-    cached = (
-        None
-        if OPTIONS in asked.files
-        else next((scheme for site, scheme in held.items() if scheme_named(scheme).weight is None), None)
-    )
+    caches = [scheme for scheme in held.values() if scheme_named(scheme).weight is None]
+    cached = caches[0] if caches and OPTIONS not in asked.files else None
     if (config.kv_cache_scheme is None) != (cached is None):
         wrong.append(difference("KV caches", cached, config.kv_cache_scheme))
     if tensors:

@@ -44,9 +44,11 @@ def verify_export(folder: str | Path) -> list[Verified]:
     found = {file: _answer(file, partial(_READERS[file], asked, file)) for file in asked.files if file in _READERS}
     found |= {file: Verified(file, "") for file in asked.files if file in _UNREAD}
     for file, digest in asked.digests.items():
-        path = asked.place / file
-        if not (file in found and found[file].wrong) and (not path.is_file() or digest_of(path) != digest):
-            was = "it is missing" if not path.is_file() else "its bytes aren't those that were written"
+        if file in found and found[file].wrong:
+            continue
+        now = digest_of(asked.place / file) if (asked.place / file).is_file() else None
+        if now != digest:
+            was = "it is missing" if now is None else "its bytes aren't those that were written"
             found[file] = Verified(file, "SHA-256", 0, (f"{was}: export anew",))
     for name, (format, read) in _MADE.items():
         if format in asked.held and (asked.place / name).exists():

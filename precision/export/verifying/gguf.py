@@ -51,14 +51,15 @@ def importance(asked: Asked, file: str) -> Verified:
     Raises NotInstalled, and what gguf raises.
     """
     read = {tensor.name: np.array(tensor.data) for tensor in library().GGUFReader(asked.place / file).tensors}
+    weighted = asked.held["gguf"].keys() - set(asked.tables)  # which have no inputs to weight by
     wrong = []
     for site, tensor, _ in _tensors(asked):
-        sums, counts = read.get(f"{tensor}.in_sum2"), read.get(f"{tensor}.counts")
-        if site not in asked.held["gguf"] or site in asked.tables:  # which have no inputs to weight by
+        if site not in weighted:
             continue
+        sums, counts = read.get(f"{tensor}.in_sum2"), read.get(f"{tensor}.counts")
         if sums is None or counts is None or not (np.isfinite(sums).all() and (sums >= 0).all() and (counts > 0).all()):
             wrong.append(f"{site}: expected sums of squares of its inputs for {tensor}, finite, with a count")
-    return Verified(file, f"gguf {version('gguf')}", len(asked.held["gguf"]), tuple(wrong))
+    return Verified(file, f"gguf {version('gguf')}", len(weighted), tuple(wrong))
 
 
 def model(asked: Asked, path: Path) -> Verified:

@@ -44,7 +44,7 @@ def test_each_timing_is_told_with_units() -> None:
     shown = html.unescape(plots(RECORDS))
     assert shown.count("<title>mine:gemm\ngemm: M=16, N=64\n200 us, 50 % of the roofline\n21.5 bits") == 2 + 3
     assert "2026-11-23T10:00:00+00:00, abc" in shown
-    assert "GFLOP/s, or GB/s of what has no products" in shown
+    assert "GFLOP/s, or GB/s where bytes are more" in shown
     assert ">2026-11-21<" in shown
     assert shown.count('<figure class="chart" id="history') == 2
     assert "<title>wrong:gemm" not in shown
