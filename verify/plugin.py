@@ -37,7 +37,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         takes: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
         group.addoption(f"--assay-{name}", help=help, **takes, **more)
 
-    add("effort", "EFFORT", "how much each examination tries: quick, usual (the default) or thorough")
+    add(
+        "effort",
+        "EFFORT",
+        "how much each examination tries: quick, usual (the default) or thorough",
+        choices=("quick", "usual", "thorough"),
+    )
     add("examples", "N", "fuzzed cases per examination (default 12, 60 or 200, by the effort)", type=int)
     add("seed", "N", "seed of every examination (default 0)", type=int)
     add("device", "DEVICE", "device that kernels run on (default cpu)")

@@ -23,7 +23,7 @@ def next_steps(content: Mapping[str, Any]) -> list[tuple[str, str]]:
         measured = in_error(1.05 * float(chosen["measured"]))
         steps.append(("allow the error that the closest assignment has", _again(content, "--max-kl", measured)))
     if not exports:
-        steps.append(("write it for what serves the model", _again(content, "--export", "all")))
+        steps.append(("choose among what exports hold, and write it", _again(content, "--export", "all")))
     if "checkpoint" in exports:
         engine = (content["settings"]["target"] or "vllm").partition("@")[0]
         checkpoint, *options = map(Path, exports["checkpoint"])

@@ -33,6 +33,7 @@ def summary(content: Mapping[str, Any], written: Sequence[str] = ()) -> str:
         *_table(content),
         _line("predicted", f"{interval(chosen['prediction'])} {settings['unit']}"),
         _line("measured", f"{measured_words(chosen)} {settings['unit']}{_beside(content)}"),
+        *_folded(_line("", ""), _outside(chosen)),
         *_baselines(content),
         *_positions(content),
         *([_line("interval", f"{inside} of {count} {_INSIDE}")] if count else []),
@@ -105,6 +106,16 @@ def interval_ends(prediction: Mapping[str, Any]) -> str:
     level = prediction["level"]
     said = f"{math.floor(100 * level + 1e-9)} %" if level else "a guess"
     return f"{said}: {in_error(prediction['low'])} to {in_error(prediction['high'])}"
+
+
+def _outside(chosen: Mapping[str, Any]) -> str:
+    """That the measured error of what was chosen lies outside of its prediction's interval, where it does."""
+    if chosen["measured"] is None:
+        return ""
+    low, high = (float(chosen["prediction"][end]) for end in ("low", "high"))
+    if low <= float(chosen["measured"]) <= high:
+        return ""
+    return "outside of the prediction's interval: of many assignments, the one that is predicted best tends to be worse"
 
 
 def measured_words(one: Mapping[str, Any]) -> str:

@@ -137,8 +137,8 @@ def flushes(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("kernel", "op", "aspect", "words"),
     [
-        (drops_nan, "softmax", "special", "; Contract(nonfinite='unspecified') would admit it"),
-        (flushes, "silu", "subnormals", "; Contract(subnormals='flush') would admit it"),
+        (drops_nan, "softmax", "special", "; Contract(nonfinite='unspecified') would admit this case"),
+        (flushes, "silu", "subnormals", "; Contract(subnormals='flush') would admit this case"),
         (unshifted, "softmax", "range", ""),
     ],
 )

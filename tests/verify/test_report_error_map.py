@@ -122,7 +122,7 @@ EVERYWHERE = "spread over every row and every column"
         (broken(5, 9, at=([0, 2], [4, 0])), "2 of 45 (4.4 %), in rows 0, 2, columns 0, 4; 1 in each of these rows"),
         (broken(2, 4, 8, 16, at=(ALL, 1)), "256 of 1024 (25 %): all of H 1 (of 4)"),
         (broken(1, 4, 8, 16, at=(0, ALL, slice(5, 8))), "192 of 512 (38 %): all of Sq 5 to 7 (the last 3)"),
-        (broken(9, at=4), "1 of 9 (11 %): all of element 4 (of 9)"),
+        (broken(9, at=4), "1 of 9 (11 %): element 4 (of 9)"),
         (broken(3, 3, at=(ALL, ALL)), "all 9"),
     ],
 )

@@ -135,7 +135,8 @@ def _classified(failure: Failure, bench: Bench) -> Failure:
 
 
 def _admitting(failure: Failure, question: Question) -> str:
-    """Which field of a contract would admit what came at a NaN, an infinity or a subnormal, if one would, in words."""
+    """Which field of a contract would admit what came at a NaN, an infinity or a subnormal, if one would, in words: of
+    this case, not of all."""
     bench, of_numbers = question.bench, failure.kind in ("contract", "exact", "nonfinite")
     if not of_numbers or failure.case.protocol != "once" or not question.settings.shrinking:
         return ""
@@ -146,7 +147,7 @@ def _admitting(failure: Failure, question: Question) -> str:
             changed: dict[str, Any] = {field: value}
             contract = replace(bench.contract, **changed)
             if contract != bench.contract and replace(bench, contract=contract).try_case(failure.case).failure is None:
-                return f"; Contract({field}={value!r}) would admit it"
+                return f"; Contract({field}={value!r}) would admit this case"
     return ""
 
 

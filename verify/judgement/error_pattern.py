@@ -23,7 +23,7 @@ def region_in_words(broken: torch.Tensor, dims: Sequence[str]) -> str:
     phrases = [_phrase(hit, name) for hit, name in hits if not all(hit)]
     share = f"{count} of {total} elements ({_percent(count, total)})"
     if count == math.prod(sum(hit) for hit, _ in hits):  # they fill the product of the places along each dimension
-        return f"{share}: all of {', '.join(phrases)}"
+        return f"{share}: {'' if count == 1 else 'all of '}{', '.join(phrases)}"
     everywhere = " and ".join(f"every {one}" for _, (one, _) in hits)
     where = f"in {', '.join(phrases)}" if phrases else f"spread over {everywhere}"
     return share + ", " + where + (_pattern(broken) if broken.ndim == len(hits) == 2 else "")

@@ -93,7 +93,8 @@ def _numbers(failure: Failure) -> list[str]:
     lines = [f"  worst at    {place}: got {failure.got:.9g}, golden {failure.golden:.9g}"]
     if failure.radius is not None and failure.ratio is not None:
         off = abs(failure.got - failure.golden)
-        beyond = f"{failure.ratio:.4g} times the radius"
+        digits = 4 if failure.ratio >= 1.001 or failure.ratio <= 1 else 9
+        beyond = f"{failure.ratio:.{digits}g} times the radius"
         limit = _LIMIT.get(failure.kind, "allowed")
         lines.append(f"              off by {off:.3g}, {limit} {failure.radius:.3g}: {beyond}")
     if failure.violations > 1:
