@@ -111,7 +111,10 @@ class Chain:
         arguments too."""
         known = self.calls[batch][0]
         with traced(self.model, visitor):
-            given = _Flat.of(_arguments(self.blocks[0], lambda: call(self.model, self.batches[batch])))
+            reached = _arguments(self.blocks[0], lambda: call(self.model, self.batches[batch]))
+        if reached is None:  # what comes before has skipped it
+            return None
+        given = _Flat.of(reached)
         same = (torch.equal(given.leaves[place], known.leaves[place]) for place in known.tensors)
         if given.spec != known.spec or not all(same):
             return None
@@ -315,7 +318,7 @@ def _arguments(block: torch.nn.Module, run: Callable[[], object]) -> Any:
             run()
         except _ReachedError as found:
             return found.given
-    raise AssertionError("the first block ran before")
+    return None
 
 
 def _largest_stack(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -98,7 +98,7 @@ class QuadraticForm:
         The difference is shared among those that nothing has corrected yet, in proportion to their parts, which keep a
         twentieth at least.
         """
-        rows = np.array([self._row[key] for key in keys if key in self._row])
+        rows = np.array([self._row[key] for key in keys if key in self._row], dtype=np.intp)
         open_rows = rows[self._standard_error[rows] > 0] if len(rows) else rows
         rows = open_rows if len(open_rows) else rows
         parts = self.diagonal[rows]

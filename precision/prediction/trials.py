@@ -7,6 +7,7 @@ from dataclasses import replace
 from assay.precision.observation.sites import Site
 from assay.precision.prediction.calibration import Calibration, Measured
 from assay.precision.prediction.predictor import Predictor
+from assay.precision.schemes import SCHEMES
 
 Measure = Callable[[Mapping[str, str]], float]
 """An assignment to its measured error."""
@@ -23,16 +24,24 @@ stand."""
 
 def without_gradient(predictor: Predictor, measure: Measure) -> tuple[Site, ...]:
     """Sites of which no scheme has an effect to first order, though one has when it is measured: what comes after them
-    rounds, detaches or picks. Each that has no effect is measured alone, unless all of them together change nothing."""
+    rounds, detaches or picks. Each that has no effect is measured alone in the scheme that stores most, in fewest bits,
+    unless all of them together change nothing."""
     menus = predictor.observed.menus
     silent = {
-        site: max(menus[site], key=lambda scheme: len(predictor.keys({str(site): scheme})))
+        site: max(menus[site], key=lambda scheme: (len(predictor.keys({str(site): scheme})), -_bits(scheme)))
         for site in predictor.observed.sites
         if not site.tied and not any(predictor.squares({str(site): scheme}) for scheme in menus[site])
     }
     if not silent or measure({str(site): scheme for site, scheme in silent.items()}) == 0:
         return ()
     return tuple(site for site, scheme in silent.items() if measure({str(site): scheme}) != 0)
+
+
+def _bits(scheme: str) -> float:
+    """That a scheme stores a row of 128 in, weight, input and queries together."""
+    found = SCHEMES[scheme]
+    stored = (found.weight, found.activation, found.queries)
+    return sum(each.bits((1, 128)) for each in stored if each is not None)
 
 
 def drawn(

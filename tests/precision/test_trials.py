@@ -153,6 +153,41 @@ def test_what_no_gradient_leads_back_to_is_no_site() -> None:
     assert told.numbers["sites"] == ["before"]
 
 
+@pytest.mark.parametrize("formats", [None, ["nvfp4", "fp32"], ["fp32", "nvfp4"]])
+def test_a_cut_site_is_found_by_a_scheme_that_changes_it(formats: list[str] | None) -> None:
+    """With every format there is, of which the first change nothing, and in any order."""
+    torch.manual_seed(0)
+    found = audit(Rounded(), [torch.randn(16, 4, 16)], "relative", formats)
+    assert [str(site) for site in found.cut if site.place == "linear"] == ["before"]
+
+
+class SkippedOnce(torch.nn.Module):
+    """Two blocks, of which the first doesn't run where what comes before it is larger than it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Linear(16, 16)
+        self.layers = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh()) for _ in "ab")
+        self.head, self.bar = torch.nn.Linear(16, 4), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        if self.bar is None:
+            self.bar = float(x.detach().mean())
+        for place, layer in enumerate(self.layers):
+            if place or float(x.detach().mean()) <= self.bar:
+                x = layer(x)
+        return self.head(x)
+
+
+def test_a_model_that_skips_its_first_block_in_some_formats_is_run_as_a_whole() -> None:
+    """Its assignments are measured, whether the block runs in them or not."""
+    torch.manual_seed(0)
+    found = audit(SkippedOnce(), [torch.randn(8, 4, 16)], "relative", ["fp32", "bf16", "w4a16-g32", "nvfp4"])
+    for scheme in found.menu("embed"):
+        assert float(found.measure({"embed": scheme})) >= 0
+
+
 class Stateful(torch.nn.Module):
     """Its outputs depend on how often it ran."""
 
