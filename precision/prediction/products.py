@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from assay.precision.errors import BadModel
 from assay.precision.metrics import Metric
 from assay.precision.observation.observing import Observed
 from assay.precision.observation.running import batch_size, evaluating
@@ -87,11 +88,14 @@ def products_of(
     for index in range(len(batches)):
         try:
             terms.append(passed(index))
-        except RuntimeError:  # as autograd has it where the model wrote over what the backward pass needs
+        except RuntimeError as error:  # as autograd has it where the model wrote over what the backward pass needs
             if copies:
-                raise
+                raise _undifferentiable(error) from None
             copies = True
-            terms.append(passed(index))
+            try:
+                terms.append(passed(index))
+            except RuntimeError as again:
+                raise _undifferentiable(again) from None
         done(index + 1)
     keys, sums, squares, sampling = _gathered([each[0] for each in terms], sizes)
     if len(terms[0]) == 1:
@@ -99,6 +103,11 @@ def products_of(
     further = [_gathered(each, sizes, keys) for each in list(zip(*terms, strict=True))[1:]]
     again = (np.stack([each[1] for each in further], 1), np.stack([each[2] for each in further], 1))
     return Products(keys, sums, squares, sampling, again)
+
+
+def _undifferentiable(error: RuntimeError) -> BadModel:
+    reason = str(error).partition("\n")[0]
+    return BadModel(f"expected a model that gradients lead back through, got one that torch refuses: {reason}")
 
 
 def _gathered(

@@ -229,6 +229,40 @@ def test_outputs_without_gradient_are_refused() -> None:
         audit(model, [torch.randn(4, 3, 8)], "relative", ["fp8"])
 
 
+class Ending(torch.nn.Module):
+    """A linear, and what is made of its output."""
+
+    def __init__(self, end: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.fc, self.end = torch.nn.Linear(8, 8), end
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.end(self.fc(x))
+
+
+def gated(x: torch.Tensor) -> torch.Tensor:
+    """Halves that are multiplied in place, which torch can't differentiate."""
+    a, b = x.chunk(2, -1)
+    return a.mul_(b)
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        (lambda x: x.argmax(-1), "floating point"),
+        (lambda x: x > 0, "floating point"),
+        (lambda x: x.to(torch.complex64), "floating point"),
+        (torch.sum, "floating point"),
+        (gated, "gradients lead back"),
+    ],
+)
+def test_outputs_that_no_error_is_taken_of_are_refused(end: Callable[..., torch.Tensor], words: str) -> None:
+    """Integers, bools, complex numbers, a single number, and what torch can't differentiate: one line each."""
+    with pytest.raises(BadModel, match=words) as found:
+        audit(Ending(end), [torch.randn(4, 3, 8)], "relative", ["fp8"])
+    assert "\n" not in str(found.value)
+
+
 @pytest.mark.parametrize("kind", ["gptj", "gemma2", "mpnet"])
 def test_eager_attention_stays_what_it_is(kind: str) -> None:
     """Models whose attention is more than scaled_dot_product_attention are audited as they are, their scores sites."""
