@@ -149,8 +149,8 @@ def observe(
         ran, given = ran | tracer.ran, given | tracer.given
         reference = metric.output(outputs, mapping(batch)).detach()
         if not reference.is_floating_point() or not reference.dim():
-            given = f"{list(reference.shape)} in {str(reference.dtype).removeprefix('torch.')}"
-            raise BadModel(f"expected outputs [B, ...] in floating point, got {given}: take casts out of forward")
+            shape = f"{list(reference.shape)} in {str(reference.dtype).removeprefix('torch.')}"
+            raise BadModel(f"expected outputs [B, ...] in floating point, got {shape}: take casts out of forward")
         if not index:
             _check(model, batch, metric, reference)
         shares.append(metric.weights(reference, mapping(batch)).numpy(force=True))

@@ -94,8 +94,8 @@ def products_of(
             copies = True
             try:
                 terms.append(passed(index))
-            except RuntimeError as again:
-                raise _undifferentiable(again) from None
+            except RuntimeError as second:
+                raise _undifferentiable(second) from None
         done(index + 1)
     keys, sums, squares, sampling = _gathered([each[0] for each in terms], sizes)
     if len(terms[0]) == 1:
