@@ -49,9 +49,9 @@ def _first_tables(xp: Any, x: Any, w_gate_up: Any, w_down: Any, *tables: Any) ->
     multiples={"D": "g", "F": "g"},
     reduction=Reduction("D+F"),
     faults=(
-        Fault("expert_scales_of_gate", "the scales of gate stand for those of up as well", _scale_of_gate, "scale"),
+        Fault("expert_groups_of_gate", "the scales of gate stand for those of up as well", _scale_of_gate, "scale"),
         Fault("expert_zeros_of_gate", "the zero-points of gate stand for those of up as well", _zero_of_gate, "scale"),
-        Fault("expert_scales_of_first", "every expert has the scales and zero-points of the first", _first_tables,
+        Fault("expert_groups_of_first", "every expert has the scales and zero-points of the first", _first_tables,
               "scale", needs="more than one expert"),
     ),
 )  # fmt: skip
