@@ -9,6 +9,7 @@ import torch
 
 from assay.precision import audit
 from assay.precision.auditing import Audit
+from assay.precision.errors import BadModel
 from assay.precision.prediction.products import AGAIN, differentiate
 from assay.precision.prediction.quadratic_form import Products
 from tests.precision.test_abreast import MODELS
@@ -65,3 +66,17 @@ def test_autograd_holds_the_values_of_one_block() -> None:
             products(found, blocks=blocks)
         most[blocks] = max(sizes)
     assert 0 < most[True] < 2 / 3 * most[False]
+
+
+def test_a_model_that_changes_between_calls_is_refused() -> None:
+    """Where its blocks are given something else than when they were found, in one line."""
+    found = found_of("llama")
+    calls = found.chosen_on.chain.calls  # type: ignore[union-attr]
+    changed = [
+        each.clone() + 1 if isinstance(each, torch.Tensor) and each.is_floating_point() else each
+        for each in calls[0][0].leaves
+    ]
+    assert any(one is not other for one, other in zip(changed, calls[0][0].leaves, strict=True))
+    calls[0][0] = type(calls[0][0])(tuple(changed), calls[0][0].spec)
+    with pytest.raises(BadModel, match="take out randomness"):
+        products(found, blocks=True)
