@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from assay.verify.judging import host
+from assay.verify.judging import host, timing
 from assay.verify.judging.inputs import Kind, may_roll, rolled
 from assay.verify.judging.procedure import judge
 from assay.verify.judging.solution_process import SolutionProcess
@@ -76,6 +76,15 @@ def test_what_a_clock_leaves_out_beside_the_references_counts(told: float, passe
     compared(own, _watch(1e-3, 1.2e-3), on_cpu=True)
     assert bool(own.cheats) == (factor > 1)
     assert own.seconds[0] >= 0.9 * factor * told
+
+
+def test_what_a_busy_machine_delays_once_is_timed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time that a clock seems to leave out in one measurement, and not in the next, is no cheat."""
+    found = iter([1e-3, 0.0])
+    monkeypatch.setattr(timing, "hidden", lambda own, reference: next(found))
+    verdict = judged(tmp_path, linear("SOFTMAX\nreturn result"))
+    assert verdict.outcome == "PASS", str(verdict)
+    assert next(found, None) is None
 
 
 def test_threads_count_where_the_reference_has_one() -> None:

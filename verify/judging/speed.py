@@ -139,16 +139,23 @@ def by_turns(sides: Sequence[Stopwatch], seconds: float, most: int) -> None:
             side.run(count)
 
 
-def compared(own: Stopwatch, reference: Stopwatch | None, *, on_cpu: bool) -> list[str]:
-    """Correct the solution's seconds by what the judging process has measured; what there is to say of it.
-
-    A clock that leaves out more than the reference's does, and more than it tells, is a cheat.
-    """
+def hidden(own: Stopwatch, reference: Stopwatch | None) -> float:
+    """Seconds of a call that the solution's clock leaves out: beside what the reference's does, and more than it tells;
+    0 where it's no more than that."""
     usual = max(one.beside for one in reference.series) if reference is not None else 0.0
     left_out = min(one.beside - _LATENCY / one.count for one in own.series) - usual  # as a busy machine delays some
     told = max(one.told / one.count for one in own.series)
-    if told < _SHORTEST or left_out > max(told, usual / 4):
-        own.seconds[:] = [value + max(left_out, _SHORTEST) for value in own.seconds]
+    return max(left_out, _SHORTEST) if told < _SHORTEST or left_out > max(told, usual / 4) else 0.0
+
+
+def compared(own: Stopwatch, reference: Stopwatch | None, *, on_cpu: bool) -> list[str]:
+    """Correct the solution's seconds by what the judging process has measured; what there is to say of it.
+
+    A clock that hides time is a cheat.
+    """
+    if left_out := hidden(own, reference):
+        told = max(one.told / one.count for one in own.series)
+        own.seconds[:] = [value + left_out for value in own.seconds]
         calls, passed = sum(one.count for one in own.series), sum(one.passed for one in own.series)
         words = f"{calls} calls took {passed:.3g} s, and {told * calls:.3g} s by its own clock"
         own.cheats.append(Cheat("patched-timer", words))

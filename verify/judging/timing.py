@@ -12,7 +12,7 @@ from assay.verify.judging.bench import Bench
 from assay.verify.judging.course import Course
 from assay.verify.judging.inputs import may_roll
 from assay.verify.judging.solution_process import SolutionError, SolutionProcess
-from assay.verify.judging.speed import Speed, Stopwatch, Time, by_turns, compared
+from assay.verify.judging.speed import Speed, Stopwatch, Time, by_turns, compared, hidden
 from assay.verify.judging.trials import Seen
 from assay.verify.problems.own import own_answer
 from assay.verify.problems.sizes import described
@@ -21,6 +21,7 @@ _SECONDS = {"quick": 0.2, "usual": 1.0, "thorough": 4.0}
 _PICKED = {"quick": 2, "usual": 4, "thorough": 8}
 _DRAWS = 3
 _FIXED_DRAWS = 12  # where no tensor may be rolled, so that a series has no more calls
+_TRIES = 3  # of timing, until nothing seems to be hidden from the clock: a busy machine can look like that once
 _BYTES = 2**29  # that the results of a series may take
 _LONGEST_NOTE = 120
 
@@ -57,7 +58,10 @@ def timed(account: Account, course: Course, bench: Bench, first: Seen) -> Speed:
                 others[title] = Stopwatch(process, names, seeds, places)
             except SolutionError as error:
                 notes.append(f"the {title} can't be timed here ({one_line(error)[:_LONGEST_NOTE]})")
-        by_turns([own, *others.values()], ways.seconds or _SECONDS[ways.effort], most)
+        for _ in range(_TRIES):
+            by_turns([own, *others.values()], ways.seconds or _SECONDS[ways.effort], most)
+            if not hidden(own, others.get("reference")):
+                break
         notes += compared(own, others.get("reference"), on_cpu=ways.device == "cpu")
         times = {title: Time.of(watch.seconds) for title, watch in others.items()}
         sizes = described(bench.choice, account.problem.given[0])
