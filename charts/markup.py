@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from assay.charts.chart import MARKS, WIDE, Chart, laid_out
 from assay.charts.heat import HeatMap, short, steps_of
+from assay.charts.rendering import environment
 
 _TEMPLATES = Path(__file__).with_name("templates")
 STYLE = Markup((_TEMPLATES / "chart.css").read_text(encoding="utf-8"))
@@ -19,13 +20,13 @@ SCRIPT = Markup((_TEMPLATES / "chart.js").read_text(encoding="utf-8"))
 
 def drawn(chart: Chart, name: str) -> Markup:
     """A chart as a <figure> whose id is ``name``."""
-    template = _environment().get_template("chart.html.j2")
+    template = _rendering().get_template("chart.html.j2")
     return Markup(template.render(chart=chart, at=laid_out(chart), name=name, marks=MARKS, wide=WIDE))
 
 
 def heated(heat: HeatMap, name: str) -> Markup:
     """Coloured numbers as a <table> whose id is ``name``."""
-    template = _environment().get_template("heat.html.j2")
+    template = _rendering().get_template("heat.html.j2")
     return Markup(template.render(heat=heat, steps=steps_of(heat), name=name))
 
 
@@ -34,13 +35,7 @@ def _full(value: float) -> str:
 
 
 @cache
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"short": short, "full": _full}
-    return environment
+def _rendering() -> jinja2.Environment:
+    rendering = environment(_TEMPLATES)
+    rendering.filters |= {"short": short, "full": _full}
+    return rendering

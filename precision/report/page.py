@@ -7,7 +7,7 @@ from typing import Any
 
 import jinja2
 
-from assay.charts import SCRIPT, STYLE
+from assay.charts import SCRIPT, STYLE, environment
 from assay.precision.amounts import in_bytes, in_error, in_seconds
 from assay.precision.report.charts import charts_of, undrawn
 from assay.precision.report.next_steps import next_steps
@@ -24,13 +24,11 @@ from assay.precision.report.summary import (
 )
 from assay.precision.report.words import counted, growth_words
 
-_TEMPLATES = Path(__file__).with_name("templates")
-
 
 def page(content: Mapping[str, Any]) -> str:
     """What audit.json holds as an HTML page, with charts that are drawn in it."""
     return (
-        _environment()
+        _rendering()
         .get_template("report.html.j2")
         .render(
             audit=content,
@@ -50,17 +48,16 @@ def page(content: Mapping[str, Any]) -> str:
 
 
 @cache
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"bytes": in_bytes, "error": in_error, "seconds": in_seconds, "interval": interval}
-    environment.filters["ends"] = interval_ends
-    environment.filters["between"] = measured_words
-    environment.filters["counted"] = counted
-    environment.filters["growth"] = growth_words
-    return environment
+def _rendering() -> jinja2.Environment:
+    rendering = environment(Path(__file__).with_name("templates"))
+    rendering.filters |= {
+        "bytes": in_bytes,
+        "error": in_error,
+        "seconds": in_seconds,
+        "interval": interval,
+        "ends": interval_ends,
+        "between": measured_words,
+        "counted": counted,
+        "growth": growth_words,
+    }
+    return rendering

@@ -7,14 +7,10 @@ from pathlib import Path
 
 import jinja2
 
+from assay import charts
+
 
 @cache
 def environment() -> jinja2.Environment:
     """What templates are rendered by; `report.html` adds what those of verdicts need."""
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    return charts.environment(Path(__file__).with_name("templates"))
