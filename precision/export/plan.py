@@ -34,8 +34,8 @@ class Plan:
     """Linears and embeddings that keep the checkpoint's dtype."""
     cache: str = ""
     """The scheme of all KV caches, where they have one; else empty."""
-    reasons: dict[tuple[str, str], list[str]] = field(default_factory=dict)
-    """Sites by scheme and reason: each is one line, however many sites it concerns."""
+    reasons: dict[str, dict[str, str]] = field(default_factory=dict)
+    """The schemes of sites by reason: each reason is one line, however many sites and schemes it concerns."""
 
     @property
     def weights(self) -> dict[str, Scheme]:
@@ -44,13 +44,17 @@ class Plan:
 
     def note(self, site: str, scheme: str, reason: str) -> None:
         """Say why a site is left out."""
-        self.reasons.setdefault((scheme, reason), []).append(site)
+        self.reasons.setdefault(reason, {})[site] = scheme
 
     def recipe(self, content: dict[str, Any], held: Iterable[str]) -> Recipe:
-        """What a stack reads, the sites that it expresses, and the notes: the first site, how many more, why."""
+        """What a stack reads, the sites that it expresses, and the notes: which schemes, the first site, why."""
         schemes = {**self.weights, **self.caches}
-        notes = (f"{scheme} at {listed(sites)}: {reason}" for (scheme, reason), sites in self.reasons.items())
-        return Recipe(content, {name: schemes[name].name for name in held}, tuple(notes))
+        return Recipe(content, {name: schemes[name].name for name in held}, tuple(self._notes()))
+
+    def _notes(self) -> Iterable[str]:
+        for reason, left in self.reasons.items():
+            schemes = listed(list(dict.fromkeys(left.values())), "formats", most=3)
+            yield f"{schemes} at {listed(list(left))}: {reason}"
 
     def expressed(self, entry_of: Callable[[Scheme], tuple[T | None, str]]) -> dict[str, T]:
         """What a stack has for each linear; ``entry_of`` a scheme, or why it has nothing, which is noted."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.precision.amounts import in_error
+from assay.precision.targets import engines
 
 _WIDE = 2.0
 """High over low of a measured error's interval, from which on more text is worth its time."""
@@ -23,9 +24,9 @@ def next_steps(content: Mapping[str, Any]) -> list[tuple[str, str]]:
         measured = in_error(1.05 * float(chosen["measured"]))
         steps.append(("allow the error that the closest assignment has", _again(content, "--max-kl", measured)))
     if not exports:
-        steps.append(("choose among what exports hold, and write it", _again(content, "--export", "all")))
+        steps.append(_exporting(content))
     if "checkpoint" in exports:
-        engine = (content["settings"]["target"] or "vllm").partition("@")[0]
+        engine = _engine(content) or "vllm"
         checkpoint, *options = map(Path, exports["checkpoint"])
         if options and engine == "vllm":  # of KV caches, in a command by itself
             command = f"cd {shlex.quote(str(checkpoint.parent))} && sh {shlex.quote(options[0].name)}"
@@ -40,6 +41,21 @@ def next_steps(content: Mapping[str, Any]) -> list[tuple[str, str]]:
         more = str(4 * (content["data"]["sequences"] + (content["held_out"] or {"sequences": 0})["sequences"]))
         steps.append(("narrow the error's interval by more text", _again(content, "--sequences", more)))
     return steps
+
+
+def _exporting(content: Mapping[str, Any]) -> tuple[str, str]:
+    reader = engines().get(_engine(content))
+    if reader is None:
+        words = "write it for every engine; what no export holds keeps its format, and the rest is chosen again"
+        return words, _again(content, "--export", "all")
+    words = f"write it for {reader.title}; where the export has no words for a choice, it is made again"
+    form = reader.exports[0]
+    return words, _again(content, *(["--checkpoint"] if form == "compressed-tensors" else ["--export", form]))
+
+
+def _engine(content: Mapping[str, Any]) -> str:
+    """The engine of the target, or a device, or nothing."""
+    return str(content["settings"]["target"] or "").partition("@")[0]
 
 
 def _again(content: Mapping[str, Any], *more: str) -> str:

@@ -238,6 +238,9 @@ def test_what_to_do_next_follows_from_what_was_found(content: dict[str, Any]) ->
     chosen, settings = made["recommended"], made["settings"]
     chosen |= {"met": True, "measured": 0.02, "interval": None}
     assert [command for _, command in next_steps(made)] == [f"{made['command']} --export all --resume"]
+    for target, options in (("vllm@h200", "--checkpoint"), ("llama.cpp", "--export gguf"), ("h200", "--export all")):
+        [(_, command)] = next_steps({**made, "settings": {**settings, "target": target}})
+        assert command == f"{made['command']} {options} --resume"
     part = {"format": "checkpoint", "paths": ["out/export/checkpoint"], "sites": 1, "bytes": 1, "loaded": None}
     exported = {**made, "exports": [part], "settings": {**settings, "target": "sglang@h200"}}
     serve, verify = (command for _, command in next_steps(exported))

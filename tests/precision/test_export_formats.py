@@ -296,6 +296,16 @@ def test_what_no_format_has_a_place_for_is_noted(recipe_of: Any) -> None:
     assert any("kv_cache" in note for note in notes) == (recipe_of is not online_config)
 
 
+def test_a_reason_is_told_once_for_all_formats() -> None:
+    """Many formats that one export lacks for the same reason are one line: the first three, how many more, and where."""
+    sites = many_layers(5)
+    schemes = ("w3a16-g32", "w4a16-g32", "w4a16-g64", "w4a16-g128", "w8a16")
+    assignment = {f"model.layers.{layer}.mlp.down_proj": scheme for layer, scheme in enumerate(schemes)}
+    (note,) = online_config(assignment, sites).notes
+    where = "w3a16-g32, w4a16-g32, w4a16-g64 and 2 more formats at model.layers.0.mlp.down_proj and 4 more: "
+    assert note.startswith(where)
+
+
 def test_a_site_or_a_scheme_that_there_is_not_is_refused() -> None:
     """A name that the model has not, and one that stands for no scheme, are answered with what there is."""
     with pytest.raises(CannotExport, match=r"expected sites of the model, got 'model\.nothing'"):
