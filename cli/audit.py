@@ -59,7 +59,10 @@ def audit(
         ),
     ],
     text: Annotated[Path, typer.Option(metavar="FILE", help="Text like that which the model will see, in UTF-8.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for audit.json, report.html and what is computed.")],
+    out: Annotated[
+        Path,
+        typer.Option(metavar="DIR", file_okay=False, help="Folder for audit.json, report.html and what is computed."),
+    ],
     check: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Text that the choice is judged on; else a quarter of --text is held out."),

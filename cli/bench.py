@@ -84,7 +84,9 @@ def bench(
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE.jsonl", help="Write what solutions gave as traces of FlashInfer Bench.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Write a page in Markdown, too.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.md", dir_okay=False, help="Write a page in Markdown, too.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON instead.")] = False,
     ops: settings.Ops = None,
 ) -> int:

@@ -34,7 +34,9 @@ def fingerprint(
     framework: settings.Framework = "torch",
     device: settings.Device = "cpu",
     timeout: settings.Timeout = 30.0,
-    out: Annotated[Path | None, typer.Option(help="Folder for the card as JSON and as an HTML page.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Folder for the card as JSON and as an HTML page.")
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the card as JSON here.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the card as an HTML page here.")] = None,
     ops: settings.Ops = None,

@@ -64,7 +64,9 @@ def inspect(
         bool, typer.Option("--pruned", help="In the JSON, also what a tuner's own pruning leaves out at these sizes.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all that is known as JSON instead.")] = False,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Write a page in Markdown, too.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.md", dir_okay=False, help="Write a page in Markdown, too.")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for any finding.")] = False,
     ops: settings.Ops = None,
 ) -> int:

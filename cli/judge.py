@@ -56,7 +56,11 @@ def judge(
     part: Annotated[str, typer.Option(help="Of a list, 3/10: only the third of ten parts of it.")] = "",
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.jsonl", help="Of a list: add the verdicts here; those that it holds are not made."),
+        typer.Option(
+            metavar="FILE.jsonl",
+            dir_okay=False,
+            help="Of a list: add the verdicts here; those that it holds are not made.",
+        ),
     ] = None,
 ) -> int:
     """Judge a solution of a kernel benchmark's problem: its numbers by the derived tolerance, its sizes, its conduct.

@@ -40,7 +40,7 @@ def survey(
     examples: settings.Examples = None,
     seed: settings.Seed = 0,
     device: settings.Device = "cpu",
-    out: Annotated[Path, typer.Option(help="Folder of index.html and survey.json.")] = Path("report"),
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder of index.html and survey.json.")] = Path("report"),
     only: Annotated[str, typer.Option(help="Only kernels whose name contains this.")] = "",
     table: Annotated[
         str | None,

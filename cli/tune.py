@@ -60,7 +60,8 @@ def tune(
     at_once: Annotated[int, typer.Option("--jobs", min=0, help="Examinations at a time; 0: one for each core.")] = 0,
     engine: Annotated[str, typer.Option(help="Where candidates are examined: local, or ray.")] = "local",
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="The record; kept, it answers the same question again.")
+        Path | None,
+        typer.Option(metavar="FILE.json", dir_okay=False, help="The record; kept, it answers the same question again."),
     ] = None,
     anew: Annotated[bool, typer.Option("--anew", help="Search again though --out holds the answer.")] = False,
     replay: Annotated[

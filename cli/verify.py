@@ -68,7 +68,10 @@ def verify(
     part: Annotated[str, typer.Option(help="3/10: only the third of ten parts of the examinations.")] = "",
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for the reports; verdicts that it holds of the same kernels are not made again."),
+        typer.Option(
+            file_okay=False,
+            help="Folder for the reports; verdicts that it holds of the same kernels are not made again.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON instead.")] = False,
     summary: Annotated[

@@ -77,6 +77,9 @@ def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         ((*SOFTMAX, "--contract", "ulps.exp=few"), "expected a number of ulps"),
         ((*SOFTMAX, "--contract", "stages=input"), "expected stages.name=input, or stages=none"),
         ((*SOFTMAX, "--device", "warp"), "device='warp' can't be used"),
+        ((*SOFTMAX, "--out", __file__), "is a file"),
+        (("audit", "stdlib-llama", "--text", __file__, "--out", __file__), "is a file"),
+        (("inspect", f"{USER}:honest", "--out", str(HERE)), "is a directory"),
     ],
 )
 def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
