@@ -297,7 +297,7 @@ def test_what_no_format_has_a_place_for_is_noted(recipe_of: Any) -> None:
 
 
 def test_a_reason_is_told_once_for_all_formats() -> None:
-    """Many formats that one export lacks for the same reason are one line: the first three, how many more, and where."""
+    """Formats that one export lacks for the same reason are one line: the first three, how many more, and where."""
     sites = many_layers(5)
     schemes = ("w3a16-g32", "w4a16-g32", "w4a16-g64", "w4a16-g128", "w8a16")
     assignment = {f"model.layers.{layer}.mlp.down_proj": scheme for layer, scheme in enumerate(schemes)}
