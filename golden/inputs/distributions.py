@@ -128,7 +128,7 @@ def _signed_scales(draws: Draws) -> Array:
 
 
 def _cycled_scales(draws: Draws) -> Array:
-    """Negative, zero and positive scales in turn along every axis, from the ``seed``'s on; e8m0 has positive ones alone."""
+    """Negative, zero and positive scales in turn along every axis, from the ``seed``'s on; in e8m0 all are positive."""
     if not draws.format.signed:
         return 2.0**-4 * (0.5 + draws.uniform())
     place = sum((draws.position(axis) for axis in range(len(draws.shape))), np.full(draws.shape, float(draws.seed)))
@@ -298,7 +298,7 @@ TILED = "tiled"  # ordinary numbers, so many times over as a large tensor needs
 STRUCTURED = {
     "label": ("mixed", "uniform", "first", "last", "none"),
     "offsets": ("mixed", "even", "uniform", "one"),
-    "pair": ("uniform", "first", "last"),
+    "pair": ("uniform", "first", "last", "any"),
 }
 
 

@@ -67,7 +67,7 @@ def arranged(cases: Iterable[Fixed], effort: str) -> list[Fixed]:
 
 def _always(fixed: Fixed) -> bool:
     """Cases of a promise that few contracts make, a row alone has the bits that it has among others; whole tiles, which
-    kernels have a way of their own for; a peak in the last place; factors over all of their range, and of either sign or
+    kernels have a way of their own for; a peak in the last place; factors over all of their range, of either sign and
     zero."""
     phase, case = fixed
     factors = phase == "range" and bool({"vast", "cycled"} & set(case.values.values()))

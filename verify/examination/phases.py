@@ -4,9 +4,9 @@
 |------------|----------------------------------------------------------------------------------------------------|
 | first      | one small ordinary case, which tells whether the kernel is interpreted                              |
 | exact      | small integers, powers of two, one-hot rows, ties, sizes all alike, one long size: nothing is rounded |
-| range      | logits of +-88 and beyond, values near the format's ends, subnormals, zeros, factors of any size and sign |
+| range      | logits of +-88 and beyond, near the format's ends, subnormals, zeros, factors of any size and sign |
 | lone       | one tensor of several is zero or subnormal                                                          |
-| seams      | many rows of one element more than a block, and a peak in the last place                            |
+| seams      | many rows of one element more than a block, a peak in the last place, sequences of many chunks      |
 | aligned    | all sizes whole tiles at once, as in production: kernels have a way of their own for those          |
 | special    | NaN and infinities, one at a time, compared by class and place; NaN wherever nothing is read        |
 | every      | of an op that works element by element, every number of a format of 16 bits or fewer                |
@@ -72,6 +72,11 @@ def exact_cases(sampler: Sampler) -> Iterator[Case]:
         least = {tensor.name: "least" for tensor in base.signature.tensors if tensor.role == "scale"}
         if least:
             yield replace(plain, values={**plain.values, **least})
+    for base in bases(sampler, "pairs", ("small", "tile"), most=1):  # in any order, and twice at one place
+        pairs = {tensor.name: "any" for tensor in base.signature.tensors if tensor.role == "pair"}
+        if pairs:
+            plain = with_values(base, "integers", layouts={}, protocol="once", memory="plain")
+            yield replace(plain, values={**plain.values, **pairs})
     for base in bases(sampler, "square", ("small",), most=1):
         plain = with_values(base, "integers", layouts={}, protocol="once", memory="plain")
         yield replace(plain, sizes={**base.sizes, **dict.fromkeys(sampler.free_symbols(base), _SQUARE)})
@@ -110,7 +115,8 @@ def lone_cases(sampler: Sampler) -> Iterator[Case]:
 def seam_cases(sampler: Sampler) -> Iterator[Case]:
     """Many rows of one element more than a block: what one block hands to the next shows most where few follow.
 
-    In the last of them a number far above the others comes at the very end.
+    In the last of them a number far above the others comes at the very end. Sequences of many chunks follow
+    (`Spec.long`).
     """
     choose = seeded(hash_of("seams", sampler.seed))
     base = sampler.case(_slim, style="small", options=choose(sampler.option_sets()))
@@ -127,6 +133,11 @@ def seam_cases(sampler: Sampler) -> Iterator[Case]:
             if first is not None and fits and all(case.shape(first)):
                 last = tuple(extent - 1 for extent in case.shape(first))
                 yield replace(with_values(case, "normal"), edits=((first.name, last, _PEAK),))
+    for symbol, long in base.definition.long.items():
+        fitting = [sizes for size in long if sampler.fits(sizes := {**base.sizes, symbol: size})]
+        if fitting and symbol not in sampler.shapes:
+            case = with_values(base, "normal", layouts={}, protocol="once", memory="plain")
+            yield replace(case, sizes=fitting[0], seed=choose(range(1 << 24)))
 
 
 def aligned_cases(sampler: Sampler) -> Iterator[Case]:
