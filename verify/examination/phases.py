@@ -53,9 +53,9 @@ _FEW = 10 * 2**16  # elements of a tensor of so many rows
 _MANY = 2**21 + 2**17  # where it can't be less
 
 
-def gate_cases(sampler: Sampler, style: str, values: str = "normal") -> Iterator[Case]:
-    """Ordinary cases on which the check itself is checked."""
-    for place, base in enumerate(bases(sampler, "gate", (style,))):
+def gate_cases(sampler: Sampler, style: str, values: str = "normal", draws: int = 1) -> Iterator[Case]:
+    """Ordinary cases on which the check itself is checked, so many of each set of options."""
+    for place, base in enumerate(bases(sampler, "gate", (style,) * draws)):
         yield with_values(base, values, layouts={}, memory="plain", protocol="once", unused="plain", seed=place)
 
 
