@@ -95,8 +95,8 @@ def gate(question: Question) -> str | None:
     """What the check would let through, if anything. No call of the kernel is made.
 
     What it lets through of ordinary numbers it may notice of small ones: of attention's gradient with operands cut to
-    TF32, errors of the scores are relative ones of the weights, and the sums over many rows cancel. What it lets through
-    of one small size it may notice of others: few results of a wide tolerance hold one that is known well.
+    TF32, errors of the scores are relative ones of the weights, and the sums over many rows cancel. What it lets
+    through of one small size it may notice of others: few results of a wide tolerance hold one that is known well.
     """
     seen: dict[str, list[dict[str, bool]]] = {}
     found = None
