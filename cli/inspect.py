@@ -91,15 +91,17 @@ def inspect(
         else Inspected(job.name, job.dtype, (), answer.message)
         for job, answer in zip(jobs, answers, strict=True)
     ]
-    if as_json:
+    wrong = [isinstance(answer, Raised) and answer.user_error for answer in answers]
+    said = dict.fromkeys(one.problem for one, mistaken in zip(every, wrong, strict=True) if mistaken)
+    every = [one for one, mistaken in zip(every, wrong, strict=True) if not mistaken]
+    if as_json and every:
         print(json.dumps(_as_dict(every, device), indent=1))
-    else:
+    elif every:
         _print(every, device, each=each or len(every) == 1)
-    if out is not None:
+    if out is not None and every:
         _write(out, every, device)
-    wrong = [answer for answer in answers if isinstance(answer, Raised) and answer.user_error]
-    if wrong:
-        return report_error(wrong[0].message)
+    if said:
+        return max(report_error(message) for message in said)
     found = [finding for one in every for _, finding in one.findings(device)]
     return int(any(finding.fatal or strict for finding in found) or any(one.problem for one in every))
 

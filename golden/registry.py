@@ -106,7 +106,8 @@ class Spec:
     Sizes. ``sizes`` and ``multiples`` say which sizes a symbol may take (``{"g": (32, 64, 128)}``) and which symbol,
     number or option it must be a multiple of (``{"K": "g"}``, ``{"K": "4"}``, ``{"C": "groups"}``).
     ``least`` names options that a symbol must not fall below (``{"E": "top_k"}``). ``empty`` are the symbols that
-    fuzzing may set to zero, ``usual`` sizes that a campaign over the whole op keeps to. ``work`` is an expression for
+    fuzzing may set to zero, ``usual`` sizes that a campaign over the whole op keeps to, ``long`` such beyond ``sizes``
+    of which one fixed case has the first that it can take (a sequence of many chunks). ``work`` is an expression for
     the cost of a call (the product of all sizes where left out).
 
     Inputs. ``inputs`` are distributions of a tensor by their names, the plainest first, in place of those of its role
@@ -145,6 +146,7 @@ class Spec:
     least: Mapping[str, str] = field(default_factory=dict)
     empty: tuple[str, ...] = ()
     usual: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    long: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     work: str | None = None
     inputs: Mapping[str, Inputs] = field(default_factory=dict)
     unused: Callable[..., Mapping[str, Any]] | None = None

@@ -9,8 +9,8 @@ A signature is written as text, ``"a:float8_e4m3fn[M,K], scale[M,ceil(K/128)]=sc
   ``weight`` (a share, between 0 and 1), ``angle`` (between -1 and 1), ``slope`` (positive, at most 1), ``code(n)``
   (integers below n), ``index(E)`` (integers below the symbol E), ``length(n*m)`` (integers up to n m, that itself
   among them; m is what lengths are counted out in), ``offsets(T)`` (where each part of T begins, and at last T: never
-  descending), ``pair(n)`` (neighbours are two places below n, ascending), ``label(V,i)`` (integers below the symbol V,
-  and i, which says that there is none), ``lse`` (log-sum-exps, -inf among them),
+  descending), ``pair(n)`` (neighbours are two places below n, mostly ascending), ``label(V,i)`` (integers below the
+  symbol V, and i, which says that there is none), ``lse`` (log-sum-exps, -inf among them),
   ``bits`` (any bit pattern); ``real(n)``: numbers that are going to be codes up to n; of a result ``rounded``: codes
   that the op rounds numbers to;
 - ``*name[dims]``: handed over as a keyword.

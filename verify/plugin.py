@@ -105,11 +105,24 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Audit(config, folder, functions), "assay-audit")
     if config.getoption("assay_pretend"):
         _begin_to_pretend(config, config.getoption("assay_pretend"))
+    if config.getoption("assay_device") and not hasattr(config, "workerinput"):
+        _find(config.getoption("assay_device"))
     if any(config.getoption(f"assay_{name}") for name in ("faithful", "faithful_device", "emission", "pretend")):
         if importlib.util.find_spec("triton") is None:
             raise pytest.UsageError("--assay-faithful needs Triton, which is not installed: pip install triton")
         named = (config.getoption(f"assay_{name}") for name in ("faithful_device", "emission"))
         config.pluginmanager.register(_Faithful(*named), "assay-faithful")
+
+
+def _find(device: str) -> None:
+    """A run on a device doesn't start where this machine hasn't got it."""
+    from assay.verify.errors import SettingError
+    from assay.verify.execution.frameworks import check_device
+
+    try:
+        check_device(device)
+    except SettingError as error:
+        raise pytest.UsageError(f"--assay-device: {error}") from None
 
 
 def _require(address: str) -> None:

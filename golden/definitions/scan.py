@@ -56,6 +56,7 @@ def _scanned(xp: Arithmetic[N], decay: N, term: N, c: N, u: N, skip: N) -> N:
     separable=("D",),
     empty=(),
     sizes={"S": (1, 2, 4, 8, 16), "L": (1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 65, 100)},
+    long={"L": (2049, 257)},
     work="8*B*D*S*L",
     inputs={
         "delta": {
@@ -132,6 +133,7 @@ def _gate_late(xp: Any, q: Any, k: Any, v: Any, *gate: Any, scale: Any, gated: b
     columns="Dv",
     empty=(),
     sizes=SIZES,
+    long={"T": (193,)},
     work="2*B*H*T*(T+D)*Dv",
     inputs={
         "gate": {

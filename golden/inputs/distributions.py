@@ -127,6 +127,14 @@ def _signed_scales(draws: Draws) -> Array:
     return sign * 2.0**-4 * (0.5 + draws.uniform())
 
 
+def _cycled_scales(draws: Draws) -> Array:
+    """Negative, zero and positive scales in turn along every axis, from the ``seed``'s on; in e8m0 all are positive."""
+    if not draws.format.signed:
+        return 2.0**-4 * (0.5 + draws.uniform())
+    place = sum((draws.position(axis) for axis in range(len(draws.shape))), np.full(draws.shape, float(draws.seed)))
+    return (place % 3 - 1.0) * 2.0**-4 * (0.5 + draws.uniform())
+
+
 def _far_scales(draws: Draws) -> Array:
     """Scales far from one: to 2^40 in e8m0, in other formats of 8 bits to the largest, in wide ones from 2^-14."""
     if not draws.format.has_zero:
@@ -222,6 +230,7 @@ ROLES: dict[str, dict[str, Callable[[Draws], Array]]] = {
         "ends": _end_scales,
         "least": _least_scales,
         "signed": _signed_scales,
+        "cycled": _cycled_scales,
         "vast": _vast,
     },
     "weight": {
@@ -289,7 +298,7 @@ TILED = "tiled"  # ordinary numbers, so many times over as a large tensor needs
 STRUCTURED = {
     "label": ("mixed", "uniform", "first", "last", "none"),
     "offsets": ("mixed", "even", "uniform", "one"),
-    "pair": ("uniform", "first", "last"),
+    "pair": ("uniform", "first", "last", "any"),
 }
 
 

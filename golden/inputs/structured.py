@@ -77,7 +77,10 @@ def offset_values(draws: Draws, name: str, total: int) -> Integers:
 
 
 def pair_values(draws: Draws, name: str, below: int) -> Integers:
-    """Neighbours along the last axis are two places below ``below``, ascending: "uniform", "first", or "last"."""
+    """Neighbours along the last axis are two places below ``below``, ascending: "uniform", "first", or "last"; or each
+    is "any" place, so that some descend and some are one place twice."""
+    if name == "any":
+        return integers(draws.bits(), below)
     every = np.asarray(list(combinations(range(below), 2)))
     drawn = integers(draws.bits()[..., ::2], len(every))
     chosen = {"first": np.zeros_like(drawn), "last": np.full_like(drawn, len(every) - 1)}.get(name, drawn)

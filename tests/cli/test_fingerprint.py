@@ -39,3 +39,25 @@ def test_mistakes_are_said_in_one_line(
     said = capsys.readouterr().err
     assert message in said
     assert len([line for line in said.splitlines() if line.startswith("assay:")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("op", "message"),
+    [
+        ("softmax", "rms_norm is no softmax: called as f(x), but it takes (x"),
+        ("gemm", "rms_norm is no gemm: "),
+    ],
+)
+def test_a_kernel_of_another_op_is_said_to_be_one(
+    op: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that takes other arguments, or gives another shape, has no card but one line: what was expected, and got."""
+    source = "def rms_norm(x, weight):\n    return x * weight[: x.shape[-1]].sum()\n"
+    (tmp_path / "of_another_op.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["fingerprint", "of_another_op:rms_norm", "--spec", op, "--dtype", "float32"]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.err.strip().count("assay:") == 1
+    assert "not observable" not in said.out

@@ -68,6 +68,7 @@ def test_a_table_is_printed_of_an_op_at_given_sizes(module: str, capsys: pytest.
         (["doubled:twice", "--spec", "softmax", "--layout", "x=upright"], "--layout x=upright: expected one of"),
         (["--inputs", "doubled:arguments"], "expected one package.module:function beside it"),
         (["doubled:twice", "--inputs", "doubled:missing"], "unknown function 'missing'"),
+        (["doubled:missing", "--spec", "softmax"], "unknown function 'missing' (known: "),
         (["no_such_kernel"], "expected package.module:function, or a kernel"),
     ],
 )
@@ -76,4 +77,6 @@ def test_mistakes_are_told_in_one_line(
 ) -> None:
     """What can't be inspected is refused with what was expected, and exit status 2."""
     assert main(["inspect", *arguments]) == 2
-    assert words in " ".join(capsys.readouterr().err.split())
+    said = capsys.readouterr()
+    assert words in " ".join(said.err.split())
+    assert said.out == ""

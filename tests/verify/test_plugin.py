@@ -121,10 +121,13 @@ def test_sizes_of_production_are_for_ops_that_have_them(run: Any) -> None:
 
 
 def test_the_device_is_handed_on(run: Any) -> None:
-    """A device that isn't there is one clear line, not a wrong verdict."""
-    result = run('def test_softmax(assay): assay.check(softmax, "softmax", dtype="float32")', "--assay-device=tpu:7")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*device='tpu:7' can't be used*"])
+    """A device that isn't there is one clear line before any test, not a wrong verdict, and no traceback."""
+    test = 'def test_softmax(assay): assay.check(softmax, "softmax", dtype="float32")'
+    result = run(test, "--assay-device=tpu:7")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--assay-device: device='tpu:7' can't be used*; expected one*e.g. cpu*"])
+    assert len([line for line in result.stderr.lines if line.strip()]) == 1
+    run(test, "--assay-device=cpu").assert_outcomes(passed=1)
 
 
 def test_marker_and_fixture_are_documented(run: Any) -> None:

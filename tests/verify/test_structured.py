@@ -105,9 +105,9 @@ def test_offsets_stay_where_they_are_when_the_end_is_cut() -> None:
     assert torch.equal(long.clamp(max=100)[:-1], short[:-1])
 
 
-@pytest.mark.parametrize("kind", STRUCTURED["pair"])
+@pytest.mark.parametrize("kind", [kind for kind in STRUCTURED["pair"] if kind != "any"])
 def test_places_in_a_group_ascend(kind: str) -> None:
-    """Two places below four, the first the lesser; of the uniform kind all six pairs."""
+    """Two places below four, the first the lesser, but where they are any; of the uniform kind all six pairs."""
     index = drawn("gemm_2to4", kind, "index", M=20, K=64, N=1).long().reshape(-1, 2)
     assert bool((index[:, 0] < index[:, 1]).all())
     assert (int(index.min()), int(index.max())) in {(0, 3), (0, 1), (2, 3)}

@@ -148,10 +148,10 @@ class Sampler:
         sizes = {symbol: sizes[symbol] for symbol in signature.symbols}
         for symbol in sorted(symbols, key=lambda name: (name in long, -sizes[name])):
             while self._too_much(signature, sizes) and sizes[symbol] > 1:
-                smaller = self._smaller(signature, symbol, sizes)
-                if smaller == sizes[symbol]:
+                smaller = self.tied_sizes({**sizes, symbol: self._smaller(signature, symbol, sizes)})
+                if not self._is_less(signature, smaller, sizes):  # another symbol is what makes it too much
                     break
-                sizes = self.tied_sizes({**sizes, symbol: smaller})
+                sizes = smaller
         return sizes
 
     def _at_least(self, symbol: str, size: int, least: int) -> int:
@@ -244,9 +244,18 @@ class Sampler:
         return sizes[symbol] if partners else half
 
     def _too_much(self, signature: Signature, sizes: Mapping[str, int]) -> bool:
-        tensors = (*signature.tensors, *signature.returns)
-        cost, largest = self.definition.cost(sizes), max(prod(t.shape(sizes)) for t in tensors)
-        return cost > self.most_work or largest > self.most_elements
+        return any(self._excess(signature, sizes))
+
+    def _is_less(self, signature: Signature, smaller: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
+        """Whether any of what is too much is less of smaller sizes."""
+        both = zip(self._excess(signature, smaller), self._excess(signature, sizes), strict=True)
+        return any(less < more for less, more in both)
+
+    def _excess(self, signature: Signature, sizes: Mapping[str, int]) -> list[int]:
+        """How much more work there is than may be, and elements of each tensor; zero where it is no more."""
+        counts = [prod(tensor.shape(sizes)) for tensor in (*signature.tensors, *signature.returns)]
+        work = self.definition.cost(sizes) - self.most_work
+        return [max(work, 0), *(max(count - self.most_elements, 0) for count in counts)]
 
 
 def real_tensors(signature: Signature) -> list[TensorSpec]:

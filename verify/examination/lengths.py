@@ -18,7 +18,7 @@ from assay.formats.rounding import next_down, next_up
 from assay.golden.signature import dimension, symbols_in
 from assay.verify.cases.case import Case
 from assay.verify.cases.sampler import SMALL, Sampler, seeded, with_values
-from assay.verify.examination.phases import hash_of
+from assay.verify.examination.bases import hash_of
 from assay.verify.findings import Detectable
 from assay.verify.judgement.judge import Tolerance
 from assay.verify.judgement.result import Result

@@ -67,7 +67,8 @@ def arranged(cases: Iterable[Fixed], effort: str) -> list[Fixed]:
 
 def _always(fixed: Fixed) -> bool:
     """Cases of a promise that few contracts make, a row alone has the bits that it has among others; whole tiles, which
-    kernels have a way of their own for; a peak in the last place; factors over all of their range."""
+    kernels have a way of their own for; a peak in the last place; factors over all of their range, of either sign and
+    zero."""
     phase, case = fixed
-    vast = phase == "range" and "vast" in case.values.values()
-    return case.protocol == "alone" or phase == "aligned" or (phase == "seams" and bool(case.edits)) or vast
+    factors = phase == "range" and bool({"vast", "cycled"} & set(case.values.values()))
+    return case.protocol == "alone" or phase == "aligned" or (phase == "seams" and bool(case.edits)) or factors

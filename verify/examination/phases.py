@@ -4,9 +4,9 @@
 |------------|----------------------------------------------------------------------------------------------------|
 | first      | one small ordinary case, which tells whether the kernel is interpreted                              |
 | exact      | small integers, powers of two, one-hot rows, ties, sizes all alike, one long size: nothing is rounded |
-| range      | logits of +-88 and beyond, values near the format's ends, subnormals, zeros, factors of any size |
+| range      | logits of +-88 and beyond, near the format's ends, subnormals, zeros, factors of any size and sign |
 | lone       | one tensor of several is zero or subnormal                                                          |
-| seams      | many rows of one element more than a block, and a peak in the last place                            |
+| seams      | many rows of one element more than a block, a peak in the last place, sequences of many chunks      |
 | aligned    | all sizes whole tiles at once, as in production: kernels have a way of their own for those          |
 | special    | NaN and infinities, one at a time, compared by class and place; NaN wherever nothing is read        |
 | every      | of an op that works element by element, every number of a format of 16 bits or fewer                |
@@ -32,9 +32,9 @@ from assay.verify.cases.case import Case
 from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.cases.sampler import SMALL, Sampler, real_tensors, seeded, with_values
 from assay.verify.contract import Contract
+from assay.verify.examination.bases import MOST_OPTION_SETS, bases, hash_of
+from assay.verify.examination.factors import factor_cases
 
-_MOST_OPTION_SETS = 4
-_TILE_ELEMENTS, _TILE_WORK = 2**15, 2**21  # of a case of one or two tiles: these are many
 _DRAWS = 4  # bases, of which the least work is taken where it is done many times
 _STYLES = {"after_many": ("small",), "alone": ("small", "tile", "tile", "tile", "any", "any")}
 _SQUARE, _SHORT = 16, 8  # all sizes alike; a row that may be all -inf
@@ -53,9 +53,9 @@ _FEW = 10 * 2**16  # elements of a tensor of so many rows
 _MANY = 2**21 + 2**17  # where it can't be less
 
 
-def gate_cases(sampler: Sampler, style: str, values: str = "normal") -> Iterator[Case]:
-    """Ordinary cases on which the check itself is checked."""
-    for place, base in enumerate(_bases(sampler, "gate", (style,))):
+def gate_cases(sampler: Sampler, style: str, values: str = "normal", draws: int = 1) -> Iterator[Case]:
+    """Ordinary cases on which the check itself is checked, so many of each set of options."""
+    for place, base in enumerate(bases(sampler, "gate", (style,) * draws)):
         yield with_values(base, values, layouts={}, memory="plain", protocol="once", unused="plain", seed=place)
 
 
@@ -64,18 +64,23 @@ def exact_cases(sampler: Sampler) -> Iterator[Case]:
     rounds = any(tensor.bound for options in sampler.option_sets() for tensor in _reals(sampler, options))
     for distribution in (*EXACT, MIDPOINTS) if rounds else EXACT:
         styles = ("any", "any") if distribution == "seesaw" else ("small", "tile")
-        for base in _bases(sampler, distribution, styles):
+        for base in bases(sampler, distribution, styles):
             case = with_values(base, distribution, layouts={}, protocol="once", memory="plain")
             yield _with_plain_factors(case, distribution)
-    for base in _bases(sampler, "least", ("small", "tile"), most=1):  # bfloat16 holds an integer times 2^-127
+    for base in bases(sampler, "least", ("small", "tile"), most=1):  # bfloat16 holds an integer times 2^-127
         plain = with_values(base, "integers", layouts={}, protocol="once", memory="plain")
         least = {tensor.name: "least" for tensor in base.signature.tensors if tensor.role == "scale"}
         if least:
             yield replace(plain, values={**plain.values, **least})
-    for base in _bases(sampler, "square", ("small",), most=1):
+    for base in bases(sampler, "pairs", ("small", "tile"), most=1):  # in any order, and twice at one place
+        pairs = {tensor.name: "any" for tensor in base.signature.tensors if tensor.role == "pair"}
+        if pairs:
+            plain = with_values(base, "integers", layouts={}, protocol="once", memory="plain")
+            yield replace(plain, values={**plain.values, **pairs})
+    for base in bases(sampler, "square", ("small",), most=1):
         plain = with_values(base, "integers", layouts={}, protocol="once", memory="plain")
         yield replace(plain, sizes={**base.sizes, **dict.fromkeys(sampler.free_symbols(base), _SQUARE)})
-    for base in _bases(sampler, "long", ("small",), most=1):
+    for base in bases(sampler, "long", ("small",), most=1):
         plain = with_values(base, "integers", layouts={}, protocol="once", memory="plain")
         for symbol in sampler.free_symbols(base):
             longer = [sizes for size in _LONG if sampler.fits(sizes := {**base.sizes, symbol: size})]
@@ -85,26 +90,21 @@ def exact_cases(sampler: Sampler) -> Iterator[Case]:
 
 def range_cases(sampler: Sampler) -> Iterator[Case]:
     """Cases at the ends of the format's range; in some the first tensor lies above and the others below."""
-    for base in _bases(sampler, "opposed", ("small", "tile")):
+    for base in bases(sampler, "opposed", ("small", "tile")):
         opposed = with_values(base, "below", layouts={}, protocol="once", memory="plain")
         first = next(iter(opposed.values))
         if opposed.values[first] == "below":
             yield replace(opposed, values={**opposed.values, first: "above"})
-    for base in _bases(
-        sampler, "vast", ("small", "tile"), most=2
-    ):  # factors over all of their range, the rest ordinary
-        ordinary = with_values(base, "normal", layouts={}, protocol="once", memory="plain")
-        if vast := {tensor.name: "vast" for tensor in base.signature.tensors if "vast" in names_of(tensor)}:
-            yield replace(ordinary, values={**ordinary.values, **vast})
+    yield from factor_cases(sampler)
     for distribution in RANGE:
-        for base in _bases(sampler, distribution, ("small", "tile")):
+        for base in bases(sampler, distribution, ("small", "tile")):
             yield with_values(base, distribution, layouts={}, protocol="once", memory="plain")
 
 
 def lone_cases(sampler: Sampler) -> Iterator[Case]:
     """One tensor of several is zero, or subnormal: what it lets through of the others is seen by itself."""
     for kind, others in (("zeros", "near_overflow"), ("subnormal", "normal")):
-        for base in _bases(sampler, kind + " alone", ("small",) * (2 if len(sampler.option_sets()) == 1 else 1)):
+        for base in bases(sampler, kind + " alone", ("small",) * (2 if len(sampler.option_sets()) == 1 else 1)):
             case = with_values(base, others, layouts={}, protocol="once", memory="plain")
             far = {t.name: "far" for t in case.signature.tensors if t.role == "lse"}
             tensors = real_tensors(case.signature)
@@ -115,7 +115,8 @@ def lone_cases(sampler: Sampler) -> Iterator[Case]:
 def seam_cases(sampler: Sampler) -> Iterator[Case]:
     """Many rows of one element more than a block: what one block hands to the next shows most where few follow.
 
-    In the last of them a number far above the others comes at the very end.
+    In the last of them a number far above the others comes at the very end. Sequences of many chunks follow
+    (`Spec.long`).
     """
     choose = seeded(hash_of("seams", sampler.seed))
     base = sampler.case(_slim, style="small", options=choose(sampler.option_sets()))
@@ -132,13 +133,18 @@ def seam_cases(sampler: Sampler) -> Iterator[Case]:
             if first is not None and fits and all(case.shape(first)):
                 last = tuple(extent - 1 for extent in case.shape(first))
                 yield replace(with_values(case, "normal"), edits=((first.name, last, _PEAK),))
+    for symbol, long in base.definition.long.items():
+        fitting = [sizes for size in long if sampler.fits(sizes := {**base.sizes, symbol: size})]
+        if fitting and symbol not in sampler.shapes:
+            case = with_values(base, "normal", layouts={}, protocol="once", memory="plain")
+            yield replace(case, sizes=fitting[0], seed=choose(range(1 << 24)))
 
 
 def aligned_cases(sampler: Sampler) -> Iterator[Case]:
     """All sizes are whole tiles at once, which sizes drawn one by one hardly ever are; then a longer sum."""
     choose = seeded(hash_of("aligned", sampler.seed))
     sets = sampler.option_sets()
-    for options in sets if len(sets) <= _MOST_OPTION_SETS else [choose(sets) for _ in range(_MOST_OPTION_SETS)]:
+    for options in sets if len(sets) <= MOST_OPTION_SETS else [choose(sets) for _ in range(MOST_OPTION_SETS)]:
         base = sampler.case(_two, style="small", options=options)
         over = symbols_in(base.definition.reduction.over) if base.definition.reduction is not None else ()
         for data, size, longest in (*(("normal", tile, tile) for tile in _TILES), ("positive", *_LONG_SUM)):
@@ -213,7 +219,7 @@ def _slimmed(sampler: Sampler, base: Case, symbol: str, size: int) -> dict[str, 
 
 def special_cases(sampler: Sampler) -> Iterator[Case]:
     """One NaN or infinity at a time, at both ends and in the middle of each tensor."""
-    for base in _bases(sampler, "special", ("small", "tile"), most=2, draws=_DRAWS):
+    for base in bases(sampler, "special", ("small", "tile"), most=2, draws=_DRAWS):
         plain = with_values(base, "normal", layouts={}, protocol="once", memory="plain", unused="plain")
         if plain.definition.unused is not None:
             for other in range(_SPOILED):
@@ -261,7 +267,7 @@ def every_cases(sampler: Sampler) -> Iterator[Case]:
     starts = [row * _SIDE + column for row in range(0, _SIDE, rows) for column in range(0, _SIDE, columns)]
     numbers = 2 ** format_named(base.dtypes[tensor.name]).bits
     starts = [start for start in starts if start < numbers]
-    for options in sampler.option_sets()[:_MOST_OPTION_SETS]:
+    for options in sampler.option_sets()[:MOST_OPTION_SETS]:
         for start in starts if len(starts) <= _MOST_STARTS else ():
             case = with_values(base, "normal", layouts={}, protocol="once", memory="plain", sizes=sizes, seed=start)
             yield replace(case, options=options, values={tensor.name: EVERY})
@@ -273,7 +279,7 @@ def invariant_cases(sampler: Sampler, contract: Contract) -> Iterator[Case]:
     protocols = ["repeat", "after_other", "after_refill", "after_many", *alone]
     for protocol in protocols:
         styles = _STYLES.get(protocol, ("small", "tile", "any"))
-        for base in _bases(sampler, protocol, styles, most=2, draws=_DRAWS if protocol == "after_many" else 1):
+        for base in bases(sampler, protocol, styles, most=2, draws=_DRAWS if protocol == "after_many" else 1):
             case = with_values(base, "normal", layouts={}, protocol=protocol, memory="plain")
             yield case
             rows = case.definition.independent(case.options)
@@ -282,9 +288,9 @@ def invariant_cases(sampler: Sampler, contract: Contract) -> Iterator[Case]:
             ):  # an odd and an even number of rows
                 yield replace(case, sizes={**case.sizes, rows: case.sizes[rows] + 1})
     for memory in ("nan", "huge"):
-        for base in _bases(sampler, memory, ("small", "tile", "tile", "any"), most=2):
+        for base in bases(sampler, memory, ("small", "tile", "tile", "any"), most=2):
             yield with_values(base, "normal", layouts={}, protocol="once", memory=memory)
-    for base in _bases(sampler, "empty", ("small",), most=1):
+    for base in bases(sampler, "empty", ("small",), most=1):
         for symbol in base.definition.empty:
             if symbol in base.sizes and 0 in sampler.shapes.get(symbol, (0,)):
                 yield with_values(
@@ -292,28 +298,28 @@ def invariant_cases(sampler: Sampler, contract: Contract) -> Iterator[Case]:
                 )
     for layout in sampler.layouts:
         if layout != LAYOUTS[0]:
-            for base in _bases(sampler, layout, ("small", "tile"), most=2):
+            for base in bases(sampler, layout, ("small", "tile"), most=2):
                 names = [tensor.name for tensor in base.signature.tensors]
                 yield with_values(base, "normal", layouts=dict.fromkeys(names, layout), protocol="once", memory="plain")
 
 
 def emitted_cases(sampler: Sampler) -> Iterator[Case]:
     """Ordinary cases to be tried as NVIDIA's backend emits the kernel."""
-    for base in _bases(sampler, "emitted", ("small", "tile"), most=2):
+    for base in bases(sampler, "emitted", ("small", "tile"), most=2):
         yield with_values(base, "normal", layouts={}, protocol="emitted", memory="plain", unused="plain")
 
 
 def outside_cases(sampler: Sampler) -> Iterator[Case]:
     """One case to be tried where nothing tells of an examination."""
-    for base in _bases(sampler, "outside", ("tile",), most=1):
+    for base in bases(sampler, "outside", ("tile",), most=1):
         yield with_values(base, "normal", layouts={}, protocol="outside", memory="plain", unused="plain")
 
 
 def bias_cases(sampler: Sampler) -> Iterator[Case]:
     """Series of calls (`assay.verify.judgement.bias`): numbers of one sign, where errors add up, and of both."""
-    bases = sorted(_bases(sampler, "bias", ("tile",) * 4, most=2), key=lambda case: case.definition.cost(case.sizes))
+    drawn = sorted(bases(sampler, "bias", ("tile",) * 4, most=2), key=lambda case: case.definition.cost(case.sizes))
     for distribution in ("positive", "normal"):
-        for base in bases[-min(2, len(sampler.option_sets())) :]:  # where errors add up most
+        for base in drawn[-min(2, len(sampler.option_sets())) :]:  # where errors add up most
             yield with_values(base, distribution, layouts={}, protocol="bias", memory="plain", unused="plain")
 
 
@@ -321,30 +327,8 @@ def _reals(sampler: Sampler, options: Mapping[str, Any]) -> list[TensorSpec]:
     return real_tensors(sampler.definition.signature(options))
 
 
-def _bases(
-    sampler: Sampler, purpose: str, styles: tuple[str, ...], *, most: int = _MOST_OPTION_SETS, draws: int = 1
-) -> Iterator[Case]:
-    """A case per style and option set, the sets in turn where there are many; of so many draws the least work.
-
-    Sizes of one and none are taken where nothing else was drawn: a row of one element hides what a kernel does.
-    """
-    choose = seeded(hash_of(purpose, sampler.seed))
-    sets = sampler.option_sets()
-    for style in styles:
-        sized = sampler.limited(_TILE_ELEMENTS, _TILE_WORK) if style == "tile" else sampler
-        picked = sets if len(sets) <= most else [choose(sets) for _ in range(most)]
-        for options in picked:
-            drawn = [sized.case(choose, style=style, options=dict(options)) for _ in range(draws)]
-            yield min(drawn, key=lambda c: (min(c.sizes.values(), default=2) < 2, c.definition.cost(c.sizes)))
-
-
 def _with_plain_factors(case: Case, distribution: str) -> Case:
     """The case with powers of two for the scales and shares that don't have ``distribution``: products stay exact."""
     kinds = {tensor.name: names_of(tensor) for tensor in case.signature.tensors if tensor.role in ("scale", "weight")}
     plain = {name: "powers" for name, known in kinds.items() if distribution not in known}
     return replace(case, values={**case.values, **plain})
-
-
-def hash_of(purpose: str, seed: int) -> int:
-    """A seed of its own for each purpose."""
-    return seed * 1_000_003 + sum((place + 1) * ord(letter) for place, letter in enumerate(purpose))

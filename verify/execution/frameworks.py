@@ -82,7 +82,12 @@ def check_device(device: str) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise SettingError(f"device={device!r} can't be used: {str(error).splitlines()[0]}") from None
+        here = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+        reason = str(error).splitlines()[0].partition(" device type at start")[0].partition("Expected one of")[0]
+        raise SettingError(
+            f"device={device!r} can't be used{f' ({reason})' if reason else ''}; expected one that this machine has, "
+            f"e.g. {' or '.join(here)}"
+        ) from None
 
 
 def check_framework(name: str, device: str = "cpu") -> None:

@@ -5,8 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from assay.runtime.environment import generators_kept, standard_environment
-from assay.verify.errors import SettingError
+from assay.verify.cases.case import build
+from assay.verify.errors import SettingError, TargetError
+from assay.verify.examination.phases import gate_cases
 from assay.verify.examination.question import ask
+from assay.verify.execution.call import Finding
+from assay.verify.execution.signature import misfit
 from assay.verify.fingerprint import accumulator, tree, values
 from assay.verify.fingerprint.accumulator import Width
 from assay.verify.fingerprint.card import UNSEEN, Card, Trait
@@ -38,7 +42,8 @@ def fingerprint(
     sum (`assay.golden.registry.Reduction`: gemm, linear, gemm_fp8, attention, all_reduce), or shows one of exponentials
     (the softmax family).
 
-    Raises what `examine` raises on a question that can't be asked.
+    Raises what `examine` raises on a question that can't be asked, and `TargetError` where the kernel can't be called
+    as the op is, or gives results of another number, shape or dtype.
     """
     listed = {name: value if isinstance(value, list) else [value] for name, value in (options or {}).items()}
     settings = Settings(op, dtype, out_dtype, listed, shapes or {}, device=device, framework=framework, timeout=timeout)
@@ -53,11 +58,25 @@ def card_of(kernel: Callable[..., Any], settings: Settings) -> Card:
     question = ask(kernel, replace(settings, layouts=("contiguous",)))
     with generators_kept(), standard_environment(), one_thread():
         subject = Subject(question)
+        _require(subject)
         repeated = _seen("repeated calls", "eight equal calls, at three sizes", lambda: values.repeated(subject))
         is_steady = repeated.value == "the same bits"
         traits = [repeated, *(_seen(*row) for row in _rows(subject, is_steady))]
         grown, errors = _growth(subject)
     return Card(question.kernel, question.definition.name, question.dtype, (*traits, errors), grown)
+
+
+def _require(subject: Subject) -> None:
+    """`TargetError` where no probe can tell anything: the kernel takes other arguments than the op, or gives results of
+    another form."""
+    bench, case = subject.question.bench, next(gate_cases(subject.question.sampler, "small"))
+    wrong = misfit(bench.call.kernel, case, bench.call.listed)
+    if not wrong:
+        outputs = bench.call(case, build(case, bench.device))
+        wrong = outputs.message if isinstance(outputs, Finding) and outputs.kind in ("shape", "dtype") else ""
+    if wrong:
+        name = subject.question.kernel
+        raise TargetError(f"fingerprint: {name} is no {subject.op}: {wrong}; expected the op that it implements")
 
 
 Probe = Callable[[], str | tuple[str, str]]

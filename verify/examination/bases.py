@@ -1,0 +1,33 @@
+"""What fixed cases start from: a drawn case for each style of sizes and each set of options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from assay.verify.cases.case import Case
+from assay.verify.cases.sampler import Sampler, seeded
+
+MOST_OPTION_SETS = 4
+_TILE_ELEMENTS, _TILE_WORK = 2**15, 2**21  # of a case of one or two tiles: these are many
+
+
+def bases(
+    sampler: Sampler, purpose: str, styles: tuple[str, ...], *, most: int = MOST_OPTION_SETS, draws: int = 1
+) -> Iterator[Case]:
+    """A case per style and option set, the sets in turn where there are many; of so many draws the least work.
+
+    Sizes of one and none are taken where nothing else was drawn: a row of one element hides what a kernel does.
+    """
+    choose = seeded(hash_of(purpose, sampler.seed))
+    sets = sampler.option_sets()
+    for style in styles:
+        sized = sampler.limited(_TILE_ELEMENTS, _TILE_WORK) if style == "tile" else sampler
+        picked = sets if len(sets) <= most else [choose(sets) for _ in range(most)]
+        for options in picked:
+            drawn = [sized.case(choose, style=style, options=dict(options)) for _ in range(draws)]
+            yield min(drawn, key=lambda c: (min(c.sizes.values(), default=2) < 2, c.definition.cost(c.sizes)))
+
+
+def hash_of(purpose: str, seed: int) -> int:
+    """A seed of its own for each purpose."""
+    return seed * 1_000_003 + sum((place + 1) * ord(letter) for place, letter in enumerate(purpose))
