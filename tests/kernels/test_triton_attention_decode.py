@@ -209,13 +209,3 @@ def test_nothing_to_attend_to(batch: int, heads: int, width: int, pages: int, pa
     out = attention_decode(torch.ones(batch, heads, width, dtype=torch.float16), cache, cache, table, lengths)
     assert out.dtype == torch.float16
     assert torch.equal(out, torch.zeros(batch, heads, width, dtype=torch.float16))
-
-
-def test_few_sequences_are_split_and_many_are_not() -> None:
-    """Programs fill a GPU as far as their parts stay worth it, and are never more than are asked for."""
-    assert module._splits(1000, 10**6) == 1
-    assert module._splits(8, 100) == 1
-    assert module._splits(8, 4096) == 16
-    assert module._splits(8, 10**6) == 33
-    assert module._splits(1, 10**6) == module._MOST_SPLITS
-    assert module._splits(1, 0) == 1
