@@ -28,9 +28,7 @@ def _free(slots: Any, seen: Any, total: int) -> Any:
     return free
 
 
-def unused_slots(
-    block_table: torch.Tensor, seq_lens: torch.Tensor, **caches: torch.Tensor
-) -> dict[str, torch.Tensor]:
+def unused_slots(block_table: torch.Tensor, seq_lens: torch.Tensor, **caches: torch.Tensor) -> dict[str, torch.Tensor]:
     """Slots that no sequence has a position in, and the table's entries behind the last page of each sequence."""
     pages, page = next(iter(caches.values())).shape[:2]
     slots, seen = slots_of(torch, block_table.to(torch.int64), seq_lens, page)

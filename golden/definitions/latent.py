@@ -99,8 +99,9 @@ def mla_decode(
 ) -> N | tuple[N, N]:
     """softmax((q c^T + q_rope r^T) scale) c over the first seq_lens[b] positions, and its log-sum-exp.
 
-    c and r are the rows of the two caches. Absorbed form (DeepSeek-V2, 2024): the latent vectors are keys and values of
-    every head, and ``scale`` is 1 / sqrt(D + Dr) where none is given. Position p lies in page block_table[b, p // page].
+    c and r are the rows of the two caches. Absorbed form (DeepSeek-V2, 2024): the latent vectors are keys and values
+    of every head, and ``scale`` is 1 / sqrt(D + Dr) where none is given. Position p lies in page
+    block_table[b, p // page].
     """
     pages, page = cache.shape[:2]
     slots, seen = slots_of(xp.native, block_table, seq_lens, page)

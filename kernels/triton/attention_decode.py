@@ -1,7 +1,7 @@
 """Attention of one new token per sequence over a paged cache, which may be in an 8-bit format.
 
-The keys of a sequence are split among programs, and their parts merged (`decode_parts`). The query heads that share a key
-head are the rows of one tile, so that keys and values are read once for all of them.
+The keys of a sequence are split among programs, and their parts merged (`decode_parts`). The query heads that share a
+key head are the rows of one tile, so that keys and values are read once for all of them.
 
 Codes of 8 bits become the query's dtype in registers, which is exact; their scales multiply scores and output, in
 float32. Scores are kept in units of log2(e), so that an exponential is one exp2.

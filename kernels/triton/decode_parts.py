@@ -97,7 +97,8 @@ def empty_parts(out: Tensor, splits: int) -> tuple[Tensor, Tensor]:
 
 
 def merge_parts(parts: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor | None, out_scale: float = 1.0) -> None:
-    """Write the whole of parts[B,H,S,D] with part_lse[B,H,S], times a factor, into out[B,H,D], and lse[B,H] (base e)."""
+    """Write the whole of parts[B,H,S,D] with part_lse[B,H,S], times a factor, into out[B,H,D]; its lse, in base e, into
+    lse[B,H]."""
     batch, heads, splits, width = parts.shape
     rows = batch * heads
     _merge_kernel[(triton.cdiv(rows, _ROWS),)](

@@ -1,11 +1,11 @@
 """Multi-head latent attention of one new token per sequence over a paged cache, in the absorbed form.
 
 All heads share one latent vector a token, which is key and value alike: a block of them is copied into shared memory
-once, for a tile of heads, and multiplied as keys and then as values. A sequence's tokens are split among programs, whose
-parts are merged, as in `attention_decode`.
+once, for a tile of heads, and multiplied as keys and then as values. A sequence's tokens are split among programs, and
+their parts merged (`decode_parts`).
 
-Hopper's matrix instructions take 64 rows, and a tile has 16 or 32 heads. So tokens are the rows of the scores, and latent
-columns those of the output, both transposed: heads are the narrow side of every product, and none of it is padding.
+Hopper's matrix instructions take 64 rows, and a tile has 16 or 32 heads. So tokens are the rows of the scores, and
+latent columns those of the output, both transposed: heads are the narrow side of every product.
 
 Source of the absorbed form: DeepSeek-AI, *DeepSeek-V2*, arXiv:2405.04434 (2024), section 2.1.
 """
@@ -182,12 +182,12 @@ def mla_decode(
     c and r are the rows of cache[P,page,D] and rope_cache[P,page,Dr], which all heads share; they may be views of one
     cache [P,page,D+Dr]. All four are float32, bfloat16 or float16. Position p of sequence b lies in page
     block_table[b, p // page], at p % page; block_table is int32[B,max_pages], seq_lens int32[B], and neither entries
-    nor slots behind the last position are used. scale: 1 / sqrt(D + Dr) where left out. D is at most 512, Dr at most 64.
+    nor slots behind the last position are used. scale: 1 / sqrt(D + Dr) where left out. D is at most 512, Dr 64.
 
-    Returns out[B,H,D] in q's dtype, zero for an empty sequence, and with return_lse the log-sum-exp float32[B,H] (natural
-    logarithm), -inf for an empty one. Raises TypeError or ValueError, naming the argument, for another dtype, shape or
-    device. Lengths and page numbers lie on the device and aren't checked, but that no sequence is read beyond the end of
-    its row of the table.
+    Returns out[B,H,D] in q's dtype, zero for an empty sequence, and with return_lse the log-sum-exp float32[B,H], of
+    natural logarithms, -inf for an empty one. Raises TypeError or ValueError, naming the argument, for another dtype,
+    shape or device. Lengths and page numbers lie on the device and aren't checked, but that no sequence is read beyond
+    the end of its row of the table.
     """
     check_latent(q, q_rope, cache, rope_cache, block_table, seq_lens, _WIDEST, _WIDEST_ROPE)
     scale = 1.0 / math.sqrt(max(q.shape[2] + q_rope.shape[2], 1)) if scale is None else scale

@@ -123,7 +123,9 @@ def mla_decode(
             slots = block_table[b, places // cache.shape[1]].long(), places % cache.shape[1]
             latent, rope = cache.double()[slots], rope_cache.double()[slots]
             keys = torch.cat([latent, rope], -1)
-            found = attention(queries[b, None, :, None], keys[None, None], latent[None, None], scale=scale, return_lse=True)
+            found = attention(
+                queries[b, None, :, None], keys[None, None], latent[None, None], scale=scale, return_lse=True
+            )
             out[b], lse[b] = found[0][0, :, 0], found[1][0, :, 0]
     return (out, lse) if return_lse else (out,)
 
