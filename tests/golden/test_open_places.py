@@ -156,7 +156,7 @@ def test_a_state_that_is_nan_stays_nan() -> None:
 
 
 def test_a_key_that_is_its_own_value_may_spoil_what_it_weighs() -> None:
-    """A weight of NaN makes NaN of an infinite value too; of a weight that an infinite score makes zero nothing is said."""
+    """A weight of NaN makes NaN of an infinite value; of one that an infinite score makes zero nothing is said."""
     drawn = torch.Generator().manual_seed(0)
     q, q_rope, cache, rope = (
         torch.randn(shape, generator=drawn) for shape in ((1, 2, 4), (1, 2, 2), (1, 5, 4), (1, 5, 2))
