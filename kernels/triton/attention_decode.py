@@ -3,7 +3,8 @@
 The keys of a sequence are split among programs, and their parts merged (`decode_parts`). The query heads that share a
 key head are the rows of one tile, so that keys and values are read once for all of them.
 
-Codes of 8 bits become the query's dtype in registers, which is exact; their scales multiply scores and output, in
+Keys in the query's own 16 bits are multiplied from shared memory by wgmma, as rows; so are the heads where 64 share a
+key head. Codes of 8 bits become the query's dtype in registers, which is exact; their scales multiply scores and output, in
 float32. Scores are kept in units of log2(e), so that an exponential is one exp2.
 """
 
@@ -11,13 +12,22 @@ from __future__ import annotations
 
 import math
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import check_decode
-from assay.kernels.triton.decode_parts import LOG2_E, empty_parts, merge_parts, part_of, slots_of, splits_for
-from assay.kernels.triton.online_softmax import online_softmax
+from assay.kernels.triton.decode_parts import (
+    LOG2_E,
+    add_block,
+    empty_parts,
+    merge_parts,
+    normalised,
+    part_of,
+    slots_of,
+    splits_for,
+)
 from assay.kernels.triton.operators import custom_op
 
 _WIDEST = 256
@@ -33,9 +43,16 @@ _CONFIGS = [
 
 
 def _fitting(configs, named_args, **keywords):
-    """Float32, which tensor cores don't multiply, takes small tiles and many warps: its operands are in registers."""
+    """Float32, which tensor cores don't multiply, takes small tiles and many warps: its operands are in registers.
+
+    Keys that are rows are 64 at least, and 128 where shared memory has room for them.
+    """
     wide = named_args["q_ptr"].element_size() == 4
-    return [c for c in configs if wide == (c.num_warps >= 8 and c.kwargs["BLOCK_N"] <= 64)]
+    fitting = [c for c in configs if wide == (c.num_warps >= 8 and c.kwargs["BLOCK_N"] <= 64)]
+    if keywords["AXIS"] == 1:
+        return fitting
+    most = 128 if keywords["BLOCK_D"] <= 128 else 64
+    return [c for c in fitting if 64 <= c.kwargs["BLOCK_N"] <= most]
 
 
 @triton.autotune(
@@ -63,6 +80,7 @@ def _decode_kernel(
     out_scale,
     D: tl.constexpr,
     PAGE: tl.constexpr,
+    AXIS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -82,6 +100,8 @@ def _decode_kernel(
     in_d = d < D
     q_ptrs = q_ptr + batch * q_strides[0] + head[:, None] * q_strides[1] + d * q_strides[2]
     q = tl.load(q_ptrs, mask=inside[:, None] & in_d, other=0.0)
+    if AXIS == 0:
+        q = tl.trans(q)  # once, before the loop
     k_ptrs = k_ptr + group * k_strides[2] + d * k_strides[3]
     v_ptrs = v_ptr + group * v_strides[2] + d * v_strides[3]
     row_of_table = table_ptr + batch * table_strides[0]
@@ -91,7 +111,7 @@ def _decode_kernel(
 
     m_i = tl.full([BLOCK_M], -float("inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    acc = tl.zeros([BLOCK_D, BLOCK_M] if AXIS == 0 else [BLOCK_M, BLOCK_D], tl.float32)
     for start in range(first, last, BLOCK_N):
         position = start + tl.arange(0, BLOCK_N)
         used = position < last  # behind the last token entries of the table and slots of the cache hold anything
@@ -99,14 +119,14 @@ def _decode_kernel(
         page, slot = page[:, None], slot[:, None]
         kept = used[:, None] & in_d
         k = tl.load(k_ptrs + page * k_strides[0] + slot * k_strides[1], mask=kept, other=0.0).to(q.dtype)
-        s = tl.dot(q, tl.trans(k), input_precision="ieee") * score_scale
-        s = tl.where(used[None, :], s, -float("inf"))
-
-        m_i, l_i, p, rescale = online_softmax(m_i, l_i, s)
+        if AXIS == 0:
+            s = tl.dot(k, q, input_precision="ieee")
+        else:
+            s = tl.dot(q, tl.trans(k), input_precision="ieee")
         v = tl.load(v_ptrs + page * v_strides[0] + slot * v_strides[1], mask=kept, other=0.0).to(q.dtype)
-        acc = tl.dot(p.to(q.dtype), v, acc * rescale[:, None], input_precision="ieee")
+        m_i, l_i, acc = add_block(m_i, l_i, acc, s, v, used, score_scale, AXIS)
 
-    acc = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None] * out_scale  # nothing to attend to: zero
+    acc = normalised(acc, l_i, AXIS) * out_scale
     row = (batch * GROUPS * GROUP + head) * SPLITS + split
     tl.store(out_ptr + row[:, None] * D + d, acc.to(out_ptr.dtype.element_ty), mask=inside[:, None] & in_d)
     if lse_ptr is not None:
@@ -130,7 +150,8 @@ def _attention_decode(
         return out
     group, keys = heads // groups, block_table.shape[1] * page
     block_m = min(64, max(16, triton.next_power_of_2(group)))
-    block_d = max(16, triton.next_power_of_2(width))
+    rows_of_keys = k_cache.dtype == q.dtype != torch.float32 and block_m < 64
+    block_d = max(64 if rows_of_keys else 16, triton.next_power_of_2(width))
     programs = batch * groups * triton.cdiv(group, block_m)
     splits = splits_for(programs, keys, _RESIDENT)
     parts, lse = out, None
@@ -147,6 +168,7 @@ def _attention_decode(
         out_scale=v_scale if splits == 1 else 1.0,
         D=width,
         PAGE=max(page, 1),
+        AXIS=0 if rows_of_keys else 1,
         BLOCK_M=block_m,
         BLOCK_D=block_d,
     )

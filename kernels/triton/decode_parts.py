@@ -3,6 +3,10 @@
 The keys of a sequence are split among programs, so that a few long sequences fill a GPU; each leaves its output and its
 log-sum-exp, and a second kernel merges them (Flash-Decoding). Into how many parts is decided by shapes, before anything
 is known of the lengths, which lie on the device; how long the parts are, by each sequence's own length.
+
+Hopper's matrix instructions take 64 rows. A tile has few heads; so keys can be the rows of its scores, [keys, heads],
+and columns of the values those of the output, [columns, heads]: AXIS, that of the keys, is then 0. It is 1 where heads
+are the rows of both.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.online_softmax import finite_shift
+from assay.kernels.triton.online_softmax import finite_shift, online_softmax
 
 LOG2_E = math.log2(math.e)
 LN_2 = tl.constexpr(math.log(2.0))
@@ -38,6 +42,26 @@ def slots_of(position, used, row_of_table, stride, PAGE: tl.constexpr):
     entry = (position // PAGE).to(tl.int64)
     page = tl.load(row_of_table + entry * stride, mask=used, other=0).to(tl.int64)
     return page, (position % PAGE).to(tl.int64)
+
+
+@triton.jit
+def add_block(m_i, l_i, acc, s, v, used, score_scale, AXIS: tl.constexpr):
+    """Running maximum, sum and output with a block of keys more: scores s, to be scaled, values v, and which are used."""
+    s = tl.where(tl.expand_dims(used, 1 - AXIS), s * score_scale, -float("inf"))
+    m_i, l_i, p, rescale = online_softmax(m_i, l_i, s, axis=AXIS)
+    acc = acc * tl.expand_dims(rescale, AXIS)
+    if AXIS == 0:
+        acc = tl.dot(tl.trans(v), p.to(v.dtype), acc, input_precision="ieee")
+    else:
+        acc = tl.dot(p.to(v.dtype), v, acc, input_precision="ieee")
+    return m_i, l_i, acc
+
+
+@triton.jit
+def normalised(acc, l_i, AXIS: tl.constexpr):
+    """The output [heads, columns], zero where there was nothing to attend to."""
+    acc = acc / tl.expand_dims(tl.where(l_i == 0.0, 1.0, l_i), AXIS)
+    return tl.trans(acc) if AXIS == 0 else acc
 
 
 @triton.jit(do_not_specialize=["ROWS", "SPLITS"])
@@ -73,7 +97,7 @@ def _merge_kernel(
         l_i += weight
         acc += weight[:, None] * tl.load(part_ptrs + split * D, mask=kept, other=0.0)
 
-    acc = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None] * out_scale
+    acc = normalised(acc, l_i, 1) * out_scale
     tl.store(out_ptr + row[:, None] * D + d, acc.to(out_ptr.dtype.element_ty), mask=kept)
     if lse_ptr is not None:
         tl.store(lse_ptr + row, m_i * LN_2 + tl.log(l_i), mask=inside)

@@ -4,8 +4,8 @@ All heads share one latent vector a token, which is key and value alike: a block
 once, for a tile of heads, and multiplied as keys and then as values. A sequence's tokens are split among programs, and
 their parts merged (`decode_parts`).
 
-Hopper's matrix instructions take 64 rows, and a tile has 16 or 32 heads. So tokens are the rows of the scores, and
-latent columns those of the output, both transposed: heads are the narrow side of every product.
+A tile has 16 or 32 heads, and Hopper's matrix instructions take 64 rows: tokens are the rows of the scores, and latent
+columns those of the output.
 
 Source of the absorbed form: DeepSeek-AI, *DeepSeek-V2*, arXiv:2405.04434 (2024), section 2.1.
 """
@@ -20,8 +20,17 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import check_latent
-from assay.kernels.triton.decode_parts import LN_2, LOG2_E, empty_parts, merge_parts, part_of, slots_of, splits_for
-from assay.kernels.triton.online_softmax import online_softmax
+from assay.kernels.triton.decode_parts import (
+    LN_2,
+    LOG2_E,
+    add_block,
+    empty_parts,
+    merge_parts,
+    normalised,
+    part_of,
+    slots_of,
+    splits_for,
+)
 from assay.kernels.triton.operators import custom_op
 
 _WIDEST, _WIDEST_ROPE = 512, 64  # columns: DeepSeek's, and what shared memory has room for
@@ -111,13 +120,10 @@ def _mla_kernel(
         r_ptrs = rope_ptrs + page * rope_strides[0] + slot * rope_strides[1]
         rope = tl.load(r_ptrs, mask=used[:, None] & in_r, other=0.0)
         s = tl.dot(c, q, input_precision="ieee")
-        s = tl.dot(rope, q_rope, s, input_precision="ieee") * score_scale
-        s = tl.where(used[:, None], s, -float("inf"))
+        s = tl.dot(rope, q_rope, s, input_precision="ieee")
+        m_i, l_i, acc = add_block(m_i, l_i, acc, s, c, used, score_scale, 0)
 
-        m_i, l_i, p, rescale = online_softmax(m_i, l_i, s, axis=0)
-        acc = tl.dot(tl.trans(c), p.to(c.dtype), acc * rescale[None, :], input_precision="ieee")
-
-    acc = tl.trans(acc / tl.where(l_i == 0.0, 1.0, l_i)[None, :])  # nothing to attend to: zero
+    acc = normalised(acc, l_i, 0)
     row = (batch * H + head) * SPLITS + split
     tl.store(out_ptr + row[:, None] * D + d, acc.to(out_ptr.dtype.element_ty), mask=inside[:, None] & in_d)
     tl.store(lse_ptr + row, (m_i + tl.log2(l_i)) * lse_unit, mask=inside)
