@@ -3,8 +3,8 @@
 The keys of a sequence are split among programs, and their parts merged (`decode_parts`). The query heads that share a
 key head are the rows of one tile, so that keys and values are read once for all of them.
 
-Keys in the query's own 16 bits are multiplied from shared memory by wgmma, as rows; so are the heads where 64 share a
-key head. Codes of 8 bits become the query's dtype in registers, which is exact; their scales multiply scores and output, in
+Keys in the query's own 16 bits are the rows of matrix instructions, but where 64 heads share a key head (`decode_parts`).
+Codes of 8 bits become the query's dtype in registers, which is exact; their scales multiply scores and output, in
 float32. Scores are kept in units of log2(e), so that an exponential is one exp2.
 """
 

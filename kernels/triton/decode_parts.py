@@ -46,7 +46,7 @@ def slots_of(position, used, row_of_table, stride, PAGE: tl.constexpr):
 
 @triton.jit
 def add_block(m_i, l_i, acc, s, v, used, score_scale, AXIS: tl.constexpr):
-    """Running maximum, sum and output with a block of keys more: scores s, to be scaled, values v, and which are used."""
+    """Running maximum, sum and output with one more block of keys: scores s, to be scaled, values v, which are used."""
     s = tl.where(tl.expand_dims(used, 1 - AXIS), s * score_scale, -float("inf"))
     m_i, l_i, p, rescale = online_softmax(m_i, l_i, s, axis=AXIS)
     acc = acc * tl.expand_dims(rescale, AXIS)
