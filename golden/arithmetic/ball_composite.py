@@ -183,7 +183,8 @@ class BallArithmetic(CodeBalls, DeltaBalls, ScoreBalls, MomentBalls, DecisionBal
             # Every factor on a weight's way is at least the weight: running maxima rise towards the last one and lie at
             # or above the scores, and sums of weights are one or more. So none vanishes unless the weight may.
             faint = max(format.smallest_normal for format in (model.compute, stage or model.compute))
-            vanishing = (visible & (weights - weighted_error < _VANISHING * faint)).double()
+            certain = (weights - weighted_error >= _VANISHING * faint) | weights.isnan()
+            vanishing = (visible & ~certain).double()
             unsure = (vanishing @ torch.isinf(values.mid).double()) > 0  # a weight of zero times infinity
             mid, rad = torch.where(unsure, 0.0, mid), torch.where(unsure, math.inf, rad)
         sees = visible.any(-1, keepdim=True)

@@ -158,7 +158,7 @@ def visible_product(a: Tensor, visible: Tensor, b: Tensor) -> Tensor:
 
 
 def weighted_values(weights: Tensor, visible: Tensor, values: Tensor) -> Tensor:
-    """weights @ values in which what a row does not see never counts, NaN and Inf included."""
+    """weights @ values in which what a row does not see never counts, NaN and Inf included; NaN where a weight is."""
     finite = torch.isfinite(values)
     if bool(finite.all()):
         return weights @ values
@@ -167,6 +167,7 @@ def weighted_values(weights: Tensor, visible: Tensor, values: Tensor) -> Tensor:
     plus, minus, nan = (
         (seen @ kind.to(torch.float64)) > 0 for kind in (values == math.inf, values == -math.inf, values.isnan())
     )
+    nan = nan | total.isnan()
     total = torch.where(plus, math.inf, total)
     total = torch.where(minus, torch.where(plus, math.nan, -math.inf), total)
     return torch.where(nan, math.nan, total)

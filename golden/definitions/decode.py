@@ -28,19 +28,22 @@ def _free(slots: Any, seen: Any, total: int) -> Any:
     return free
 
 
+def unused_slots(block_table: torch.Tensor, seq_lens: torch.Tensor, **caches: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Slots that no sequence has a position in, and the table's entries behind the last page of each sequence."""
+    pages, page = next(iter(caches.values())).shape[:2]
+    slots, seen = slots_of(torch, block_table.to(torch.int64), seq_lens, page)
+    free = _free(slots, seen, pages * page).reshape(pages, page)
+    first = torch.arange(block_table.shape[1]) * page
+    return {
+        **{name: free[(..., *(None,) * (x.dim() - 2))].expand(x.shape) for name, x in caches.items()},
+        "block_table": first[None, :] >= seq_lens[:, None],
+    }
+
+
 def _unused(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Slots that no sequence has a position in, and the table's entries behind the last page of each sequence."""
-    pages, page = k_cache.shape[:2]
-    slots, seen = slots_of(torch, block_table.to(torch.int64), seq_lens, page)
-    free = _free(slots, seen, pages * page)
-    first = torch.arange(block_table.shape[1]) * page
-    return {
-        "k_cache": free.reshape(pages, page, 1, 1).expand(k_cache.shape),
-        "v_cache": free.reshape(pages, page, 1, 1).expand(v_cache.shape),
-        "block_table": first[None, :] >= seq_lens[:, None],
-    }
+    return unused_slots(block_table, seq_lens, k_cache=k_cache, v_cache=v_cache)
 
 
 @define(

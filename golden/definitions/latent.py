@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from assay.golden.arithmetic.base import Arithmetic, Idx, N
 from assay.golden.definitions.attention import score_scale
-from assay.golden.definitions.decode import slots_of
-from assay.golden.options import number
+from assay.golden.definitions.decode import slots_of, unused_slots
+from assay.golden.options import flag, number
 from assay.golden.registry import Fault, Reduction, define
 
 
@@ -21,48 +22,45 @@ def _unused(
     block_table: torch.Tensor,
     seq_lens: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
-    """Slots that no sequence has a position in, and the table's entries behind the last page of each sequence."""
-    pages, page = cache.shape[:2]
-    slots, seen = slots_of(torch, block_table.to(torch.int64), seq_lens, page)
-    free = torch.ones(pages * page, dtype=torch.bool)
-    free[slots[seen & (slots >= 0) & (slots < pages * page)]] = False
-    first = torch.arange(block_table.shape[1]) * page
-    return {
-        "cache": free.reshape(pages, page, 1).expand(cache.shape),
-        "rope_cache": free.reshape(pages, page, 1).expand(rope_cache.shape),
-        "block_table": first[None, :] >= seq_lens[:, None],
-    }
+    return unused_slots(block_table, seq_lens, cache=cache, rope_cache=rope_cache)
+
+
+def _signature(options: Mapping[str, Any]) -> str:
+    lse = ", lse:float32[B,H]" if options["return_lse"] else ""
+    return (
+        "q[B,H,D], q_rope[B,H,Dr], cache[P,page,D], rope_cache[P,page,Dr], block_table:int32[B,max_pages]=index(P), "
+        f"seq_lens:int32[B]=length(max_pages*page) -> out[B,H,D]{lse}"
+    )
 
 
 def _scaled(factor: Any) -> Any:
     """Scores of another scale: ``factor(latent columns, rope columns)``."""
 
-    def definition(xp: Any, q: Any, q_rope: Any, *tensors: Any, scale: float | None) -> Any:
+    def definition(xp: Any, q: Any, q_rope: Any, *tensors: Any, scale: float | None, **options: Any) -> Any:
         other = factor(q.shape[-1], q_rope.shape[-1]) if scale is None else 1.0
-        return mla_decode(xp, q, q_rope, *tensors, scale=other)
+        return mla_decode(xp, q, q_rope, *tensors, scale=other, **options)
 
     return definition
 
 
 def _last_left_out(
-    xp: Any, q: Any, q_rope: Any, cache: Any, rope: Any, table: Any, lengths: Any, *, scale: float | None
+    xp: Any, q: Any, q_rope: Any, cache: Any, rope: Any, table: Any, lengths: Any, **options: Any
 ) -> Any:
     shorter = lengths - xp.integers(lengths > 1)
-    return mla_decode(xp, q, q_rope, cache, rope, table, shorter, scale=scale)
+    return mla_decode(xp, q, q_rope, cache, rope, table, shorter, **options)
 
 
 @define(
     "mla_decode",
-    "q[B,H,D], q_rope[B,H,Dr], cache[P,page,D], rope_cache[P,page,Dr], block_table:int32[B,max_pages]=index(P), "
-    "seq_lens:int32[B]=length(max_pages*page) -> out[B,H,D]",
-    options={"scale": number(None, usual=(None, 0.3))},
+    _signature,
+    options={"scale": number(None, usual=(None, 0.3)), "return_lse": flag()},
     stages={"probabilities": "input", "query": None, "scores": None},
     rows="B",
     work="16*B*H*max_pages*page*(D+Dr)",
     sizes={
         "B": (1, 2, 3),
         "H": (1, 2, 3, 8, 16),
-        "D": (16, 32, 64, 128),
+        "D": (16, 32, 64, 128, 512),
         "Dr": (8, 16, 64),
         "page": (1, 2, 5, 8, 16, 32, 64),
         "max_pages": (1, 2, 3, 4, 6, 9, 13),
@@ -70,15 +68,16 @@ def _last_left_out(
     separable=("H",),
     picked=("P",),
     grid=("B", "P"),
+    unused=_unused,
     reduction=Reduction("max_pages*page"),
     faults=(
         "inputs_in_tf32",
         Fault("rope_part_left_out", "the scores leave out the part with positions",
-              lambda xp, q, q_rope, *tensors, scale: mla_decode(
-               xp, q, q_rope * 0.0, *tensors, scale=scale_of(xp, q, q_rope, scale))),
+              lambda xp, q, q_rope, *tensors, scale, **options: mla_decode(
+               xp, q, q_rope * 0.0, *tensors, scale=scale_of(xp, q, q_rope, scale), **options)),
         Fault("latent_part_left_out", "the scores are of the part with positions alone",
-              lambda xp, q, q_rope, *tensors, scale: mla_decode(
-               xp, q * 0.0, q_rope, *tensors, scale=scale_of(xp, q, q_rope, scale))),
+              lambda xp, q, q_rope, *tensors, scale, **options: mla_decode(
+               xp, q * 0.0, q_rope, *tensors, scale=scale_of(xp, q, q_rope, scale), **options)),
         Fault("scale_of_latent_alone", "the scale is 1 / sqrt of the latent columns alone",
               _scaled(lambda latent, rope: latent**-0.5), "scale"),
         Fault("last_position_left_out", "the last position of each sequence is not seen", _last_left_out, "mask",
@@ -96,11 +95,13 @@ def mla_decode(
     seq_lens: Idx,
     *,
     scale: float | N | None,
-) -> N:
-    """softmax((q c^T + q_rope r^T) scale) c over the first seq_lens[b] positions, c and r the rows of the two caches.
+    return_lse: bool,
+) -> N | tuple[N, N]:
+    """softmax((q c^T + q_rope r^T) scale) c over the first seq_lens[b] positions, and its log-sum-exp.
 
-    Absorbed form (DeepSeek-V2, 2024): the latent vectors are keys and values of every head, and ``scale`` is
-    1 / sqrt(D + Dr) where none is given. Position p lies in page block_table[b, p // page].
+    c and r are the rows of the two caches. Absorbed form (DeepSeek-V2, 2024): the latent vectors are keys and values
+    of every head, and ``scale`` is 1 / sqrt(D + Dr) where none is given. Position p lies in page
+    block_table[b, p // page].
     """
     pages, page = cache.shape[:2]
     slots, seen = slots_of(xp.native, block_table, seq_lens, page)
@@ -111,7 +112,8 @@ def mla_decode(
     )
     keys, queries = xp.concatenate([latent, rope], -1), xp.concatenate([q, q_rope], -1)
     scores = xp.scores(queries, keys, scale_of(xp, q, q_rope, scale))
-    return xp.attend(scores, seen[:, None, :], latent, None)[0]
+    out, lse = xp.attend(scores, seen[:, None, :], latent, None)
+    return (out, lse[..., 0]) if return_lse else out
 
 
 def scale_of(xp: Arithmetic[N], q: N, q_rope: N, scale: float | N | None) -> N | float:

@@ -85,6 +85,30 @@ def check_decode(
     check_heads(q.shape[1], "k_cache", k_cache.shape[2], widest, q=q.shape[2])
 
 
+def check_latent(
+    q: Tensor,
+    q_rope: Tensor,
+    cache: Tensor,
+    rope_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    widest: int,
+    widest_rope: int,
+) -> None:
+    """Raise TypeError or ValueError unless these are `mla_decode`'s arguments, of so many columns at most."""
+    check(
+        q=(q, FLOATING, "B H D"),
+        q_rope=(q_rope, ("q",), "B H Dr"),
+        cache=(cache, ("q",), "P page D"),
+        rope_cache=(rope_cache, ("q",), "P page Dr"),
+        block_table=(block_table, INT32, "B max_pages"),
+        seq_lens=(seq_lens, INT32, "B"),
+    )
+    for name, tensor, most in (("q", q, widest), ("q_rope", q_rope, widest_rope)):
+        if tensor.shape[2] > most:
+            raise ValueError(f"{name}: expected at most {most} columns, got {tensor.shape[2]}")
+
+
 def check_experts(
     x: Tensor,
     w_gate_up: Tensor,

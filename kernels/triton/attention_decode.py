@@ -1,11 +1,11 @@
 """Attention of one new token per sequence over a paged cache, which may be in an 8-bit format.
 
-The keys of a sequence are split among programs, so that a few long sequences fill a GPU; each leaves its output and its
-log-sum-exp, and a second kernel merges them (Flash-Decoding). Into how many parts is decided by shapes, before anything
-is known of the lengths, which lie on the device; how long the parts are, by each sequence's own length. The query heads
-that share a key head are the rows of one tile, so that keys and values are read once for all of them.
+The keys of a sequence are split among programs, and their parts merged (`decode_parts`). The query heads that share a
+key head are one tile, so that keys and values are read once for all of them.
 
-Codes of 8 bits become the query's dtype in registers, which is exact; their scales multiply scores and output, in
+Keys in the query's own 16 bits are the rows of matrix instructions, and a tile's heads their columns; a tile of 64 heads
+has rows enough itself, 8-bit keys would pass through registers, and float32 meets no matrix instructions. Codes of 8
+bits become the query's dtype in registers, which is exact; their scales multiply scores and output, in
 float32. Scores are kept in units of log2(e), so that an exponential is one exp2.
 """
 
@@ -19,14 +19,20 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import check_decode
-from assay.kernels.triton.online_softmax import finite_shift, online_softmax
+from assay.kernels.triton.decode_parts import (
+    LOG2_E,
+    add_block,
+    empty_parts,
+    merge_parts,
+    normalised,
+    part_of,
+    slots_of,
+    splits_for,
+)
 from assay.kernels.triton.operators import custom_op
 
-_LOG2_E = math.log2(math.e)
 _WIDEST = 256
-_PROGRAMS = 264  # two for each of the 132 multiprocessors of an H100 or H200
-_LEAST_KEYS = 256  # of a program: fewer are read sooner than merged
-_MOST_SPLITS = 128
+_RESIDENT = 2  # programs that a multiprocessor holds at once
 
 _CONFIGS = [
     triton.Config({"BLOCK_N": block_n}, num_warps=warps, num_stages=stages)
@@ -38,9 +44,16 @@ _CONFIGS = [
 
 
 def _fitting(configs, named_args, **keywords):
-    """Float32, which tensor cores don't multiply, takes small tiles and many warps: its operands are in registers."""
+    """Float32, which tensor cores don't multiply, takes small tiles and many warps: its operands are in registers.
+
+    Keys that are rows are 64 at least, and 128 where shared memory has room for them.
+    """
     wide = named_args["q_ptr"].element_size() == 4
-    return [c for c in configs if wide == (c.num_warps >= 8 and c.kwargs["BLOCK_N"] <= 64)]
+    fitting = [c for c in configs if wide == (c.num_warps >= 8 and c.kwargs["BLOCK_N"] <= 64)]
+    if keywords["AXIS"] == 1:
+        return fitting
+    most = 128 if keywords["BLOCK_D"] <= 128 else 64
+    return [c for c in fitting if 64 <= c.kwargs["BLOCK_N"] <= most]
 
 
 @triton.autotune(
@@ -68,6 +81,7 @@ def _decode_kernel(
     out_scale,
     D: tl.constexpr,
     PAGE: tl.constexpr,
+    AXIS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -87,72 +101,37 @@ def _decode_kernel(
     in_d = d < D
     q_ptrs = q_ptr + batch * q_strides[0] + head[:, None] * q_strides[1] + d * q_strides[2]
     q = tl.load(q_ptrs, mask=inside[:, None] & in_d, other=0.0)
+    if AXIS == 0:
+        q = tl.trans(q)  # once, before the loop
     k_ptrs = k_ptr + group * k_strides[2] + d * k_strides[3]
     v_ptrs = v_ptr + group * v_strides[2] + d * v_strides[3]
     row_of_table = table_ptr + batch * table_strides[0]
 
     length = tl.minimum(tl.load(lengths_ptr + batch * stride_length), KEYS)  # the table has no more pages
-    share = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK_N) * BLOCK_N
-    first = split * share
-    last = tl.minimum(first + share, length)
+    first, last = part_of(length, split, SPLITS, BLOCK_N)
 
     m_i = tl.full([BLOCK_M], -float("inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    acc = tl.zeros([BLOCK_D, BLOCK_M] if AXIS == 0 else [BLOCK_M, BLOCK_D], tl.float32)
     for start in range(first, last, BLOCK_N):
         position = start + tl.arange(0, BLOCK_N)
         used = position < last  # behind the last token entries of the table and slots of the cache hold anything
-        entry = (position // PAGE).to(tl.int64)
-        page = tl.load(row_of_table + entry * table_strides[1], mask=used, other=0).to(tl.int64)[:, None]
-        slot = (position % PAGE).to(tl.int64)[:, None]
+        page, slot = slots_of(position, used, row_of_table, table_strides[1], PAGE)
+        page, slot = page[:, None], slot[:, None]
         kept = used[:, None] & in_d
         k = tl.load(k_ptrs + page * k_strides[0] + slot * k_strides[1], mask=kept, other=0.0).to(q.dtype)
-        s = tl.dot(q, tl.trans(k), input_precision="ieee") * score_scale
-        s = tl.where(used[None, :], s, -float("inf"))
-
-        m_i, l_i, p, rescale = online_softmax(m_i, l_i, s)
+        if AXIS == 0:
+            s = tl.dot(k, q, input_precision="ieee")
+        else:
+            s = tl.dot(q, tl.trans(k), input_precision="ieee")
         v = tl.load(v_ptrs + page * v_strides[0] + slot * v_strides[1], mask=kept, other=0.0).to(q.dtype)
-        acc = tl.dot(p.to(q.dtype), v, acc * rescale[:, None], input_precision="ieee")
+        m_i, l_i, acc = add_block(m_i, l_i, acc, s, v, used, score_scale, AXIS)
 
-    acc = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None] * out_scale  # nothing to attend to: zero
+    acc = normalised(acc, l_i, AXIS) * out_scale
     row = (batch * GROUPS * GROUP + head) * SPLITS + split
     tl.store(out_ptr + row[:, None] * D + d, acc.to(out_ptr.dtype.element_ty), mask=inside[:, None] & in_d)
     if lse_ptr is not None:
         tl.store(lse_ptr + row, m_i + tl.log2(l_i), mask=inside)
-
-
-@triton.jit(do_not_specialize=["ROWS", "SPLITS"])
-def _merge_kernel(
-    parts_ptr, lse_ptr, out_ptr, ROWS, SPLITS, out_scale, D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr
-):
-    """The parts of each row weighted by 2^lse; a part without keys has an lse of -inf, and no weight."""
-    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
-    d = tl.arange(0, BLOCK_D).to(tl.int64)[None, :]
-    inside = row < ROWS
-    kept = inside[:, None] & (d < D)
-    lse_ptrs = lse_ptr + row * SPLITS
-    part_ptrs = parts_ptr + row[:, None] * SPLITS * D + d
-
-    m_i = tl.full([BLOCK_R], -float("inf"), tl.float32)
-    for split in range(SPLITS):
-        m_i = tl.maximum(m_i, tl.load(lse_ptrs + split, mask=inside, other=-float("inf")))
-    shift = finite_shift(m_i)
-
-    l_i = tl.zeros([BLOCK_R], tl.float32)
-    acc = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
-    for split in range(SPLITS):
-        weight = tl.exp2(tl.load(lse_ptrs + split, mask=inside, other=-float("inf")) - shift)
-        l_i += weight
-        acc += weight[:, None] * tl.load(part_ptrs + split * D, mask=kept, other=0.0)
-
-    acc = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None] * out_scale
-    tl.store(out_ptr + row[:, None] * D + d, acc.to(out_ptr.dtype.element_ty), mask=kept)
-
-
-def _splits(programs: int, keys: int) -> int:
-    """How many programs share a sequence of at most so many keys, where one each would be ``programs`` in all."""
-    wanted = min(triton.cdiv(_PROGRAMS, programs), _MOST_SPLITS)
-    return max(1, min(wanted, triton.cdiv(keys, _LEAST_KEYS)))
 
 
 @custom_op("assay::attention_decode", lambda q, *others: q.new_empty(q.shape))
@@ -172,13 +151,13 @@ def _attention_decode(
         return out
     group, keys = heads // groups, block_table.shape[1] * page
     block_m = min(64, max(16, triton.next_power_of_2(group)))
-    block_d = max(16, triton.next_power_of_2(width))
+    rows_of_keys = k_cache.dtype == q.dtype != torch.float32 and block_m < 64
+    block_d = max(64 if rows_of_keys else 16, triton.next_power_of_2(width))
     programs = batch * groups * triton.cdiv(group, block_m)
-    splits = _splits(programs, keys)
+    splits = splits_for(programs, keys, _RESIDENT)
     parts, lse = out, None
     if splits > 1:
-        parts = torch.empty((batch, heads, splits, width), dtype=torch.float32, device=q.device)
-        lse = torch.empty((batch, heads, splits), dtype=torch.float32, device=q.device)
+        parts, lse = empty_parts(out, splits)
     _decode_kernel[(programs, splits)](
         *(q, k_cache, v_cache, block_table, seq_lens, parts, lse),
         *(q.stride(), k_cache.stride(), v_cache.stride(), block_table.stride(), seq_lens.stride(0)),
@@ -186,18 +165,16 @@ def _attention_decode(
         GROUP=group,
         KEYS=keys,
         SPLITS=splits,
-        score_scale=scale * k_scale * _LOG2_E,
+        score_scale=scale * k_scale * LOG2_E,
         out_scale=v_scale if splits == 1 else 1.0,
         D=width,
         PAGE=max(page, 1),
+        AXIS=0 if rows_of_keys else 1,
         BLOCK_M=block_m,
         BLOCK_D=block_d,
     )
     if lse is not None:
-        rows, block_r = batch * heads, 16
-        _merge_kernel[(triton.cdiv(rows, block_r),)](
-            parts, lse, out, rows, splits, v_scale, D=width, BLOCK_R=block_r, BLOCK_D=block_d
-        )
+        merge_parts(parts, lse, out, None, v_scale)
     return out
 
 

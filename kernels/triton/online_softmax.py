@@ -16,18 +16,19 @@ def finite_shift(m):
 
 
 @triton.jit
-def online_softmax(m_i, l_i, s, unit=None):
-    """One step by scores s[M,N], from maximum m_i[M] and sum l_i[M]; scores times unit, > 0, are in units of log2(e).
+def online_softmax(m_i, l_i, s, unit=None, axis: tl.constexpr = 1):
+    """One step by scores s, [M,N] or, where N is axis 0, [N,M], from maximum m_i[M] and sum l_i[M].
 
-    Returns the new maximum and sum, the weights 2^(s unit - maximum)[M,N], and the factor [M] of earlier sums.
-    The unit enters with the maximum, so that a score takes one instruction before its exponential.
+    Scores times unit, > 0, are in units of log2(e). Returns the new maximum and sum, the weights 2^(s unit - maximum)
+    in the shape of s, and the factor [M] of earlier sums. The unit enters with the maximum, so that a score takes one
+    instruction before its exponential.
     """
-    highest = tl.max(s, axis=1)
+    highest = tl.max(s, axis=axis)
     if unit is not None:
         highest = highest * unit
         s = s * unit
     m_new = tl.maximum(m_i, highest)
     shift = finite_shift(m_new)
-    p = tl.exp2(s - shift[:, None])
+    p = tl.exp2(s - tl.expand_dims(shift, axis))
     rescale = tl.exp2(m_i - shift)
-    return m_new, l_i * rescale + tl.sum(p, axis=1), p, rescale
+    return m_new, l_i * rescale + tl.sum(p, axis=axis), p, rescale

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from assay.formats.format import format_named
-from assay.golden import evaluate, spec
+from assay.golden import Golden, evaluate, spec
 from assay.golden.arithmetic import BallArithmetic
 from assay.golden.evaluation.binding import run
 from assay.golden.evaluation.golden import golden_of
@@ -153,3 +153,18 @@ def test_a_state_that_is_nan_stays_nan() -> None:
     tensors = (u, one, -torch.ones(1, 2), b, one.expand(1, 2, 2), torch.zeros(1))
     (ball,) = run(definition, BallArithmetic(Contract().model(definition, FLOAT32)), tensors, {"softplus": False})
     assert ball.mid.isnan().all()
+
+
+def test_a_key_that_is_its_own_value_may_spoil_what_it_weighs() -> None:
+    """A weight of NaN makes NaN of an infinite value; of one that an infinite score makes zero nothing is said."""
+    drawn = torch.Generator().manual_seed(0)
+    q, q_rope, cache, rope = (
+        torch.randn(shape, generator=drawn) for shape in ((1, 2, 4), (1, 2, 2), (1, 5, 4), (1, 5, 2))
+    )
+    table, lengths = torch.zeros(1, 1).int(), torch.tensor([5]).int()
+    q[0, 0, 3], q[0, 1, 3], cache[0, 2, 3] = 1.0, -1.0, INF
+    golden = evaluate("mla_decode", q, q_rope, cache, rope, table, lengths)
+    assert isinstance(golden, Golden)
+    assert bool(golden.value[0, 0].isnan().all())
+    (mask,) = judged("mla_decode", q, q_rope, cache, rope, table, lengths)
+    assert mask[0].any(-1).tolist() == [True, False]

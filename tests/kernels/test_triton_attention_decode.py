@@ -14,8 +14,8 @@ from tests.reference import reference
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 Inputs = dict[str, Tensor]
-NARROW = [c for c in module._CONFIGS if c not in module._fitting(module._CONFIGS, {"q_ptr": torch.zeros(1)})]
-WIDE = module._fitting(module._CONFIGS, {"q_ptr": torch.zeros(1)})
+WIDE = module._fitting(module._CONFIGS, {"q_ptr": torch.zeros(1)}, AXIS=1)
+NARROW = [config for config in module._CONFIGS if config not in WIDE]
 
 
 def shape_of(config: Any) -> str:
@@ -109,8 +109,10 @@ def test_compiled_code_gives_the_same_bits() -> None:
 def test_every_configuration(dtype: torch.dtype, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever configuration tuning picks, in one part or in several, the result is that of float64."""
     monkeypatch.setattr(module._decode_kernel, "configs", [config])
+    monkeypatch.setattr(module._decode_kernel, "early_config_prune", None)
     assert_right(paged([129, 1, 0, 64], dtype=dtype))
     assert_right(paged([700, 3], dtype=dtype))
+    assert_right(paged([700, 3], heads=66, groups=1, dtype=dtype))
 
 
 @pytest.mark.parametrize("config", WIDE, ids=shape_of)
@@ -127,16 +129,26 @@ def test_pages_of_any_size(page: int) -> None:
     assert_right(paged(sorted({1, page - 1, page, page + 1, 2 * page, 37}), page=page))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "groups"), [(1, 1), (17, 1), (6, 3), (70, 1), (40, 2)])
-def test_any_number_of_heads_shares_a_key_head(heads: int, groups: int) -> None:
-    """Fewer than a tile's rows, as many, and more: then several tiles read the same keys."""
-    assert_right(paged([33, 0], heads=heads, groups=groups))
+def test_any_number_of_heads_shares_a_key_head(heads: int, groups: int, dtype: torch.dtype) -> None:
+    """Fewer than a tile has, as many, and more: then several tiles read the same keys."""
+    assert_right(paged([33, 0], heads=heads, groups=groups, dtype=dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [1, 8, 80, 256])
-def test_heads_of_any_width(width: int) -> None:
+def test_heads_of_any_width(width: int, dtype: torch.dtype) -> None:
     """A power of two or not, down to one."""
-    assert_right(paged([33, 5], width=width))
+    assert_right(paged([33, 5], width=width, dtype=dtype))
+
+
+def test_keys_that_are_rows_fill_matrix_instructions_and_fit_shared_memory() -> None:
+    """They are 64 or 128, and 64 where heads are wide: two stages of 128 would take more than 227 KiB."""
+    half = {"q_ptr": torch.zeros(1, dtype=torch.bfloat16)}
+    for block_d, most in ((128, 128), (256, 64)):
+        kept = {c.kwargs["BLOCK_N"] for c in module._fitting(module._CONFIGS, half, AXIS=0, BLOCK_D=block_d)}
+        assert kept == {64, most}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -209,13 +221,3 @@ def test_nothing_to_attend_to(batch: int, heads: int, width: int, pages: int, pa
     out = attention_decode(torch.ones(batch, heads, width, dtype=torch.float16), cache, cache, table, lengths)
     assert out.dtype == torch.float16
     assert torch.equal(out, torch.zeros(batch, heads, width, dtype=torch.float16))
-
-
-def test_few_sequences_are_split_and_many_are_not() -> None:
-    """Programs fill a GPU as far as their parts stay worth it, and are never more than are asked for."""
-    assert module._splits(1000, 10**6) == 1
-    assert module._splits(8, 100) == 1
-    assert module._splits(8, 4096) == 16
-    assert module._splits(8, 10**6) == 33
-    assert module._splits(1, 10**6) == module._MOST_SPLITS
-    assert module._splits(1, 0) == 1

@@ -112,13 +112,22 @@ def mla_decode(
     block_table: Tensor,
     seq_lens: Tensor,
     scale: float | None = None,
+    return_lse: bool = False,
 ) -> Outputs:
-    """As decoding with one key of both parts and one value for all heads."""
-    width = q.shape[2]
-    keys = torch.cat([cache.double(), rope_cache.double()], -1)[:, :, None]
-    values = torch.cat([cache.double(), 0 * rope_cache.double()], -1)[:, :, None]
+    """As attention of each sequence to one key of both parts and one value for all heads."""
+    out, lse = torch.zeros(q.shape, dtype=torch.float64), torch.full(q.shape[:2], -math.inf, dtype=torch.float64)
     queries = torch.cat([q.double(), q_rope.double()], -1)
-    return (attention_decode(queries, keys, values, block_table, seq_lens, scale)[0][..., :width],)
+    for b, length in enumerate(seq_lens.tolist()):
+        places = torch.arange(length)
+        if length:
+            slots = block_table[b, places // cache.shape[1]].long(), places % cache.shape[1]
+            latent, rope = cache.double()[slots], rope_cache.double()[slots]
+            keys = torch.cat([latent, rope], -1)
+            found = attention(
+                queries[b, None, :, None], keys[None, None], latent[None, None], scale=scale, return_lse=True
+            )
+            out[b], lse[b] = found[0][0, :, 0], found[1][0, :, 0]
+    return (out, lse) if return_lse else (out,)
 
 
 def merge_cascade(o: Tensor, lse: Tensor) -> Outputs:
