@@ -249,6 +249,8 @@ class Audit:
             done += 1
             self._progress("measuring", min(done, len(places) - 1), len(places))
 
+        if self.routing is not None:
+            self.predictor = replace(self.predictor, flips=self.routing.count)
         with self._timed("measuring"):
             best = Recommender(self.predictor, self.trial, self.roofline).front
             assignments = drawn(self.predictor, best, self._seed, places)

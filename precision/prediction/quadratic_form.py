@@ -40,7 +40,8 @@ class Prediction:
     low: float
     high: float
     level: float = 0.95
-    """The share of assignments that the interval is to hold for: less than 95 % where too few were measured."""
+    """The share of assignments that the interval is to hold for: less than 95 % where too few were measured, 0 where
+    routers' flips may make most of the error."""
 
 
 @dataclass(frozen=True, slots=True)
