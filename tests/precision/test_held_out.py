@@ -11,6 +11,7 @@ from assay.precision import Assignment, Audit, MeasuredError, audit, baselines
 from assay.precision.errors import BadAssignment
 from assay.precision.loading import load
 from assay.precision.prediction.calibration import Calibration, Measured
+from assay.precision.prediction.measuring import Measuring, part_of
 from tests.precision.small_models import FORMATS, made
 
 
@@ -177,3 +178,28 @@ def test_what_is_learnt_refits_the_interval() -> None:
     for assignment, pair in found.measured:
         assert pair.predicted == found.predictor.uncalibrated(assignment)[0]
     assert found.predictor.calibration == Calibration.fitted([pair for _, pair in found.measured], power=2.0)
+
+
+def other(seed: int) -> list[torch.Tensor]:
+    """Sequences twice as long, whose values are a fifth as large."""
+    return [0.2 * torch.randn(16, 16, 32, generator=torch.Generator().manual_seed(seed))]
+
+
+def test_intervals_hold_over_other_sequences_where_they_are_calibrated() -> None:
+    """Longer sequences with larger errors: what was calibrated elsewhere misses most of them, what was calibrated on
+    others like them holds nine in ten, and the audit's own predictions stay as they were."""
+    model, batches = made()
+    found = audit(model, batches, "relative", FORMATS)
+    drawn = [found.random_assignment(random.Random(draw), share) for share in (1.0, 0.3) for draw in range(10)]
+    before = [found.predict(one) for one in drawn]
+    there = found.predictor_over(other(1), further=16)
+    part = part_of(found.model, other(2), found.metric, "far")
+    far = Measuring(found.model, part, found.metric, found.observed)
+    errors = [float(far.error(found.checked(one))) for one in drawn]
+    pairs = list(zip(drawn, errors, strict=True))
+    inside = [there.predict(one).low <= error <= there.predict(one).high for one, error in pairs]
+    elsewhere = [each.low <= error <= each.high for each, error in zip(before, errors, strict=True)]
+    assert sum(inside) >= 18
+    assert sum(elsewhere) <= 10
+    assert there.predict(drawn[0]).level == 0.95
+    assert [found.predict(one) for one in drawn] == before
