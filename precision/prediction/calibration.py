@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.special import ndtri
 
 _FLOOR = 0.05
-_SINGLE = 0.12
+_SINGLE = 0.1
 _JUMP = 0.5
 _FEW_FLIPS = 30.0
 """Widths in logarithms of an error that is a square: of any assignment, of a single site beyond what cotangents leave
@@ -32,7 +33,8 @@ _WORTH = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One assignment's error as predicted before calibration and as measured, and how many sites it comes from."""
+    """One assignment's error as predicted before calibration and as measured, and how many sites it comes from, one
+    within attention counting less than one."""
 
     predicted: float
     measured: float
@@ -84,7 +86,9 @@ class Calibration:
         Each is judged by the curve and the floor that the others fit: its score is the distance from that curve, in
         widths. Of n scores the ceil((n + 1) level)-th is the quantile. Fewer than level / (1 - level), 19 for 95 %,
         promise no more than n / (n + 1), by the largest: that is the interval's level then. It holds as far as one pair
-        hardly moves the fit, as it does a median; of any fit at all leaving out in turn promises 2 level - 1.
+        hardly moves the fit, as it does a median; of any fit at all leaving out in turn promises 2 level - 1. The
+        quantile is at least the normal one: widths hold the standard deviation that the drawing of cotangents is known
+        to leave, which no lucky set of pairs makes less.
         """
         usable = [pair for pair in pairs if 0 < pair.predicted < math.inf and pair.measured != 0]
         known = np.array([math.isfinite(pair.measured) for pair in usable], dtype=bool)
@@ -96,8 +100,9 @@ class Calibration:
         for place, pair in enumerate(whole):
             scores.append(cls._of([*whole[:place], *whole[place + 1 :]], power)._score(pair))
         found, count = cls._of(whole, power), len(scores)
+        kept = min(level, count / (count + 1))
         quantile = sorted(scores)[min(math.ceil((count + 1) * level), count) - 1]
-        return replace(found, quantile=quantile, level=min(level, count / (count + 1)))
+        return replace(found, quantile=max(quantile, float(ndtri((1 + kept) / 2))), level=kept)
 
     @classmethod
     def _of(cls, pairs: Sequence[Measured], power: float) -> Calibration:

@@ -14,6 +14,10 @@ from assay.precision.prediction.quadratic_form import Prediction, QuadraticForm
 from assay.precision.sampling import OtherSequences
 from assay.precision.schemes import SCHEMES
 
+_WITHIN = 2.0
+"""How many times as far off the error of one site is within attention and of a KV cache, where a step in a score moves
+whole rows of probabilities beyond what a quadratic form follows (docs/evidence.md)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Predictor:
@@ -44,11 +48,15 @@ class Predictor:
         return Measured(error, measured, effective, self.form.noise(keys) / self.metric.power**2, flips)
 
     def uncalibrated(self, assignment: Mapping[str, str]) -> tuple[float, float]:
-        """The error before calibration, and how many sites it comes from."""
+        """The error before calibration, and how many sites it comes from, one within attention counting a quarter."""
         keys = self.keys(assignment)
         squares = self.form.of(keys)
         error = math.inf if math.isinf(squares) else float(self.metric.error(squares, self.observed.weight))
-        return error, self.form.effective(keys)
+        return error, self.form.effective(keys, self._spread)
+
+    def _spread(self, key: Key) -> float:
+        site = self.observed.by_name.get(key[0])
+        return _WITHIN if site is not None and site.in_attention else 1.0
 
     def alone(self, site: str, scheme: str) -> float:
         """The error of one site alone, before calibration."""

@@ -203,3 +203,29 @@ def test_intervals_hold_over_other_sequences_where_they_are_calibrated() -> None
     assert sum(elsewhere) <= 10
     assert there.predict(drawn[0]).level == 0.95
     assert [found.predict(one) for one in drawn] == before
+
+
+def test_no_luck_makes_an_interval_shorter_than_what_cotangents_leave_open() -> None:
+    """Twenty pairs that are all as predicted leave 1.96 known standard deviations either way at least."""
+    found = Calibration.fitted([Measured(1e-3, 1e-3, 4.0, 0.04) for _ in range(20)])
+    _, low, high = found.interval(Measured(1e-3, 0.0, 4.0, 0.04))
+    assert low <= 1e-3 * math.exp(-1.96 * 0.2)
+    assert high >= 1e-3 * math.exp(1.96 * 0.2)
+
+
+def test_attention_is_known_worse_than_linears() -> None:
+    """Of equal noise the interval of a stage of attention or of a cache is longer than that of a linear."""
+    loaded = load("stdlib-llama")
+    batches = loaded.batches("a few words of text, " * 100, sequence=16, sequences=8)
+    found = audit(loaded.model, batches, formats=("bf16", "a-fp8", "kv-fp8"))
+    told = {
+        site: found.predictor.told({site: scheme}, 0.0).effective
+        for site, scheme in (
+            ("model.layers.1.self_attn:kv_cache", "kv-fp8"),
+            ("model.layers.1.self_attn:scores", "a-fp8"),
+            ("model.layers.1.mlp.up_proj", "bf16"),
+        )
+    }
+    cache, scores, linear = told.values()
+    assert cache == scores == pytest.approx(0.25)
+    assert 1.0 <= linear <= 2.0
