@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from assay.precision.observation.handlers import traced
 from assay.precision.observation.running import call, evaluating
 from assay.precision.prediction.simulation import Simulator
 from assay.precision.report import content_of, page, summary
+from assay.precision.schemes import SCHEMES
 from tests.precision.reported import asked
 
 SIZE, EXPERTS = 32, 4
@@ -58,7 +60,7 @@ def audited(*, tied: bool) -> Audit:
     torch.manual_seed(0)
     model, batches = Mixtures(), list(torch.randn(4, 4, 32, SIZE))
     with torch.no_grad():
-        for layer in model.layers:
+        for layer in (each for each in model.modules() if isinstance(each, Mixture)):
             layer.gate.bias.copy_(torch.tensor([4.0, 0.0, 0.0 if tied else -40.0, -40.0]))
             if tied:
                 layer.gate.weight[2] = layer.gate.weight[1] + 0.02 * torch.randn(SIZE)
@@ -80,10 +82,12 @@ def wide() -> Audit:
 class Recorder(Simulator):
     """A simulation that keeps what the routers pick."""
 
-    picked: list[torch.Tensor]
+    def __init__(self, *rest: Any) -> None:
+        super().__init__(*rest)
+        self.picked: list[torch.Tensor] = []
 
-    def linear(self, name: str, *rest: object) -> torch.Tensor:
-        output = super().linear(name, *rest)  # type: ignore[arg-type]
+    def linear(self, name: str, *rest: Any) -> torch.Tensor:
+        output = super().linear(name, *rest)
         if name.endswith("gate"):
             self.picked.append(output.topk(2, -1).indices.sort(-1).values)
         return output
@@ -92,9 +96,9 @@ class Recorder(Simulator):
 def changed(found: Audit, assignment: dict[str, str]) -> float:
     """The share of choices that change in a simulated run."""
     runs = []
-    for chosen in ({}, assignment):
-        recorder = Recorder.of(found.observed, chosen)
-        recorder.picked = []
+    plain: dict[str, str] = {}
+    for chosen in (plain, assignment):
+        recorder = Recorder({site: SCHEMES[scheme] for site, scheme in chosen.items()}, found.fits, {})
         with torch.no_grad(), evaluating(found.model), traced(found.model, recorder):
             for batch in found.batches:
                 call(found.model, batch)
