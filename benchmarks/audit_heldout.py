@@ -2,7 +2,8 @@
 
 The sequences of a text are split at random, a quarter held out; the model is audited and calibrated on the others
 as its users do, and fresh assignments of several kinds are predicted and measured on the held-out ones, and on as many
-tokens of later text in sequences of twice the length. Prints of each kind the median and the ends of predicted /
+sequences of twice the length from later text, of which as many others calibrate by the same assignments once more: what
+is predicted without that is told too. Prints of each kind the median and the ends of predicted /
 measured, how many measurements the intervals hold, how many lie above, how wide intervals are (high / low, median) and
 Spearman's rank correlation; then the measurements of the audits, how often they ran the model's blocks, and their
 processor time. `--splits` repeats it with others, `--each` with more assignments of a kind.
@@ -21,6 +22,7 @@ from assay.precision.auditing import Audit, audit
 from assay.precision.loading import load
 from assay.precision.observation.sites import Site
 from assay.precision.prediction.measuring import Measuring, part_of
+from assay.precision.prediction.predictor import Predictor
 from assay.precision.prediction.quadratic_form import Prediction
 from assay.precision.schemes import SCHEMES
 
@@ -70,9 +72,9 @@ def assignments(found: Audit, draw: random.Random, each: int) -> dict[str, list[
     return {name: [make() for _ in range(each)] for name, make in kinds.items() if present.get(name, True)}
 
 
-def judged(found: Audit, longer: Measuring, draw: random.Random, each: int) -> tuple[Pairs, Pairs]:
-    """Predictions and measurements on held-out sequences, and on longer ones; optimised: recommended under random
-    budgets of bytes."""
+def judged(found: Audit, longer: Measuring, there: Predictor, draw: random.Random, each: int) -> tuple[Pairs, Pairs]:
+    """Predictions and measurements on held-out sequences, and on longer ones, as calibrated there and as it is;
+    optimised: recommended under random budgets of bytes."""
     whole, passes = found.cost({}).bytes, found.chosen_on.passes
     kinds: dict[str, list[dict[str, str]]] = assignments(found, draw, each)
     limits = [whole * draw.uniform(0.28, 0.9) for _ in range(-(-each // 3))]
@@ -84,7 +86,9 @@ def judged(found: Audit, longer: Measuring, draw: random.Random, each: int) -> t
         seen[kind] = [
             (found.predict(one), float(error)) for one, error in zip(some, found.measure_together(some), strict=True)
         ]
-        far[f"{kind}, twice the length"] = [(found.predict(one), float(longer.error(one))) for one in some[::2]]
+        for name, predict in (("", found.predict), (", calibrated there", there.predict)):
+            pairs = [(predict(found.checked(one)), float(longer.error(one))) for one in some[::2]]
+            far[f"{kind}, twice the length{name}"] = pairs
     return seen, far
 
 
@@ -109,19 +113,21 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     loaded = load(given.model)
-    count = given.sequences + given.sequences // 4 * 2
+    count = given.sequences + given.sequences // 4 * 4
     batches = loaded.batches(given.text, sequence=given.tokens, sequences=count, batch=given.batch)
     rows = torch.cat([batch["input_ids"] for batch in batches if batch["input_ids"].shape[1] == given.tokens])
     rows, later = rows[: given.sequences], rows[given.sequences :]
+    doubled = later[: len(later) // 4 * 4].reshape(-1, 2 * given.tokens)
+    doubled = doubled[torch.randperm(len(doubled), generator=torch.Generator().manual_seed(given.seed))]
     pairs: Pairs = {}
     further: Pairs = {}
     spent = []
     for split in range(given.seed, given.seed + given.splits):
         mixed = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(split))]
         held = len(rows) // 4
-        check, choice, long = (
+        check, choice, near, long = (
             [{"input_ids": some, "attention_mask": torch.ones_like(some)} for some in part.split(given.batch)]
-            for part in (mixed[:held], mixed[held:], later[: len(later) // 2 * 2].reshape(-1, 2 * given.tokens))
+            for part in (mixed[:held], mixed[held:], *doubled.chunk(2))
         )
         began = time.process_time()
         found = audit(loaded.model, choice, given.metric or "kl", check=check, bits=16, seed=split)
@@ -136,7 +142,8 @@ def main() -> None:
             flush=True,
         )
         longer = Measuring(found.model, part_of(found.model, long, found.metric, "long"), found.metric, found.observed)
-        seen, far = judged(found, longer, random.Random(100 + split), given.each)
+        there = found.predictor_over(near, sum(len(batch["input_ids"]) for batch in long))
+        seen, far = judged(found, longer, there, random.Random(100 + split), given.each)
         for kind, some in seen.items():
             pairs.setdefault(kind, []).extend(some)
         for kind, some in far.items():

@@ -178,6 +178,20 @@ class Audit:
         model, chosen = self.model, self.checked(assignment)
         return measured_over(model, normalised(batches, model), self.metric, self.observed, chosen)
 
+    def predictor_over(self, batches: Sequence[Any], further: int = 0) -> Predictor:
+        """What predicts, by its `predict`, the errors of checked assignments over other sequences: longer ones, or of
+        other text. What was measured to calibrate is measured over them too, and the interval is fitted to that.
+
+        further: it holds for so many other sequences like them; 0: for these. Raises BadModel, NoData.
+        """
+        predictor, given = self._calibrated(), normalised(batches, self.model)
+        measuring = Measuring(self.model, part_of(self.model, given, self.metric, "other"), self.metric, self.observed)
+        assignments = [assignment for assignment, _ in self.measured]
+        measuring.ahead(assignments)
+        known, weights = len(measuring.part.weights), self.chosen_on.part.weights
+        others = OtherSequences(weights, further, known) if further else None
+        return calibrated(replace(predictor, others=others), tried(predictor, measuring.error, assignments))
+
     def recommend(
         self,
         max_error: float | None = None,
@@ -249,6 +263,8 @@ class Audit:
             done += 1
             self._progress("measuring", min(done, len(places) - 1), len(places))
 
+        if self.routing is not None:
+            self.predictor = replace(self.predictor, flips=self.routing.count)
         with self._timed("measuring"):
             best = Recommender(self.predictor, self.trial, self.roofline).front
             assignments = drawn(self.predictor, best, self._seed, places)

@@ -133,13 +133,14 @@ class OtherSequences:
     quantile; its degrees of freedom are taken as the number of sequences that count, (sum p)^2 / sum p^2, less one.
     """
 
-    def __init__(self, weights: np.ndarray, count: int) -> None:
-        """weights: [N], of the sequences at hand; count: M."""
+    def __init__(self, weights: np.ndarray, count: int, known: int | None = None) -> None:
+        """weights: [N], of the sequences at hand; count: M. known: over how many like them the error is known that
+        those of the M are compared with, where not over the N."""
         generator, number = np.random.default_rng(0), len(weights)
-        even = np.full(number, 1 / number)
+        even, sizes = np.full(number, 1 / number), (count, known or number)
         self._weights = weights
-        self._drawn = [generator.multinomial(size, even, size=_DRAWS) / size for size in (count, number)]
-        self._least = 1 / (count + number)
+        self._drawn = [generator.multinomial(size, even, size=_DRAWS) / size for size in sizes]
+        self._least = 1 / sum(sizes)
 
     def ends(self, parts: np.ndarray, power: float) -> tuple[float, float]:
         """How far below and above the error its interval reaches, in logarithms: [N] parts of its sum."""

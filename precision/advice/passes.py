@@ -81,6 +81,10 @@ class Routing:
         """Expected share of choices, over tokens and routers, that change."""
         return flip_share(torch.cat([router.margins for router in self.routers]), self.noise(keys))
 
+    def count(self, keys: Sequence[Key]) -> float:
+        """Expected number of choices that change, each of a token at a router."""
+        return self.flips(keys) * sum(router.tokens for router in self.routers)
+
 
 def routing_of(model: torch.nn.Module, batches: Sequence[Any], observed: Observed) -> Routing | None:
     """The margins' form, from one forward and backward pass a batch; None for a model without routers."""

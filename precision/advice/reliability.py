@@ -10,7 +10,11 @@ from assay.precision.prediction.predictor import Predictor
 from assay.runtime.errors import listed
 
 _FLIPS = 0.01
-"""Share of changed choices of experts that a prediction is trusted up to."""
+"""Share of changed choices of experts that a prediction is trusted up to,"""
+_MADE = 0.1
+"""and share of the predicted error that they make."""
+_HARDLY = 0.5
+"""Expected number of changed choices below which none is likely."""
 _FEW = 8
 """Sequences from which on correlations are told from chance."""
 _WIDE = 5.0
@@ -67,12 +71,17 @@ def _outside(predictor: Predictor, assignment: Mapping[str, str], measured: Sequ
 
 
 def _flips(predictor: Predictor, assignment: Mapping[str, str], routing: Routing | None) -> list[str]:
-    keys = predictor.keys(assignment)
-    if routing is None or (share := routing.flips(keys)) < _FLIPS:
+    if routing is None:
+        return []
+    keys, told = predictor.keys(assignment), predictor.told(assignment, 0.0)
+    share, count, made = routing.flips(keys), routing.count(keys), predictor.calibration.jumping(told)
+    promised = predictor.calibration.promised(told) > 0
+    if promised and (count < _HARDLY or (share < _FLIPS and made < _MADE)):
         return []
     return [
-        f"{share:.1%} of the choices of experts are expected to change: the routers' margins move by "
-        f"{routing.noise(keys):.2g}, and a prediction sees no flip."
+        f"{100 * share:.2g} % of the choices of experts, one for each token and layer, are expected to change, as the "
+        f"routers' margins move by {routing.noise(keys):.2g}; what each costs differs widely, and they may make "
+        f"{100 * made:.0f} % of the error{'' if promised else ', so its interval is a guess'}."
     ]
 
 

@@ -11,39 +11,59 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.special import ndtri
 
 _FLOOR = 0.05
-_SINGLE = 0.12
+_SINGLE = 0.1
 _JUMP = 0.5
+_FEW_FLIPS = 30.0
 """Widths in logarithms of an error that is a square: of any assignment, of a single site beyond what cotangents leave
-open, and of an error that jumps make. They only say which predictions are known better than others, as residuals of the
-bundled models do (docs/evidence.md); how wide intervals are is measured."""
+open, and of an error that jumps make, whose variance grows by so much over the number of flips: what one costs differs
+by factors of a hundred. They only say which predictions are known better than others, as residuals of the bundled
+models do (docs/evidence.md); how wide intervals are is measured."""
 _NORMAL = 1.4826
 """Standard deviations of normal values in the median of their magnitudes."""
+_UNLIKELY = 0.05
+"""Expected flips below which an interval that knows of none holds in 95 % of all cases."""
+_MOST = 0.5
+"""Share of an error by flips above which its interval isn't promised: which tokens they happen at decides it."""
 _WORTH = 0.75
 """Jumps are one parameter more, which by chance takes about a twentieth off 20 residuals: a quarter is no chance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One assignment's error as predicted before calibration and as measured, and how many sites it comes from."""
+    """One assignment's error as predicted before calibration and as measured, and how many sites it comes from, one
+    within attention counting less than one."""
 
     predicted: float
     measured: float
     effective: float
     noise: float = 0.0
     """The relative variance of the prediction that is known before anything is measured: that of its cotangents."""
+    flips: float | None = None
+    """How many of the routers' choices are expected to change over the data; None: no routers are known."""
+
+    def cause(self, power: float) -> float:
+        """What jumps are counted by: flips, where one is not too unlikely; where no routers are known, the size of the
+        change."""
+        if self.flips is None:
+            return self.predicted ** (power / 2)
+        return self.flips if self.flips > _UNLIKELY else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Measured error = scale * (predicted^power + jumps * predicted^(power / 2))^(1 / power), within some width.
+    """Measured error = scale * (predicted^power + jumps * cause)^(1 / power), within some width.
 
     The second term is that of discontinuities: a router's top-k flips with a probability that grows with the size of
-    the perturbation, not with its square, so small errors are larger than the quadratic form says. The width in
-    logarithms is the root of floor^2 + single^2 / effective + noise + (jump * share of the second term)^2, times the
-    quantile: an error that comes from many sites is known better, and so is one of which cotangents leave little open;
-    one of rare jumps is known worse. They may all stay away, so the interval begins below the first term alone.
+    the perturbation, not with its square, so small errors are larger than the quadratic form says. Its cause is the
+    number of flips that the routers' margins lead to expect; of a model without known routers, predicted^(power / 2).
+    The width in logarithms is the root of floor^2 + single^2 / effective + noise + (share of the second term)^2 *
+    (jump^2 + 30 / flips), times the quantile: an error that comes from many sites is known better, and so is one of
+    which cotangents leave little open; one of rare jumps is known worse. They may all stay away, so the interval begins
+    below the first term alone, and it ends above what jumps add at most, by the largest factor that what was measured
+    admits. Where flips may make most of an error by that factor nothing is promised: the level is 0.
     """
 
     power: float
@@ -54,6 +74,10 @@ class Calibration:
     quantile: float
     level: float = 0.95
     """The share that the interval is to hold for: less than was asked for where too few scores are there."""
+    usual: float = 1.0
+    """The cause of jumps over predicted^(power / 2), in the median of what was measured."""
+    most: float = 0.0
+    """The largest jumps whose residuals are at most a third larger than the best's: what a flip may cost."""
 
     @classmethod
     def fitted(cls, pairs: Sequence[Measured], level: float = 0.95, power: float = 1.0) -> Calibration:
@@ -62,7 +86,9 @@ class Calibration:
         Each is judged by the curve and the floor that the others fit: its score is the distance from that curve, in
         widths. Of n scores the ceil((n + 1) level)-th is the quantile. Fewer than level / (1 - level), 19 for 95 %,
         promise no more than n / (n + 1), by the largest: that is the interval's level then. It holds as far as one pair
-        hardly moves the fit, as it does a median; of any fit at all leaving out in turn promises 2 level - 1.
+        hardly moves the fit, as it does a median; of any fit at all leaving out in turn promises 2 level - 1. The
+        quantile is at least the normal one: widths hold the standard deviation that the drawing of cotangents is known
+        to leave, which no lucky set of pairs makes less.
         """
         usable = [pair for pair in pairs if 0 < pair.predicted < math.inf and pair.measured != 0]
         known = np.array([math.isfinite(pair.measured) for pair in usable], dtype=bool)
@@ -74,29 +100,50 @@ class Calibration:
         for place, pair in enumerate(whole):
             scores.append(cls._of([*whole[:place], *whole[place + 1 :]], power)._score(pair))
         found, count = cls._of(whole, power), len(scores)
+        kept = min(level, count / (count + 1))
         quantile = sorted(scores)[min(math.ceil((count + 1) * level), count) - 1]
-        return replace(found, quantile=quantile, level=min(level, count / (count + 1)))
+        return replace(found, quantile=max(quantile, float(ndtri((1 + kept) / 2))), level=kept)
 
     @classmethod
     def _of(cls, pairs: Sequence[Measured], power: float) -> Calibration:
         """Curve and floor; the floor is what the median residual has beyond the other widths."""
         predicted, measured = np.array([(pair.predicted, pair.measured) for pair in pairs]).T
-        scale, jumps = _curve(predicted, np.log(measured), power)
-        found = cls(power, scale, jumps, 0.0, 1.0)
+        causes = np.array([pair.cause(power) for pair in pairs])
+        flips = any(pair.flips is not None for pair in pairs)
+        scale, jumps, most = _curve(predicted, causes, np.log(measured), power, 1.0 if flips else _WORTH)
+        usual = float(np.median(causes / predicted ** (power / 2)))
+        found = cls(power, scale, jumps, 0.0, 1.0, usual=usual, most=most if flips else jumps)
         others = [found._width(pair) ** 2 for pair in pairs]
-        off = _NORMAL * float(np.median(np.abs(np.log(measured / scale / _jumped(predicted, jumps, power)))))
+        off = _NORMAL * float(np.median(np.abs(np.log(measured / scale / _jumped(predicted, causes, jumps, power)))))
         return replace(found, floor=math.sqrt(max(off**2 - float(np.median(others)), (_FLOOR / power) ** 2)))
 
+    def jumping(self, pair: Measured) -> float:
+        """The share of error^power that jumps may make."""
+        return self._share(pair, self.most)
+
+    def promised(self, pair: Measured) -> float:
+        """What the interval of a prediction is to hold for: nothing where flips may make most of the error."""
+        return 0.0 if pair.flips is not None and self.jumping(pair) > _MOST else self.level
+
+    def _share(self, pair: Measured, jumps: float) -> float:
+        cause = pair.cause(self.power)
+        if not cause or not jumps:
+            return 0.0
+        return 1 / (1 + pair.predicted**self.power / (jumps * cause))
+
+    def _centre(self, pair: Measured) -> float:
+        return self.scale * pair.predicted * (1 - self._share(pair, self.jumps)) ** (-1 / self.power)
+
     def _score(self, pair: Measured) -> float:
-        above = math.log(pair.measured / self.scale / float(_jumped(np.array(pair.predicted), self.jumps, self.power)))
+        above = math.log(pair.measured / self._centre(pair))
         below = math.log(self.scale * pair.predicted / pair.measured)
         return max(above / self._width(pair), below / self._width(pair, jumps=False), 0.0)
 
     def _width(self, pair: Measured, *, jumps: bool = True) -> float:
         """In logarithms, before the quantile; with what jumps add to it or without."""
-        wild = _JUMP * float(_share(np.array(pair.predicted), self.jumps, self.power)) if jumps else 0.0
-        squares = (_SINGLE**2 / pair.effective + wild**2) / self.power**2
-        return math.sqrt(self.floor**2 + squares + pair.noise)
+        share = self._share(pair, self.jumps) if jumps else 0.0
+        wild = share**2 * (_JUMP**2 + (_FEW_FLIPS / pair.flips if pair.flips else 0.0))
+        return math.sqrt(self.floor**2 + (_SINGLE**2 / pair.effective + wild) / self.power**2 + pair.noise)
 
     def interval(self, pair: Measured, others: tuple[float, float] = (0.0, 0.0)) -> tuple[float, float, float]:
         """The calibrated error of what is predicted, and its interval's ends; ``others``: how far below and above it
@@ -105,16 +152,18 @@ class Calibration:
         predicted = pair.predicted
         if predicted <= 0 or not math.isfinite(predicted):
             return predicted, predicted, predicted
-        centre = self.scale * float(_jumped(np.array(predicted), self.jumps, self.power))
+        centre = self._centre(pair)
         widths = (self._width(pair, jumps=False), self._width(pair)) if self.quantile else (0.0, 0.0)
         below, above = (math.hypot(self.quantile * width, other) for width, other in zip(widths, others, strict=True))
         low = self.scale * predicted * math.exp(-below)
-        return centre, low, centre * (math.exp(above) if above < 700 else math.inf)
+        added = (1 - self.jumping(pair)) / (1 - self._share(pair, self.jumps))
+        top = centre * added ** (-1 / self.power) if added else math.inf
+        return centre, low, top * (math.exp(above) if above < 700 else math.inf)
 
     def raw(self, error: float) -> float:
-        """The error before calibration that is calibrated to ``error``."""
-        squared = (error / self.scale) ** self.power
-        root = 2 * squared / (self.jumps + math.sqrt(self.jumps**2 + 4 * squared)) if squared else 0.0
+        """The error before calibration that is calibrated to ``error``, of an assignment with the usual jumps."""
+        squared, jumps = (error / self.scale) ** self.power, self.jumps * self.usual
+        root = 2 * squared / (jumps + math.sqrt(jumps**2 + 4 * squared)) if squared else 0.0
         return float(root ** (2 / self.power))
 
 
@@ -122,25 +171,24 @@ UNCALIBRATED = Calibration(power=1.0, scale=1.0, jumps=0.0, floor=0.0, quantile=
 """Takes an error as it is."""
 
 
-def _jumped(predicted: np.ndarray, jumps: float, power: float) -> np.ndarray:
-    found: np.ndarray = (predicted**power + jumps * predicted ** (power / 2)) ** (1 / power)
+def _jumped(predicted: np.ndarray, causes: np.ndarray, jumps: float, power: float) -> np.ndarray:
+    found: np.ndarray = (predicted**power + jumps * causes) ** (1 / power)
     return found
 
 
-def _share(predicted: np.ndarray, jumps: float, power: float) -> np.ndarray:
-    """Of error^power, what jumps make."""
-    found: np.ndarray = jumps / (predicted ** (power / 2) + jumps) if jumps else np.zeros_like(predicted)
-    return found
-
-
-def _curve(predicted: np.ndarray, measured: np.ndarray, power: float) -> tuple[float, float]:
-    """Scale and jumps of least absolute residuals; jumps only where they take a quarter off them."""
-    middle = float(np.median(predicted ** (power / 2)))
-    best = (math.inf, 1.0, 0.0)
-    for jumps in (0.0, *(middle * np.geomspace(1e-3, 10, 25))):
-        off = measured - np.log(_jumped(predicted, float(jumps), power))
-        scale = float(np.median(off))
-        cost = float(np.abs(off - scale).sum())
-        if cost < best[0] * (_WORTH if best[2] == 0.0 else 1.0):
-            best = (cost, math.exp(scale), float(jumps))
-    return best[1], best[2]
+def _curve(
+    predicted: np.ndarray, causes: np.ndarray, measured: np.ndarray, power: float, worth: float
+) -> tuple[float, float, float]:
+    """Scale and jumps of least absolute residuals, jumps only where they leave no more than the share ``worth`` of
+    them; and the most that jumps may be."""
+    usual = float(np.median(causes)) or float(causes.max())
+    if not usual:
+        return math.exp(float(np.median(measured - np.log(predicted)))), 0.0, math.inf
+    tried = [0.0, *(float(np.median(predicted**power)) / usual * np.geomspace(1e-3, 10, 25)).tolist()]
+    offs = [measured - np.log(_jumped(predicted, causes, jumps, power)) for jumps in tried]
+    scales = [float(np.median(off)) for off in offs]
+    costs = [float(np.abs(off - scale).sum()) for off, scale in zip(offs, scales, strict=True)]
+    best = int(np.argmin(costs[1:])) + 1
+    best = best if costs[best] < worth * costs[0] else 0
+    most = max(jumps for jumps, cost in zip(tried, costs, strict=True) if cost <= costs[best] / _WORTH)
+    return math.exp(scales[best]), tried[best], most

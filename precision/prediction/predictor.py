@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from assay.precision.metrics import Metric
@@ -13,6 +13,10 @@ from assay.precision.prediction.perturbations import Key, is_repeated, perturbat
 from assay.precision.prediction.quadratic_form import Prediction, QuadraticForm
 from assay.precision.sampling import OtherSequences
 from assay.precision.schemes import SCHEMES
+
+_WITHIN = 2.0
+"""How many times as far off the error of one site is within attention and of a KV cache, where a step in a score moves
+whole rows of probabilities beyond what a quadratic form follows (docs/evidence.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,8 @@ class Predictor:
     calibration: Calibration = UNCALIBRATED
     others: OtherSequences | None = None
     """Those that the interval is to hold for; None: the error is over the sequences that are calibrated on."""
+    flips: Callable[[Sequence[Key]], float] | None = None
+    """How many of the routers' choices are expected to change over the data; None: no routers are known."""
 
     def predict(self, assignment: Mapping[str, str]) -> Prediction:
         """The error of an assignment with its interval."""
@@ -32,19 +38,25 @@ class Predictor:
         ends = (0.0, 0.0)
         if self.others is not None and 0 < raw.predicted < math.inf:
             ends = self.others.ends(self.form.profile(self.keys(assignment)), self.metric.power)
-        return Prediction(*self.calibration.interval(raw, ends), self.calibration.level)
+        return Prediction(*self.calibration.interval(raw, ends), self.calibration.promised(raw))
 
     def told(self, assignment: Mapping[str, str], measured: float) -> Measured:
         """What calibration takes of an assignment: its error before calibration, beside what was measured."""
         error, effective = self.uncalibrated(assignment)
-        return Measured(error, measured, effective, self.form.noise(self.keys(assignment)) / self.metric.power**2)
+        keys = self.keys(assignment)
+        flips = None if self.flips is None else self.flips(keys)
+        return Measured(error, measured, effective, self.form.noise(keys) / self.metric.power**2, flips)
 
     def uncalibrated(self, assignment: Mapping[str, str]) -> tuple[float, float]:
-        """The error before calibration, and how many sites it comes from."""
+        """The error before calibration, and how many sites it comes from, one within attention counting a quarter."""
         keys = self.keys(assignment)
         squares = self.form.of(keys)
         error = math.inf if math.isinf(squares) else float(self.metric.error(squares, self.observed.weight))
-        return error, self.form.effective(keys)
+        return error, self.form.effective(keys, self._spread)
+
+    def _spread(self, key: Key) -> float:
+        site = self.observed.by_name.get(key[0])
+        return _WITHIN if site is not None and site.in_attention else 1.0
 
     def alone(self, site: str, scheme: str) -> float:
         """The error of one site alone, before calibration."""

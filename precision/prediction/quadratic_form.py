@@ -14,7 +14,7 @@ they are larger than chance makes them, as for two sites that change the same va
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -40,7 +40,8 @@ class Prediction:
     low: float
     high: float
     level: float = 0.95
-    """The share of assignments that the interval is to hold for: less than 95 % where too few were measured."""
+    """The share of assignments that the interval is to hold for: less than 95 % where too few were measured, 0 where
+    routers' flips may make most of the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +112,14 @@ class QuadraticForm:
         other._standard_error[rows] = 0.0
         return other
 
-    def effective(self, keys: Sequence[Key]) -> float:
-        """How many sites the error comes from: (sum of contributions)^2 / sum of their squares, at least 1."""
+    def effective(self, keys: Sequence[Key], spread: Callable[[Key], float] = lambda key: 1.0) -> float:
+        """How many sites the error comes from: (sum of contributions)^2 / sum of (spread * contribution)^2; ``spread``:
+        how many times as far off a contribution may be."""
         _, parts = self._parts(keys)
         if not len(parts) or not np.isfinite(parts).all() or not parts.sum() > 0:
             return 1.0
-        return float(parts.sum() ** 2 / np.square(parts).sum())
+        wide = np.array([spread(key) for key in keys if key in self._row])
+        return float(parts.sum() ** 2 / np.square(wide * parts).sum())
 
     def noise(self, keys: Sequence[Key]) -> float:
         """The relative variance that the drawing of cotangents leaves in the form: of n samples s, those of every

@@ -87,7 +87,7 @@ class Settings(Record, frozen=True):
 
 
 class Prediction(Record, frozen=True):
-    """A predicted error with its interval; ``level``: the share of assignments that it is to hold for."""
+    """A predicted error with its interval; ``level``: the share of assignments that it is to hold for, 0: a guess."""
 
     error: Number
     low: Number

@@ -11,6 +11,7 @@ from assay.precision import Assignment, Audit, MeasuredError, audit, baselines
 from assay.precision.errors import BadAssignment
 from assay.precision.loading import load
 from assay.precision.prediction.calibration import Calibration, Measured
+from assay.precision.prediction.measuring import Measuring, part_of
 from tests.precision.small_models import FORMATS, made
 
 
@@ -177,3 +178,54 @@ def test_what_is_learnt_refits_the_interval() -> None:
     for assignment, pair in found.measured:
         assert pair.predicted == found.predictor.uncalibrated(assignment)[0]
     assert found.predictor.calibration == Calibration.fitted([pair for _, pair in found.measured], power=2.0)
+
+
+def other(seed: int) -> list[torch.Tensor]:
+    """Sequences twice as long, whose values are a fifth as large."""
+    return [0.2 * torch.randn(16, 16, 32, generator=torch.Generator().manual_seed(seed))]
+
+
+def test_intervals_hold_over_other_sequences_where_they_are_calibrated() -> None:
+    """Longer sequences with larger errors: what was calibrated elsewhere misses most of them, what was calibrated on
+    others like them holds nine in ten, and the audit's own predictions stay as they were."""
+    model, batches = made()
+    found = audit(model, batches, "relative", FORMATS)
+    drawn = [found.random_assignment(random.Random(draw), share) for share in (1.0, 0.3) for draw in range(10)]
+    before = [found.predict(one) for one in drawn]
+    there = found.predictor_over(other(1), further=16)
+    part = part_of(found.model, other(2), found.metric, "far")
+    far = Measuring(found.model, part, found.metric, found.observed)
+    errors = [float(far.error(found.checked(one))) for one in drawn]
+    pairs = list(zip(drawn, errors, strict=True))
+    inside = [there.predict(one).low <= error <= there.predict(one).high for one, error in pairs]
+    elsewhere = [each.low <= error <= each.high for each, error in zip(before, errors, strict=True)]
+    assert sum(inside) >= 18
+    assert sum(elsewhere) <= 10
+    assert there.predict(drawn[0]).level == 0.95
+    assert [found.predict(one) for one in drawn] == before
+
+
+def test_no_luck_makes_an_interval_shorter_than_what_cotangents_leave_open() -> None:
+    """Twenty pairs that are all as predicted leave 1.96 known standard deviations either way at least."""
+    found = Calibration.fitted([Measured(1e-3, 1e-3, 4.0, 0.04) for _ in range(20)])
+    _, low, high = found.interval(Measured(1e-3, 0.0, 4.0, 0.04))
+    assert low <= 1e-3 * math.exp(-1.96 * 0.2)
+    assert high >= 1e-3 * math.exp(1.96 * 0.2)
+
+
+def test_attention_is_known_worse_than_linears() -> None:
+    """Of equal noise the interval of a stage of attention or of a cache is longer than that of a linear."""
+    loaded = load("stdlib-llama")
+    batches = loaded.batches("a few words of text, " * 100, sequence=16, sequences=8)
+    found = audit(loaded.model, batches, formats=("bf16", "a-fp8", "kv-fp8"))
+    told = {
+        site: found.predictor.told({site: scheme}, 0.0).effective
+        for site, scheme in (
+            ("model.layers.1.self_attn:kv_cache", "kv-fp8"),
+            ("model.layers.1.self_attn:scores", "a-fp8"),
+            ("model.layers.1.mlp.up_proj", "bf16"),
+        )
+    }
+    cache, scores, linear = told.values()
+    assert cache == scores == pytest.approx(0.25)
+    assert 1.0 <= linear <= 2.0

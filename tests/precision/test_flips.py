@@ -1,0 +1,166 @@
+"""Routers that pick other experts: told of an assignment where they do, with how many, and no interval is promised."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from assay.precision.advising import reliability
+from assay.precision.auditing import Audit, audit
+from assay.precision.observation.handlers import traced
+from assay.precision.observation.running import call, evaluating
+from assay.precision.prediction.simulation import Simulator
+from assay.precision.report import content_of, page, summary
+from assay.precision.schemes import SCHEMES
+from tests.precision.reported import asked
+
+SIZE, EXPERTS = 32, 4
+
+
+class Mixture(torch.nn.Module):
+    """A router's two best of four experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = torch.nn.Linear(SIZE, EXPERTS)
+        self.experts = torch.nn.ModuleList([torch.nn.Linear(SIZE, SIZE) for _ in range(EXPERTS)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.flatten(0, -2)
+        weights, picked = self.gate(flat).softmax(-1).topk(2, -1)
+        weights = weights / weights.sum(-1, keepdim=True)
+        output = torch.zeros_like(flat)
+        for number, expert in enumerate(self.experts):
+            index, place = torch.where(picked == number)
+            output = output.index_add(0, index, expert(flat[index]).tanh() * weights[index, place, None])
+        return output.view_as(x)
+
+
+class Mixtures(torch.nn.Module):
+    """Like Mixtral without attention: layers of a norm and a mixture around a residual, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = torch.nn.Linear(SIZE, SIZE)
+        self.norms = torch.nn.ModuleList([torch.nn.LayerNorm(SIZE) for _ in range(2)])
+        self.layers = torch.nn.ModuleList([Mixture() for _ in range(2)])
+        self.head = torch.nn.Linear(SIZE, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.into(x)
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = x + layer(norm(x))
+        return self.head(x)
+
+
+def audited(*, tied: bool) -> Audit:
+    """An audit of a mixture whose first expert always comes first; the second is one of two near a tie, or the same."""
+    torch.manual_seed(0)
+    model, batches = Mixtures(), list(torch.randn(4, 4, 32, SIZE))
+    with torch.no_grad():
+        for layer in (each for each in model.modules() if isinstance(each, Mixture)):
+            layer.gate.bias.copy_(torch.tensor([4.0, 0.0, 0.0 if tied else -40.0, -40.0]))
+            if tied:
+                layer.gate.weight[2] = layer.gate.weight[1] + 0.02 * torch.randn(SIZE)
+    found = audit(model, batches, "kl", formats=("bf16", "fp8", "mxfp4"))
+    found.calibrate()
+    return found
+
+
+@pytest.fixture(scope="module")
+def near() -> Audit:
+    return audited(tied=True)
+
+
+@pytest.fixture(scope="module")
+def wide() -> Audit:
+    return audited(tied=False)
+
+
+class Recorder(Simulator):
+    """A simulation that keeps what the routers pick."""
+
+    def __init__(self, *rest: Any) -> None:
+        super().__init__(*rest)
+        self.picked: list[torch.Tensor] = []
+
+    def linear(self, name: str, *rest: Any) -> torch.Tensor:
+        output = super().linear(name, *rest)
+        if name.endswith("gate"):
+            self.picked.append(output.topk(2, -1).indices.sort(-1).values)
+        return output
+
+
+def changed(found: Audit, assignment: dict[str, str]) -> float:
+    """The share of choices that change in a simulated run."""
+    runs = []
+    plain: dict[str, str] = {}
+    for chosen in (plain, assignment):
+        recorder = Recorder({site: SCHEMES[scheme] for site, scheme in chosen.items()}, found.fits, {})
+        with torch.no_grad(), evaluating(found.model), traced(found.model, recorder):
+            for batch in found.batches:
+                call(found.model, batch)
+        runs.append(torch.cat(recorder.picked))
+    return float((runs[0] != runs[1]).any(-1).double().mean())
+
+
+def of_flips(reasons: Sequence[str]) -> list[str]:
+    return [reason for reason in reasons if "choices of experts" in reason]
+
+
+def several(found: Audit) -> list[dict[str, str]]:
+    """Assignments that nothing was fitted to, from dense to single."""
+    return [
+        found.random_assignment(random.Random(f"{share} {draw}"), share)
+        for share in (1.0, 0.3, 0.1)
+        for draw in range(5)
+    ]
+
+
+def test_a_router_near_a_tie_is_told(near: Audit) -> None:
+    """Where 2 % of the choices and more change when it is run, the share is told, within a factor of two."""
+    count = 0
+    for assignment in several(near):
+        if (share := changed(near, assignment)) < 0.02:
+            continue
+        (reason,) = of_flips(reliability(near, assignment))
+        assert share / 2 < float(reason.split(" %")[0]) / 100 < share * 2
+        count += 1
+    assert count >= 4
+
+
+def test_a_router_with_wide_margins_is_not_told(wide: Audit) -> None:
+    """Where no choice changes nothing is said of any, and every interval is promised."""
+    for assignment in several(wide):
+        assert changed(wide, assignment) == 0
+        assert of_flips(reliability(wide, assignment)) == []
+        assert wide.predict(assignment).level >= 0.95
+
+
+def test_no_interval_is_promised_that_flips_break(near: Audit) -> None:
+    """A measured error that flips raise to thrice the prediction and more is of an interval that promises nothing, and
+    its reason says so; one at the size of the prediction is promised."""
+    broken = 0
+    for assignment in several(near):
+        prediction = near.predict(assignment)
+        if near.trial(assignment) > 3 * prediction.error:
+            broken += 1
+            assert prediction.level == 0
+            assert "its interval is a guess" in " ".join(of_flips(reliability(near, assignment)))
+    assert broken >= 1
+    dense = near.random_assignment(random.Random(3))
+    assert near.predict(dense).level >= 0.95
+    assert "a guess" not in " ".join(reliability(near, dense))
+
+
+def test_flips_stand_in_record_terminal_and_page(near: Audit) -> None:
+    """What is recommended says how many choices change, wherever the audit is read."""
+    chosen = near.recommend(max_bytes=0.3 * near.cost({}).bytes)
+    (reason,) = of_flips(reliability(near, chosen))
+    content = content_of(near, chosen, near.pareto(3), [], **asked(near))
+    told = reason.removesuffix(".")
+    assert told in content["recommended"]["why"]
+    assert told in " ".join(summary(content).split())
+    assert told.partition(", as the routers")[0] in page(content)
