@@ -81,7 +81,7 @@ def examine(folder: Path, given: argparse.Namespace, ids: torch.Tensor) -> None:
         profile.enable()
     formats = given.formats.split(",") if given.formats else None
     batches = [{"input_ids": some} for some in ids.split(given.batch)]
-    found = audit(loaded.model, batches, formats=formats, bits=16, progress=told)
+    found = audit(loaded.model, batches, formats=formats, bits=16, progress=told, exact=given.exact)
     spent, whole = time.process_time() - began, peak() - before
     profile.disable()
     if given.profile:
@@ -107,6 +107,7 @@ def main() -> None:
     arguments.add_argument("--formats", default="", help="names of schemes with commas; else the usual ones")
     arguments.add_argument("--whole", action="store_true", help="weights held in float32")
     arguments.add_argument("--batch", type=int, default=1, help="sequences of a batch")
+    arguments.add_argument("--exact", action="store_true", help="every row of every weight is looked at")
     arguments.add_argument("--profile", action="store_true")
     arguments.add_argument("--of", help=argparse.SUPPRESS)
     arguments.add_argument("--plain", help=argparse.SUPPRESS)

@@ -94,6 +94,9 @@ def audit(
     seconds: Annotated[
         float | None, typer.Option(metavar="N", help="Measure as much as takes about so long, 6 to 96 to calibrate.")
     ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Predict from every row of every weight, not from a sample of large ones'.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Take what DIR holds of the same audit.")] = False,
     compare: Annotated[
         tuple[Path, Path] | None,
@@ -150,7 +153,8 @@ def audit(
     if foretold >= _LONG and not compare:
         print(f"assay: takes about {span(foretold)}{_shorter(pace, quick or seconds is not None)}", file=sys.stderr)
     alone = apart(target or None, bound)
-    digest = fingerprint(loaded.model, [*batches, *(held_out or ())], len(batches), metric, looked, target, alone, seed)
+    asked = len(batches), metric, looked, target, alone, seed, exact
+    digest = fingerprint(loaded.model, [*batches, *(held_out or ())], *asked)
     kept = Cache(out / "kept", digest, fresh=not resume)
     if resume and _foreign(kept):
         words = "another model, text, set of options that what is measured depends on, or version of assay"
@@ -170,6 +174,7 @@ def audit(
             progress=stages,
             kept=kept,
             apart=alone,
+            exact=exact,
         )
         if seconds is not None:
             pace = pace.confirmed(found)

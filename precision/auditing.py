@@ -64,6 +64,7 @@ class Audit:
     configs/engines.toml, a device of configs/devices.toml or ``engine@device``, which bound the menus; times are the
     device's. bits: of the model's own weights, where they are not those it is given with. shape: what is served, for
     times and the bytes of the KV cache. kept: where what an earlier audit computed is, and this one's goes.
+    exact: whether predictions look at every row of every weight, not at a sample of those of large ones.
     apart: whether each linear may have a scheme of its own, where engines run q, k and v, and gate and up, as one
     product; None: as the target does.
     Raises BadModel, NoData, UnknownScheme, UnknownOption, UnknownDevice.
@@ -85,6 +86,7 @@ class Audit:
         progress: Progress | None = None,
         kept: Cache | None = None,
         apart: bool | None = None,
+        exact: bool = False,
     ) -> None:
         self.metric = metric_named(metric)
         schemes = formats_of(formats, target)
@@ -101,6 +103,7 @@ class Audit:
         """Assignments that were measured to calibrate the interval."""
         self._choice: frozenset[str] | None = None
         self._seed = seed
+        self._exact = exact
         self._progress = progress or (lambda stage, done, count: None)
         self._cache = kept
         with self._timed("looking"):
@@ -321,7 +324,8 @@ class Audit:
         if self._cache and (kept := self._cache.products(self.observed.menus)):
             return QuadraticForm(kept)
         given, chain = (self.model, self.batches, self.metric, self.observed), self.chosen_on.chain
-        products = differentiate(*given, again=AGAIN, seed=self._seed, chain=chain, done=self._steps("predicting"))
+        done, exact = self._steps("predicting"), self._exact
+        products = differentiate(*given, again=AGAIN, seed=self._seed, chain=chain, exact=exact, done=done)
         if self._cache:
             self._cache.keep(products)
         return QuadraticForm(products)

@@ -24,6 +24,7 @@ from assay.precision.schemes import SCHEMES
 from assay.runtime.files import write_bytes_atomically, write_text_atomically
 
 _PRODUCTS, _MEASURED = "products.safetensors", "measured.json"
+_ARRAYS = ("sums", "squares", "sampling", "variance")
 _AGAIN = ("again_sums", "again_squares")
 
 
@@ -71,7 +72,7 @@ class Cache:
             }
             names = json.loads(about["keys"])
             if all(name in named for name in names):
-                arrays = {name: file.get_tensor(name) for name in ("sums", "squares", "sampling")}
+                arrays = {name: file.get_tensor(name) for name in _ARRAYS}
                 held = file.keys()
                 again = tuple(file.get_tensor(name) for name in _AGAIN) if _AGAIN[0] in held else None
                 return Products(tuple(named[name] for name in names), **arrays, again=again)
@@ -79,7 +80,7 @@ class Cache:
 
     def keep(self, products: Products) -> None:
         """Keep the products."""
-        arrays = {name: np.ascontiguousarray(getattr(products, name)) for name in ("sums", "squares", "sampling")}
+        arrays = {name: np.ascontiguousarray(getattr(products, name)) for name in _ARRAYS}
         if products.again is not None:
             arrays |= dict(zip(_AGAIN, map(np.ascontiguousarray, products.again), strict=True))
         keys = json.dumps([repr((str(site), part)) for site, part in products.keys])

@@ -84,34 +84,53 @@ class QParams:
         return found
 
     def by_rows(
-        self, name: str, schemes: Sequence[Scheme], weight: torch.Tensor, expert: int | None
-    ) -> Callable[[int, int], list[FakeQuantizer | None]]:
-        """How schemes store rows of the weight of a site, from one to another, whole blocks of all; None: as they are.
+        self, name: str, schemes: Sequence[Scheme], weight: torch.Tensor, expert: int | None, *, few: bool = False
+    ) -> Callable[[slice | torch.Tensor], list[FakeQuantizer | None]]:
+        """How schemes store rows of the weight of a site, a slice of whole blocks or an index; None: as they are.
 
         Where scales aren't kept, no more than these rows are looked at, once for all schemes, but for the few schemes
-        whose fit is of the whole weight.
+        whose fit is of the whole weight. few: no more will be asked for than some rows, so none is fitted for all that
+        can be fitted for these; needed for an index.
         """
 
         def is_whole(scheme: Scheme) -> bool:
-            kept = self._keep is None or self._key(name, scheme, expert) in self._fitted
-            searched = scheme.weight is not None and _is_searched(scheme.weight) and not self._full
-            return scheme.weight is None or scheme.transform != "none" or kept or searched
+            quantizer = scheme.weight
+            if quantizer is None or scheme.transform != "none" or self._key(name, scheme, expert) in self._fitted:
+                return True
+            if few:
+                return quantizer.per == "block"
+            return self._keep is None or (_is_searched(quantizer) and not self._full)
 
-        whole = {each.name: self.weight(name, each, weight, expert) for each in schemes if is_whole(each)}
+        def fitted(scheme: Scheme) -> FakeQuantizer | None:
+            if few and scheme.weight is not None and scheme.weight.per == "block":  # of few scales
+                key = self._key(name, scheme, expert)
+                return self._once(key, lambda: self._fit(name, scheme, weight, weight, expert))
+            return self.weight(name, scheme, weight, expert)
 
-        def of(start: int, stop: int) -> list[FakeQuantizer | None]:
-            piece = weight[start:stop]
+        whole = {each.name: fitted(each) for each in schemes if is_whole(each)}
+
+        def of(rows: slice | torch.Tensor) -> list[FakeQuantizer | None]:
+            piece = weight[rows]
             extremes = Extremes(piece)
 
             def stored(scheme: Scheme) -> FakeQuantizer | None:
                 if scheme.name not in whole:
                     return self._fit(name, scheme, weight, piece, expert, extremes)
                 found = whole[scheme.name]
-                return None if found is None else found.of_rows(start, stop)
+                if found is None:
+                    return None
+                if isinstance(rows, slice):
+                    return found.of_rows(rows.start, rows.stop)
+                return found.at_rows(rows, weight.shape[-1])
 
             return [stored(scheme) for scheme in schemes]
 
         return of
+
+    def norms(self, name: str, weight: torch.Tensor, expert: int | None) -> torch.Tensor:
+        """Of the rows of the weight [N, K] of a site, [N]."""
+        norms: torch.Tensor = self._once(("norms", name, expert), lambda: torch.linalg.vector_norm(weight, dim=1))
+        return norms
 
     def _key(self, name: str, scheme: Scheme, expert: int | None) -> tuple[object, ...]:
         return "weight", name, expert, scheme.weight, scheme.transform == "hadamard"

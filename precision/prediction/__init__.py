@@ -3,7 +3,7 @@
 In: an `Observed` and its model and batches. Out: the quadratic form of the error, measured errors, a prediction with
 its interval. `auditing` calls; `advice` takes the passes.
 
-perturbations (what a scheme changes) · rows, sensitivity, products (one backward pass) · quadratic_form ·
+perturbations (what a scheme changes) · rows, turns, sensitivity, products (one backward pass) · quadratic_form ·
 predictor (the prediction, a value) · simulation (the model run with an assignment) · trials (what is measured to
 calibrate) · calibration (the interval).
 """

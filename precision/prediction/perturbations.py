@@ -21,8 +21,10 @@ class Term:
     """[B], float32: the products of every sequence."""
     squares: torch.Tensor
     """[B], float32: the squares of each product's terms, a row of the tensor each, summed."""
-    sampling: int
+    sampling: float
     """One row of this many was looked at, but for the largest."""
+    variance: float = 0.0
+    """Of the sum of the squares, what the sampling of a weight's rows leaves open."""
 
 
 def perturbations_of(scheme: Scheme) -> tuple[Perturbation, ...]:

@@ -1,6 +1,7 @@
 """The products of a backward pass over all batches, as a quadratic form takes them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from assay.precision.prediction.chain import Chain
 from assay.precision.prediction.perturbations import Key, Term
 from assay.precision.prediction.quadratic_form import Products
 from assay.precision.prediction.sensitivity import Change, Sensitivity, change_of
+from assay.precision.prediction.turns import Turns
 
 Visitor = TypeVar("Visitor", bound=Sensitivity)
 
@@ -32,15 +34,16 @@ def differentiate(
     seed: int = 0,
     change: Change = change_of,
     chain: Chain | None = None,
+    exact: bool = False,
     done: Callable[[int], None] = lambda count: None,
 ) -> Products:
     """The products of every scheme of ``observed`` at every site with a random cotangent of the metric's output.
 
     again: so many further cotangents, for all sites but tables of embeddings. What few rows or sequences make, as
     errors within attention, one cotangent tells within a factor of two only. The rows of a weight are looked at in
-    turns, so that those of a large one are stored no more often than for one cotangent. seed: of the cotangents, and of
-    which rows are looked at. change: what a scheme changes in a tensor. chain: the model as one over these batches,
-    which is led back through block by block. ``done`` is told how many batches are.
+    turns, those of a large one sampled (`prediction.turns`) unless all products are to be ``exact``. seed: of the
+    cotangents, and of which rows are looked at. change: what a scheme changes in a tensor. chain: the model as one
+    over these batches, which is led back through block by block. ``done`` is told how many batches are.
     Raises BadModel for outputs without a gradient.
     """
     further = {name: menu for name, menu in observed.menus.items() if observed.by_name[name].place != "embedding"}
@@ -49,8 +52,8 @@ def differentiate(
     cotangents = Cotangents(metric, generators, [observed.menus, *[further] * (len(seeds) - 1)])
 
     def visitor_of(size: int, index: int) -> Sensitivity:
-        turn = index, len(batches)
-        return Sensitivity(observed.menus, observed.qparams, observed.tied, size, turn, seed, change, len(seeds))
+        turns = Turns(index, len(batches), len(seeds), seed, exact)
+        return Sensitivity(observed.menus, observed.qparams, observed.tied, size, turns, change)
 
     def form(visitor: Sensitivity, index: int) -> None:
         with evaluating(model):
@@ -97,12 +100,13 @@ def products_of(
             except RuntimeError as second:
                 raise _undifferentiable(second) from None
         done(index + 1)
-    keys, sums, squares, sampling = _gathered([each[0] for each in terms], sizes)
-    if len(terms[0]) == 1:
-        return Products(keys, sums, squares, sampling)
-    further = [_gathered(each, sizes, keys) for each in list(zip(*terms, strict=True))[1:]]
-    again = (np.stack([each[1] for each in further], 1), np.stack([each[2] for each in further], 1))
-    return Products(keys, sums, squares, sampling, again)
+    first = _gathered([each[0] for each in terms], sizes)
+    further = [_gathered(each, sizes, first.keys) for each in list(zip(*terms, strict=True))[1:]]
+    if not further:
+        return first
+    again = (np.stack([each.sums for each in further], 1), np.stack([each.squares for each in further], 1))
+    variance = sum((each.variance for each in further), first.variance)
+    return replace(first, again=again, variance=variance / (1 + len(further)) ** 2)
 
 
 def _undifferentiable(error: RuntimeError) -> BadModel:
@@ -110,16 +114,15 @@ def _undifferentiable(error: RuntimeError) -> BadModel:
     return BadModel(f"expected a model that gradients lead back through, got one that torch refuses: {reason}")
 
 
-def _gathered(
-    batches: Sequence[Mapping[Key, Term]], sizes: Sequence[int], keys: tuple[Key, ...] = ()
-) -> tuple[tuple[Key, ...], np.ndarray, np.ndarray, np.ndarray]:
-    """The batches' products side by side, of these keys or of all: keys, sums, squares, sampling."""
+def _gathered(batches: Sequence[Mapping[Key, Term]], sizes: Sequence[int], keys: tuple[Key, ...] = ()) -> Products:
+    """The batches' products side by side, of these keys or of all."""
     keys = keys or tuple(dict.fromkeys(key for batch in batches for key in batch))
-    sums, squares, sampling = [], [], np.ones(len(keys))
+    sums, squares, sampling, variance = [], [], np.ones(len(keys)), np.zeros(len(keys))
     for batch, size in zip(batches, sizes, strict=True):
         nothing = Term(torch.zeros(size), torch.zeros(size), 1)
         found = [batch.get(key, nothing) for key in keys]
         sums.append(torch.stack([term.sums for term in found]).double().numpy())
         squares.append(torch.stack([term.squares for term in found]).double().numpy())
         sampling = np.maximum(sampling, [term.sampling for term in found])
-    return keys, np.concatenate(sums, 1), np.concatenate(squares, 1), sampling
+        variance += [term.variance for term in found]
+    return Products(keys, np.concatenate(sums, 1), np.concatenate(squares, 1), sampling, variance)

@@ -55,6 +55,8 @@ class Products:
     """[keys, N]: the sum of squares of the terms of each, times n."""
     sampling: np.ndarray
     """[keys]: the largest n."""
+    variance: np.ndarray
+    """[keys]: of a form's diagonal, what the sampling of a weight's rows leaves open."""
     again: tuple[np.ndarray, np.ndarray] | None = None
     """Sums and squares, [keys, C, N], under C further cotangents, zero for keys that had none; None: none had."""
 
@@ -71,7 +73,8 @@ class QuadraticForm:
         with np.errstate(invalid="ignore", over="ignore"):
             totals = squares.sum(1)
             shares = np.divide(squares, totals[:, None], out=np.zeros_like(squares), where=totals[:, None] > 0)
-            self._standard_error = self.diagonal * np.sqrt(np.square(shares).sum(1))
+            rows = np.divide(products.variance, totals**2, out=np.zeros_like(totals), where=totals > 0)
+            self._standard_error = self.diagonal * np.sqrt(np.square(shares).sum(1) + rows)
         each = squares.reshape(len(squares), -1, products.squares.shape[1]).sum(1)
         self._profiles = profiles(products.keys, each)
         units[(units != 0).sum(1) < _FEW] = 0.0
@@ -122,8 +125,9 @@ class QuadraticForm:
         return float(parts.sum() ** 2 / np.square(wide * parts).sum())
 
     def noise(self, keys: Sequence[Key]) -> float:
-        """The relative variance that the drawing of cotangents leaves in the form: of n samples s, those of every
-        sequence under each cotangent, at most sum s^2 / (sum s)^2 of a part that nothing has corrected."""
+        """The relative variance that the drawing of cotangents and of a weight's rows leaves in the form: of n samples
+        s, those of every sequence under each cotangent, at most sum s^2 / (sum s)^2 of a part that nothing has
+        corrected, and the rows' own."""
         rows, parts = self._parts(keys)
         if not np.isfinite(parts).all() or not parts.sum() > 0:
             return 0.0

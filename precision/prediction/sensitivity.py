@@ -6,7 +6,7 @@ E (sum_s t[s, c(s)])^2 is the metric's quadratic form, cross terms included. A w
 each sequence only, which is formed for some rows of one product at a time and never kept.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from assay.precision.prediction.passed import Passed
 from assay.precision.prediction.perturbations import Perturbation, Term, passing, perturbations_of
 from assay.precision.prediction.rows import Rows, Subsample
 from assay.precision.prediction.simulation import SPLITS, split_product
+from assay.precision.prediction.turns import Turns
 from assay.precision.schemes import SCHEMES, FakeQuantizer, Scheme
 from assay.runtime.heap import give_back
 
@@ -27,15 +28,11 @@ _Changes = dict[object, tuple[FakeQuantizer, torch.Tensor]]
 """Changes by `_identity`, with whom they are of, for an identity is only one's own as long as one lives."""
 
 _AT_ONCE = 1 << 22
-"""Elements of weights' gradients, and of their changes, that are held at once; but no fewer rows than _BLOCK."""
+"""Elements of weights' gradients, and of their changes, that are held at once; but no fewer rows than a block's."""
 _CACHED = 1 << 18
-"""Elements of a weight that are looked at together, for a core's cache to hold what is made of them; _BLOCK rows."""
-_LARGE = 1 << 18
-"""Elements of a weight whose products leave the heap worth giving back."""
-_BLOCK = 128
-"""Rows of a weight that are looked at together: a multiple of those of every scheme's blocks."""
-_TURNS = 4
-"""Batches that may share a weight's rows among them, each cotangent of theirs a part of its own."""
+"""Elements of a weight that are looked at together, for a core's cache to hold what is made of them."""
+_LARGE = 1 << 24
+"""Elements of weights whose products leave the heap worth giving back."""
 _ENOUGH = 1 << 16
 """Elements of values that tell the size of an error: more are subsampled to these, but not below _ROWS rows."""
 _ROWS = 256
@@ -45,8 +42,7 @@ class Sensitivity:
     """A visitor that leaves the forward pass as it is and, in the backward pass, forms products for every menu.
 
     The batch's `terms` are there once `torch.autograd.grad` has run with respect to `anchor`; for a further cotangent
-    it runs again, after `begin`. ``batch``: its sequences; ``turn``: its number and how many batches there are, which
-    look at a weight's rows in turns, with every one of so many ``cotangents``.
+    it runs again, after `begin`. ``batch``: its sequences; ``turns``: who looks at which rows of a weight.
     """
 
     def __init__(
@@ -55,10 +51,8 @@ class Sensitivity:
         qparams: QParams,
         tied: Mapping[str, str],
         batch: int,
-        turn: tuple[int, int] = (0, 1),
-        seed: int = 0,
+        turns: Turns = Turns(),  # noqa: B008 - frozen
         change: Change | None = None,
-        cotangents: int = 1,
     ) -> None:
         self.terms: dict[tuple[str, Perturbation], Term] = {}
         """Of the cotangent that is led back."""
@@ -74,10 +68,10 @@ class Sensitivity:
         self._qparams = qparams
         self._tied = tied
         self._batch = batch
-        self._turn = turn
-        self._cotangents = cotangents
+        self._turns = turns
         self._change = change or change_of
-        self._draw = torch.Generator().manual_seed(seed + turn[0])
+        self._looked = 0
+        self._draw = torch.Generator().manual_seed(turns.seed + turns.batch)
         self._changes: dict[object, tuple[torch.Tensor, Subsample, _Changes]] = {}
         self._weights: dict[Streamed, torch.Tensor] = {}
         self.begin(0, menus)
@@ -119,7 +113,9 @@ class Sensitivity:
                     split = [scheme.split] if scheme.split else []
                     change = split_product(x, weight, split, product) - product(x, weight)
                     self._add(name + suffix, perturbations_of(scheme)[0], self._term(g * change, rows))
-            if weight.numel() >= _LARGE:
+            self._looked += weight.numel()
+            if self._looked >= _LARGE:
+                self._looked = 0
                 give_back()
 
         return self._passed(x, lambda x: product(x, weight.detach()), back)
@@ -193,10 +189,11 @@ class Sensitivity:
         places, of = torch.unique(sequence * weight.shape[0] + ids.flatten(), return_inverse=True)
         g = g.new_zeros(len(places), g.shape[-1]).index_add_(0, of, g.flatten(0, -2))
         ids, rows = places % weight.shape[0], Rows(index=places // weight.shape[0] if known else None)
-        for part, scheme in {perturbations_of(s)[0]: s for s in self._schemes(owner) if s.weight}.items():
-            stored = self._qparams.weight(owner, scheme, weight)
+        menu = {perturbations_of(s)[0]: s for s in self._schemes(owner) if s.weight}
+        fitted, piece = self._qparams.by_rows(owner, list(menu.values()), weight, None, few=True), weight[ids]
+        for part, stored in zip(menu, fitted(ids) if menu else (), strict=True):
             if stored is not None:
-                self._add(owner, part, self._term(g * self._changes_of_rows(stored, weight, ids), rows))
+                self._add(owner, part, self._term(g * self._change(stored, piece), rows))
 
     def _on_values(
         self,
@@ -247,8 +244,8 @@ class Sensitivity:
     def _add(self, name: str, part: Perturbation, term: Term) -> None:
         before = self.terms.get((name, part))
         if before is not None:
-            sampling = max(before.sampling, term.sampling)
-            term = Term(before.sums + term.sums, before.squares + term.squares, sampling)
+            sampling, variance = max(before.sampling, term.sampling), before.variance + term.variance
+            term = Term(before.sums + term.sums, before.squares + term.squares, sampling, variance)
         self.terms[name, part] = term
 
     def _on_weight(
@@ -264,14 +261,24 @@ class Sensitivity:
         """<g_b' x_b, change of the weight> for every sequence b."""
         if not menu:
             return
-        turns, mine = self._rows_in_turn(weight)
-        fitted = self._qparams.by_rows(name, list(menu.values()), weight, expert)
         several = groups.count(x, weight)
-        for start, stop in mine:
-            piece = weight[start:stop]
-            some_x, some_g, held, here = groups.some_rows(x, g, several, start, stop)
+        few = several == 1 and self._turns.drawn(len(weight)) > 0
+        if few:
+            lengths = x.flatten(0, -2).square().sum(1)
+            sizes = (lengths @ g.flatten(0, -2).square()) * self._qparams.norms(name, weight, expert).square()
+            sampling, sample = self._turns.sample(sizes, self._cotangent, f"{name} {expert}")
+            parts = iter([sample])
+        else:
+            sampling, parts = self._turns.parts(weight, self._cotangent, min(_AT_ONCE // self._batch, _CACHED))
+        fitted = self._qparams.by_rows(name, list(menu.values()), weight, expert, few=few)
+        for looked in parts:
+            piece, some_x, some_g, held, here = weight[looked.rows], x, g, 1, slice(None)
+            if isinstance(looked.rows, torch.Tensor):
+                some_g = g[..., looked.rows]
+            else:
+                some_x, some_g, held, here = groups.some_rows(x, g, several, looked.rows.start, looked.rows.stop)
             gradients = rows.outer(some_g, some_x, held, self._batch)[:, here].permute(1, 2, 0)
-            forms = zip(menu, fitted(start, stop), strict=True)
+            forms = zip(menu, fitted(looked.rows), strict=True)
             wanted = [(part, stored) for part, stored in forms if stored is not None]
             step = max(_AT_ONCE // max(piece.numel(), 1), 1)
             for first in range(0, len(wanted), step):
@@ -279,43 +286,11 @@ class Sensitivity:
                 changes = piece.new_empty(len(piece), len(some), piece.shape[-1])
                 for place, (_, stored) in enumerate(some):
                     changes[:, place] = self._change(stored, piece)
-                products = (changes @ gradients).mul_(turns**0.5)
+                products = (changes @ gradients).mul_(looked.root_weights)
                 sums, squares = products.sum(0).cpu(), products.square_().sum(0).cpu()
-                for (part, _), each, square in zip(some, sums, squares, strict=True):
-                    self._add(name, part, Term(each, square, turns))
-
-    def _changes_of_rows(self, stored: FakeQuantizer, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """What is changed in the rows ids [...] of a table [V, D]: [..., D]."""
-        if stored.quantizer.per != "block":
-            rows = weight[ids]
-            return self._change(stored.at_rows(ids), rows)
-        flat = ids.flatten()
-        found = weight.new_empty(*flat.shape, weight.shape[-1])
-        for start, stop in _some_rows(weight):
-            here = ((flat >= start) & (flat < stop)).nonzero()[:, 0]
-            if here.numel():
-                piece = weight[start:stop]
-                found[here] = self._change(stored.of_rows(start, stop), piece)[flat[here] - start]
-        return found.reshape(*ids.shape, -1)
-
-    def _rows_in_turn(self, weight: torch.Tensor) -> tuple[int, list[tuple[int, int]]]:
-        """How many batches and cotangents look at all rows of a weight together, and the ranges of this batch and
-        cotangent. So none is stored anew for each of them; as many look at each row."""
-        index, count = (each * self._cotangents for each in self._turn)
-        blocks = -(-weight.shape[0] // _BLOCK)
-        most = min(_TURNS * self._cotangents, blocks)
-        turns = max(turns for turns in range(1, most + 1) if count % turns == 0)
-        size = -(-blocks // turns) * _BLOCK
-        first = (index + self._cotangent) % turns * size
-        mine = weight[first : first + size]
-        return turns, [(first + start, first + stop) for start, stop in _some_rows(mine, self._batch)]
-
-
-def _some_rows(weight: torch.Tensor, batch: int = 1) -> Iterator[tuple[int, int]]:
-    """Ranges of rows of a weight [N, K] whose gradients, of so many sequences, are few enough to be held."""
-    most = min(_AT_ONCE // batch, _CACHED)
-    count = max(most // max(weight.shape[-1], 1) // _BLOCK, 1) * _BLOCK
-    return ((start, min(start + count, weight.shape[0])) for start in range(0, weight.shape[0], count))
+                open_ = looked.variance(products).tolist()
+                for (part, _), each, square, variance in zip(some, sums, squares, open_, strict=True):
+                    self._add(name, part, Term(each, square, sampling, variance))
 
 
 def change_of(stored: FakeQuantizer, x: torch.Tensor) -> torch.Tensor:

@@ -81,10 +81,19 @@ class FakeQuantizer:
         size = self.quantizer.size if self.quantizer.per == "block" else 1
         return self._scaled(slice(start // size, -(-stop // size)))
 
-    def at_rows(self, index: torch.Tensor) -> FakeQuantizer:
-        """How the rows of an index of a table [V, D] are stored, whose scales aren't those of blocks."""
+    def at_rows(self, index: torch.Tensor, columns: int) -> FakeQuantizer:
+        """How the rows of an index [...] of a weight [N, K] of so many columns are stored; of blocks each with a scale
+        for every element."""
         if self.packed is not None:
             return replace(self, packed=self.packed[index.cpu()])
+        if self.scales is not None and self.quantizer.per == "block":
+            size, (scale, zero) = self.quantizer.size, (self.scales.scale, self.scales.zero)
+
+            def each(held: torch.Tensor) -> torch.Tensor:
+                return held[index // size].flatten(-3).repeat_interleave(size, -1)[..., :columns]
+
+            scales = Scales(each(scale), None if zero is None else each(zero))
+            return replace(self, quantizer=replace(self.quantizer, per="row"), scales=scales)
         if self.scales is None or self.scales.scale.shape[0] == 1:
             return self
         return self._scaled(index)

@@ -135,7 +135,7 @@ def test_rows_are_stored_each_for_itself(name: str) -> None:
     whole = stored(x)
     assert torch.equal(stored.of_rows(2, 5)(x[2:5]), whole[2:5])
     index = torch.tensor([[4, 0], [1, 4]])
-    assert torch.equal(stored.at_rows(index)(x[index]), whole[index])
+    assert torch.equal(stored.at_rows(index, x.shape[-1])(x[index]), whole[index])
     alone = torch.cat([fit_blocks(stored.quantizer, row[None], weighted)(row[None]) for row in x])
     assert torch.equal(alone, whole)
     experts = fit_blocks(stored.quantizer, x.view(2, 3, -1), weighted)

@@ -12,7 +12,7 @@ DRAW = np.random.default_rng(0)
 
 
 def products(keys: list[Key], sums: np.ndarray, squares: np.ndarray, thinning: float = 1.0) -> Products:
-    return Products(tuple(keys), sums, squares, np.full(len(keys), thinning))
+    return Products(tuple(keys), sums, squares, np.full(len(keys), thinning), np.zeros(len(keys)))
 
 
 def independent(sites: int, count: int, sizes: np.ndarray) -> Products:
@@ -161,7 +161,7 @@ def several(cotangents: int, shape: float, seed: int) -> tuple[Products, np.ndar
     sums = np.sqrt(squares) * draw.choice([-1.0, 1.0], squares.shape)
     again = (sums[:, 1:], squares[:, 1:]) if cotangents > 1 else None
     keys: list[Key] = [(f"site{row}", "part") for row in range(200)]
-    return Products(tuple(keys), sums[:, 0], squares[:, 0], np.ones(200), again), exact
+    return Products(tuple(keys), sums[:, 0], squares[:, 0], np.ones(200), np.zeros(200), again), exact
 
 
 def test_further_cotangents_halve_what_one_leaves_open() -> None:
@@ -188,7 +188,9 @@ def test_a_profile_is_what_the_schemes_of_a_site_have_in_common(shape: float) ->
     squares = exact[:1, None] * draw.chisquare(2, (20, 4, 48)) / 2
     sums = np.sqrt(squares)
     keys: list[Key] = [("site", ("weight", f"scheme{row}", "")) for row in range(20)]
-    form = QuadraticForm(Products(tuple(keys), sums[:, 0], squares[:, 0], np.ones(20), (sums[:, 1:], squares[:, 1:])))
+    form = QuadraticForm(
+        Products(tuple(keys), sums[:, 0], squares[:, 0], np.ones(20), np.zeros(20), (sums[:, 1:], squares[:, 1:]))
+    )
     found, true = form.profile(keys[:1]), exact[0]
     assert found.std() / found.mean() == pytest.approx(true.std() / true.mean(), rel=0.15, abs=0.15)
 

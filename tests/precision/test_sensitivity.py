@@ -17,6 +17,7 @@ from assay.precision.observation.sites import Observer, Site
 from assay.precision.prediction.perturbations import Perturbation, perturbations_of
 from assay.precision.prediction.sensitivity import Sensitivity, Term
 from assay.precision.prediction.simulation import Simulator
+from assay.precision.prediction.turns import Turns
 from assay.precision.schemes import SCHEMES
 from tests.precision.tiny_models import MODELS
 
@@ -208,7 +209,7 @@ def test_large_first_tokens_are_never_left_out(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(16, 256, 256, generator=generator)
     x[:, 0] *= 300
-    visitor = Sensitivity({}, QParams({}), {}, 16, seed=seed)
+    visitor = Sensitivity({}, QParams({}), {}, 16, Turns(seed=seed))
     subsample = visitor._subsample(x)
     assert subsample.index is not None
     assert subsample.root_weights is not None
@@ -241,13 +242,12 @@ def test_batches_and_cotangents_take_turns_with_a_weights_rows(rows: int, count:
     looked = torch.zeros(rows, dtype=torch.int64)
     weight = torch.empty(rows, 1)
     for index in range(count):
-        visitor = Sensitivity({}, QParams({}), {}, 2, (index, count), cotangents=cotangents)
         for cotangent in range(cotangents):
-            visitor.begin(cotangent, {})
-            turns, mine = visitor._rows_in_turn(weight)
-            for start, stop in mine:
-                assert start % 128 == 0
-                looked[start:stop] += turns
+            turns, mine = Turns(index, count, cotangents).parts(weight, cotangent, 128)
+            for part in mine:
+                assert isinstance(part.rows, slice)
+                assert part.rows.start % 128 == 0
+                looked[part.rows] += int(turns)
     assert bool((looked == count * cotangents).all())
 
 

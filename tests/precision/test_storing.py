@@ -32,13 +32,35 @@ def test_some_rows_of_a_weight_are_stored_as_in_the_whole(keep: int | None) -> N
     schemes = [*WEIGHTS.values(), SCHEMES["nvfp4-hadamard"], SCHEMES["w8a8-smooth"]]
     whole = [QParams({("x", ""): seen}).weight("x", scheme, weight) for scheme in schemes]
     of_rows = QParams({("x", ""): seen}, keep=keep).by_rows("x", schemes, weight, None)
-    for start, stop in ((0, 128), (128, 256), (256, 300)):
-        for scheme, stored, alone in zip(schemes, whole, of_rows(start, stop), strict=True):
+    for rows in (slice(0, 128), slice(128, 256), slice(256, 300)):
+        for scheme, stored, alone in zip(schemes, whole, of_rows(rows), strict=True):
             assert stored is not None
             assert alone is not None
-            expected = stored(weight)[start:stop]
-            assert torch.equal(alone(weight[start:stop]), expected), scheme.name
-            assert torch.equal(expected, weight[start:stop]) == (scheme.name == "fp32"), scheme.name
+            expected = stored(weight)[rows]
+            assert torch.equal(alone(weight[rows]), expected), scheme.name
+            assert torch.equal(expected, weight[rows]) == (scheme.name == "fp32"), scheme.name
+
+
+@pytest.mark.parametrize("columns", [256, 320])
+@pytest.mark.parametrize("keep", [None, 0, 10_000])
+def test_rows_of_an_index_are_stored_as_in_the_whole(keep: int | None, columns: int) -> None:
+    """By whatever scheme, blocks too, also those that the columns end within, and whether scales are kept or not."""
+    weight, seen = drawn(300, columns), Statistics()
+    weight[200] *= 30
+    seen.add(drawn(64, columns) * torch.linspace(0.1, 3, columns))
+    schemes = [*WEIGHTS.values(), SCHEMES["nvfp4-hadamard"], SCHEMES["w8a8-smooth"]]
+    schemes = [
+        each for each in schemes if each.weight and (each.weight.per != "group" or not columns % each.weight.size)
+    ]
+    index = torch.tensor([299, 3, 3, 130, 256, 7, 200])
+    fits = QParams({("x", ""): seen}, keep=keep)
+    of_rows = fits.by_rows("x", schemes, weight, None, few=True)
+    for _ in range(2):
+        for scheme, alone in zip(schemes, of_rows(index), strict=True):
+            whole = QParams({("x", ""): seen}).weight("x", scheme, weight)
+            assert whole is not None
+            assert alone is not None
+            assert torch.equal(alone(weight[index]), whole(weight)[index]), scheme.name
 
 
 @pytest.mark.parametrize("columns", [256, 96, 48, 40])

@@ -1,0 +1,124 @@
+"""Which rows of a weight are looked at: a sample of a large one's, in the mean and the spread that all of them have."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from assay.precision.auditing import audit
+from assay.precision.prediction import turns
+from assay.precision.prediction.turns import Looked, Turns
+
+
+def rows_of(looked: Looked) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows, and how many each of them stands for."""
+    assert isinstance(looked.rows, torch.Tensor)
+    assert isinstance(looked.root_weights, torch.Tensor)
+    return looked.rows, looked.root_weights.flatten().double().square()
+
+
+def skewed(rows: int = 2048) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sizes that a few rows have most of, and squares of products that go with them but for chance."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.randn(rows, generator=generator, dtype=torch.float64).mul(2).exp()
+    return sizes, sizes * torch.randn(rows, generator=generator, dtype=torch.float64).square()
+
+
+def estimates(sizes: torch.Tensor, squares: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Sums over all rows as 400 draws estimate them, and the standard errors that these tell."""
+    sums, errors = [], []
+    for batch in range(400):
+        _, looked = Turns(batch, 4, 4).sample(sizes, 0, "x")
+        rows, weights = rows_of(looked)
+        some = (squares[rows] * weights).reshape(-1, 1, 1)
+        sums.append(float(some.sum()))
+        errors.append(float(looked.variance(some)) ** 0.5)
+    return np.array(sums), np.array(errors)
+
+
+def test_a_sample_has_the_sum_of_all_rows_in_the_mean() -> None:
+    """Sampled sums of squares lie about the whole one, by as much as their own standard errors say."""
+    sizes, squares = skewed()
+    sums, errors = estimates(sizes, squares)
+    whole = float(squares.sum())
+    assert abs(sums.mean() - whole) < 4 * sums.std() / len(sums) ** 0.5
+    assert 0.7 < np.sqrt(np.square(errors).mean()) / sums.std() < 1.4
+    assert np.mean(np.abs(sums - whole) < 2 * errors) > 0.85
+
+
+def test_sizes_that_say_nothing_cost_no_more_than_a_few_times_the_spread() -> None:
+    """A row that is thought to add nothing and adds most is still drawn, and counts no more than its chance allows."""
+    sizes, _ = skewed()
+    sums, _ = estimates(sizes, torch.ones(2048, dtype=torch.float64))
+    assert abs(sums.mean() - 2048) < 4 * sums.std() / 400**0.5
+    _, looked = Turns(0, 4, 4).sample(sizes, 0, "x")
+    assert float(rows_of(looked)[1].max()) <= 1.01 * 2048 / 32 / 0.25
+
+
+def test_a_row_that_is_nearly_all_is_taken_for_certain() -> None:
+    """A row of a thousand times the others is in every sample and stands for itself."""
+    sizes = torch.ones(1024)
+    sizes[17] = 1e6
+    for batch in range(20):
+        rows, weights = rows_of(Turns(batch, 4, 4).sample(sizes, 0, "x")[1])
+        assert float(weights[rows == 17]) == pytest.approx(1.0)
+        assert len(rows) == 32
+
+
+@pytest.mark.parametrize("bad", [0.0, torch.nan, torch.inf])
+def test_rows_of_no_size_are_drawn_alike(bad: float) -> None:
+    """Where sizes are all zero or not finite, each row has the same chance."""
+    step, looked = Turns(0, 4, 4).sample(torch.full((1024,), bad), 0, "x")
+    assert step == pytest.approx(32)
+    torch.testing.assert_close(rows_of(looked)[1], torch.full((32,), 32.0, dtype=torch.float64), rtol=1e-5, atol=0)
+
+
+def test_draws_are_the_same_every_time_and_others_elsewhere() -> None:
+    """A seed, batch, cotangent and weight has one sample; another of any of them has another."""
+    sizes, own = skewed()[0], Turns(1, 4, 4, 7)
+    drawn = [
+        rows_of(each.sample(sizes, cotangent, name)[1])[0].tolist()
+        for each, cotangent, name in (
+            (own, 0, "x"),
+            (own, 0, "x"),
+            (replace(own, seed=8), 0, "x"),
+            (replace(own, batch=2), 0, "x"),
+            (own, 1, "x"),
+            (own, 0, "y"),
+        )
+    ]
+    assert drawn[0] == drawn[1]
+    assert all(drawn[0] != other for other in drawn[2:])
+
+
+def test_small_weights_and_exact_ones_are_not_sampled() -> None:
+    """Below 1,024 rows all are looked at, and so they are where that is asked for."""
+    assert Turns(0, 4, 4).drawn(1023) == 0
+    assert Turns(0, 4, 4).drawn(1024) == 32
+    assert Turns(0, 1000, 4).drawn(1024) == 16
+    assert Turns(0, 4, 4, exact=True).drawn(100_000) == 0
+
+
+def test_what_is_predicted_from_a_sample_lies_within_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predictions of a model change less than the interval's width allows; their median stays; small weights' don't."""
+    torch.manual_seed(0)
+    wide = torch.nn.Sequential(torch.nn.Linear(64, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 64))
+    batches = [torch.randn(8, 16, 64) for _ in range(4)]
+    formats = ["bf16", "fp8", "w8a16", "w4a16-g32", "w4a16-g32-asym", "w3a16-g32", "w-mxfp4", "w-nvfp4", "fp8-block"]
+    exact, found = (audit(wide, batches, "relative", formats, exact=each).predictor for each in (True, False))
+    off, room = [], []
+    for key in exact.form.keys:
+        name, (kind, *_) = key
+        whole, some = exact.form.of([key]), found.form.of([key])
+        if name == "2" or kind != "weight":
+            assert found.form.noise([key]) == pytest.approx(exact.form.noise([key]), rel=1e-9)
+            continue
+        off.append(np.log(some / whole))
+        room.append(2 * np.sqrt(found.form.noise([key])))
+    assert len(off) >= 8
+    assert np.all(np.abs(off) < room)
+    assert abs(np.median(off)) < 0.15
+    monkeypatch.setattr(turns, "_LARGE", 1 << 20)
+    again = audit(wide, batches, "relative", formats).predictor
+    assert np.array_equal(again.form.diagonal, exact.form.diagonal)
