@@ -3,10 +3,10 @@
 The keys of a sequence are split among programs, and their parts merged (`decode_parts`). The query heads that share a
 key head are one tile, so that keys and values are read once for all of them.
 
-Keys in the query's own 16 bits are the rows of matrix instructions, and a tile's heads their columns; a tile of 64 heads
-has rows enough itself, 8-bit keys would pass through registers, and float32 meets no matrix instructions. Codes of 8
-bits become the query's dtype in registers, which is exact; their scales multiply scores and output, in
-float32. Scores are kept in units of log2(e), so that an exponential is one exp2.
+Keys in the query's own 16 bits are the rows of matrix instructions, and a tile's heads their columns; but a tile of 64
+heads has rows enough itself, 8-bit keys would pass through registers, and float32 meets no matrix instructions. Codes
+of 8 bits become the query's dtype in registers, which is exact; their scales multiply scores and output, in float32.
+Scores are kept in units of log2(e), so that an exponential is one exp2.
 """
 
 from __future__ import annotations
