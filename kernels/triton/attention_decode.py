@@ -150,8 +150,10 @@ def _attention_decode(
     if out.numel() == 0:
         return out
     group, keys = heads // groups, block_table.shape[1] * page
-    block_m = min(64, max(16, triton.next_power_of_2(group)))
-    rows_of_keys = k_cache.dtype == q.dtype != torch.float32 and block_m < 64
+    plain = k_cache.dtype == q.dtype != torch.float32
+    most_heads = 64 if width <= 128 else 32 if plain else 16  # that a thread's registers have room for
+    block_m = min(most_heads, max(16, triton.next_power_of_2(group)))
+    rows_of_keys = plain and block_m < 64
     block_d = max(64 if rows_of_keys else 16, triton.next_power_of_2(width))
     programs = batch * groups * triton.cdiv(group, block_m)
     splits = splits_for(programs, keys, _RESIDENT)
