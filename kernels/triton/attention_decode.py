@@ -3,10 +3,10 @@
 The keys of a sequence are split among programs, and their parts merged (`decode_parts`). The query heads that share a
 key head are one tile, so that keys and values are read once for all of them.
 
-Keys in the query's own 16 bits are the rows of matrix instructions, and a tile's heads their columns; a tile of 64 heads
-has rows enough itself, 8-bit keys would pass through registers, and float32 meets no matrix instructions. Codes of 8
-bits become the query's dtype in registers, which is exact; their scales multiply scores and output, in
-float32. Scores are kept in units of log2(e), so that an exponential is one exp2.
+Keys in the query's own 16 bits are the rows of matrix instructions, and a tile's heads their columns; but a tile of 64
+heads has rows enough itself, 8-bit keys would pass through registers, and float32 meets no matrix instructions. Codes
+of 8 bits become the query's dtype in registers, which is exact; their scales multiply scores and output, in float32.
+Scores are kept in units of log2(e), so that an exponential is one exp2.
 """
 
 from __future__ import annotations
@@ -150,8 +150,10 @@ def _attention_decode(
     if out.numel() == 0:
         return out
     group, keys = heads // groups, block_table.shape[1] * page
-    block_m = min(64, max(16, triton.next_power_of_2(group)))
-    rows_of_keys = k_cache.dtype == q.dtype != torch.float32 and block_m < 64
+    plain = k_cache.dtype == q.dtype != torch.float32
+    most_heads = 64 if width <= 128 else 32 if plain else 16  # that a thread's registers have room for
+    block_m = min(most_heads, max(16, triton.next_power_of_2(group)))
+    rows_of_keys = plain and block_m < 64
     block_d = max(64 if rows_of_keys else 16, triton.next_power_of_2(width))
     programs = batch * groups * triton.cdiv(group, block_m)
     splits = splits_for(programs, keys, _RESIDENT)

@@ -141,6 +141,7 @@ def test_any_number_of_heads_shares_a_key_head(heads: int, groups: int, dtype: t
 def test_heads_of_any_width(width: int, dtype: torch.dtype) -> None:
     """A power of two or not, down to one."""
     assert_right(paged([33, 5], width=width, dtype=dtype))
+    assert_right(paged([33, 5], heads=33, groups=1, width=width, dtype=dtype))
 
 
 def test_keys_that_are_rows_fill_matrix_instructions_and_fit_shared_memory() -> None:
