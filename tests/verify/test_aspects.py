@@ -1,5 +1,6 @@
 """Aspects: each fault is put down to its own, hides no other, and warns or fails as the contract says."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -143,11 +144,35 @@ def flushes(x: Tensor) -> Tensor:
     ],
 )
 def test_the_field_that_would_admit_it_is_named(kernel: Any, op: str, aspect: str, words: str) -> None:
-    """Of NaN at an infinity and of subnormals; nothing admits a NaN that comes of ordinary numbers."""
+    """Of NaN at an infinity and of subnormals, for all cases that fail; nothing admits a NaN of ordinary numbers."""
     verdict = examine(kernel, op, **SETTINGS | {"dtype": "float32"})  # type: ignore[arg-type]
     failure = verdict.aspects[aspect].failure
     assert failure is not None
-    assert failure.message.endswith(words or "of what the contract allows"), failure.message
+    message, counted, others = failure.message.partition(", and ")
+    assert message.endswith(words or "of what the contract allows"), failure.message
+    assert bool(counted) == bool(words)
+    if counted:
+        admitted, failing = map(int, re.findall(r"\d+", others))
+        assert admitted == failing > 0
+        assert others.endswith(" others that fail")
+
+
+def test_of_how_many_failing_cases_a_field_holds_is_counted() -> None:
+    """A flush would admit the smallest case; not those in which normal results beside the least are wrong too."""
+    least = torch.finfo(torch.float16).tiny
+
+    def kernel(x: Tensor) -> Tensor:
+        y = flushes(x.float()).to(x.dtype)
+        y = torch.where(y.abs() < least, torch.zeros_like(y), y)
+        return torch.where((y.abs() > 1.5 * least) & (y.abs() < 2 * least) & (x.numel() > 8), 1.5 * y, y)
+
+    failure = examine(kernel, "silu", **SETTINGS | {"dtype": "float16"}).aspects["subnormals"].failure  # type: ignore[arg-type]
+    assert failure is not None
+    found = re.search(
+        r"Contract\(subnormals='flush'\) would admit this case, and (\d+) of (\d+) others", failure.message
+    )
+    assert found is not None, failure.message
+    assert int(found[1]) < int(found[2])
 
 
 def test_a_subnormal_on_the_way_to_an_ordinary_number_is_a_matter_of_subnormals() -> None:

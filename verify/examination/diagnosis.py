@@ -10,14 +10,16 @@ from typing import Any
 from assay.verify.cases.at_shape import PROTOCOL as AT
 from assay.verify.cases.at_shape import smaller_cases
 from assay.verify.cases.case import Case
-from assay.verify.contract import CHOICES
+from assay.verify.contract import CHOICES, Contract
 from assay.verify.examination.aspects import aspects_of
+from assay.verify.examination.course import fixed_cases
 from assay.verify.examination.known import Promises, data_in_words, sizes_in_words
 from assay.verify.examination.question import Question
 from assay.verify.examination.repro import repro_line
 from assay.verify.examination.shrink import is_alike, shrink
 from assay.verify.execution.runner import Bench, suspicion
 from assay.verify.explanation.explain import explain
+from assay.verify.explanation.inquiry import Inquiry
 from assay.verify.findings import ASPECTS, GRAVITY, Aspect, Failure
 from assay.verify.judgement.failing_values import sample_of
 from assay.verify.judgement.sampled import asked
@@ -25,6 +27,7 @@ from assay.verify.judgement.sampled import asked
 _OF_SPECIAL_VALUES = ("nonfinite", "subnormals", "overflow", "masked_rows")  # fields of a contract
 _SECONDS = 20.0  # for the shrinking of all that is broken
 _SECONDS_OF_SUSPECT = 4.0
+_SECONDS_OF_OTHERS, _MOST_OTHERS = 2.0, 40  # for counting cases that another contract admits
 
 
 def diagnosed(aspects: Mapping[str, Aspect], question: Question, target: str) -> dict[str, Aspect]:
@@ -41,7 +44,7 @@ def diagnosed(aspects: Mapping[str, Aspect], question: Question, target: str) ->
             if "memory" in broken:
                 continue
             name = "memory"
-        failure = replace(failure, aspect=name, message=failure.message + _admitting(failure, question))
+        failure = replace(failure, aspect=name, message=failure.message + _admitting(name, failure, question))
         line = repro_line(question.settings, target, failure.case, name)
         known[name] = replace(found, failure=failure, repro=line)
     for name in [name for name in ASPECTS if known[name].status == "suspect"]:
@@ -134,9 +137,9 @@ def _classified(failure: Failure, bench: Bench) -> Failure:
     return failure
 
 
-def _admitting(failure: Failure, question: Question) -> str:
+def _admitting(name: str, failure: Failure, question: Question) -> str:
     """Which field of a contract would admit what came at a NaN, an infinity or a subnormal, if one would, in words: of
-    this case, not of all."""
+    this case, and of how many others of this aspect that fail."""
     bench, of_numbers = question.bench, failure.kind in ("contract", "exact", "nonfinite")
     if not of_numbers or failure.case.protocol != "once" or not question.settings.shrinking:
         return ""
@@ -147,8 +150,21 @@ def _admitting(failure: Failure, question: Question) -> str:
             changed: dict[str, Any] = {field: value}
             contract = replace(bench.contract, **changed)
             if contract != bench.contract and replace(bench, contract=contract).try_case(failure.case).failure is None:
-                return f"; Contract({field}={value!r}) would admit this case"
+                others = _others_admitted(name, failure, contract, question)
+                return f"; Contract({field}={value!r}) would admit this case{others}"
     return ""
+
+
+def _others_admitted(name: str, failure: Failure, contract: Contract, question: Question) -> str:
+    """How many of the fixed cases that show an aspect and fail another contract admits, in words; of the first few."""
+    bench, inquiry, admitted = question.bench, Inquiry(_SECONDS_OF_OTHERS), list[bool]()
+    for case in (case for _, case in fixed_cases(question) if case.protocol == "once" and name in aspects_of(case)):
+        if len(admitted) >= _MOST_OTHERS or inquiry.is_over():
+            break
+        tied = question.sampler.tied(case)
+        if tied != failure.case and bench.try_case(tied).failure is not None:
+            admitted.append(replace(bench, contract=contract).try_case(tied).failure is None)
+    return f", and {sum(admitted)} of {len(admitted)} others that fail" if admitted else ""
 
 
 def _is_right(case: Case, layouts: Mapping[str, str], bench: Bench) -> bool:

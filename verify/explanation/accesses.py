@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 from assay.verify.cases.case import build
+from assay.verify.cases.sampler import Sampler
 from assay.verify.contract import Contract
 from assay.verify.execution.runner import Bench
 from assay.verify.explanation.behaviour import described
@@ -11,10 +12,43 @@ from assay.verify.explanation.fault_models import fault_models_of
 from assay.verify.findings import Explanation, Failure
 
 _LOADED = re.compile(r"loads element (-?\d+) of ")
+_OUTSIDE = re.compile(r"loads element (\d+) of \w+, out of bounds")
 _FAULT = "ignored_labels_loaded"
+_TILES = (16, 32, 64, 128)
+TAIL = "tail_loaded"
+"""The explanation's name where a load isn't masked beyond the last whole tile."""
 
 
-def explained_by_accesses(bench: Bench, failure: Failure) -> tuple[Explanation, ...]:
+def explained_by_accesses(bench: Bench, failure: Failure, sampler: Sampler) -> tuple[Explanation, ...]:
+    """What a load out of bounds is not without: a label that is ignored, or a size that is no whole tile."""
+    return _by_labels(bench, failure) or _by_tails(bench, failure, sampler)
+
+
+def _by_tails(bench: Bench, failure: Failure, sampler: Sampler) -> tuple[Explanation, ...]:
+    """That a load isn't masked along a dimension: at whole tiles of it nothing is loaded out of bounds, at one more it
+    is again, and all else is as it was."""
+    case = failure.case
+    if _OUTSIDE.search(failure.message) is None:
+        return ()
+
+    def is_outside(symbol: str, size: int) -> bool:
+        again = bench.try_case(replace(case, sizes=sampler.with_size(case.sizes, symbol, size))).failure
+        return again is not None and _OUTSIDE.search(again.message) is not None
+
+    for symbol in sampler.free_symbols(case):
+        size = case.sizes[symbol]
+        wholes = {1 << max(size - 1, 0).bit_length(), *(-(-size // tile) * tile for tile in _TILES)}
+        for whole in sorted(wholes - {size, 0}):
+            fits = sampler.fits(sampler.with_size(case.sizes, symbol, whole + 1))
+            if fits and not is_outside(symbol, whole) and is_outside(symbol, whole + 1):
+                words = (
+                    f"a load is not masked along {symbol}: at {symbol}={whole}, a whole tile, all is in bounds, and at "
+                )
+                return (Explanation(TAIL, f"{words}{symbol}={whole + 1} it is not", 0.0),)
+    return ()
+
+
+def _by_labels(bench: Bench, failure: Failure) -> tuple[Explanation, ...]:
     """That an ignored token's label was loaded: one points there, and without one nothing is loaded out of bounds."""
     found, case = _LOADED.search(failure.message), failure.case
     fault = next((fault for fault in fault_models_of(case.spec) if fault.name == _FAULT), None)
