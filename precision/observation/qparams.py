@@ -153,7 +153,7 @@ class QParams:
         largest = None if rotated else self._largest(name, quantizer)
         if largest is None and piece is not weight and _is_whole(quantizer):
             largest = self._once(("largest", name, expert), lambda: weight.abs().amax().reshape(1, 1))
-        seen = self._moments(name)
+        seen = self._moments(name) if _is_searched(quantizer) else None  # no other rule asks for the importance
         importance = _folded(None if seen is None else seen.square, piece)
         return fit_weight(quantizer, piece, importance, factors, rotated, largest, extremes)
 

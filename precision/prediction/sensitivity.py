@@ -212,14 +212,15 @@ class Sensitivity:
         _, subsample, changes = self._changes[key]
         some = subsample.of(x)
         cotangents = subsample.of(g)
-        few = rows.subsampled(subsample.index)
+        few, products = rows.subsampled(subsample.index), torch.empty_like(cotangents)
         for part, stored in menu.items():
             if stored is None:
                 continue
             form = _identity(stored)
             if form not in changes:
                 changes[form] = stored, self._change(stored, some)
-            self._add(name, part, self._term(cotangents * changes[form][1], few, subsample))
+            torch.mul(cotangents, changes[form][1], out=products)
+            self._add(name, part, self._term(products, few, subsample))
 
     def _subsample(self, x: torch.Tensor) -> Subsample:
         """One row at random of every few, and all of those that are much larger than the mean."""
