@@ -6,6 +6,7 @@ pytest.importorskip("triton")
 
 from assay.verify.campaign.table import Entry, entries
 from assay.verify.inspection.arch import arch_named
+from assay.verify.inspection.calls import Asked
 from assay.verify.inspection.inspecting import Job, inspected
 from assay.verify.settings import Settings
 
@@ -31,3 +32,15 @@ def test_a_bundled_kernel_is_compiled_to_good_code(entry: Entry) -> None:
     op = own.definition.name
     assert [str(found) for call in calls for found in call.findings(hopper) if found.kind in _BAD] == []
     assert any(facts.products for facts in tried) == (op.startswith(PRODUCTS) and op not in NONE)
+
+
+@pytest.mark.parametrize("width", [*(pytest.param(width, marks=pytest.mark.evidence) for width in (64, 128)), 256])
+def test_attention_of_float32_keeps_all_in_registers(width: int) -> None:
+    """Forward and backward, whose products run on no tensor cores: no configuration that a tuner would try spills."""
+    (entry,) = [entry for entry in OURS if entry.name == "assay.attention_backward"]
+    first = {name: values[:1] for name, values in entry.settings.options.items()}
+    settings = Settings(entry.settings.spec, dtype="float32", options=first, shapes=entry.settings.shapes)
+    asked = Asked(({"D": width, "Dv": width, "Sq": 512, "Sk": 512},))
+    (call,) = inspected(Job(entry.name, entry.target, "sm_90a", settings, asked))
+    assert {facts.kernel for facts in call.launches} == {"_attention_kernel", "rows_kernel", "keys_kernel"}
+    assert [(facts.name, facts.spilled) for facts in call.launches if facts.spilled or facts.error] == []
