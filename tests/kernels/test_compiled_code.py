@@ -13,13 +13,15 @@ from assay.verify.settings import Settings
 OURS = [entry for entry in entries() if entry.group == "assay" and entry.devices != ("cpu",)]
 PRODUCTS = ("gemm", "attention", "moe", "linear")  # that names begin with
 NONE = ("moe_route", "moe_route_backward")
+WIDE = ("gemm", "attention", "moe", "quantize")  # all of whose loads of a thread's many bytes are wide
 _BAD = {"not compiled", "no room", "none fits", "spills", "local memory", "tf32", "transposed", "no tensor cores"}
 
 
 @pytest.mark.parametrize("entry", OURS, ids=[entry.name for entry in OURS])
 def test_a_bundled_kernel_is_compiled_to_good_code(entry: Entry) -> None:
     """For Hopper, in its first dtype and the first of its options: every configuration that its tuner would try fits,
-    keeps all in registers, turns no operand round in them, and multiplies on tensor cores where the op has products."""
+    keeps all in registers, turns no operand round in them, multiplies on tensor cores where the op has products, and
+    where those are dense loads no tile by a few bytes at a time."""
     hopper = arch_named("sm_90a")
     first = {name: values[:1] for name, values in entry.settings.options.items()}
     dtype = (entry.survey_dtypes or entry.dtypes)[0]
@@ -30,7 +32,8 @@ def test_a_bundled_kernel_is_compiled_to_good_code(entry: Entry) -> None:
     assert tried
     assert [call.problem for call in calls if call.problem] == []
     op = own.definition.name
-    assert [str(found) for call in calls for found in call.findings(hopper) if found.kind in _BAD] == []
+    bad = _BAD | {"scalar loads"} if op.startswith(WIDE) else _BAD
+    assert [str(found) for call in calls for found in call.findings(hopper) if found.kind in bad] == []
     assert any(facts.products for facts in tried) == (op.startswith(PRODUCTS) and op not in NONE)
 
 

@@ -159,7 +159,7 @@ def test_any_number_of_heads_shares_a_key_head(heads: int, groups: int) -> None:
 
 
 def test_any_strides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Transposed, stepped, expanded and offset inputs are read where they lie; one configuration gives the same bits."""
+    """Transposed, stepped, expanded and offset inputs are read where they lie: the same bits in one configuration."""
     monkeypatch.setattr(module._attention_kernel, "configs", module.CONFIGS[-1:])
     monkeypatch.setattr(module._attention_kernel, "early_config_prune", None)
     q, k, v = inputs(70, 90)
