@@ -66,9 +66,11 @@ def attention_gradients(
     blocks = [max(16, triton.next_power_of_2(size)) for size in (width, value_width)]
     slope_stride = 0 if slopes is None else slopes.stride(0)
 
+    single = q.element_size() == 4  # whose rows are loaded again, by pointers
     by_descriptor = describable(k, v)
     rows_kernel[lambda meta: (triton.cdiv(queries * group, meta["BLOCK_M"]) * groups * batch,)](
-        *(q, *(described(x) if by_descriptor else x for x in (k, v)), out, dout, lse, dlse, slopes, dq, delta, turned),
+        *(q, *(described(x) if by_descriptor else x for x in (k, v)), (k, v) if single else None),
+        *(out, dout, lse, dlse, slopes, dq, delta, turned),
         *(x.stride() for x in (q, k, v, out, dout, lse, dlse)),
         *(slope_stride, queries, keys, group, groups, size_class(queries), size_class(seen), first_seen, last_seen),
         *(*options, by_descriptor, width, value_width, *blocks),
@@ -78,7 +80,8 @@ def attention_gradients(
         by_descriptor = describable(q, dout)
         keys_kernel[lambda meta: (triton.cdiv(keys, meta["BLOCK_N"]) * groups * batch,)](
             *(described(q) if by_descriptor else q, k, v, described(dout) if by_descriptor else dout),
-            *(lse, delta, slopes, dk, dv, *(x.stride() for x in (q, k, v, dout)), slope_stride),
+            *((q, dout) if single else None, lse, delta, slopes, dk, dv),
+            *(*(x.stride() for x in (q, k, v, dout)), slope_stride),
             *(queries, keys, group, groups, size_class(keys), size_class(seeing)),
             *(None if bound is None else -bound for bound in (last_seen, first_seen)),
             *(*options, by_descriptor, width, value_width, *blocks),

@@ -13,6 +13,7 @@ from assay.kernels.triton.attention_blocks import (
     LOG2_E,
     before_softcap,
     block_after,
+    dot_rows,
     load_rows,
     span_seen,
     visible,
@@ -31,7 +32,7 @@ def _add_queries(
     """Add ``number`` blocks of queries of each head, from ``first`` on as `block_after` counts, to the state of a tile:
     dk over the scale, and dv. CUT: the mask or the end of the queries cuts through the blocks."""
     dk, dv = state
-    k, v = tiles
+    k, v, k_again, v_again = tiles
     q_source, dout_source, lse_ptrs, delta_ptrs, in_d, in_dv, heads = sources
     Sq, lowest, highest = limits
     slopes_ptr, stride_slope, aligned = bias
@@ -43,14 +44,14 @@ def _add_queries(
         own = head.to(tl.int64) * Sq + query
         lse = tl.load(lse_ptrs + own, mask=query < Sq, other=0.0)[None, :] * LOG2_E
         delta = tl.load(delta_ptrs + own, mask=query < Sq, other=0.0)[None, :]
-        s = tl.dot(k, tl.trans(q), input_precision="ieee")
+        s = dot_rows(k, q, _of(k_again, head), start, query < Sq, CUT)
         slope, distance = None, None
         if slopes_ptr is not None:
             slope = tl.load(slopes_ptr + head * stride_slope) * LOG2_E
             distance = tl.abs(query[None, :] - aligned).to(tl.float32)
         p = weights_again(s, finite_shift(lse), slope, distance, scales)
         dout = load_rows(_of_head(dout_source, head), start, query < Sq, in_dv, CUT, DV_CUT)
-        ds = p * (tl.dot(v, tl.trans(dout), input_precision="ieee") - delta)
+        ds = p * (dot_rows(v, dout, _of(v_again, head), start, query < Sq, CUT) - delta)
         ds = before_softcap(ds, s, scales)
         if CUT:
             seen = visible(query, lowest, highest)
@@ -72,6 +73,17 @@ def _of_head(source, head):
     return found
 
 
+@triton.jit
+def _of(again, head):
+    """What `dot_rows` takes to load rows again, of a head."""
+    found = None
+    if again is not None:
+        ptrs, stride, inside, head_stride, other_ptrs, row_stride, other_stride, WIDTH = again
+        other_ptrs = other_ptrs + head.to(tl.int64) * head_stride
+        found = ptrs, stride, inside, None, other_ptrs, row_stride, other_stride, WIDTH
+    return found
+
+
 @triton.autotune(
     configs=KEYS_CONFIGS,
     key=["SK_CLASS", "SEEN_CLASS", "GROUP", "D", "DV"],
@@ -83,6 +95,7 @@ def keys_kernel(
     k_ptr,
     v_ptr,
     dout_ptr,
+    rows_again,
     lse_ptr,
     delta_ptr,
     slopes_ptr,
@@ -126,10 +139,10 @@ def keys_kernel(
     dv = tl.arange(0, BLOCK_DV).to(tl.int64)[None, :]
     in_d = d < D
     in_dv = dv < DV
-    k_ptrs = k_ptr + batch * k_strides[0] + group * k_strides[1] + key[:, None] * k_strides[2] + d * k_strides[3]
-    v_ptrs = v_ptr + batch * v_strides[0] + group * v_strides[1] + key[:, None] * v_strides[2] + dv * v_strides[3]
-    k = tl.load(k_ptrs, mask=inside & in_d, other=0.0)
-    v = tl.load(v_ptrs, mask=inside & in_dv, other=0.0)
+    k_rows = k_ptr + batch * k_strides[0] + group * k_strides[1] + key[:, None] * k_strides[2]
+    v_rows = v_ptr + batch * v_strides[0] + group * v_strides[1] + key[:, None] * v_strides[2]
+    k = tl.load(k_rows + d * k_strides[3], mask=inside & in_d, other=0.0)
+    v = tl.load(v_rows + dv * v_strides[3], mask=inside & in_dv, other=0.0)
 
     place = key.to(tl.int32)[:, None]
     lowest, highest = None, Sq - 1  # queries that see a key
@@ -137,6 +150,13 @@ def keys_kernel(
         lowest = place + first_seeing
     if last_seeing is not None:
         highest = tl.minimum(place + last_seeing, highest)
+    k_again, v_again = None, None
+    if rows_again is not None:
+        query = tl.arange(0, BLOCK_M).to(tl.int64)[:, None]
+        q_rows = rows_again[0] + batch * q_strides[0] + query * q_strides[2]
+        dout_rows = rows_again[1] + batch * dout_strides[0] + query * dout_strides[2]
+        k_again = k_rows, k_strides[3], inside, q_strides[1], q_rows, q_strides[2], q_strides[3], D
+        v_again = v_rows, v_strides[3], inside, dout_strides[1], dout_rows, dout_strides[2], dout_strides[3], DV
     if DESCRIBED:
         q_source = q_ptr, batch.to(tl.int32)
         dout_source = dout_ptr, batch.to(tl.int32)
@@ -159,7 +179,7 @@ def keys_kernel(
     span = span_seen(earliest, latest, first_seeing, last_seeing, Sq, BLOCK_M)
     cuts, whole = span[2], span[3]
     state = tl.zeros([BLOCK_N, BLOCK_D], tl.float32), tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
-    given = k, v
+    given = k, v, k_again, v_again
     state = _add_queries(state, given, sources, 0, cuts, span, limits, scales, bias, BLOCK_M, True, D_CUT, DV_CUT)
     state = _add_queries(state, given, sources, cuts, whole, span, limits, scales, bias, BLOCK_M, False, D_CUT, DV_CUT)
     dk, dv_sum = state

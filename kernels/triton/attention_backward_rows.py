@@ -13,6 +13,7 @@ from assay.kernels.triton.attention_blocks import (
     LOG2_E,
     before_softcap,
     block_after,
+    dot_rows,
     load_rows,
     span_seen,
     visible,
@@ -30,20 +31,20 @@ def _add_keys(state, rows, sources, first, last, span, limits, scales, bias, BLO
     sum of scores' gradients times distances. CUT: the mask or the end of the keys cuts through the blocks."""
     dq, turned = state
     q, dout, lse, delta = rows
-    k_source, v_source, in_d, in_dv = sources
+    k_source, v_source, k_again, v_again, in_d, in_dv = sources
     Sk, lowest, highest = limits
     slope, aligned = bias
     for count in tl.range(first, last):
         start = block_after(count, span) * BLOCK_N
         key = start + tl.arange(0, BLOCK_N)
         k = load_rows(k_source, start, key < Sk, in_d, CUT, D_CUT)
-        s = tl.dot(q, tl.trans(k), input_precision="ieee")
+        s = dot_rows(q, k, k_again, start, key < Sk, CUT)
         distance = None
         if slope is not None:
             distance = tl.abs(aligned - key[None, :]).to(tl.float32)
         p = weights_again(s, lse, slope, distance, scales)
         v = load_rows(v_source, start, key < Sk, in_dv, CUT, DV_CUT)
-        ds = p * (tl.dot(dout, tl.trans(v), input_precision="ieee") - delta)
+        ds = p * (dot_rows(dout, v, v_again, start, key < Sk, CUT) - delta)
         if slope is not None:
             turned += tl.sum(_seen(ds, key, lowest, highest, CUT) * distance, axis=1)
         ds = before_softcap(ds, s, scales)
@@ -71,6 +72,7 @@ def rows_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
+    rows_again,
     out_ptr,
     dout_ptr,
     lse_ptr,
@@ -122,10 +124,10 @@ def rows_kernel(
     dv = tl.arange(0, BLOCK_DV).to(tl.int64)[None, :]
     in_d = d < D
     in_dv = dv < DV
-    q_ptrs = q_ptr + batch * q_strides[0] + (head * q_strides[1] + query * q_strides[2])[:, None] + d * q_strides[3]
-    q = tl.load(q_ptrs, mask=inside[:, None] & in_d, other=0.0)
-    of_row = batch * dout_strides[0] + (head * dout_strides[1] + query * dout_strides[2])[:, None]
-    dout = tl.load(dout_ptr + of_row + dv * dout_strides[3], mask=inside[:, None] & in_dv, other=0.0)
+    q_rows = q_ptr + (batch * q_strides[0] + head * q_strides[1] + query * q_strides[2])[:, None]
+    q = tl.load(q_rows + d * q_strides[3], mask=inside[:, None] & in_d, other=0.0)
+    dout_rows = dout_ptr + (batch * dout_strides[0] + head * dout_strides[1] + query * dout_strides[2])[:, None]
+    dout = tl.load(dout_rows + dv * dout_strides[3], mask=inside[:, None] & in_dv, other=0.0)
     of_row = batch * out_strides[0] + (head * out_strides[1] + query * out_strides[2])[:, None]
     out = tl.load(out_ptr + of_row + dv * out_strides[3], mask=inside[:, None] & in_dv, other=0.0)
     own = batch * dlse_strides[0] + head * dlse_strides[1] + query * dlse_strides[2]
@@ -146,6 +148,13 @@ def rows_kernel(
     if slopes_ptr is not None:
         slope = (tl.load(slopes_ptr + head * stride_slope, mask=inside, other=0.0) * LOG2_E)[:, None]
         aligned = place + (Sk - Sq)
+    k_again, v_again = None, None
+    if rows_again is not None:
+        key = tl.arange(0, BLOCK_N).to(tl.int64)[:, None]
+        k_rows = rows_again[0] + batch * k_strides[0] + group * k_strides[1] + key * k_strides[2]
+        v_rows = rows_again[1] + batch * v_strides[0] + group * v_strides[1] + key * v_strides[2]
+        k_again = q_rows, q_strides[3], inside[:, None], None, k_rows, k_strides[2], k_strides[3], D
+        v_again = dout_rows, dout_strides[3], inside[:, None], None, v_rows, v_strides[2], v_strides[3], DV
     if DESCRIBED:
         k_source = k_ptr, batch.to(tl.int32), group.to(tl.int32)
         v_source = v_ptr, batch.to(tl.int32), group.to(tl.int32)
@@ -155,7 +164,7 @@ def rows_kernel(
         v_ptrs = v_ptr + batch * v_strides[0] + group * v_strides[1] + key * v_strides[2] + dv * v_strides[3]
         k_source, v_source = (k_ptrs, k_strides[2]), (v_ptrs, v_strides[2])  # type: ignore[assignment]
     given = q, dout, lse[:, None], delta[:, None]
-    sources = k_source, v_source, in_d, in_dv
+    sources = k_source, v_source, k_again, v_again, in_d, in_dv
     limits = Sk, lowest, highest
     scales = scale, tanh_scale, cap
     bias = slope, aligned

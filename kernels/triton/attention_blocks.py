@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(math.log2(math.e))  # scores are multiplied by it, so that an exponential is one exp2
+_PART = tl.constexpr(32)  # columns of float32 that a thread holds at once
 
 
 @triton.jit
@@ -26,6 +27,34 @@ def load_rows(source, start, in_rows, in_columns, CUT: tl.constexpr, COLUMNS_CUT
         else:
             tile = tl.load(ptrs)
     return tile
+
+
+@triton.jit
+def dot_rows(a, b, again, start, in_rows, CUT: tl.constexpr):
+    """a b^T of rows a[M,D] and b[N,D], summed in float32; ``again`` is None but for float32.
+
+    Threads form float32's products themselves, and would hold more of whole rows than they have registers. So the rows
+    come from memory again, a part of their columns at a time: ``again`` is pointers [M,1] to those of a, the stride of
+    their columns, which there are, and what they are multiplied by, or None; pointers [N,1] to the first tile of b's,
+    and the strides of rows and columns; and D.
+    """
+    if again is None:
+        s = tl.dot(a, tl.trans(b), input_precision="ieee")
+    else:
+        a_ptrs, a_stride, in_a, sign, b_ptrs, b_row_stride, b_stride, WIDTH = again
+        PART: tl.constexpr = min(a.shape[1], _PART)
+        b_ptrs += start.to(tl.int64) * b_row_stride
+        s = tl.zeros([a.shape[0], b.shape[0]], tl.float32)
+        for first in tl.range(0, WIDTH, PART, num_stages=1):
+            column = first + tl.arange(0, PART).to(tl.int64)[None, :]
+            inside = column < WIDTH
+            part = tl.load(a_ptrs + column * a_stride, mask=in_a & inside, other=0.0)
+            if sign is not None:
+                part = part * sign
+            of_b = (in_rows[:, None] & inside) if CUT else inside
+            other = tl.load(b_ptrs + column * b_stride, mask=of_b, other=0.0)
+            s = tl.dot(part, tl.trans(other), s, input_precision="ieee")
+    return s
 
 
 @triton.jit

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.attention_blocks import LOG2_E, block_after, load_rows, span_seen, visible
+from assay.kernels.triton.attention_blocks import LOG2_E, block_after, dot_rows, load_rows, span_seen, visible
 from assay.kernels.triton.attention_configs import CONFIGS, fitting
 from assay.kernels.triton.descriptors import describable, described
 from assay.kernels.triton.online_softmax import finite_shift, online_softmax
@@ -36,7 +36,7 @@ def _attend(state, inputs, first, last, span, limits, scales, bias, BLOCK_N: tl.
     the keys cuts through them. CLEAN: of the values only finite ones are added, as a dot makes NaN of 0 * infinity.
     """
     m_i, l_i, acc = state
-    q, k_source, v_source, first_key, in_d, in_dv = inputs
+    q, again, k_source, v_source, first_key, in_d, in_dv = inputs
     Sk, lowest, highest = limits
     scale, tanh_scale, cap = scales
     slope, aligned = bias
@@ -44,7 +44,7 @@ def _attend(state, inputs, first, last, span, limits, scales, bias, BLOCK_N: tl.
         start = block_after(count, span) * BLOCK_N
         key = start + tl.arange(0, BLOCK_N)
         k = load_rows(k_source, first_key + start, key < Sk, in_d, CUT, D_CUT)
-        s = tl.dot(q, tl.trans(k), input_precision="ieee")
+        s = dot_rows(q, k, again, first_key + start, key < Sk, CUT)
         if cap is not None:
             s = cap - 2.0 * cap / (tl.exp2(s * tanh_scale) + 1.0)
         if slope is not None:
@@ -66,7 +66,7 @@ def _attend(state, inputs, first, last, span, limits, scales, bias, BLOCK_N: tl.
 @triton.jit
 def _add_infinities(acc, inputs, blocks, span, limits, BLOCK_N: tl.constexpr):
     """Infinities and NaN among the values, for the rows that see them."""
-    _, _, v_source, first_key, _, in_dv = inputs
+    _, _, _, v_source, first_key, _, in_dv = inputs
     Sk, lowest, highest = limits
     for count in tl.range(blocks, num_stages=1):
         start = block_after(count, span) * BLOCK_N
@@ -105,6 +105,7 @@ def _sequence_of(tile, starts_ptr, stride, SEQUENCES, GROUP, BLOCK_M: tl.constex
 def _attention_kernel(
     q_ptr,
     k_ptr,
+    k_rows_ptr,
     v_ptr,
     v_tiles,
     slopes_ptr,
@@ -195,6 +196,11 @@ def _attention_kernel(
     else:  # a sink is a key without a value
         m_i = tl.load(sinks_ptr + head * stride_sink, mask=inside, other=0.0) * LOG2_E
         l_i = tl.exp2(m_i - finite_shift(m_i))
+    again = None
+    if k_rows_ptr is not None:
+        key = tl.arange(0, BLOCK_N).to(tl.int64)[:, None]
+        k_rows = k_rows_ptr + batch * k_strides[0] + group * k_strides[1] + key * k_strides[2]
+        again = q_rows[:, None], q_strides[3], inside[:, None], sign, k_rows, k_strides[2], k_strides[3], D
     if v_tiles is not None:
         k_source = k_ptr, batch.to(tl.int32), group.to(tl.int32)
         v_source = v_tiles, batch.to(tl.int32), group.to(tl.int32)
@@ -203,7 +209,7 @@ def _attention_kernel(
         k_ptrs = k_ptr + batch * k_strides[0] + group * k_strides[1] + key * k_strides[2] + d * k_strides[3]
         v_ptrs = v_ptr + batch * v_strides[0] + group * v_strides[1] + key * v_strides[2] + dv * v_strides[3]
         k_source, v_source = (k_ptrs, k_strides[2]), (v_ptrs, v_strides[2])  # type: ignore[assignment]
-    inputs = q, k_source, v_source, first_key, in_d, in_dv
+    inputs = q, again, k_source, v_source, first_key, in_d, in_dv
     limits = Sk, lowest, highest
     scales = scale, tanh_scale, cap
     bias = slope, aligned
@@ -231,7 +237,7 @@ def _attention_kernel(
             part = column + tl.arange(0, PART).to(tl.int64)[None, :]
             row = tl.arange(0, BLOCK_N).to(tl.int64)[:, None]
             ptrs = v_ptr + batch * v_strides[0] + group * v_strides[1] + row * v_strides[2] + part * v_strides[3]
-            of_part = q, k_source, (ptrs, v_strides[2]), first_key, in_d, part < DV
+            of_part = q, again, k_source, (ptrs, v_strides[2]), first_key, in_d, part < DV
             start = m_0, l_0, tl.zeros([BLOCK_M, PART], tl.float32)
             found = _attend(start, of_part, 0, blocks, span, limits, scales, bias, BLOCK_N, True, True, D_CUT, True)
             full = _add_infinities(found[2], of_part, blocks, span, limits, BLOCK_N)
@@ -284,7 +290,8 @@ def launch(
         return (tiles * groups * batch,)
 
     _attention_kernel[grid](
-        *(q, described(k) if by_descriptor else k, v, described(v) if by_descriptor else None, *vectors, out, lse),
+        *(q, described(k) if by_descriptor else k, k if k.element_size() == 4 else None),
+        *(v, described(v) if by_descriptor else None, *vectors, out, lse),
         *(q.stride(), k.stride(), v.stride()),
         *(0 if vector is None else vector.stride(0) for vector in vectors),
         *(queries, keys, sequences, group, groups, size_class(length), size_class(seen)),

@@ -8,17 +8,15 @@ from torch import Tensor
 from assay.kernels.triton.arguments import check, check_shape
 from assay.kernels.triton.gemm_scaled import scaled_product, tuned
 from assay.kernels.triton.operators import custom_op
-from assay.kernels.triton.tiles import tile_configs
 
 _CODES = (torch.float8_e4m3fn,)
 _SCALES = (torch.float8_e8m0fnu,)
 _BLOCK = 32  # elements along K that share a scale
 
-_CONFIGS = tile_configs(
+_gemm_mxfp8_kernel = tuned(
     *((128, 128, 128, 8, 2), (128, 128, 64, 8, 3), (128, 64, 128, 8, 3), (64, 64, 128, 8, 3)),
     *((128, 32, 128, 4, 3), (128, 32, 64, 4, 4), (32, 64, 128, 4, 3), (32, 64, 64, 4, 4)),
 )
-_gemm_mxfp8_kernel = tuned(_CONFIGS)
 
 
 @custom_op("assay::gemm_mxfp8", lambda a, b, *scales: a.new_empty((a.shape[0], b.shape[1]), dtype=torch.bfloat16))

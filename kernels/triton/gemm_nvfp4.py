@@ -9,17 +9,15 @@ from torch import Tensor
 from assay.kernels.triton.arguments import FLOAT32, check, check_shape
 from assay.kernels.triton.gemm_scaled import scaled_product, tuned
 from assay.kernels.triton.operators import custom_op
-from assay.kernels.triton.tiles import tile_configs
 
 _CODES = (torch.uint8,)
 _SCALES = (torch.float8_e4m3fn,)
 _BLOCK = 16  # elements along K that share a scale
 
-_CONFIGS = tile_configs(
+_gemm_nvfp4_kernel = tuned(
     *((128, 128, 128, 8, 3), (128, 128, 64, 8, 3), (128, 64, 128, 8, 3), (64, 64, 128, 8, 3)),
     *((128, 32, 128, 4, 3), (128, 32, 64, 4, 4), (32, 64, 128, 4, 3), (32, 64, 64, 4, 4)),
 )
-_gemm_nvfp4_kernel = tuned(_CONFIGS)
 
 
 @custom_op("assay::gemm_nvfp4", lambda a, b, *rest: a.new_empty((a.shape[0], b.shape[0]), dtype=torch.bfloat16))

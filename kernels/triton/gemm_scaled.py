@@ -7,7 +7,7 @@ exact there unless it is subnormal or overflows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,13 +15,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.tiles import fitting_tiles, size_class, tile_grid, tile_of_program, tile_range
+from assay.kernels.triton.descriptors import describable, described
+from assay.kernels.triton.tiles import (
+    fitting_tiles,
+    size_class,
+    tile_configs,
+    tile_grid,
+    tile_of_program,
+    tile_range,
+)
 from assay.kernels.triton.transposing import along_k
 
 
 @triton.jit
 def _gemm_scaled_kernel(
     a_ptr,
+    a_tiles,
     b_ptr,
     scale_a_ptr,
     scale_b_ptr,
@@ -44,12 +53,17 @@ def _gemm_scaled_kernel(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
-    """SHARE bytes along K have one scale. K counts bytes, in which codes of "e2m1" lie two; BLOCK_K counts codes."""
+    """SHARE bytes along K have one scale. K counts bytes, in which codes of "e2m1" lie two; BLOCK_K counts codes.
+
+    ``a_tiles``: a descriptor of a, if it can have one. Its codes go to registers in an order that else leaves loads of
+    4 or 8 bytes.
+    """
     BYTES: tl.constexpr = BLOCK_K // 2 if FORMAT == "e2m1" else BLOCK_K
     SCALES: tl.constexpr = BYTES // SHARE
 
     tile_m, tile_n = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP_M)
     rows, columns, in_rows, in_columns = tile_range(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N)
+    row = (tile_m * BLOCK_M).to(tl.int32)
     inner = tl.arange(0, BYTES).to(tl.int64)
     blocks = tl.arange(0, SCALES).to(tl.int64)[None, :]
     a_ptrs = a_ptr + rows * a_strides[0] + inner[None, :] * a_strides[1]
@@ -66,7 +80,10 @@ def _gemm_scaled_kernel(
     for start in range(0, K, BYTES):
         left = inner < K - start
         blocks_left = blocks < (K - start) // SHARE
-        a = tl.load(a_ptrs, mask=in_rows & left[None, :], other=0.0)
+        if a_tiles is not None:
+            a = a_tiles.load([row, start])
+        else:
+            a = tl.load(a_ptrs, mask=in_rows & left[None, :], other=0.0)
         b = tl.load(b_ptrs, mask=left[:, None] & in_columns, other=0.0)
         scale_a = tl.load(scale_a_ptrs, mask=in_rows & blocks_left, other=0.0)
         scale_b = tl.load(scale_b_ptrs, mask=(b_rows < N) & blocks_left, other=0.0)
@@ -82,10 +99,18 @@ def _gemm_scaled_kernel(
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=in_rows & in_columns)
 
 
-def tuned(configs: Sequence[triton.Config]) -> Any:
-    """The kernel, tuned among configurations of a format."""
+def _sets_tiles(arguments: Mapping[str, Any]) -> None:
+    """A configuration's hook: the sizes of a's tiles, in bytes."""
+    if arguments["a_tiles"] is not None:
+        codes = 2 if arguments["FORMAT"] == "e2m1" else 1
+        arguments["a_tiles"].block_shape = [arguments["BLOCK_M"], arguments["BLOCK_K"] // codes]
+
+
+def tuned(*tiles: tuple[int, int, int, int, int]) -> Any:
+    """The kernel, tuned among a format's tiles, which are as `tile_configs` takes them."""
+    configs = tile_configs(*tiles, hook=_sets_tiles)
     tuning = triton.autotune(
-        configs=list(configs), key=["M_CLASS", "N", "K"], prune_configs_by={"early_config_prune": fitting_tiles}
+        configs=configs, key=["M_CLASS", "N", "K"], prune_configs_by={"early_config_prune": fitting_tiles}
     )
     return tuning(_gemm_scaled_kernel)
 
@@ -107,7 +132,7 @@ def scaled_product(
     if c.numel():
         a, b = along_k(a, b)
         kernel[tile_grid(m, n)](
-            *(a, b, *scales, *multipliers, c),
+            *(a, described(a) if describable(a) else None, b, *scales, *multipliers, c),
             *(m, n, k, size_class(m)),
             *(tensor.stride() for tensor in (a, b, *scales, c)),
             FORMAT=format,

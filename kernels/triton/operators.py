@@ -1,7 +1,9 @@
 """Kernels as operators of torch, and their gradients.
 
-An operator is whole to a compiler. `torch.library.triton_op` would let it see inside, but asks a GPU's driver for its
-target whenever it is traced; where there is none, and the interpreter runs the kernels, every input counts as written.
+An operator is whole to a compiler. `torch.library.triton_op` would let it see inside, but traces an operator by running
+its function on tensors without memory, which an interpreted kernel needs: torch.compile and opcheck fail (torch 2.13,
+`wrap_triton`: "Cannot access data pointer of Tensor"). Without the interpreter and without a GPU every call does ("0
+active drivers"), so that nothing of it could be tested on a CPU.
 """
 
 from __future__ import annotations

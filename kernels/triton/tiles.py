@@ -44,13 +44,16 @@ def tile_range(tile_m, tile_n, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexp
     return rows, columns, rows < M, columns < N
 
 
-def tile_configs(*tiles: tuple[int, int, int, int, int]) -> list[triton.Config]:
-    """Configurations of (BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages)."""
+def tile_configs(
+    *tiles: tuple[int, int, int, int, int], hook: Callable[[Mapping[str, Any]], None] | None = None
+) -> list[triton.Config]:
+    """Configurations of (BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages), and what is to run before each launch."""
     return [
         triton.Config(
             {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP_M": 8},
             num_warps=warps,
             num_stages=stages,
+            pre_hook=hook,
         )
         for block_m, block_n, block_k, warps, stages in tiles
     ]

@@ -64,8 +64,8 @@ def test_every_configuration(
 ) -> None:
     """Whichever tile is picked, fitting or not, with several bands of tiles or one, the result is that of float64."""
     tuned = getattr(module, f"_{kernel.__name__}_kernel")
-    assert len(module._CONFIGS) == 8
-    monkeypatch.setattr(tuned, "configs", [module._CONFIGS[place]])
+    assert len(tuned.configs) == 8
+    monkeypatch.setattr(tuned, "configs", [tuned.configs[place]])
     monkeypatch.setattr(tuned, "early_config_prune", None)
     assert_right(kernel, *drawn(*sizes))
 

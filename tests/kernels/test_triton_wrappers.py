@@ -3,19 +3,62 @@
 Attention's, whose arguments depend on one another, stand in its own tests.
 """
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
+import assay.kernels.triton
+from assay.kernels.triton.attention import attention_backward
+from assay.kernels.triton.moe_route import moe_route_backward
+from tests.kernels.planting import public_functions
 from tests.kernels.triton_calls import CALLS, E4M3, Call
 from tests.kernels.triton_scan_calls import SCAN_CALLS
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 EVERY = pytest.mark.parametrize("call", [*CALLS, *SCAN_CALLS], ids=str)
+# Those that are no operators of their name.
+BACKWARD_CALLS = [
+    Call(
+        moe_route_backward,
+        {"logits": torch.randn(5, 17), "dweights": torch.randn(5, 3)},
+        {"top_k": 3},
+        refused=(
+            *(("dweights", torch.zeros(5, 2)), ("dweights", torch.zeros(4, 3)), ("dweights", torch.zeros(5, 3).half())),
+            *(("top_k", 0), ("top_k", 18), ("scoring", "tanh")),
+        ),
+    ),
+    Call(
+        attention_backward,
+        {
+            "q": torch.randn(2, 4, 5, 8),
+            "k": torch.randn(2, 2, 7, 8),
+            "v": torch.randn(2, 2, 7, 8),
+            "dout": torch.randn(2, 4, 5, 8),
+        },
+        refused=(
+            *(("k", torch.zeros(2, 2, 7, 9)), ("v", torch.zeros(2, 2, 6, 8)), ("v", torch.zeros(2, 2, 7, 8).half())),
+            *(("dout", torch.zeros(2, 4, 7, 8)), ("dout", torch.zeros(2, 4, 5, 9)), ("dout", torch.zeros(2, 2, 5, 8))),
+            *(("dout", torch.zeros(2, 4, 5, 8).half()), ("causal", "left"), ("window", (3,)), ("softcap", 0.0)),
+        ),
+    ),
+]
+ELSEWHERE = {"attention:attention", "attention_varlen:attention_varlen", "attention_decode:attention_decode"}
+NO_KERNELS = {"attention_options:attention_options"}
 
 
-@EVERY
+def test_every_kernel_is_called_wrongly() -> None:
+    """The calls here are of every public function, but those whose own tests refuse their wrong arguments."""
+    package = assay.kernels.triton
+    called = {call.kernel for call in [*CALLS, *SCAN_CALLS, *BACKWARD_CALLS]}
+    others = {f"{package.__name__}.{name}" for name in ELSEWHERE | NO_KERNELS}
+    own = {f"{kernel.__module__}:{kernel.__name__}" for kernel in called}
+    assert public_functions(Path(str(package.__file__)).parent) == own | others
+
+
+@pytest.mark.parametrize("call", [*CALLS, *SCAN_CALLS, *BACKWARD_CALLS], ids=str)
 def test_a_wrong_argument_is_named(call: Call) -> None:
     """No tensor, a wrong dtype, shape, device or option raises an error that begins with the argument's name."""
     wrong = list(call.refused)
