@@ -11,7 +11,6 @@ from assay.golden.definitions.attention import attend_heads, heads_per_group, qu
 from assay.golden.options import choice, number
 from assay.golden.registry import Apart, Reduction, define
 
-
 SIZES = {"B": (1, 2, 3, 5, 8, 9, 17), "Hkv": (1, 2, 3), "D": (8, 16, 32, 40, 64, 80, 128, 256)}
 
 
