@@ -11,8 +11,10 @@ from assay.golden.definitions.attention import attend_heads, heads_per_group, qu
 from assay.golden.options import choice, number
 from assay.golden.registry import Apart, Reduction, define
 
+SIZES = {"B": (1, 2, 3, 5, 8, 9, 17), "Hkv": (1, 2, 3), "D": (8, 16, 32, 40, 64, 80, 128, 256)}
 
-def _tokens_apart(
+
+def tokens_apart(
     first: int, count: int, sizes: Mapping[str, int], options: Mapping[str, Any], tensors: Mapping[str, Any]
 ) -> Apart | None:
     """Of neighbouring tokens those of one sequence, with its keys, as `queries_apart` says of its queries."""
@@ -39,9 +41,9 @@ def _tokens_apart(
     stages={"query": None, "scores": None, "probabilities": "input"},
     empty=("Tq", "Tk"),
     work="8*H*Tq*Tk*D",
-    sizes={"B": (1, 2, 3, 5, 8, 9, 17), "Hkv": (1, 2, 3), "D": (8, 16, 32, 40, 64, 80, 128, 256)},
+    sizes=SIZES,
     groups={"H": "Hkv"},
-    parts={"Tq": _tokens_apart},
+    parts={"Tq": tokens_apart},
     grid=("B",),
     reduction=Reduction("Tk/B"),
     faults=("inputs_in_tf32",),
@@ -65,7 +67,7 @@ def attention_varlen(
         rows, keys = (slice(int(cu[b]), int(cu[b + 1])) for cu in (cu_seqlens_q, cu_seqlens_k))
         if rows.start == rows.stop:
             continue
-        one = [_heads_first(xp, x[part]) for x, part in ((q, rows), (k, keys), (v, keys))]
+        one = [heads_first(xp, x[part]) for x, part in ((q, rows), (k, keys), (v, keys))]
         out, _ = attend_heads(xp, *one, causal=causal, scale=scale)
         others = partial(_others, xp, k, v, keys, heads // groups)
         parts.append(xp.spilled(others, xp.stack([out[0, head] for head in range(heads)], 1)))
@@ -80,7 +82,7 @@ def _others(xp: Arithmetic[N, Idx], k: N, v: N, own: slice, shared: int) -> Any:
     return bad.any(0).repeat_interleave(shared, 0)[None]
 
 
-def _heads_first(xp: Arithmetic[N], x: N) -> N:
+def heads_first(xp: Arithmetic[N], x: N) -> N:
     """x[S,H,D] as [1,H,S,D]."""
     length, heads, width = x.shape
     return xp.stack([x[:, head] for head in range(heads)], 0).reshape(1, heads, length, width)

@@ -43,52 +43,87 @@ def attention_gradients(
 ) -> Gradients:
     """dq, dk, dv, and those of slopes and sinks (without elements where there are none), from the results out and lse
     of `assay::attention` and their gradients; options are that operator's."""
-    (batch, heads, queries, width), (_, groups, keys, value_width) = q.shape, v.shape
+    queries, keys = q.shape[2], k.shape[2]
     dq, dk, dv, dslopes, dsinks = results = _results(q, k, v, slopes, sinks)
     if lse.numel() == 0:
         for gradient in results:
             gradient.zero_()
         return results
-    group = heads // groups
-    delta = torch.empty_like(lse, memory_format=torch.contiguous_format)
+    delta = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
     turned = None if slopes is None else torch.empty_like(delta)
     first_seen = None if first_seen is None or first_seen + queries <= 1 else first_seen  # or it binds no row
     last_seen = None if last_seen is None or last_seen >= keys - 1 else last_seen
-    seen, seeing = keys, queries
-    if first_seen is not None and last_seen is not None:
-        seen, seeing = (min(size, last_seen - first_seen + 1) for size in (keys, queries))
-    unit = LOG2_E.value
-    options = (
-        scale * unit,
-        *((None, None) if softcap is None else (2.0 * unit * scale / softcap, softcap * unit)),
-        scale,
-    )
-    blocks = [max(16, triton.next_power_of_2(size)) for size in (width, value_width)]
-    slope_stride = 0 if slopes is None else slopes.stride(0)
-
-    single = q.element_size() == 4  # whose rows are loaded again, by pointers
-    by_descriptor = describable(k, v)
-    rows_kernel[lambda meta: (triton.cdiv(queries * group, meta["BLOCK_M"]) * groups * batch,)](
-        *(q, *(described(x) if by_descriptor else x for x in (k, v)), (k, v) if single else None),
-        *(out, dout, lse, dlse, slopes, dq, delta, turned),
-        *(x.stride() for x in (q, k, v, out, dout, lse, dlse)),
-        *(slope_stride, queries, keys, group, groups, size_class(queries), size_class(seen), first_seen, last_seen),
-        *(*options, by_descriptor, width, value_width, *blocks),
-    )
-    if keys:
-        lse = lse.contiguous()
-        by_descriptor = describable(q, dout)
-        keys_kernel[lambda meta: (triton.cdiv(keys, meta["BLOCK_N"]) * groups * batch,)](
-            *(described(q) if by_descriptor else q, k, v, described(dout) if by_descriptor else dout),
-            *((q, dout) if single else None, lse, delta, slopes, dk, dv),
-            *(*(x.stride() for x in (q, k, v, dout)), slope_stride),
-            *(queries, keys, group, groups, size_class(keys), size_class(seeing)),
-            *(None if bound is None else -bound for bound in (last_seen, first_seen)),
-            *(*options, by_descriptor, width, value_width, *blocks),
-        )
+    options = scale, softcap, first_seen, last_seen
+    launch_gradients((q, k, v, out, lse, dout, dlse), (dq, dk, dv, delta, turned), slopes, options)
     if turned is not None:
         dslopes.copy_(turned.sum((0, 2)))
     if sinks is not None:  # a sink's weight is that of a key whose value is zero
         weights = torch.exp(sinks[:, None] - lse).where(lse > -torch.inf, 0.0)
         dsinks.copy_(-(weights * delta).sum((0, 2)))
     return results
+
+
+def launch_gradients(
+    given: tuple[Tensor, ...],
+    into: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None],
+    slopes: Tensor | None,
+    options: tuple[float, float | None, int | None, int | None],
+    starts: tuple[Tensor, Tensor] | None = None,
+) -> None:
+    """Write dq, dk, dv of q, k, v, as `attention_gradients` says, from out, lse, dout and dlse; and of each row delta,
+    the sum of its output times its gradient less dlse, float32[B,H,Sq] and contiguous, and the slope's share so too.
+
+    ``options``: scale, softcap, first_seen, last_seen. ``starts``: as attention's `launch` takes them, B being one.
+    """
+    q, k, v, out, lse, dout, dlse = given
+    dq, dk, dv, delta, turned = into
+    scale, softcap, first_seen, last_seen = options
+    (batch, heads, queries, width), (_, groups, keys, value_width) = q.shape, v.shape
+    group = heads // groups
+    sequences = 1 if starts is None else starts[0].shape[0] - 1
+    seen, seeing = triton.cdiv(keys, sequences), triton.cdiv(queries, sequences)  # of one sequence, on average
+    classes = size_class(seeing), size_class(seen)
+    if first_seen is not None and last_seen is not None:
+        seen, seeing = (min(size, last_seen - first_seen + 1) for size in (seen, seeing))
+    unit = LOG2_E.value
+    scales = (
+        scale * unit,
+        *((None, None) if softcap is None else (2.0 * unit * scale / softcap, softcap * unit)),
+        scale,
+    )
+    blocks = [max(16, triton.next_power_of_2(size)) for size in (width, value_width)]
+    vectors = slopes, *(starts or (None, None))
+    strides = [0 if vector is None else vector.stride(0) for vector in vectors]
+    sizes = queries, keys, sequences, group, groups
+
+    def tiles(places: int, height: int) -> int:
+        return triton.cdiv(places, height) if starts is None else places // height + sequences
+
+    single = q.element_size() == 4  # whose rows are loaded again, by pointers
+    by_descriptor = describable(k, v)
+    rows_kernel[lambda meta: (tiles(queries * group, meta["BLOCK_M"]) * groups * batch,)](
+        *(q, *(described(x) if by_descriptor else x for x in (k, v)), (k, v) if single else None),
+        *(out, dout, lse, dlse, *vectors, dq, delta),
+        *(turned, *(x.stride() for x in (q, k, v, out, dout, lse, dlse, dq)), *strides),
+        *(*sizes, classes[0], size_class(seen), first_seen, last_seen),
+        *(*scales, by_descriptor, width, value_width, *blocks),
+    )
+    if keys:
+        lse = lse.contiguous()
+        by_descriptor = describable(q, dout)
+        keys_kernel[lambda meta: (tiles(keys, meta["BLOCK_N"]) * groups * batch,)](
+            *(described(q) if by_descriptor else q, k, v, described(dout) if by_descriptor else dout),
+            *(
+                (q, dout) if single else None,
+                lse,
+                delta,
+                *vectors,
+                dk,
+                dv,
+                *(x.stride() for x in (q, k, v, dout, dk, dv)),
+                *strides,
+            ),
+            *(*sizes, classes[1], size_class(seeing)),
+            *(None if bound is None else -bound for bound in (last_seen, first_seen)),
+            *(*scales, by_descriptor, width, value_width, *blocks),
+        )

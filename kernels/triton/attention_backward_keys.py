@@ -15,43 +15,49 @@ from assay.kernels.triton.attention_blocks import (
     block_after,
     dot_rows,
     load_rows,
+    of_sequence,
     span_seen,
+    tiles_in_all,
     visible,
     weights_again,
 )
 from assay.kernels.triton.attention_configs import KEYS_CONFIGS, fitting_keys
 from assay.kernels.triton.online_softmax import finite_shift
 
-_SIZES = ["Sq", "Sk", "GROUP", "GROUPS", "SK_CLASS", "SEEN_CLASS", "first_seeing", "last_seeing"]
+_SIZES = ["Sq", "Sk", "SEQUENCES", "GROUP", "GROUPS", "SK_CLASS", "SEEN_CLASS", "first_seeing", "last_seeing"]
 
 
 @triton.jit
 def _add_queries(
-    state, tiles, sources, first, number, span, limits, scales, bias, BLOCK_M: tl.constexpr, CUT, D_CUT, DV_CUT
+    state, tiles, sources, first, number, span, limits, scales, bias, BLOCK_M: tl.constexpr, CUT, PACKED, D_CUT, DV_CUT
 ):
     """Add ``number`` blocks of queries of each head, from ``first`` on as `block_after` counts, to the state of a tile:
-    dk over the scale, and dv. CUT: the mask or the end of the queries cuts through the blocks."""
+    dk over the scale, and dv. CUT: the mask or the end of the queries cuts through the blocks; PACKED: behind that end
+    lie other sequences, whose infinities a dot would multiply by zero."""
     dk, dv = state
     k, v, k_again, v_again = tiles
-    q_source, dout_source, lse_ptrs, delta_ptrs, in_d, in_dv, heads = sources
+    q_source, dout_source, lse_ptrs, delta_ptrs, in_d, in_dv, heads, places = sources
     Sq, lowest, highest = limits
     slopes_ptr, stride_slope, aligned = bias
     for count in tl.range(0, heads[1] * number):
         head = heads[0] + count // number
         start = block_after(first + count % number, span) * BLOCK_M
         query = start + tl.arange(0, BLOCK_M)
-        q = load_rows(_of_head(q_source, head), start, query < Sq, in_d, CUT, D_CUT)
-        own = head.to(tl.int64) * Sq + query
+        q = load_rows(_of_head(q_source, head), places[0] + start, query < Sq, in_d, CUT, D_CUT)
+        own = head.to(tl.int64) * places[1] + places[0] + query
         lse = tl.load(lse_ptrs + own, mask=query < Sq, other=0.0)[None, :] * LOG2_E
         delta = tl.load(delta_ptrs + own, mask=query < Sq, other=0.0)[None, :]
-        s = dot_rows(k, q, _of(k_again, head), start, query < Sq, CUT)
+        s = dot_rows(k, q, _of(k_again, head), places[0] + start, query < Sq, CUT)
         slope, distance = None, None
         if slopes_ptr is not None:
             slope = tl.load(slopes_ptr + head * stride_slope) * LOG2_E
             distance = tl.abs(query[None, :] - aligned).to(tl.float32)
         p = weights_again(s, finite_shift(lse), slope, distance, scales)
-        dout = load_rows(_of_head(dout_source, head), start, query < Sq, in_dv, CUT, DV_CUT)
-        ds = p * (dot_rows(v, dout, _of(v_again, head), start, query < Sq, CUT) - delta)
+        dout = load_rows(_of_head(dout_source, head), places[0] + start, query < Sq, in_dv, CUT, DV_CUT)
+        if CUT and PACKED:
+            q = tl.where((query < Sq)[:, None], q, 0.0)
+            dout = tl.where((query < Sq)[:, None], dout, 0.0)
+        ds = p * (dot_rows(v, dout, _of(v_again, head), places[0] + start, query < Sq, CUT) - delta)
         ds = before_softcap(ds, s, scales)
         if CUT:
             seen = visible(query, lowest, highest)
@@ -99,15 +105,22 @@ def keys_kernel(
     lse_ptr,
     delta_ptr,
     slopes_ptr,
+    q_starts_ptr,
+    k_starts_ptr,
     dk_ptr,
     dv_ptr,
     q_strides,
     k_strides,
     v_strides,
     dout_strides,
+    dk_strides,
+    dv_strides,
     stride_slope,
+    stride_q_start,
+    stride_k_start,
     Sq,
     Sk,
+    SEQUENCES,
     GROUP,
     GROUPS,
     SK_CLASS,
@@ -127,11 +140,20 @@ def keys_kernel(
     BLOCK_N: tl.constexpr,
 ):
     program = tl.program_id(0).to(tl.int64)
-    tiles = tl.cdiv(Sk, BLOCK_N)
+    PACKED: tl.constexpr = k_starts_ptr is not None  # sequences end to end: Sq and Sk are those of all of them
+    queries = Sq
+    starts = k_starts_ptr, q_starts_ptr, SEQUENCES, stride_k_start, stride_q_start
+    tiles = tiles_in_all(Sk, starts, BLOCK_N)
     tile = program % tiles
     batch_group = program // tiles
     batch = batch_group // GROUPS
     group = batch_group % GROUPS
+    first_key, Sk, first_query, Sq, tile = of_sequence(tile, Sk, Sq, starts, 1, BLOCK_N)
+    if PACKED:
+        if first_seeing is not None:
+            first_seeing -= Sk - Sq
+        if tile * BLOCK_N >= Sk:
+            return
 
     key = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = (key < Sk)[:, None]
@@ -139,8 +161,9 @@ def keys_kernel(
     dv = tl.arange(0, BLOCK_DV).to(tl.int64)[None, :]
     in_d = d < D
     in_dv = dv < DV
-    k_rows = k_ptr + batch * k_strides[0] + group * k_strides[1] + key[:, None] * k_strides[2]
-    v_rows = v_ptr + batch * v_strides[0] + group * v_strides[1] + key[:, None] * v_strides[2]
+    row = (first_key + key)[:, None]
+    k_rows = k_ptr + batch * k_strides[0] + group * k_strides[1] + row * k_strides[2]
+    v_rows = v_ptr + batch * v_strides[0] + group * v_strides[1] + row * v_strides[2]
     k = tl.load(k_rows + d * k_strides[3], mask=inside & in_d, other=0.0)
     v = tl.load(v_rows + dv * v_strides[3], mask=inside & in_dv, other=0.0)
 
@@ -166,9 +189,18 @@ def keys_kernel(
         dout_ptrs = dout_ptr + batch * dout_strides[0] + query * dout_strides[2] + dv * dout_strides[3]
         q_source = q_ptrs, q_strides[1], q_strides[2]  # type: ignore[assignment]
         dout_source = dout_ptrs, dout_strides[1], dout_strides[2]  # type: ignore[assignment]
-    of_batch = batch * GROUPS * GROUP * Sq
+    of_batch = batch * GROUPS * GROUP * queries
     heads = (group * GROUP).to(tl.int32), GROUP
-    sources = q_source, dout_source, lse_ptr + of_batch, delta_ptr + of_batch, in_d, in_dv, heads
+    sources = (
+        q_source,
+        dout_source,
+        lse_ptr + of_batch,
+        delta_ptr + of_batch,
+        in_d,
+        in_dv,
+        heads,
+        (first_query, queries),
+    )
     limits = Sq, lowest, highest
     scales = scale, tanh_scale, cap
     bias = slopes_ptr, stride_slope, place - (Sk - Sq)
@@ -180,10 +212,13 @@ def keys_kernel(
     cuts, whole = span[2], span[3]
     state = tl.zeros([BLOCK_N, BLOCK_D], tl.float32), tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
     given = k, v, k_again, v_again
-    state = _add_queries(state, given, sources, 0, cuts, span, limits, scales, bias, BLOCK_M, True, D_CUT, DV_CUT)
-    state = _add_queries(state, given, sources, cuts, whole, span, limits, scales, bias, BLOCK_M, False, D_CUT, DV_CUT)
+    own = sources, 0, cuts, span, limits, scales, bias
+    state = _add_queries(state, given, *own, BLOCK_M, True, PACKED, D_CUT, DV_CUT)
+    own = sources, cuts, whole, span, limits, scales, bias
+    state = _add_queries(state, given, *own, BLOCK_M, False, PACKED, D_CUT, DV_CUT)
     dk, dv_sum = state
 
-    row = (batch_group * Sk + key)[:, None]
-    tl.store(dk_ptr + row * D + d, (dk * factor).to(dk_ptr.dtype.element_ty), mask=inside & in_d)
-    tl.store(dv_ptr + row * DV + dv, dv_sum.to(dv_ptr.dtype.element_ty), mask=inside & in_dv)
+    dk_ptrs = dk_ptr + batch * dk_strides[0] + group * dk_strides[1] + row * dk_strides[2] + d * dk_strides[3]
+    dv_ptrs = dv_ptr + batch * dv_strides[0] + group * dv_strides[1] + row * dv_strides[2] + dv * dv_strides[3]
+    tl.store(dk_ptrs, (dk * factor).to(dk_ptr.dtype.element_ty), mask=inside & in_d)
+    tl.store(dv_ptrs, dv_sum.to(dv_ptr.dtype.element_ty), mask=inside & in_dv)

@@ -15,14 +15,16 @@ from assay.kernels.triton.attention_blocks import (
     block_after,
     dot_rows,
     load_rows,
+    of_sequence,
     span_seen,
+    tiles_in_all,
     visible,
     weights_again,
 )
 from assay.kernels.triton.attention_configs import ROWS_CONFIGS, fitting_rows
 from assay.kernels.triton.online_softmax import finite_shift
 
-_SIZES = ["Sq", "Sk", "GROUP", "GROUPS", "SQ_CLASS", "SEEN_CLASS", "first_seen", "last_seen"]
+_SIZES = ["Sq", "Sk", "SEQUENCES", "GROUP", "GROUPS", "SQ_CLASS", "SEEN_CLASS", "first_seen", "last_seen"]
 
 
 @triton.jit
@@ -31,20 +33,20 @@ def _add_keys(state, rows, sources, first, last, span, limits, scales, bias, BLO
     sum of scores' gradients times distances. CUT: the mask or the end of the keys cuts through the blocks."""
     dq, turned = state
     q, dout, lse, delta = rows
-    k_source, v_source, k_again, v_again, in_d, in_dv = sources
+    k_source, v_source, k_again, v_again, first_key, in_d, in_dv = sources
     Sk, lowest, highest = limits
     slope, aligned = bias
     for count in tl.range(first, last):
         start = block_after(count, span) * BLOCK_N
         key = start + tl.arange(0, BLOCK_N)
-        k = load_rows(k_source, start, key < Sk, in_d, CUT, D_CUT)
-        s = dot_rows(q, k, k_again, start, key < Sk, CUT)
+        k = load_rows(k_source, first_key + start, key < Sk, in_d, CUT, D_CUT)
+        s = dot_rows(q, k, k_again, first_key + start, key < Sk, CUT)
         distance = None
         if slope is not None:
             distance = tl.abs(aligned - key[None, :]).to(tl.float32)
         p = weights_again(s, lse, slope, distance, scales)
-        v = load_rows(v_source, start, key < Sk, in_dv, CUT, DV_CUT)
-        ds = p * (dot_rows(dout, v, v_again, start, key < Sk, CUT) - delta)
+        v = load_rows(v_source, first_key + start, key < Sk, in_dv, CUT, DV_CUT)
+        ds = p * (dot_rows(dout, v, v_again, first_key + start, key < Sk, CUT) - delta)
         if slope is not None:
             turned += tl.sum(_seen(ds, key, lowest, highest, CUT) * distance, axis=1)
         ds = before_softcap(ds, s, scales)
@@ -78,6 +80,8 @@ def rows_kernel(
     lse_ptr,
     dlse_ptr,
     slopes_ptr,
+    q_starts_ptr,
+    k_starts_ptr,
     dq_ptr,
     delta_ptr,
     dslopes_ptr,
@@ -88,9 +92,13 @@ def rows_kernel(
     dout_strides,
     lse_strides,
     dlse_strides,
+    dq_strides,
     stride_slope,
+    stride_q_start,
+    stride_k_start,
     Sq,
     Sk,
+    SEQUENCES,
     GROUP,
     GROUPS,
     SQ_CLASS,
@@ -110,11 +118,19 @@ def rows_kernel(
     BLOCK_N: tl.constexpr,
 ):
     program = tl.program_id(0).to(tl.int64)
-    tiles = tl.cdiv(Sq.to(tl.int64) * GROUP, BLOCK_M)
+    queries = Sq  # of all sequences, where they lie end to end
+    starts = q_starts_ptr, k_starts_ptr, SEQUENCES, stride_q_start, stride_k_start
+    tiles = tiles_in_all(Sq.to(tl.int64) * GROUP, starts, BLOCK_M)
     tile = tiles - 1 - program % tiles  # the last first: under a causal mask it has the most to do
     batch_group = program // tiles
     batch = batch_group // GROUPS
     group = batch_group % GROUPS
+    first_query, Sq, first_key, Sk, tile = of_sequence(tile, Sq, Sk, starts, GROUP, BLOCK_M)
+    if q_starts_ptr is not None:
+        if last_seen is not None:
+            last_seen += Sk - Sq
+        if tile * BLOCK_M >= Sq * GROUP:
+            return
 
     rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     query = rows // GROUP
@@ -124,30 +140,32 @@ def rows_kernel(
     dv = tl.arange(0, BLOCK_DV).to(tl.int64)[None, :]
     in_d = d < D
     in_dv = dv < DV
-    q_rows = q_ptr + (batch * q_strides[0] + head * q_strides[1] + query * q_strides[2])[:, None]
+    place = first_query + query
+    q_rows = q_ptr + batch * q_strides[0] + (head * q_strides[1] + place * q_strides[2])[:, None]
     q = tl.load(q_rows + d * q_strides[3], mask=inside[:, None] & in_d, other=0.0)
-    dout_rows = dout_ptr + (batch * dout_strides[0] + head * dout_strides[1] + query * dout_strides[2])[:, None]
+    dout_rows = dout_ptr + batch * dout_strides[0] + (head * dout_strides[1] + place * dout_strides[2])[:, None]
     dout = tl.load(dout_rows + dv * dout_strides[3], mask=inside[:, None] & in_dv, other=0.0)
-    of_row = batch * out_strides[0] + (head * out_strides[1] + query * out_strides[2])[:, None]
+    of_row = batch * out_strides[0] + (head * out_strides[1] + place * out_strides[2])[:, None]
     out = tl.load(out_ptr + of_row + dv * out_strides[3], mask=inside[:, None] & in_dv, other=0.0)
-    own = batch * dlse_strides[0] + head * dlse_strides[1] + query * dlse_strides[2]
+    own = batch * dlse_strides[0] + head * dlse_strides[1] + place * dlse_strides[2]
     dlse = tl.load(dlse_ptr + own, mask=inside, other=0.0)
     delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), axis=1) - dlse
-    row = (batch * GROUPS * GROUP + head) * Sq + query
+    row = (batch * GROUPS * GROUP + head) * queries + place
     tl.store(delta_ptr + row, delta, mask=inside)
-    own = batch * lse_strides[0] + head * lse_strides[1] + query * lse_strides[2]
+    own = batch * lse_strides[0] + head * lse_strides[1] + place * lse_strides[2]
     lse = finite_shift(tl.load(lse_ptr + own, mask=inside, other=0.0)) * LOG2_E
+    dq_ptrs = dq_ptr + batch * dq_strides[0] + (head * dq_strides[1] + place * dq_strides[2])[:, None]
 
-    place = query.to(tl.int32)[:, None]
+    query = query.to(tl.int32)[:, None]
     lowest, highest = None, Sk - 1  # keys that a row sees
     if first_seen is not None:
-        lowest = place + first_seen
+        lowest = query + first_seen
     if last_seen is not None:
-        highest = tl.minimum(place + last_seen, highest)
+        highest = tl.minimum(query + last_seen, highest)
     slope, aligned = None, None
     if slopes_ptr is not None:
         slope = (tl.load(slopes_ptr + head * stride_slope, mask=inside, other=0.0) * LOG2_E)[:, None]
-        aligned = place + (Sk - Sq)
+        aligned = query + (Sk - Sq)
     k_again, v_again = None, None
     if rows_again is not None:
         key = tl.arange(0, BLOCK_N).to(tl.int64)[:, None]
@@ -164,7 +182,7 @@ def rows_kernel(
         v_ptrs = v_ptr + batch * v_strides[0] + group * v_strides[1] + key * v_strides[2] + dv * v_strides[3]
         k_source, v_source = (k_ptrs, k_strides[2]), (v_ptrs, v_strides[2])  # type: ignore[assignment]
     given = q, dout, lse[:, None], delta[:, None]
-    sources = k_source, v_source, k_again, v_again, in_d, in_dv
+    sources = k_source, v_source, k_again, v_again, first_key, in_d, in_dv
     limits = Sk, lowest, highest
     scales = scale, tanh_scale, cap
     bias = slope, aligned
@@ -180,6 +198,6 @@ def rows_kernel(
     dq, turned = state
 
     dq = dq * factor
-    tl.store(dq_ptr + row[:, None] * D + d, dq.to(dq_ptr.dtype.element_ty), mask=inside[:, None] & in_d)
+    tl.store(dq_ptrs + d * dq_strides[3], dq.to(dq_ptr.dtype.element_ty), mask=inside[:, None] & in_d)
     if slopes_ptr is not None:
         tl.store(dslopes_ptr + row, -turned, mask=inside)

@@ -1,4 +1,7 @@
-"""What attention and its gradients share: tiles of rows, which blocks of them a mask leaves, and the weights again."""
+"""What attention and its gradients share: tiles of rows, which blocks of them a mask leaves, and the weights again.
+
+Tiles are of dense sequences, or of sequences of several lengths that are laid end to end.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(math.log2(math.e))  # scores are multiplied by it, so that an exponential is one exp2
 _PART = tl.constexpr(32)  # columns of float32 that a thread holds at once
+_STARTS = tl.constexpr(128)  # of sequences, looked through at once
 
 
 @triton.jit
@@ -55,6 +59,42 @@ def dot_rows(a, b, again, start, in_rows, CUT: tl.constexpr):
             other = tl.load(b_ptrs + column * b_stride, mask=of_b, other=0.0)
             s = tl.dot(part, tl.trans(other), s, input_precision="ieee")
     return s
+
+
+@triton.jit
+def tiles_in_all(places, starts, BLOCK: tl.constexpr):
+    """How many tiles there are of all places; of sequences end to end there may be some too many, see `of_sequence`."""
+    if starts[0] is None:
+        tiles = tl.cdiv(places, BLOCK)
+    else:
+        tiles = places // BLOCK + starts[2]
+    return tiles
+
+
+@triton.jit
+def of_sequence(tile, places, others, starts, GROUP, BLOCK: tl.constexpr):
+    """The sequence that a tile is of: its first place and its length among the places that tiles are made of, the same
+    among the others, and the tile's number within it. ``places`` and ``others`` are how many a dense sequence has.
+
+    ``starts``: those of sequences end to end among the places and among the others, which lie on the device, how many
+    sequences there are, and both strides; or None first. The tiles of a sequence of GROUP rows a place begin at number
+    start * GROUP // BLOCK + its own number: there are always enough, and one too many at most.
+    """
+    first, other_first = 0, 0
+    starts_ptr, others_ptr, SEQUENCES, stride, other_stride = starts
+    if starts_ptr is not None:
+        sequence = tl.full([], -1, tl.int32)
+        for begin in tl.range(0, SEQUENCES, _STARTS):
+            number = begin + tl.arange(0, _STARTS)
+            start = tl.load(starts_ptr + number * stride, mask=number < SEQUENCES, other=0).to(tl.int64)
+            begun = (start * GROUP // BLOCK + number <= tile) & (number < SEQUENCES)
+            sequence += tl.sum(begun.to(tl.int32))
+        first = tl.load(starts_ptr + sequence * stride)
+        other_first = tl.load(others_ptr + sequence * other_stride)
+        places = tl.load(starts_ptr + (sequence + 1) * stride) - first
+        others = tl.load(others_ptr + (sequence + 1) * other_stride) - other_first
+        tile -= first.to(tl.int64) * GROUP // BLOCK + sequence
+    return first, places, other_first, others, tile
 
 
 @triton.jit

@@ -45,6 +45,9 @@ _SINGLE = {
     256: _configs(_TILES, (32, 32, 8, 1), (32, 16, 8, 1)),
     512: _configs(_TILES, (16, 16, 8, 1)),
 }
+
+_SUMS = 64  # of a thread in the gradients of keys and values, where sequences lie end to end
+
 # Of gradients, by the same columns.
 _ROWS = {
     128: _configs(_ROWS_TILES, (128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (64, 16, 8, 1), (32, 32, 8, 1)),
@@ -54,7 +57,7 @@ _ROWS = {
 _KEYS = {
     128: _configs(_KEYS_TILES, (64, 128, 8, 2), (64, 64, 4, 2), (32, 64, 4, 2), (16, 64, 8, 1), (32, 32, 8, 1)),
     256: _configs(_KEYS_TILES, (32, 64, 4, 2), (32, 64, 8, 2), (16, 64, 8, 1)),
-    512: _configs(_KEYS_TILES, (16, 64, 8, 2), (16, 16, 8, 1)),
+    512: _configs(_KEYS_TILES, (16, 64, 8, 2), (16, 32, 8, 2), (16, 16, 8, 1)),
 }
 CONFIGS, ROWS_CONFIGS, KEYS_CONFIGS = (
     list(dict.fromkeys([*others, *(config for configs in table.values() for config in configs)]))
@@ -81,8 +84,14 @@ def fitting_rows(_: list[triton.Config], arguments: Mapping[str, Any], **__: Any
 
 
 def fitting_keys(_: list[triton.Config], arguments: Mapping[str, Any], **__: Any) -> list[triton.Config]:
-    """As `fitting_rows`, for the gradients of keys and values."""
-    return _of_heads(_KEYS, arguments, "dk_ptr")
+    """As `fitting_rows`, for the gradients of keys and values.
+
+    Where sequences lie end to end, what is known of them takes registers too: a thread has 64 sums there at most.
+    """
+    kept = _of_heads(_KEYS, arguments, "dk_ptr")
+    packed = arguments.get("k_starts_ptr") is not None
+    heads = arguments["BLOCK_D"] + arguments["BLOCK_DV"]
+    return [c for c in kept if not packed or c.kwargs["BLOCK_N"] * heads <= _SUMS * 32 * c.num_warps]
 
 
 def _of_heads(

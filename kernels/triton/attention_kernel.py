@@ -14,7 +14,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.attention_blocks import LOG2_E, block_after, dot_rows, load_rows, span_seen, visible
+from assay.kernels.triton.attention_blocks import (
+    LOG2_E,
+    block_after,
+    dot_rows,
+    load_rows,
+    of_sequence,
+    span_seen,
+    tiles_in_all,
+    visible,
+)
 from assay.kernels.triton.attention_configs import CONFIGS, fitting
 from assay.kernels.triton.descriptors import describable, described
 from assay.kernels.triton.online_softmax import finite_shift, online_softmax
@@ -23,7 +32,6 @@ from assay.kernels.triton.tiles import size_class
 _LN_2 = tl.constexpr(math.log(2.0))
 _PART = tl.constexpr(16)  # columns of the values that are attended to with care at once
 _LEAST_SCALE = 2.0**-149  # float32's least number
-_STARTS = tl.constexpr(128)  # of sequences, looked through at once
 
 _SIZES = ["Sq", "Sk", "SEQUENCES", "GROUP", "GROUPS", "SQ_CLASS", "SEEN_CLASS", "first_seen", "last_seen"]
 
@@ -80,22 +88,6 @@ def _add_infinities(acc, inputs, blocks, span, limits, BLOCK_N: tl.constexpr):
     return acc
 
 
-@triton.jit
-def _sequence_of(tile, starts_ptr, stride, SEQUENCES, GROUP, BLOCK_M: tl.constexpr):
-    """Of sequences end to end, the one that a tile is of.
-
-    Its tiles begin at number start * GROUP // BLOCK_M + its own number: there are always enough, and one too many at
-    most, whatever the lengths are, which lie on the device.
-    """
-    sequence = tl.full([], -1, tl.int32)
-    for first in tl.range(0, SEQUENCES, _STARTS):
-        number = first + tl.arange(0, _STARTS)
-        start = tl.load(starts_ptr + number * stride, mask=number < SEQUENCES, other=0).to(tl.int64)
-        begun = (start * GROUP // BLOCK_M + number <= tile) & (number < SEQUENCES)
-        sequence += tl.sum(begun.to(tl.int32))
-    return sequence
-
-
 @triton.autotune(
     configs=CONFIGS,
     key=["SQ_CLASS", "SEEN_CLASS", "GROUP", "D", "DV", "MASKED"],
@@ -144,20 +136,14 @@ def _attention_kernel(
 ):
     program = tl.program_id(0).to(tl.int64)
     PACKED: tl.constexpr = q_starts_ptr is not None  # sequences end to end: Sq and Sk are those of all of them
-    rows_in_all = Sq.to(tl.int64) * GROUP
-    tiles = rows_in_all // BLOCK_M + SEQUENCES if PACKED else tl.cdiv(rows_in_all, BLOCK_M)
+    starts = q_starts_ptr, k_starts_ptr, SEQUENCES, stride_q_start, stride_k_start
+    tiles = tiles_in_all(Sq.to(tl.int64) * GROUP, starts, BLOCK_M)
     tile = tiles - 1 - program % tiles  # the last first: under a causal mask it has the most to do
     batch_group = program // tiles
     batch = batch_group // GROUPS
     group = batch_group % GROUPS
-    first_query, first_key = 0, 0
+    first_query, Sq, first_key, Sk, tile = of_sequence(tile, Sq, Sk, starts, GROUP, BLOCK_M)
     if PACKED:
-        sequence = _sequence_of(tile, q_starts_ptr, stride_q_start, SEQUENCES, GROUP, BLOCK_M)
-        first_query = tl.load(q_starts_ptr + sequence * stride_q_start)
-        first_key = tl.load(k_starts_ptr + sequence * stride_k_start)
-        Sq = tl.load(q_starts_ptr + (sequence + 1) * stride_q_start) - first_query
-        Sk = tl.load(k_starts_ptr + (sequence + 1) * stride_k_start) - first_key
-        tile -= first_query.to(tl.int64) * GROUP // BLOCK_M + sequence
         if last_seen is not None:
             last_seen += Sk - Sq
         if tile * BLOCK_M >= Sq * GROUP:

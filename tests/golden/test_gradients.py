@@ -40,7 +40,7 @@ class Pair:
     forward: str
     variables: tuple[Any, ...]
     cotangent: Any = None
-    labels: Any = None
+    labels: tuple[Any, ...] = ()
     fixed: tuple[Any, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     arguments: tuple[int, ...] = (0,)
@@ -53,8 +53,7 @@ class Pair:
     def value(self, xp: Any, variables: list[Any]) -> Any:
         """The forward definition's result."""
         definition = spec(self.forward)
-        rest = [] if self.labels is None else [self.labels]
-        rest += [xp.exact(tensor) for tensor in self.fixed]
+        rest = [*self.labels, *(xp.exact(tensor) for tensor in self.fixed)]
         options = definition.complete(self.options)
         options |= {"sinks": None} if "sinks" in options else {}
         found = definition.definition(xp, *variables, *rest, **options)
@@ -71,8 +70,7 @@ class Pair:
         known = spec(self.backward)
         variables = [xp.exact(variable) for variable in self.variables]
         taken = [self.value(xp, variables)] if self.of_result else [variables[place] for place in self.arguments]
-        rest = [] if self.labels is None else [self.labels]
-        rest += [xp.exact(tensor) for tensor in self.fixed]
+        rest = [*self.labels, *(xp.exact(tensor) for tensor in self.fixed)]
         rest += [] if self.cotangent is None else [xp.exact(self.cotangent)]
         options = known.complete({name: self.options[name] for name in self.options if name in known.options})
         found = (definition or known.definition)(xp, *taken, *rest, **options)
@@ -87,7 +85,7 @@ def attention(causal: str, scale: float | None, queries: int, keys: int, shared:
 
 def entropy(reduction: str, smoothing: float, labels: list[int], ignored: int = -100, **others: float) -> Pair:
     options = {"reduction": reduction, "label_smoothing": smoothing, "ignore_index": ignored, **others}
-    return Pair("cross_entropy", (normal(len(labels), 4, scale=2.0),), labels=np.array(labels), options=options)
+    return Pair("cross_entropy", (normal(len(labels), 4, scale=2.0),), labels=(np.array(labels),), options=options)
 
 
 def distilled(op: str, reduction: str = "none", **options: float) -> Pair:
@@ -177,16 +175,16 @@ PAIRS: dict[str, Pair] = {op.name: plain(op.name) for op in map(spec, specs()) i
     "linear_cross_entropy": Pair(
         "linear_cross_entropy",
         (normal(3, 2), normal(4, 2)),
-        labels=np.array([1, -100, 3]),
+        labels=(np.array([1, -100, 3]),),
         options={"label_smoothing": 0.25, "softcap": 1.5, "z_loss": 0.125},
         arguments=(0, 1),
     ),
-    "embedding": Pair("embedding", (normal(4, 2),), normal(3, 2), labels=np.array([2, 0, 2])),
+    "embedding": Pair("embedding", (normal(4, 2),), normal(3, 2), labels=(np.array([2, 0, 2]),)),
     "moe": Pair(
         "moe",
         (normal(2, 2), normal(3, 4, 2), normal(3, 2, 2), normal(2, 2)),
         normal(2, 2),
-        labels=np.array([[2, 0], [2, 2]]),
+        labels=(np.array([[2, 0], [2, 2]]),),
         arguments=(0, 1, 2, 3),
     ),
     **{
@@ -202,6 +200,14 @@ PAIRS: dict[str, Pair] = {op.name: plain(op.name) for op in map(spec, specs()) i
     "attention, last keys": attention("bottom_right", 0.75, 2, 3, shared=1),
     "attention, first keys": attention("top_left", -0.5, 3, 2, shared=1),
     "attention, rows that see nothing": attention("bottom_right", None, 3, 2),
+    "attention of sequences": Pair(
+        "attention_varlen",
+        (normal(4, 2, 2), normal(4, 1, 2), normal(4, 1, 2)),
+        normal(4, 2, 2),
+        labels=(np.array([0, 1, 1, 3, 4]), np.array([0, 2, 3, 4, 4])),
+        options={"causal": "bottom_right"},
+        arguments=(0, 1, 2),
+    ),
 }
 
 

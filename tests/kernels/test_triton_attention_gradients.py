@@ -88,10 +88,12 @@ def test_every_configuration(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("width", [16, 64, 128, 256])
 def test_a_configuration_is_left(dtype: torch.dtype, width: int) -> None:
-    """For each dtype and width of heads, in both kernels; float32's are those of one stage."""
+    """For each dtype and width of heads, in both kernels, for sequences end to end too; float32's have one stage."""
     gradient = torch.zeros(1, dtype=dtype)
     arguments = {"dq_ptr": gradient, "dk_ptr": gradient, "BLOCK_D": width, "BLOCK_DV": width}
-    for left in (fitting_rows(ROWS_CONFIGS, arguments), fitting_keys(KEYS_CONFIGS, arguments)):
+    packed = arguments | {"k_starts_ptr": torch.zeros(2, dtype=torch.int32)}
+    keys = (fitting_keys(KEYS_CONFIGS, given) for given in (arguments, packed))
+    for left in (fitting_rows(ROWS_CONFIGS, arguments), *keys):
         assert left
         assert {config.num_stages == 1 for config in left} == {dtype == torch.float32}
 

@@ -88,6 +88,19 @@ def attention_backward(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, **options:
     return gradients(lambda *leaves: attention(*leaves, **options)[0], [q, k, v], dout)
 
 
+def attention_varlen_backward(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, dout: Tensor, **options: Any
+) -> Outputs:
+    """By autograd, each sequence as if it were alone."""
+    found = [torch.zeros(x.shape, dtype=torch.float64) for x in (q, k, v)]
+    for b in range(len(cu_seqlens_q) - 1):
+        rows, keys = (slice(int(cu[b]), int(cu[b + 1])) for cu in (cu_seqlens_q, cu_seqlens_k))
+        alone = (x.transpose(0, 1)[None] for x in (q[rows], k[keys], v[keys], dout[rows]))
+        for x, own, part in zip(found, attention_backward(*alone, **options), (rows, keys, keys), strict=True):
+            x[part] = own[0].transpose(0, 1)
+    return tuple(found)
+
+
 def merge_states(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> Outputs:
     """Head by head."""
     out, lse = torch.zeros(o_a.shape, dtype=torch.float64), torch.full(lse_a.shape, -math.inf, dtype=torch.float64)

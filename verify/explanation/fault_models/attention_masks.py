@@ -8,14 +8,14 @@ import torch
 
 from assay.verify.cases.case import Case
 from assay.verify.explanation.fault_models.fault_model import FaultModel, Tensors
-from assay.verify.explanation.fault_models.mutators import asked, operations, option, whole
+from assay.verify.explanation.fault_models.mutators import asked, head_groups, operations, option, whole
 
 Tensor = torch.Tensor
 Rule = Callable[[Any, Tensor], Tensor]
 
-CAUSAL = ("attention", "attention_varlen", "attention_backward")
+CAUSAL = ("attention", "attention_varlen", "attention_backward", "attention_varlen_backward")
 FORWARD = ("attention", "attention_varlen", "attention_decode")
-ALL = (*FORWARD, "attention_backward")
+ALL = (*FORWARD, "attention_backward", "attention_varlen_backward")
 _CAPTURE = "flash-attention#282, #436, cutlass#2336"
 
 
@@ -46,7 +46,8 @@ def causal(limit: int = 0, *, like: str = "", window: tuple[int, int] = (0, 0), 
 
     def rule(xp: Any, visible: Tensor) -> Tensor:
         options, (rows, keys) = xp.case.options, visible.shape
-        queries = xp.case.sizes.get("Sq", rows)
+        shared = head_groups(xp.case)[1] if xp.case.definition.gradient_of else 1  # heads that lie below one another
+        queries = rows // max(shared, 1)
         query, key = torch.arange(rows)[:, None] % max(queries, 1), torch.arange(keys)[None, :]
         aligned = like or options["causal"]
         last = query + (0 if aligned == "top_left" else keys - queries)

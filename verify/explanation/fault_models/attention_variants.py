@@ -18,9 +18,9 @@ from assay.verify.explanation.fault_models.mutators import (
 )
 
 Tensor = torch.Tensor
-_BACK = ("attention_backward",)
+_BACK = ("attention_backward", "attention_varlen_backward")
 _DECODE = ("attention_decode",)
-_VARLEN = ("attention_varlen",)
+_VARLEN = ("attention_varlen", "attention_varlen_backward")
 
 
 def _delta_dropped(
