@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from assay.kernels.triton import attention_backward as module
+from assay.kernels.triton import attention_kernel as forward
 from assay.kernels.triton.attention import attention
 from assay.kernels.triton.attention_configs import KEYS_CONFIGS, ROWS_CONFIGS
 from assay.kernels.triton.attention_varlen import attention_varlen, attention_varlen_backward
@@ -67,8 +68,11 @@ def test_more_sequences_than_are_looked_through_at_once() -> None:
     assert_right(packed(lengths, lengths[::-1], heads=1, groups=1))
 
 
-def test_a_sequence_has_the_bits_that_attention_gives_it_alone() -> None:
-    """What lies beside it in the batch changes nothing in the same configuration."""
+def test_a_sequence_has_the_bits_that_attention_gives_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies beside it in the batch changes nothing in the same configurations."""
+    for kernel in (forward._attention_kernel, module.rows_kernel, module.keys_kernel):
+        monkeypatch.setattr(kernel, "configs", kernel.configs[-1:])
+        monkeypatch.setattr(kernel, "early_config_prune", None)
     tensors = packed([70, 65], [80, 75])
     dout = upstream(tensors)
     places = 70, 80, 80
