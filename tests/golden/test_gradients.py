@@ -200,6 +200,16 @@ PAIRS: dict[str, Pair] = {op.name: plain(op.name) for op in map(spec, specs()) i
     "attention, last keys": attention("bottom_right", 0.75, 2, 3, shared=1),
     "attention, first keys": attention("top_left", -0.5, 3, 2, shared=1),
     "attention, rows that see nothing": attention("bottom_right", None, 3, 2),
+    **{
+        f"selective_scan{', softplus' * softplus}": Pair(
+            "selective_scan",
+            (normal(2, 2, 3), normal(2, 2, 3), normal(2, 2), normal(2, 2, 3), normal(2, 2, 3), normal(2)),
+            normal(2, 2, 3),
+            options={"softplus": softplus},
+            arguments=(0, 1, 2, 3, 4, 5),
+        )
+        for softplus in (False, True)
+    },
     "attention of sequences": Pair(
         "attention_varlen",
         (normal(4, 2, 2), normal(4, 1, 2), normal(4, 1, 2)),
