@@ -148,20 +148,16 @@ PAIRS: dict[str, Pair] = {op.name: plain(op.name) for op in map(spec, specs()) i
     "geglu, tanh": Pair(
         "geglu", (normal(1, 3), normal(1, 3)), normal(1, 3), options={"approximate": "tanh"}, arguments=(0, 1)
     ),
-    "gated_rmsnorm, first": Pair(
-        "gated_rmsnorm",
-        (normal(2, 3), normal(3), normal(2, 3)),
-        normal(2, 3),
-        options={"gate_first": True},
-        arguments=(0, 1, 2),
-    ),
-    "gated_rmsnorm, sigmoid": Pair(
-        "gated_rmsnorm",
-        (normal(2, 3), normal(3), normal(2, 3)),
-        normal(2, 3),
-        options={"activation": "sigmoid"},
-        arguments=(0, 1, 2),
-    ),
+    **{
+        f"gated_rmsnorm, {name}": Pair(
+            "gated_rmsnorm",
+            (normal(2, 3), normal(3), normal(2, 3)),
+            normal(2, 3),
+            options={name: value},
+            arguments=(0, 1, 2),
+        )
+        for name, value in (("gate_first", True), ("activation", "sigmoid"))
+    },
     "causal_conv1d, silu": Pair(
         "causal_conv1d",
         (normal(2, 1, 4), normal(1, 3), normal(1)),
