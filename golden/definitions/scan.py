@@ -12,15 +12,31 @@ from assay.golden.definitions.attention import score_scale
 from assay.golden.definitions.heads import SIZES, by_head, by_place, decays, places_ahead, touched
 from assay.golden.options import flag, number
 from assay.golden.registry import Fault, Reduction, define
+from assay.golden.signature import Inputs
 
-_CHUNK = 16
+CHUNK = 16
+SCAN_SIZES = {"S": (1, 2, 4, 8, 16), "L": (1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 65, 100)}
+INPUTS: dict[str, Inputs] = {
+    "delta": {
+        "plain": lambda draws: 2.0**-6 + 0.25 * draws.uniform(),
+        "small": lambda draws: 2.0**-10 * (0.5 + draws.uniform()),
+        "large": lambda draws: 1.0 + 2.0 * draws.uniform(),
+        "powers": lambda draws: 2.0**-3 * (draws.uniform() >= 0),
+    },
+    "a": {
+        "plain": lambda draws: -0.5 - 4.0 * draws.uniform(),
+        "slow": lambda draws: -(2.0**-8) * draws.uniform(),
+        "steep": lambda draws: -16.0 - 16.0 * draws.uniform(),
+        "none": lambda draws: np.zeros(draws.shape),
+    },
+}
 
 
 def _chunks_apart(xp: Any, u: Any, delta: Any, a: Any, b: Any, c: Any, skip: Any, **options: Any) -> Any:
     """Every 16 places the state begins at zero."""
     parts = [u[:, :, :0]]
-    for first in range(0, u.shape[2], _CHUNK):
-        u_, delta_, b_, c_ = (x[:, :, first : first + _CHUNK] for x in (u, delta, b, c))
+    for first in range(0, u.shape[2], CHUNK):
+        u_, delta_, b_, c_ = (x[:, :, first : first + CHUNK] for x in (u, delta, b, c))
         parts.append(selective_scan(xp, u_, delta_, a, b_, c_, skip, **options))
     return xp.concatenate(parts, -1)
 
@@ -28,7 +44,7 @@ def _chunks_apart(xp: Any, u: Any, delta: Any, a: Any, b: Any, c: Any, skip: Any
 def _step_left_out(xp: Any, u: Any, delta: Any, a: Any, b: Any, c: Any, skip: Any, *, softplus: bool) -> Any:
     """The input b u is not multiplied by the step."""
     step = xp.function("softplus", delta) if softplus else delta
-    return _scanned(xp, xp.exp(_decay(step, a)), b[:, None] * u[:, :, None], c, u, skip)
+    return _scanned(xp, xp.exp(exponent(step, a)), b[:, None] * u[:, :, None], c, u, skip)
 
 
 def _decay_late(xp: Any, u: Any, delta: Any, a: Any, b: Any, c: Any, skip: Any, *, softplus: bool) -> Any:
@@ -36,10 +52,11 @@ def _decay_late(xp: Any, u: Any, delta: Any, a: Any, b: Any, c: Any, skip: Any, 
     step = xp.function("softplus", delta) if softplus else delta
     before = xp.concatenate([step[:, :, :1], step[:, :, :-1]], -1) if step.shape[2] else step
     term = xp.product(step[:, :, None], u[:, :, None], b[:, None])
-    return _scanned(xp, xp.exp(_decay(before, a)), term, c, u, skip)
+    return _scanned(xp, xp.exp(exponent(before, a)), term, c, u, skip)
 
 
-def _decay(step: N, a: N) -> N:
+def exponent(step: N, a: N) -> N:
+    """Of each decay [B,D,S,L]."""
     return step[:, :, None] * a[:, :, None]
 
 
@@ -55,23 +72,10 @@ def _scanned(xp: Arithmetic[N], decay: N, term: N, c: N, u: N, skip: N) -> N:
     rows="B",
     separable=("D",),
     empty=(),
-    sizes={"S": (1, 2, 4, 8, 16), "L": (1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 65, 100)},
+    sizes=SCAN_SIZES,
     long={"L": (2049, 257)},
     work="8*B*D*S*L",
-    inputs={
-        "delta": {
-            "plain": lambda draws: 2.0**-6 + 0.25 * draws.uniform(),
-            "small": lambda draws: 2.0**-10 * (0.5 + draws.uniform()),
-            "large": lambda draws: 1.0 + 2.0 * draws.uniform(),
-            "powers": lambda draws: 2.0**-3 * (draws.uniform() >= 0),
-        },
-        "a": {
-            "plain": lambda draws: -0.5 - 4.0 * draws.uniform(),
-            "slow": lambda draws: -(2.0**-8) * draws.uniform(),
-            "steep": lambda draws: -16.0 - 16.0 * draws.uniform(),
-            "none": lambda draws: np.zeros(draws.shape),
-        },
-    },
+    inputs=INPUTS,
     reduction=Reduction("S"),
     grid=("B", "D"),
     faults=(
@@ -97,7 +101,7 @@ def selective_scan(xp: Arithmetic[N], u: N, delta: N, a: N, b: N, c: N, skip: N,
     """
     step = xp.function("softplus", delta) if softplus else delta
     term = xp.product(step[:, :, None], u[:, :, None], b[:, None])
-    return _scanned(xp, xp.exp(_decay(step, a)), term, c, u, skip)
+    return _scanned(xp, xp.exp(exponent(step, a)), term, c, u, skip)
 
 
 def _linear_signature(options: Mapping[str, Any]) -> str:
@@ -107,8 +111,8 @@ def _linear_signature(options: Mapping[str, Any]) -> str:
 
 def _linear_chunks(xp: Any, q: Any, k: Any, v: Any, *gate: Any, **options: Any) -> Any:
     parts = [v[:, :0]]
-    for first in range(0, q.shape[1], _CHUNK):
-        parts.append(linear_attention(xp, *(x[:, first : first + _CHUNK] for x in (q, k, v, *gate)), **options))
+    for first in range(0, q.shape[1], CHUNK):
+        parts.append(linear_attention(xp, *(x[:, first : first + CHUNK] for x in (q, k, v, *gate)), **options))
     return xp.concatenate(parts, 1)
 
 

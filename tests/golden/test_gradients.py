@@ -148,20 +148,16 @@ PAIRS: dict[str, Pair] = {op.name: plain(op.name) for op in map(spec, specs()) i
     "geglu, tanh": Pair(
         "geglu", (normal(1, 3), normal(1, 3)), normal(1, 3), options={"approximate": "tanh"}, arguments=(0, 1)
     ),
-    "gated_rmsnorm, first": Pair(
-        "gated_rmsnorm",
-        (normal(2, 3), normal(3), normal(2, 3)),
-        normal(2, 3),
-        options={"gate_first": True},
-        arguments=(0, 1, 2),
-    ),
-    "gated_rmsnorm, sigmoid": Pair(
-        "gated_rmsnorm",
-        (normal(2, 3), normal(3), normal(2, 3)),
-        normal(2, 3),
-        options={"activation": "sigmoid"},
-        arguments=(0, 1, 2),
-    ),
+    **{
+        f"gated_rmsnorm, {name}": Pair(
+            "gated_rmsnorm",
+            (normal(2, 3), normal(3), normal(2, 3)),
+            normal(2, 3),
+            options={name: value},
+            arguments=(0, 1, 2),
+        )
+        for name, value in (("gate_first", True), ("activation", "sigmoid"))
+    },
     "causal_conv1d, silu": Pair(
         "causal_conv1d",
         (normal(2, 1, 4), normal(1, 3), normal(1)),
@@ -200,6 +196,16 @@ PAIRS: dict[str, Pair] = {op.name: plain(op.name) for op in map(spec, specs()) i
     "attention, last keys": attention("bottom_right", 0.75, 2, 3, shared=1),
     "attention, first keys": attention("top_left", -0.5, 3, 2, shared=1),
     "attention, rows that see nothing": attention("bottom_right", None, 3, 2),
+    **{
+        f"selective_scan{', softplus' * softplus}": Pair(
+            "selective_scan",
+            (normal(2, 2, 3), normal(2, 2, 3), normal(2, 2), normal(2, 2, 3), normal(2, 2, 3), normal(2)),
+            normal(2, 2, 3),
+            options={"softplus": softplus},
+            arguments=(0, 1, 2, 3, 4, 5),
+        )
+        for softplus in (False, True)
+    },
     "attention of sequences": Pair(
         "attention_varlen",
         (normal(4, 2, 2), normal(4, 1, 2), normal(4, 1, 2)),

@@ -230,3 +230,8 @@ def gated_delta_rule(
             state = state + step * torch.outer(v[batch, t, head], key)
             out[batch, t, head] = factor * (state @ q[batch, t, head])
     return (out,)
+
+
+def selective_scan_backward(*tensors: Tensor, softplus: bool = False) -> Outputs:
+    """By autograd."""
+    return gradients(lambda *leaves: selective_scan(*leaves, softplus=softplus)[0], list(tensors[:-1]), tensors[-1])
