@@ -25,7 +25,7 @@ console = Console()
 
 def golden() -> None:
     """Goldens: against plain float64, against mpmath and Arb at 25 digits, and the memory they take."""
-    from benchmarks.goldens import certified, digits, memory
+    from benchmarks.golden.speed import certified, digits, memory
 
     for measure in (certified, digits, memory):
         console.print(measure())
@@ -89,21 +89,21 @@ def lengths() -> None:
 
 def order() -> None:
     """Which fixed cases find the most faults a second, into configs/case_order.toml."""
-    from benchmarks.case_order import measure
+    from benchmarks.verify.case_order import measure
 
     measure(console)
 
 
 def explanations() -> None:
     """Whether explanations are true, over every fault model of every op: hours, and it goes on where it was."""
-    from benchmarks.explanations import measure
+    from benchmarks.verify.explanations import measure
 
     measure(console)
 
 
 def audits() -> None:
     """Whether an audit's intervals hold on text that it hasn't seen, of the bundled model: some minutes."""
-    subprocess.run([sys.executable, str(Path(__file__).with_name("audit_heldout.py")), "stdlib-llama"], check=True)
+    subprocess.run([sys.executable, str(Path(__file__).with_name("audit") / "heldout.py"), "stdlib-llama"], check=True)
 
 
 TASKS = {"golden": golden, "examine": examination, "zoo": zoo}

@@ -1,7 +1,7 @@
 """Configurations have the names that vLLM and SGLang ask for: products of linears, and experts by SGLang's own names.
 
 SGLang isn't installed here: `sglang` below is its rule in the wheel 0.5.23 (should_ignore_layer, find_matched_target,
-and get_moe_scheme of its compressed-tensors), written anew. benchmarks/engine_parsers.py runs its own code.
+and get_moe_scheme of its compressed-tensors), written anew. benchmarks/audit/engine_parsers.py runs its own code.
 """
 
 import json

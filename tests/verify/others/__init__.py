@@ -1,7 +1,7 @@
 """Faulty kernels that no fault model was made of: whole, in chunks, with running sums, in Triton.
 
 Each has one fault, and says which fault models it is, if any. Explanations are measured on them
-(benchmarks/explanations.py, tests/verify/test_explain_others.py).
+(benchmarks/verify/explanations.py, tests/verify/test_explain_others.py).
 """
 
 from importlib.util import find_spec

@@ -1,6 +1,6 @@
 """How the gate of `assay bench` answers on this machine: records of one version, and of one with a planted slowdown.
 
-    python -P benchmarks/bench_gate.py [RECORDS] [PLANTED]
+    python -P benchmarks/verify/bench_gate.py [RECORDS] [PLANTED]
 
 A softmax of 1,024 rows is benched RECORDS times (21 where left out), each record being compared with the one before,
 and then PLANTED times (5) each with 3 % and with 10 % of its rows computed twice, each compared with the last of those.

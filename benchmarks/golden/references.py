@@ -1,8 +1,8 @@
 """What goldens and tolerances of references cost, and how tight they are.
 
-Run: ``python benchmarks/references.py [ELEMENTS]``. For simple references of about that many elements: the time of the
-golden and of the tolerance together over that of PyTorch in float64, and the median of the allowed radius over what
-PyTorch is off in float32.
+Run: ``python benchmarks/golden/references.py [ELEMENTS]``. For simple references of about that many elements: the time
+of the golden and of the tolerance together over that of PyTorch in float64, and the median of the allowed radius over
+what PyTorch is off in float32.
 """
 
 from __future__ import annotations

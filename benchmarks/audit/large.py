@@ -1,4 +1,4 @@
-"""What an audit costs before its first measurement: `audit_large.py 1024 4096 24` (hidden, MLP, layers).
+"""What an audit costs before its first measurement: `large.py 1024 4096 24` (hidden, MLP, layers).
 
 A random Llama in bfloat16 with 16 heads is stored and audited, every scheme that an audit looks at by itself.
 Prints processor seconds of one plain forward and backward pass in float32, of looking, of predicting, of one

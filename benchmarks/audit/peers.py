@@ -1,4 +1,4 @@
-"""What `recommend` chooses, beside what peers choose: `audit_peers.py stdlib-llama --bits 4.5 5 6 7`.
+"""What `recommend` chooses, beside what peers choose: `peers.py stdlib-llama --bits 4.5 5 6 7`.
 
 All choose between int8 of each row and int4 of groups of 128 for the weights of every linear but routers, on the same
 sequences of a text; all that they choose is measured over the same sequences held out, with the same quantisers and
@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from choosers import by_weight_error, experts_apart, first_and_last, from_autoround, from_modelopt, uniform
 from furniture import options
-from peers import by_weight_error, experts_apart, first_and_last, from_autoround, from_modelopt, uniform
 from rich.console import Console
 from rich.table import Table
 

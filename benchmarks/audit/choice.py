@@ -1,4 +1,4 @@
-"""Is what is recommended the best at its bytes? `choice_evidence.py configs/models/stdlib-llama --sequences 8`.
+"""Is what is recommended the best at its bytes? `choice.py configs/models/stdlib-llama --sequences 8`.
 
 For three budgets of bytes between the least and the model's own: the recommended assignment; random ones of about as
 many bytes, by prediction and at random; and a greedy search that measures. All errors are measured over the same text.

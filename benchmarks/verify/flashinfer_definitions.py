@@ -16,7 +16,7 @@ from typing import Any
 
 from assay.golden.arithmetic import RoundingModel
 from assay.verify.problems.flashinfer_trace import is_definition
-from benchmarks.kernelbench import Found, found
+from benchmarks.verify.kernelbench import Found, found
 
 _SMALL = 64
 _ODD = 61  # what becomes of a large odd size

@@ -1,4 +1,4 @@
-"""Train the bundled models again: `python benchmarks/train_models.py llama|mixtral [--minutes N] [--out DIR]`.
+"""Train the bundled models again: `python benchmarks/audit/train_models.py llama|mixtral [--minutes N] [--out DIR]`.
 
 Each is a byte-level causal language model of the Python standard library's own source: 256 tokens, one per byte.
 Training is in float32; the weights are rounded to bfloat16 when they are stored, and the loss that `training.json`
@@ -24,7 +24,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.functional import cross_entropy
 
-MODELS = Path(__file__).resolve().parents[1] / "configs" / "models"
+MODELS = Path(__file__).resolve().parents[2] / "configs" / "models"
 
 SHARED: dict[str, Any] = {
     "vocab_size": 256,
@@ -157,7 +157,7 @@ def report(model: torch.nn.Module, held_out: list[str], steps: int, minutes: flo
         "trained_bytes": steps * BATCH * SEQUENCE,
         "minutes": round(minutes, 1),
         "threads": torch.get_num_threads(),
-        "command": " ".join(["python", "benchmarks/train_models.py", *sys.argv[1:]]),
+        "command": " ".join(["python", "benchmarks/audit/train_models.py", *sys.argv[1:]]),
         "seed": SEED,
         "versions": {
             "python": platform.python_version(),

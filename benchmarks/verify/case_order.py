@@ -18,7 +18,7 @@ from assay.verify.examination.order import kind_of
 from assay.verify.examination.question import ask
 from assay.verify.settings import Settings
 
-_FILE = Path(__file__).resolve().parent.parent / "configs" / "case_order.toml"
+_FILE = Path(__file__).resolve().parents[2] / "configs" / "case_order.toml"
 _TIMES = 3  # that each fault is found by a quick examination, so that what is like it is found too
 _LONGEST = 30.0  # seconds that one kernel may take
 

@@ -1,10 +1,11 @@
 """Whether the first explanation is true: of each fault model of each op as a kernel, and of kernels of other styles.
 
-`./dev bench explanations` goes on where it was, until all are measured; ``python benchmarks/explanations.py [MINUTES]
-[OP or FAULT...]`` takes so many minutes, or these ops, faults and kernels alone; ``again`` among them measures anew
-what was not right. First comes each fault model once, over all ops, then the kernels of tests/verify/others, then the
-rest, so that what is there by any time is a fair sample. An examination is of quick effort and ends with the first
-failure, which is explained. Results stand in build/explanations.json, each with a digest of the code that it is of.
+`./dev bench explanations` goes on where it was, until all are measured; ``python benchmarks/verify/explanations.py
+[MINUTES] [OP or FAULT...]`` takes so many minutes, or these ops, faults and kernels alone; ``again`` among them
+measures anew what was not right. First comes each fault model once, over all ops, then the kernels of
+tests/verify/others, then the rest, so that what is there by any time is a fair sample. An examination is of quick
+effort and ends with the first failure, which is explained. Results stand in build/explanations.json, each with a digest
+of the code that it is of.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 RESULTS = ROOT / "build" / "explanations.json"
 OTHER = "style of its own"

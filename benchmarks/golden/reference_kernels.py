@@ -1,8 +1,8 @@
 """What an examination against a reference catches, over the small references of the tests.
 
-Run: ``python benchmarks/reference_kernels.py [written]``. For each reference: its function run by PyTorch in float32,
-which must not fail; and a kernel for each fault of its operations that a small case shows (`of_reference`), which must.
-``written``: for each of tests/verify/references the kernels that were written for it, at usual effort.
+Run: ``python benchmarks/golden/reference_kernels.py [written]``. For each reference: its function run by PyTorch in
+float32, which must not fail; and a kernel for each fault of its operations that a small case shows (`of_reference`),
+which must. ``written``: for each of tests/verify/references the kernels that were written for it, at usual effort.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from assay.golden.reference import reference_spec
 from assay.runtime.errors import AssayError

@@ -1,4 +1,4 @@
-"""How well an audit predicts, and what it takes: `audit_predictions.py MODEL --text FILE [--sequences N --tokens N]`.
+"""How well an audit predicts, and what it takes: `predictions.py MODEL --text FILE [--sequences N --tokens N]`.
 
 Audits the model and calibrates as its users do; then fresh random assignments, and those of the front of bytes and
 error, are predicted and measured. Prints of either the median of predicted / measured, how many measurements the 95 %

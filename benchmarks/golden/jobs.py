@@ -1,8 +1,8 @@
 """What a golden record costs: the seconds of one core for its inputs, its evaluation and its file, and its bytes.
 
-python benchmarks/golden_jobs.py small              each entry of a bundled campaign
-python benchmarks/golden_jobs.py llm --tasks 2      fewer tasks of each
-python benchmarks/golden_jobs.py store --writers 4  small records only written, by so many processes at once
+python benchmarks/golden/jobs.py small              each entry of a bundled campaign
+python benchmarks/golden/jobs.py llm --tasks 2      fewer tasks of each
+python benchmarks/golden/jobs.py store --writers 4  small records only written, by so many processes at once
 
 Times are of the processor, not of the clock, except for the store, which also waits for the disk; docs/scale.md
 builds on them.

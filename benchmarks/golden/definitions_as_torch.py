@@ -1,9 +1,9 @@
 """What built-in definitions would be as PyTorch functions: their radii, and what an evaluation takes.
 
-Run: ``python benchmarks/definitions_as_torch.py``, with a second size as ``... 1024 512``. For each op that is a short
-function of PyTorch, over rows of numbers (64 of 96, or as given): the radii of golden and tolerance as a reference over
-those of its definition (median and most), and the median time of each. Inputs are normal numbers in float32 and options
-the defaults: it says nothing of special values or of other dtypes.
+Run: ``python benchmarks/golden/definitions_as_torch.py``, with a second size as ``... 1024 512``. For each op that is a
+short function of PyTorch, over rows of numbers (64 of 96, or as given): the radii of golden and tolerance as a
+reference over those of its definition (median and most), and the median time of each. Inputs are normal numbers in
+float32 and options the defaults: it says nothing of special values or of other dtypes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from assay.golden.arithmetic import BallArithmetic
 from assay.golden.evaluation.binding import run
 from assay.golden.evaluation.golden import golden_of
 from assay.golden.reference import reference_spec
 from assay.golden.registry import Spec, spec
-from benchmarks.references import MODEL
+from benchmarks.golden.references import MODEL
 
 _POSITIVE = ("log", "log2", "log1p", "sqrt", "rsqrt")
 _ROWS = "x[R,N] -> y[R,N]"

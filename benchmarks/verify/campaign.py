@@ -1,6 +1,6 @@
 """A campaign of thousands of examinations on Ray, a worker of which is killed, and the same in processes here.
 
-    python -P benchmarks/campaign.py [EXAMINATIONS] [WORKERS]
+    python -P benchmarks/verify/campaign.py [EXAMINATIONS] [WORKERS]
 
 PyTorch's kernels of five ops in three dtypes are examined under as many seeds as make EXAMINATIONS (2,000 where left
 out), each with quick effort and without fuzzed cases. On Ray, once a quarter is done, a worker process is killed with

@@ -1,7 +1,7 @@
 """Which class an engine's own parser gives to each scheme of its row in configs/engines.toml, by compute capability.
 
     pip download --no-deps vllm && unzip -q 'vllm-*.whl' '*.py' -d FOLDER
-    python benchmarks/engine_parsers.py vllm FOLDER
+    python benchmarks/audit/engine_parsers.py vllm FOLDER
 
 The parser of compressed-tensors, with what it matches names by, is the engine's; all else of the engine, its kernels
 above all, is made up, so no GPU and none of its dependencies are needed. Asked are linears that the engine fuses, one

@@ -1,4 +1,4 @@
-"""Whether an audit's intervals hold on text that it hasn't seen: `audit_heldout.py MODEL [--text FILE --splits N]`.
+"""Whether an audit's intervals hold on text that it hasn't seen: `heldout.py MODEL [--text FILE --splits N]`.
 
 The sequences of a text are split at random, a quarter held out; the model is audited and calibrated on the others
 as its users do, and fresh assignments of several kinds are predicted and measured on the held-out ones, and on as many

@@ -1,11 +1,10 @@
 """Which operations of PyTorch's OpInfo database numbers can be computed with, and which public references.
 
-Run: ``python benchmarks/coverage.py KERNELBENCH DEFINITIONS`` writes docs/coverage.md, KERNELBENCH being the folder of
-that name in a copy of the public repository, DEFINITIONS a folder of FlashInfer Trace's; ``python
-benchmarks/coverage.py --only NAME...`` prints what becomes of some operations of PyTorch.
-Each deterministic operation with float32 is called with a few of its samples: as a reference in float64 balls, whose
-radius must hold what PyTorch gives in float64, and once more under the default contract, which must admit what PyTorch
-gives in float32.
+Run: ``python benchmarks/verify/coverage.py KERNELBENCH DEFINITIONS`` writes docs/coverage.md, KERNELBENCH being the
+folder of that name in a copy of the public repository, DEFINITIONS a folder of FlashInfer Trace's; ``python
+benchmarks/verify/coverage.py --only NAME...`` prints what becomes of some operations of PyTorch. Each deterministic
+operation with float32 is called with a few of its samples: as a reference in float64 balls, whose radius must hold what
+PyTorch gives in float64, and once more under the default contract, which must admit what PyTorch gives in float32.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ from assay.golden.reference.evaluation import Evaluation
 from assay.golden.reference.tensor import NumberTensor, read
 from assay.runtime.files import write_text_atomically
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import flashinfer_definitions, kernelbench  # noqa: E402  # found by the path above
+from benchmarks.verify import flashinfer_definitions, kernelbench  # noqa: E402  # found by the path above
 
 SAMPLES = 4
 _SPECIAL = 2e-9
@@ -173,8 +172,8 @@ def page(problems: Path, definitions: Path) -> Iterator[str]:
     yield from (
         "# What references may be made of",
         "",
-        f"Written by `python benchmarks/coverage.py KERNELBENCH DEFINITIONS` with PyTorch {torch.__version__} on "
-        f"{date.today()}.",
+        "Written by `python benchmarks/verify/coverage.py KERNELBENCH DEFINITIONS` with PyTorch "
+        f"{torch.__version__} on {date.today()}.",
         "",
         "## PyTorch's OpInfo database",
         "",

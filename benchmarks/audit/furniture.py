@@ -8,7 +8,7 @@ from pathlib import Path
 from assay.precision.auditing import Audit, audit
 from assay.precision.loading import Loaded, load
 
-HELD_OUT = Path(__file__).resolve().parents[1] / "configs" / "models" / "held-out.txt"
+HELD_OUT = Path(__file__).resolve().parents[2] / "configs" / "models" / "held-out.txt"
 
 
 def best_time(

@@ -1,7 +1,7 @@
 """What the faithful interpreter costs beside Triton's own, and in which versions of Triton its self-tests hold.
 
-python benchmarks/interpreter.py cost          both, and the sanitizer, on the same kernels, in one process
-python benchmarks/interpreter.py versions      each known version of Triton, in an environment of its own
+python benchmarks/interpreter/cost.py cost          both, and the sanitizer, on the same kernels, in one process
+python benchmarks/interpreter/cost.py versions      each known version of Triton, in an environment of its own
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 VERSIONS = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 _TRY = """
 import json, torch, triton
@@ -57,7 +57,7 @@ def cost() -> int:
     """Best of several runs of each kernel: Triton's own interpreter, ours, and ours with the sanitizer."""
     os.environ["TRITON_INTERPRET"] = "1"
     import torch
-    from interpreter_kernels import WORKLOADS
+    from workloads import WORKLOADS
 
     from assay.interpreter import faithful, sanitized
 

@@ -1,4 +1,4 @@
-"""What an audit takes of memory, of a random Llama in bfloat16: `audit_memory.py 384 1024 20` (hidden, MLP, layers).
+"""What an audit takes of memory, of a random Llama in bfloat16: `memory.py 384 1024 20` (hidden, MLP, layers).
 
 Prints for weights in memory and for streamed ones: the peak of resident memory beyond what the imports took (Linux's
 VmHWM), in multiples of the float32 model, and seconds of looking, predicting and two measurements.

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from furniture import best_time
 from rich.table import Table
 
 from assay.golden import evaluate
+from benchmarks.audit.furniture import best_time
 
 _DIGITS = 25
 
