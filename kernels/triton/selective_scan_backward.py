@@ -3,8 +3,9 @@
 With h_t the states, d_t the steps and r_t = exp(d_t a): the gradient of h_t is g_t = c_t dy_t + r_(t+1) g_(t+1); the
 golden op has what follows from it. The scan runs again and leaves the state before each block of places: as much memory
 as u in float32 takes, where there are as many states as places in a block. A program takes its blocks from the last to
-the first: it goes through a block once more, holding what each place's states were before the place's input, and then
-back.
+the first: it goes through a block once more, leaving each place's decayed states in memory of its own (16 KiB for
+16 states, which caches hold), and then back. Registers don't suffice for them: compiled without loops over places, with the states of 16
+or 8 places in a tuple, the kernel spills.
 
 Sums over channels are left by each tile of channels, those over places by each sequence, and added up in one order,
 without atomics.
@@ -41,6 +42,7 @@ def _selective_scan_backward_kernel(
     skip_ptr,
     dy_ptr,
     states_ptr,
+    scratch_ptr,
     du_ptr,
     ddelta_ptr,
     da_ptr,
@@ -64,18 +66,19 @@ def _selective_scan_backward_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_L: tl.constexpr,
 ):
-    """du and ddelta, which lie alike, and parts of the sums: da[B,D,S], dskip[B,D], and db, dc[D / BLOCK_D,B,L,S]."""
+    """du and ddelta, which lie alike, and parts of the sums: da[B,D,S], dskip[B,D], and db, dc[D / BLOCK_D,B,S,L]."""
     down, blocks = tl.cdiv(D, BLOCK_D), tl.cdiv(L, BLOCK_L)
     batch = (tl.program_id(0) // down).to(tl.int64)
     tile = (tl.program_id(0) % down).to(tl.int64)
     channels = (tile * BLOCK_D + tl.arange(0, BLOCK_D))[None, :]
     states = tl.arange(0, BLOCK_S).to(tl.int64)[:, None]
-    block = tl.arange(0, BLOCK_L)[:, None]
+    block, across = tl.arange(0, BLOCK_L)[:, None], tl.arange(0, BLOCK_L)[None, :]
     kept = (states < S) & (channels < D)
     a = tl.load(a_ptr + channels * a_strides[0] + states * a_strides[1], mask=kept, other=0.0)
     skip = tl.load(skip_ptr + channels * stride_skip, mask=channels < D, other=0.0)
     b_ptrs = b_ptr + batch * b_strides[0] + states * b_strides[1]
     c_ptrs = c_ptr + batch * c_strides[0] + states * c_strides[1]
+    scratch_ptrs = scratch_ptr + (tl.program_id(0).to(tl.int64) * BLOCK_L * S + states) * BLOCK_D + channels % BLOCK_D
     late = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)  # what comes from the place behind
     da = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)
     dskip = tl.zeros([1, BLOCK_D], tl.float32)
@@ -97,38 +100,42 @@ def _selective_scan_backward_kernel(
 
         state_ptrs = states_ptr + ((batch * blocks + number) * S + states) * D + channels
         state = tl.load(state_ptrs, mask=kept, other=0.0)
-        decayed = ()
-        for place in tl.static_range(BLOCK_L):
+        tl.debug_barrier()  # the block behind has read what is written here
+        for place in range(BLOCK_L):
             known = (states < S) & (start + place < L)
             b = tl.load(b_ptrs + (start + place) * b_strides[2], mask=known, other=0.0).to(tl.float32)
             state = tl.exp(row_at(step, block, place) * a) * state
-            if place == 0:
-                state = tl.where(start > 0, state, 0.0)  # an infinite decay meets nothing before the beginning
-            decayed += (state,)
+            state = tl.where(start + place > 0, state, 0.0)  # an infinite decay meets nothing before the beginning
+            tl.store(scratch_ptrs + place * S * BLOCK_D, state, mask=kept)
             state += row_at(term, block, place) * b
 
+        db = tl.zeros([BLOCK_S, BLOCK_L], tl.float32)
+        dc = tl.zeros([BLOCK_S, BLOCK_L], tl.float32)
+        tl.debug_barrier()
         by_input = tl.zeros([BLOCK_L, BLOCK_D], tl.float32)
         by_decay = tl.zeros([BLOCK_L, BLOCK_D], tl.float32)
-        for place in tl.static_range(BLOCK_L - 1, -1, -1):
+        for before in range(BLOCK_L):
+            place = BLOCK_L - 1 - before
+            decayed = tl.load(scratch_ptrs + place * S * BLOCK_D, mask=kept, other=0.0)
             known = (states < S) & (start + place < L)
             b = tl.load(b_ptrs + (start + place) * b_strides[2], mask=known, other=0.0).to(tl.float32)
             c = tl.load(c_ptrs + (start + place) * c_strides[2], mask=known, other=0.0).to(tl.float32)
-            into = ((tile * B + batch) * L + start + place) * S + states
-            own_step, own_term, own_dy = (
-                row_at(step, block, place),
-                row_at(term, block, place),
-                row_at(dy, block, place),
-            )
+            own_step, own_dy = row_at(step, block, place), row_at(dy, block, place)
+            own_term = row_at(term, block, place)
             g = late + c * own_dy
-            state = decayed[place] + own_term * b
-            tl.store(dc_ptr + into, tl.sum(state * own_dy, axis=1, keep_dims=True), mask=known)
-            tl.store(db_ptr + into, tl.sum(g * own_term, axis=1, keep_dims=True), mask=known)
+            state = decayed + own_term * b
+            db = tl.where(across == place, tl.sum(g * own_term, axis=1, keep_dims=True), db)
+            dc = tl.where(across == place, tl.sum(state * own_dy, axis=1, keep_dims=True), dc)
             by_input = tl.where(block == place, tl.sum(g * b, axis=0, keep_dims=True), by_input)
-            lost = g * decayed[place]
+            lost = g * decayed
             by_decay = tl.where(block == place, tl.sum(lost * a, axis=0, keep_dims=True), by_decay)
             da += lost * own_step
             late = tl.exp(own_step * a) * g
 
+        into = ((tile * B + batch) * S + states) * L + start + across
+        known = (states < S) & (start + across < L)
+        tl.store(db_ptr + into, db, mask=known)
+        tl.store(dc_ptr + into, dc, mask=known)
         ddelta = by_input * u + by_decay
         if SOFTPLUS:
             ddelta *= _sigmoid(given)
@@ -141,10 +148,9 @@ def _selective_scan_backward_kernel(
 
 
 def _results(u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor, *rest: object) -> Gradients:
-    """Those of b and c with states side by side, as their sums are."""
-    db, dc = (x.new_empty((x.shape[0], x.shape[2], x.shape[1])).mT for x in (b, c))
-    du, ddelta = u.new_empty(u.shape), delta.new_empty(u.shape)
-    return du, ddelta, a.new_empty(a.shape), db, dc, skip.new_empty(skip.shape)
+    given = (u, delta, a, b, c, skip)
+    du, ddelta, da, db, dc, dskip = (x.new_empty(x.shape) for x in given)
+    return du, ddelta, da, db, dc, dskip
 
 
 @custom_op("assay::selective_scan_backward", _results)
@@ -160,14 +166,15 @@ def _selective_scan_backward(
     ]
     if u.numel():
         states = u.new_empty((batch, triton.cdiv(places, block), width, channels), dtype=torch.float32)
+        scratch = u.new_empty((batch, tiles, block, width, BLOCK_D), dtype=torch.float32)
         scan(u, delta, a, b, c, skip, softplus=softplus, states=states)
         strides = (*(x.stride() for x in (u, delta, a, b, c)), skip.stride(0), dy.stride(), du.stride())
         _selective_scan_backward_kernel[(batch * tiles,)](
-            *(u, delta, a, b, c, skip, dy, states, du, ddelta, *parts),
+            *(u, delta, a, b, c, skip, dy, states, scratch, du, ddelta, *parts),
             *(batch, channels, width, places, *strides, softplus, *sizes_of(u, a)),
             num_warps=1,
         )
-    for part, total in zip(parts, (da, db.mT, dc.mT, dskip), strict=True):
+    for part, total in zip(parts, (da, db, dc, dskip), strict=True):
         add_parts(part, total)
     return du, ddelta, da, db, dc, dskip
 

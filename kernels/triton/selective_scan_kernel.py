@@ -36,7 +36,7 @@ def softplus_of(x):
 
 
 @triton.jit
-def row_at(block, places, place: tl.constexpr):
+def row_at(block, places, place):
     """The row of a block [BLOCK_L, BLOCK_D] at a place, [1, BLOCK_D]."""
     return tl.sum(tl.where(places == place, block, 0.0), axis=0, keep_dims=True)
 
