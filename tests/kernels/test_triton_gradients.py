@@ -169,7 +169,7 @@ KERNELS = [
             "a": -torch.rand(4, 3).t(), "b": torch.randn(2, 4, 18), "c": torch.randn(2, 4, 18),
             "skip": torch.randn(3),
         },
-        *({"softplus": True}, (True,), {"B": 3, "D": 2, "S": 2, "L": 5}),
+        *({"softplus": True}, (True,), {"B": 3, "D": 2, "S": 2, "L": 2}),
         listed={"softplus": [True]},
     ),
     Differentiable(
