@@ -3,9 +3,9 @@
 With h_t the states, d_t the steps and r_t = exp(d_t a): the gradient of h_t is g_t = c_t dy_t + r_(t+1) g_(t+1); the
 golden op has what follows from it. The scan runs again and leaves the state before each block of places: as much memory
 as u in float32 takes, where there are as many states as places in a block. A program takes its blocks from the last to
-the first: it goes through a block once more, leaving each place's decayed states in memory of its own (16 KiB for
-16 states, which caches hold), and then back. Registers don't suffice for them: compiled without loops over places, with the states of 16
-or 8 places in a tuple, the kernel spills.
+the first: it goes through a block once more, leaving each place's decayed states in memory of its own (16 KiB for 16
+states, which caches hold), and then back. Registers don't suffice for them: compiled without loops over places, with
+the states of 16 or 8 places in a tuple, the kernel spills.
 
 Sums over channels are left by each tile of channels, those over places by each sequence, and added up in one order,
 without atomics.

@@ -166,7 +166,9 @@ KERNELS = [
         *(selective_scan, scanned),
         {
             **{name: torch.randn(2, 18, 3).mT for name in ("u", "delta")},
-            "a": -torch.rand(4, 3).t(), "b": torch.randn(2, 4, 18), "c": torch.randn(2, 4, 18),
+            "a": -torch.rand(4, 3).t(),
+            "b": torch.randn(2, 4, 18),
+            "c": torch.randn(2, 4, 18),
             "skip": torch.randn(3),
         },
         *({"softplus": True}, (True,), {"B": 3, "D": 2, "S": 2, "L": 2}),
