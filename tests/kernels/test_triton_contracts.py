@@ -22,7 +22,7 @@ def with_few_programs(entry: Entry) -> Entry:
     """The entry with fewer of what numbers don't depend on; the same entry where it has none of that."""
     definition = entry.settings.definition
     symbols = definition.signature().symbols
-    each = "Hkv" in symbols or definition.name == "selective_scan"  # a program, or several, for each sequence
+    each = "Hkv" in symbols or definition.name.startswith("selective_scan")  # a program, or several, for each sequence
     few = {symbol: sizes for symbol, sizes in FEW.items() if symbol in symbols and each}
     return replace(entry, settings=replace(entry.settings, shapes={**entry.settings.shapes, **few}))
 

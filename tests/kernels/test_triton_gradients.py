@@ -18,12 +18,13 @@ from assay.kernels.triton.moe import moe
 from assay.kernels.triton.moe_route import moe_route
 from assay.kernels.triton.rmsnorm import rmsnorm
 from assay.kernels.triton.rope import rope
+from assay.kernels.triton.selective_scan import selective_scan
 from assay.kernels.triton.softmax import log_softmax, softmax
 from assay.kernels.triton.swiglu import swiglu
 from assay.verify import examine_backward
 
 CONSTANT = ("cos", "sin")  # tensors that have no gradient
-SINGLE = ("weights",)  # that are float32 whatever others are
+SINGLE = ("weights", "a", "skip")  # that are float32 whatever others are
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
@@ -93,6 +94,14 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.silu(F.conv1d(padded, weight[:, None], bias, groups=len(weight)))
 
 
+def scanned(u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> Tensor:
+    step, state, seen = F.softplus(delta), u.new_zeros((len(u), *a.shape)), []
+    for t in range(u.shape[2]):
+        state = torch.exp(step[:, :, t, None] * a) * state + (step * u)[:, :, t, None] * b[:, None, :, t]
+        seen.append((state * c[:, None, :, t]).sum(-1) + skip * u[:, :, t])
+    return torch.stack(seen, -1)
+
+
 def loss(logits: Tensor, target: Tensor) -> Tensor:
     capped = 4.0 * torch.tanh(logits / 4.0)
     found = F.cross_entropy(capped, target, reduction="none", label_smoothing=0.1)
@@ -152,6 +161,18 @@ KERNELS = [
         {"x": torch.randn(2, 70, 3).mT, "weight": torch.randn(4, 3).t(), "bias": torch.randn(3)},
         *({"activation": "silu"}, (True,), {"B": 2, "D": 3, "L": 70, "W": 4}),
         listed={"activation": ["silu"]},
+    ),
+    Differentiable(
+        *(selective_scan, scanned),
+        {
+            **{name: torch.randn(2, 18, 3).mT for name in ("u", "delta")},
+            "a": -torch.rand(4, 3).t(),
+            "b": torch.randn(2, 4, 18),
+            "c": torch.randn(2, 4, 18),
+            "skip": torch.randn(3),
+        },
+        *({"softplus": True}, (True,), {"B": 3, "D": 2, "S": 2, "L": 2}),
+        listed={"softplus": [True]},
     ),
     Differentiable(
         *(cross_entropy, loss, {"logits": X, "target": LABELS}, LOSS, (-100, 0.1, "none", 4.0, 0.01)),
