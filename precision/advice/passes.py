@@ -17,6 +17,7 @@ from assay.precision.prediction.predictor import Predictor
 from assay.precision.prediction.products import differentiate, products_of
 from assay.precision.prediction.quadratic_form import QuadraticForm
 from assay.precision.prediction.sensitivity import Sensitivity
+from assay.precision.prediction.turns import Turns
 from assay.precision.schemes import FakeQuantizer
 
 Control = Callable[[Mapping[str, tuple[str, ...]]], QuadraticForm]
@@ -95,7 +96,8 @@ def routing_of(model: torch.nn.Module, batches: Sequence[Any], observed: Observe
     tops = {str(router.site): router.top for router in routers}
 
     def visitor_of(size: int, index: int) -> _Routed:
-        return _Routed(tops, observed.menus, observed.qparams, observed.tied, size, (0, 1), index)
+        every_row = Turns(seed=index, exact=True)
+        return _Routed(tops, observed.menus, observed.qparams, observed.tied, size, every_row)
 
     def form(visitor: _Routed, index: int) -> None:
         with evaluating(model), traced(model, visitor):

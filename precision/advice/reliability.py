@@ -75,13 +75,13 @@ def _flips(predictor: Predictor, assignment: Mapping[str, str], routing: Routing
         return []
     keys, told = predictor.keys(assignment), predictor.told(assignment, 0.0)
     share, count, made = routing.flips(keys), routing.count(keys), predictor.calibration.jumping(told)
-    promised = predictor.calibration.promised(told) > 0
-    if promised and (count < _HARDLY or (share < _FLIPS and made < _MADE)):
+    guessed = predictor.calibration.hangs_on_flips(told)
+    if not guessed and (count < _HARDLY or (share < _FLIPS and made < _MADE)):
         return []
     return [
         f"{100 * share:.2g} % of the choices of experts, one for each token and layer, are expected to change, as the "
         f"routers' margins move by {routing.noise(keys):.2g}; what each costs differs widely, and they may make "
-        f"{100 * made:.0f} % of the error{'' if promised else ', so its interval is a guess'}."
+        f"{100 * made:.0f} % of the error{', so its interval is a guess' if guessed else ''}."
     ]
 
 

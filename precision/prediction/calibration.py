@@ -87,8 +87,8 @@ class Calibration:
         widths. Of n scores the ceil((n + 1) level)-th is the quantile. Fewer than level / (1 - level), 19 for 95 %,
         promise no more than n / (n + 1), by the largest: that is the interval's level then. It holds as far as one pair
         hardly moves the fit, as it does a median; of any fit at all leaving out in turn promises 2 level - 1. The
-        quantile is at least the normal one: widths hold the standard deviation that the drawing of cotangents is known
-        to leave, which no lucky set of pairs makes less.
+        quantile is at least the normal one of that level: widths hold the standard deviation that the drawing of
+        cotangents is known to leave, which no lucky set of pairs makes less.
         """
         usable = [pair for pair in pairs if 0 < pair.predicted < math.inf and pair.measured != 0]
         known = np.array([math.isfinite(pair.measured) for pair in usable], dtype=bool)
@@ -121,9 +121,13 @@ class Calibration:
         """The share of error^power that jumps may make."""
         return self._share(pair, self.most)
 
+    def hangs_on_flips(self, pair: Measured) -> bool:
+        """Whether flips may make most of the error."""
+        return pair.flips is not None and self.jumping(pair) > _MOST
+
     def promised(self, pair: Measured) -> float:
-        """What the interval of a prediction is to hold for: nothing where flips may make most of the error."""
-        return 0.0 if pair.flips is not None and self.jumping(pair) > _MOST else self.level
+        """What the interval of a prediction is to hold for: nothing where it hangs on flips."""
+        return 0.0 if self.hangs_on_flips(pair) else self.level
 
     def _share(self, pair: Measured, jumps: float) -> float:
         cause = pair.cause(self.power)

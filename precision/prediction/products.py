@@ -14,6 +14,7 @@ from assay.precision.observation.running import batch_size, evaluating
 from assay.precision.prediction.backward import Cotangents, back_through_blocks, back_through_model
 from assay.precision.prediction.chain import Chain
 from assay.precision.prediction.perturbations import Key, Term
+from assay.precision.prediction.profiles import cotangents_of
 from assay.precision.prediction.quadratic_form import Products
 from assay.precision.prediction.sensitivity import Change, Sensitivity, change_of
 from assay.precision.prediction.turns import Turns
@@ -53,7 +54,7 @@ def differentiate(
 
     def visitor_of(size: int, index: int) -> Sensitivity:
         turns = Turns(index, len(batches), len(seeds), seed, exact)
-        return Sensitivity(observed.menus, observed.qparams, observed.tied, size, turns, change)
+        return Sensitivity(observed.menus, observed.qparams, observed.tied, size, turns, change, set(further))
 
     def form(visitor: Sensitivity, index: int) -> None:
         with evaluating(model):
@@ -106,7 +107,7 @@ def products_of(
         return first
     again = (np.stack([each.sums for each in further], 1), np.stack([each.squares for each in further], 1))
     variance = sum((each.variance for each in further), first.variance)
-    return replace(first, again=again, variance=variance / (1 + len(further)) ** 2)
+    return replace(first, again=again, variance=variance / cotangents_of(again[1]) ** 2)
 
 
 def _undifferentiable(error: RuntimeError) -> BadModel:

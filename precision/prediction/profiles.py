@@ -30,12 +30,17 @@ def profiles(keys: Sequence[Key], squares: np.ndarray) -> np.ndarray:
     return shares
 
 
+def cotangents_of(again: np.ndarray) -> np.ndarray:
+    """How many cotangents a row has, [rows], of what further ones gave, [rows, C, N]: one where they gave nothing."""
+    return np.where(again.any((1, 2)), again.shape[1] + 1.0, 1.0)
+
+
 def pooled(first: np.ndarray, again: np.ndarray | None, power: float) -> np.ndarray:
     """Sums (of power 0.5) or squares (1) of several cotangents [rows, N], [rows, C, N] side by side, [rows, (C + 1) N],
     over the number of cotangents of a row to that power, so that squares add up to those of one."""
     if again is None:
         return first
-    count = np.where(again.any((1, 2)), again.shape[1] + 1.0, 1.0)[:, None]
+    count = cotangents_of(again)[:, None]
     whole = np.concatenate([first, again.reshape(len(first), -1)], 1)
     found: np.ndarray = whole / count**power
     return found

@@ -6,7 +6,8 @@ E (sum_s t[s, c(s)])^2 is the metric's quadratic form, cross terms included. A w
 each sequence only, which is formed for some rows of one product at a time and never kept.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,7 +43,8 @@ class Sensitivity:
     """A visitor that leaves the forward pass as it is and, in the backward pass, forms products for every menu.
 
     The batch's `terms` are there once `torch.autograd.grad` has run with respect to `anchor`; for a further cotangent
-    it runs again, after `begin`. ``batch``: its sequences; ``turns``: who looks at which rows of a weight.
+    it runs again, after `begin`. ``batch``: its sequences; ``turns``: who looks at which rows of a weight; ``further``:
+    the sites that further cotangents meet too, None: all.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Sensitivity:
         batch: int,
         turns: Turns = Turns(),  # noqa: B008 - frozen
         change: Change | None = None,
+        further: Container[str] | None = None,
     ) -> None:
         self.terms: dict[tuple[str, Perturbation], Term] = {}
         """Of the cotangent that is led back."""
@@ -69,6 +72,8 @@ class Sensitivity:
         self._tied = tied
         self._batch = batch
         self._turns = turns
+        self._further = further
+        self._runs: Counter[tuple[str, int | None, int]] = Counter()
         self._change = change or change_of
         self._looked = 0
         self._draw = torch.Generator().manual_seed(turns.seed + turns.batch)
@@ -263,14 +268,17 @@ class Sensitivity:
         if not menu:
             return
         several = groups.count(x, weight)
-        few = several == 1 and self._turns.drawn(len(weight)) > 0
+        turns = self._turns if self._further is None or name in self._further else self._turns.alone()
+        few = several == 1 and turns.drawn(len(weight)) > 0
         if few:
             lengths = x.flatten(0, -2).square().sum(1)
             sizes = (lengths @ g.flatten(0, -2).square()) * self._qparams.norms(name, weight, expert).square()
-            sampling, sample = self._turns.sample(sizes, self._cotangent, f"{name} {expert}")
+            own = name, expert, self._cotangent
+            sampling, sample = turns.sample(sizes, self._cotangent, f"{name} {expert} {self._runs[own]}")
+            self._runs[own] += 1  # what runs several times draws anew each time
             parts = iter([sample])
         else:
-            sampling, parts = self._turns.parts(weight, self._cotangent, min(_AT_ONCE // self._batch, _CACHED))
+            sampling, parts = turns.parts(weight, self._cotangent, min(_AT_ONCE // self._batch, _CACHED))
         fitted = self._qparams.by_rows(name, list(menu.values()), weight, expert, few=few)
         for looked in parts:
             piece, some_x, some_g, held, here = weight[looked.rows], x, g, 1, slice(None)

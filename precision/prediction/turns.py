@@ -7,7 +7,8 @@ the row is expected to add, |w_r|^2 sum_t g_tr^2 |x_t|^2 (a change that is indep
 to the row, tokens whose gradients are independent), a quarter of them the same for all rows, lest one counts for much
 more than it is looked at; rows that would be drawn more than once are taken for certain. With t_r the product of a row,
 sum t_r^2 / p_r over the rows that are drawn has the mean sum t_r^2 over all of them (Horvitz and Thompson 1952; drawn
-systematically: Madow 1949; Cochran, Sampling Techniques, 1977, sections 9A.7 and 8.1), and its variance is about
+systematically in a random order: Madow 1949; Cochran, Sampling Techniques, 1977, sections 9A.7 and 8.1; in the order
+of a weight's rows, which have a period where heads do, the draws would be alike), and its variance is about
 sum c_r (y_r - y)^2, y_r = t_r^2 / p_r, c_r = (1 - p_r) n / (n - 1), y their mean with the weights c_r (Deville 1999;
 Tillé, Sampling Algorithms, 2006, section 7.6).
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -62,6 +63,10 @@ class Turns:
     seed: int = 0
     exact: bool = False
 
+    def alone(self) -> Turns:
+        """Of a weight that one cotangent of each batch meets."""
+        return replace(self, cotangents=1)
+
     def drawn(self, rows: int) -> int:
         """How many rows are drawn of so many; 0: none, all are looked at in turns."""
         count = max(-(-_SAMPLE // (self.batches * self.cotangents)), _LEAST)
@@ -91,10 +96,11 @@ class Turns:
         chances = _chances(sizes * (1 - _EVEN) + sizes.mean() * _EVEN, count)
         text = f"{self.seed} {self.batch} {cotangent} {name}"
         generator = torch.Generator().manual_seed(zlib.crc32(text.encode()))
-        ends = chances.cumsum(0)
+        order = torch.randperm(len(chances), generator=generator)
+        ends = chances[order].cumsum(0)
         points = torch.arange(count, dtype=torch.float64) + torch.rand(1, generator=generator, dtype=torch.float64)
         points = points.clamp(max=float(ends[-1]) * (1 - 1e-12))
-        rows = torch.unique_consecutive(torch.searchsorted(ends, points, right=True))
+        rows = order[torch.unique_consecutive(torch.searchsorted(ends, points, right=True))].sort().values
         weights = chances[rows].rsqrt().float()[:, None, None]
         return float(chances.sqrt().sum() / count) ** 2, Looked(rows, weights)
 

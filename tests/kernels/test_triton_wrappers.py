@@ -45,7 +45,13 @@ BACKWARD_CALLS = [
         ),
     ),
 ]
-ELSEWHERE = {"attention:attention", "attention_varlen:attention_varlen", "attention_decode:attention_decode"}
+ELSEWHERE = {
+    "attention:attention",
+    "attention_decode:attention_decode",
+    "attention_varlen:attention_varlen",
+    "attention_varlen:attention_varlen_backward",
+    "mla_decode:mla_decode",
+}
 NO_KERNELS = {"attention_options:attention_options"}
 
 

@@ -47,6 +47,14 @@ def test_a_sample_has_the_sum_of_all_rows_in_the_mean() -> None:
     assert np.mean(np.abs(sums - whole) < 2 * errors) > 0.85
 
 
+def test_rows_with_a_period_are_told_as_wide_as_they_are() -> None:
+    """Where the place within a head of 128 rows decides what a row adds, standard errors hold none the less."""
+    squares = torch.arange(4096, dtype=torch.float64).remainder(128).mul(0.05).exp()
+    sums, errors = estimates(torch.ones(4096), squares)
+    assert abs(sums.mean() - float(squares.sum())) < 4 * sums.std() / len(sums) ** 0.5
+    assert 0.7 < np.sqrt(np.square(errors).mean()) / sums.std() < 1.4
+
+
 def test_sizes_that_say_nothing_cost_no_more_than_a_few_times_the_spread() -> None:
     """A row that is thought to add nothing and adds most is still drawn, and counts no more than its chance allows."""
     sizes, _ = skewed()
@@ -98,6 +106,17 @@ def test_small_weights_and_exact_ones_are_not_sampled() -> None:
     assert Turns(0, 4, 4).drawn(1024) == 32
     assert Turns(0, 1000, 4).drawn(1024) == 16
     assert Turns(0, 4, 4, exact=True).drawn(100_000) == 0
+
+
+def test_a_weight_that_one_cotangent_meets_is_looked_at_whole() -> None:
+    """Of a head that is tied to the embeddings, which further cotangents leave out, the batches see all rows."""
+    for exact, rows in ((True, 4096), (False, 800)):
+        weight, seen = torch.zeros(rows, 8), set()
+        for batch in range(4):
+            own = Turns(batch, 4, 4, exact=exact).alone()
+            for looked in own.parts(weight, 0, 1 << 20)[1]:
+                seen |= set(range(rows)[looked.rows])
+        assert seen == set(range(rows))
 
 
 def test_what_is_predicted_from_a_sample_lies_within_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:

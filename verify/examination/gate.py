@@ -101,9 +101,7 @@ def gate(question: Question) -> str | None:
     seen: dict[str, list[dict[str, bool]]] = {}
     found = None
     for kind, draws in _TRIES:
-        for case in gate_cases(
-            question.sampler, "tile", kind, draws
-        ):  # at a size of two or so some results cancel altogether
+        for case in gate_cases(question.sampler, "tile", kind, draws):  # smaller ones cancel some results altogether
             _add_outcomes(question, case, seen)
         found = next(filter(None, map(undetected_corruption, seen.values())), None)
         if found is None:

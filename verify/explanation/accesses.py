@@ -7,8 +7,9 @@ from assay.verify.cases.case import build
 from assay.verify.cases.sampler import Sampler
 from assay.verify.contract import Contract
 from assay.verify.execution.runner import Bench
-from assay.verify.explanation.behaviour import described
+from assay.verify.explanation.behaviour import NUMBERS, described
 from assay.verify.explanation.fault_models import fault_models_of
+from assay.verify.explanation.inquiry import Inquiry
 from assay.verify.findings import Explanation, Failure
 
 _LOADED = re.compile(r"loads element (-?\d+) of ")
@@ -19,28 +20,39 @@ TAIL = "tail_loaded"
 """The explanation's name where a load isn't masked beyond the last whole tile."""
 
 
-def explained_by_accesses(bench: Bench, failure: Failure, sampler: Sampler) -> tuple[Explanation, ...]:
+def explained_by_accesses(
+    bench: Bench, failure: Failure, sampler: Sampler, inquiry: Inquiry
+) -> tuple[Explanation, ...]:
     """What a load out of bounds is not without: a label that is ignored, or a size that is no whole tile."""
-    return _by_labels(bench, failure) or _by_tails(bench, failure, sampler)
+    return () if inquiry.is_over() else _by_labels(bench, failure) or _by_tails(bench, failure, sampler, inquiry)
 
 
-def _by_tails(bench: Bench, failure: Failure, sampler: Sampler) -> tuple[Explanation, ...]:
-    """That a load isn't masked along a dimension: at whole tiles of it nothing is loaded out of bounds, at one more it
-    is again, and all else is as it was."""
+def _by_tails(bench: Bench, failure: Failure, sampler: Sampler, inquiry: Inquiry) -> tuple[Explanation, ...]:
+    """That a load isn't masked along a dimension: at whole tiles of it the kernel doesn't crash, at one more it loads
+    out of bounds again, and all else is as it was."""
     case = failure.case
     if _OUTSIDE.search(failure.message) is None:
         return ()
 
+    def tried(symbol: str, size: int) -> Failure | None:
+        return bench.try_case(replace(case, sizes=sampler.with_size(case.sizes, symbol, size))).failure
+
+    def is_inside(symbol: str, size: int) -> bool:
+        again = tried(symbol, size)
+        return again is None or again.kind in NUMBERS
+
     def is_outside(symbol: str, size: int) -> bool:
-        again = bench.try_case(replace(case, sizes=sampler.with_size(case.sizes, symbol, size))).failure
+        again = tried(symbol, size)
         return again is not None and _OUTSIDE.search(again.message) is not None
 
     for symbol in sampler.free_symbols(case):
         size = case.sizes[symbol]
         wholes = {1 << max(size - 1, 0).bit_length(), *(-(-size // tile) * tile for tile in _TILES)}
         for whole in sorted(wholes - {size, 0}):
+            if inquiry.is_over():
+                return ()
             fits = sampler.fits(sampler.with_size(case.sizes, symbol, whole + 1))
-            if fits and not is_outside(symbol, whole) and is_outside(symbol, whole + 1):
+            if fits and is_inside(symbol, whole) and is_outside(symbol, whole + 1):
                 words = (
                     f"a load is not masked along {symbol}: at {symbol}={whole}, a whole tile, all is in bounds, and at "
                 )

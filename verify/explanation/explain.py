@@ -85,7 +85,7 @@ def explain(
     """
     inquiry = Inquiry(seconds)
     if failure.kind == "crash":
-        return Explained(explained_by_accesses(bench, failure, sampler) if seconds > 0 else ())
+        return Explained(explained_by_accesses(bench, failure, sampler, inquiry))
     if failure.kind not in (*NUMBERS, *_SIDE_EFFECTS, "bias"):
         return Explained()
     found: tuple[Explanation, ...] = ()
