@@ -172,7 +172,7 @@ def _attention_kernel(
     if last_seen is not None:
         highest = tl.minimum(place + last_seen, highest)
 
-    slope, aligned = None, None
+    slope, aligned, again = None, None, None
     if slopes_ptr is not None:
         slope = tl.load(slopes_ptr + head * stride_slope, mask=inside, other=0.0)[:, None]
         aligned = place + (Sk - Sq)
@@ -182,7 +182,6 @@ def _attention_kernel(
     else:  # a sink is a key without a value
         m_i = tl.load(sinks_ptr + head * stride_sink, mask=inside, other=0.0) * LOG2_E
         l_i = tl.exp2(m_i - finite_shift(m_i))
-    again = None
     if k_rows_ptr is not None:
         key = tl.arange(0, BLOCK_N).to(tl.int64)[:, None]
         k_rows = k_rows_ptr + batch * k_strides[0] + group * k_strides[1] + key * k_strides[2]

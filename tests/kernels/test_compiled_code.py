@@ -11,7 +11,7 @@ from assay.verify.inspection.inspecting import Job, inspected
 from assay.verify.settings import Settings
 
 OURS = [entry for entry in entries() if entry.group == "assay" and entry.devices != ("cpu",)]
-PRODUCTS = ("gemm", "attention", "moe", "linear")  # that names begin with
+PRODUCTS = ("gemm", "attention", "mla", "moe", "linear")  # that names begin with
 NONE = ("moe_route", "moe_route_backward")
 WIDE = ("gemm", "attention", "moe", "quantize")  # all of whose loads of a thread's many bytes are wide
 _BAD = {"not compiled", "no room", "none fits", "spills", "local memory", "tf32", "transposed", "no tensor cores"}

@@ -185,7 +185,7 @@ def test_a_gradient_is_a_kernel_of_its_own() -> None:
 def test_questions_that_cannot_be_asked() -> None:
     """An op without gradients, a framework without them, options of the forward alone: one clear line."""
     for settings, words in (
-        ({"op": "gemm"}, "op='gemm' has no backward spec; those that have: attention, causal_conv1d"),
+        ({"op": "gemm"}, "op='gemm' has no backward spec; those that have: attention, attention_varlen, causal_conv1d"),
         ({"framework": "numpy"}, "'torch' or 'jax'"),
         ({"options": {"offset": [1.0]}}, "unknown option 'offset'"),
         ({"dtype": {"x": "float32"}}, "expected one name"),
