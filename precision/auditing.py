@@ -188,12 +188,14 @@ class Audit:
         further: it holds for so many other sequences like them; 0: for these. Raises BadModel, NoData.
         """
         predictor, given = self._calibrated(), normalised(batches, self.model)
+        routing = routing_of(self.model, given, self.observed)
         measuring = Measuring(self.model, part_of(self.model, given, self.metric, "other"), self.metric, self.observed)
         assignments = [assignment for assignment, _ in self.measured]
         measuring.ahead(assignments)
         known, weights = len(measuring.part.weights), self.chosen_on.part.weights
         others = OtherSequences(weights, further, known) if further else None
-        return calibrated(replace(predictor, others=others), tried(predictor, measuring.error, assignments))
+        predictor = replace(predictor, others=others, flips=None if routing is None else routing.count)
+        return calibrated(predictor, tried(predictor, measuring.error, assignments))
 
     def recommend(
         self,

@@ -1,6 +1,6 @@
 """Two more backward passes: one for random changes as large as the schemes', one for the margins of routers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,10 +47,10 @@ def random_control(
 class _Routed(Sensitivity):
     """A visitor that keeps what the routers give."""
 
-    def __init__(self, routers: Mapping[str, int], *rest: Any) -> None:
+    def __init__(self, routers: Container[str], *rest: Any) -> None:
         super().__init__(*rest)
-        self.logits: list[tuple[torch.Tensor, int]] = []
-        """Of each router that ran, and how many experts it picks."""
+        self.logits: list[tuple[str, torch.Tensor]] = []
+        """Of each router that ran."""
         self._routers = routers
 
     def linear(
@@ -58,7 +58,7 @@ class _Routed(Sensitivity):
     ) -> torch.Tensor:
         output = super().linear(name, x, weight, expert, product)
         if name in self._routers:
-            self.logits.append((output, self._routers[name]))
+            self.logits.append((name, output))
         return output
 
 
@@ -88,12 +88,14 @@ class Routing:
 
 
 def routing_of(model: torch.nn.Module, batches: Sequence[Any], observed: Observed) -> Routing | None:
-    """The margins' form, from one forward and backward pass a batch; None for a model without routers."""
+    """The margins' form, and routers with their margins over these batches, from one forward and backward pass a batch;
+    None for a model without routers."""
     routers = tuple(routers_of(observed))
     if not routers:
         return None
     generator = torch.Generator().manual_seed(0)
     tops = {str(router.site): router.top for router in routers}
+    margins: dict[tuple[str, int], list[torch.Tensor]] = {}
 
     def visitor_of(size: int, index: int) -> _Routed:
         every_row = Turns(seed=index, exact=True)
@@ -103,11 +105,19 @@ def routing_of(model: torch.nn.Module, batches: Sequence[Any], observed: Observe
         with evaluating(model), traced(model, visitor):
             call(model, batches[index])
         cotangents = []
-        for logits, top in visitor.logits:
-            order = logits.detach().topk(top + 1, -1).indices
+        margins.update({(name, index): [] for name in tops})
+        for name, logits in visitor.logits:
+            largest, order = logits.detach().topk(tops[name] + 1, -1)
+            margins[name, index].append((largest[..., -2] - largest[..., -1]).flatten().cpu())
             sign = torch.randint(0, 2, (*logits.shape[:-1], 1), generator=generator).to(logits) * 2 - 1
             cotangent = torch.zeros_like(logits).scatter_(-1, order[..., -2:-1], sign)
             cotangents.append(cotangent.scatter_(-1, order[..., -1:], -sign))
-        torch.autograd.grad([logits for logits, _ in visitor.logits], visitor.anchor, cotangents, allow_unused=True)
+        torch.autograd.grad([logits for _, logits in visitor.logits], visitor.anchor, cotangents, allow_unused=True)
 
-    return Routing(QuadraticForm(products_of(batches, visitor_of, form)), routers)
+    products = products_of(batches, visitor_of, form)
+
+    def over_these(router: Router) -> Router:
+        every = [found for (name, _), some in margins.items() if name == str(router.site) for found in some]
+        return replace(router, tokens=sum(map(len, every)), margins=torch.cat([router.margins[:0], *every]))
+
+    return Routing(QuadraticForm(products), tuple(map(over_these, routers)))

@@ -130,16 +130,19 @@ class Calibration:
         return 0.0 if self.hangs_on_flips(pair) else self.level
 
     def _share(self, pair: Measured, jumps: float) -> float:
-        cause = pair.cause(self.power)
-        if not cause or not jumps:
-            return 0.0
-        return 1 / (1 + pair.predicted**self.power / (jumps * cause))
+        added = self._added(pair, jumps)
+        return 1 / (1 + pair.predicted**self.power / added) if added else 0.0
 
-    def _centre(self, pair: Measured) -> float:
-        return self.scale * pair.predicted * (1 - self._share(pair, self.jumps)) ** (-1 / self.power)
+    def _at(self, pair: Measured, jumps: float) -> float:
+        """The error of a pair, where jumps add so much."""
+        return self.scale * (pair.predicted**self.power + self._added(pair, jumps)) ** (1 / self.power)
+
+    def _added(self, pair: Measured, jumps: float) -> float:
+        cause = pair.cause(self.power)
+        return jumps * cause if cause else 0.0  # jumps of unknown size, which are infinite, add nothing without one
 
     def _score(self, pair: Measured) -> float:
-        above = math.log(pair.measured / self._centre(pair))
+        above = math.log(pair.measured / self._at(pair, self.jumps))
         below = math.log(self.scale * pair.predicted / pair.measured)
         return max(above / self._width(pair), below / self._width(pair, jumps=False), 0.0)
 
@@ -156,13 +159,11 @@ class Calibration:
         predicted = pair.predicted
         if predicted <= 0 or not math.isfinite(predicted):
             return predicted, predicted, predicted
-        centre = self._centre(pair)
         widths = (self._width(pair, jumps=False), self._width(pair)) if self.quantile else (0.0, 0.0)
         below, above = (math.hypot(self.quantile * width, other) for width, other in zip(widths, others, strict=True))
         low = self.scale * predicted * math.exp(-below)
-        added = (1 - self.jumping(pair)) / (1 - self._share(pair, self.jumps))
-        top = centre * added ** (-1 / self.power) if added else math.inf
-        return centre, low, top * (math.exp(above) if above < 700 else math.inf)
+        high = self._at(pair, self.most) * (math.exp(above) if above < 700 else math.inf)
+        return self._at(pair, self.jumps), low, high
 
     def raw(self, error: float) -> float:
         """The error before calibration that is calibrated to ``error``, of an assignment with the usual jumps."""

@@ -164,3 +164,15 @@ def test_flips_stand_in_record_terminal_and_page(near: Audit) -> None:
     assert told in content["recommended"]["why"]
     assert told in " ".join(summary(content).split())
     assert told.partition(", as the routers")[0] in page(content)
+
+
+def test_flips_are_counted_over_the_sequences_that_are_predicted_for(near: Audit) -> None:
+    """Over the same sequences twice twice as many choices change, and elsewhere as many as the margins there say."""
+    keys = near.predictor.keys(near.checked({"layers.0.experts.0": "mxfp4", "into": "mxfp4"}))
+    here, twice = near.predictor, near.predictor_over([*near.batches, *near.batches])
+    far = near.predictor_over([0.01 * batch for batch in near.batches])  # nearly one token, away from the tie
+    assert here.flips is not None
+    assert twice.flips is not None
+    assert far.flips is not None
+    assert twice.flips(keys) == pytest.approx(2 * here.flips(keys), rel=0.2)
+    assert far.flips(keys) < 0.1 * here.flips(keys)

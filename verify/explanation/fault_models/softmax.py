@@ -51,15 +51,18 @@ class _SumNotRescaled:
         return largest + self.log(total)
 
 
-def _to_power_of_two(columns: int) -> int:
-    return 1 << max(columns - 1, 0).bit_length()
-
-
-def _padding_counted(width: Callable[[int], int]) -> type:
+def _padding_counted(name: str, to: str, whole: str, width: Callable[[int], int]) -> FaultModel:
     """Columns are zeros beyond a row's end, in the maximum and in the sum: in all of whole tiles of a width."""
-    return operations(
-        softmax=lambda xp, right, x: cut(right(padded(xp, x, width(x.shape[-1]))), -1, x.shape[-1]),
-        logsumexp=lambda xp, right, x: right(padded(xp, x, width(x.shape[-1]))),
+    return FaultModel(
+        name,
+        "mask",
+        f"columns are padded with zeros to {to}, and counted",
+        (*_SOFT, "cross_entropy"),
+        needs=f"a number of columns that is no {whole}",
+        arithmetic=operations(
+            softmax=lambda xp, right, x: cut(right(padded(xp, x, width(x.shape[-1]))), -1, x.shape[-1]),
+            logsumexp=lambda xp, right, x: right(padded(xp, x, width(x.shape[-1]))),
+        ),
     )
 
 
@@ -77,18 +80,11 @@ FAULT_MODELS = (
         logsumexp=_logsumexp), emulated=True, applies=is_narrow),
     FaultModel("softmax_sum_not_rescaled", "rescale", "the online softmax does not rescale its sum at a new maximum",
         _SOFT, needs="more than 16 columns", arithmetic=_SumNotRescaled),
-    FaultModel("softmax_padding_not_masked", "mask", "columns are padded with zeros to whole tiles of 16, and counted",
-        (*_SOFT, "cross_entropy"), needs="a number of columns that is no multiple of 16",
-        arithmetic=_padding_counted(lambda columns: 16)),
-    FaultModel("softmax_padding_to_power_of_two", "mask",
-        "columns are padded with zeros to a power of two, and counted", (*_SOFT, "cross_entropy"),
-        needs="a number of columns that is no power of two", arithmetic=_padding_counted(_to_power_of_two)),
-    FaultModel("softmax_padding_to_64", "mask", "columns are padded with zeros to whole tiles of 64, and counted",
-        (*_SOFT, "cross_entropy"), needs="a number of columns that is no multiple of 64",
-        arithmetic=_padding_counted(lambda columns: 64)),
-    FaultModel("softmax_padding_to_128", "mask", "columns are padded with zeros to whole tiles of 128, and counted",
-        (*_SOFT, "cross_entropy"), needs="a number of columns that is no multiple of 128",
-        arithmetic=_padding_counted(lambda columns: 128)),
+    _padding_counted("softmax_padding_not_masked", "whole tiles of 16", "multiple of 16", lambda columns: 16),
+    _padding_counted("softmax_padding_to_power_of_two", "a power of two", "power of two",
+        lambda columns: 1 << max(columns - 1, 0).bit_length()),
+    _padding_counted("softmax_padding_to_64", "whole tiles of 64", "multiple of 64", lambda columns: 64),
+    _padding_counted("softmax_padding_to_128", "whole tiles of 128", "multiple of 128", lambda columns: 128),
     FaultModel("softmax_base_2", "formula", "exp2 is taken of logits that were not multiplied by log2 e", _SOFT,
         inputs=changed("x", lambda x: x.double() * math.log(2))),
     FaultModel("logarithm_in_base_2", "formula", "the logarithm is in base 2", ("log_softmax", "logsumexp"),
