@@ -76,15 +76,15 @@ def inspect(
     Of several kernels those dtypes are taken that a survey takes; of one all that are listed.
     Exits with 1 where a kernel doesn't compile, or no configuration of it fits the device.
     """
-    with compiling(), Pool(worker_count(), preload="assay.verify.inspection.inspecting") as pool:
-        from assay.verify.inspection.arch import arch_named
-        from assay.verify.inspection.page import Inspected
+    jobs = _jobs(targets or [], spec, inputs, arch, dtype, option, shape, layout)
+    if not jobs:
+        raise TargetError("inspect: none of these kernels is here; `assay survey` says how to install them")
+    from assay.verify.inspection.arch import arch_named
+    from assay.verify.inspection.page import Inspected
 
-        device = arch_named(arch)
-        jobs = _jobs(targets or [], spec, inputs, device.name, dtype, option, shape, layout)
-        if not jobs:
-            raise TargetError("inspect: none of these kernels is here; `assay survey` says how to install them")
-        answers = _answers([replace(job, pruned=pruned) for job in jobs], pool)
+    device = arch_named(arch)
+    with compiling(), Pool(worker_count(), preload="assay.verify.inspection.inspecting") as pool:
+        answers = _answers([replace(job, arch=device.name, pruned=pruned) for job in jobs], pool)
     every = [
         Inspected(job.name, job.dtype, tuple(answer))
         if isinstance(answer, list)
@@ -144,17 +144,18 @@ def _jobs(
     shape: Sequence[str] | None,
     layout: Sequence[str] | None,
 ) -> list[Job]:
-    """A job for each kernel and each of its dtypes."""
+    """A job for each kernel and each of its dtypes; what is mistaken is said before anything is compiled or imported."""
     from assay.verify.cases.at_shape import read_sizes
-    from assay.verify.inspection.calls import Asked
-    from assay.verify.inspection.inspecting import Job
+    from assay.verify.inspection.calls import Asked, check_asked
 
     asked = Asked(tuple(read_sizes(text, "--shape") for text in shape or ()), settings.tensor_layouts(layout))
     if inputs:
         if op or len(targets) != 1 or ":" not in targets[0]:
             raise SettingError(f"--inputs {inputs}: expected one package.module:function beside it, and no --spec")
+        from assay.verify.inspection.inspecting import Job
+
         return [Job(targets[0], targets[0], arch, asked=asked, inputs=inputs)]
-    found = []
+    wanted = []
     entries = _entries(targets, op)
     for entry in entries:
         chosen = settings.adapted(entry.settings, option)
@@ -162,8 +163,11 @@ def _jobs(
         for kind in kinds:
             usual = chosen.definition.usual_settings["dtype"] if kind is None else kind
             own = replace(chosen, dtype=usual)
-            found.append(Job(entry.name, entry.target, arch, own, asked))
-    return found
+            check_asked(own, asked)
+            wanted.append((entry, own))
+    from assay.verify.inspection.inspecting import Job
+
+    return [Job(entry.name, entry.target, arch, own, asked) for entry, own in wanted]
 
 
 def _entries(targets: Sequence[str], op: str) -> list[Entry]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from assay import configs
-from assay.golden.registry import Spec
 from assay.golden.signature import Signature, dimension
 from assay.runtime.errors import unknown
 from assay.verify.cases.at_shape import at_cases
@@ -34,6 +33,7 @@ def calls(settings: Settings, asked: Asked, *, within: bool = False) -> Iterator
 
     Of the options each is varied alone, the others being the first listed. Raises `SettingError`.
     """
+    check_asked(settings, asked)
     definition = settings.definition
     sampler = Sampler(
         definition, settings.dtype or "float8_e4m3fn", settings.options, settings.sizes, ties=settings.ties
@@ -41,7 +41,6 @@ def calls(settings: Settings, asked: Asked, *, within: bool = False) -> Iterator
     table = configs.table("inspect")
     for options in _option_sets(settings):
         signature = definition.signature(options)
-        _check(asked, definition, signature)
         for own in asked.sizes or table.get(definition.name, [{}]):
             sizes = _sizes(
                 sampler, signature, options, {**table["usual"], **own}, set(own) if asked.sizes else set(), within
@@ -122,17 +121,20 @@ def _largest(signature: Signature, sizes: Mapping[str, int]) -> int:
     return found
 
 
-def _check(asked: Asked, definition: Spec, signature: Signature) -> None:
-    for sizes in asked.sizes:
-        for symbol in sizes:
+def check_asked(settings: Settings, asked: Asked) -> None:
+    """Raises `SettingError` where something asked for is no dimension or tensor of the op, or no layout."""
+    definition = settings.definition
+    for options in _option_sets(settings):
+        signature = definition.signature(options)
+        for symbol in (symbol for sizes in asked.sizes for symbol in sizes):
             if symbol not in signature.symbols:
                 raise SettingError(f"--shape: {unknown('dimension', symbol, signature.symbols)} of {definition.name}")
-    names = [tensor.name for tensor in signature.tensors]
-    for name, layout in (asked.layouts or {}).items():
-        if name not in names:
-            raise SettingError(f"--layout: {unknown('tensor', name, names)} of {definition.name}")
-        if layout not in LAYOUTS[:4]:
-            raise SettingError(f"--layout {name}={layout}: expected one of {', '.join(LAYOUTS[:4])}")
+        names = [tensor.name for tensor in signature.tensors]
+        for name, layout in (asked.layouts or {}).items():
+            if name not in names:
+                raise SettingError(f"--layout: {unknown('tensor', name, names)} of {definition.name}")
+            if layout not in LAYOUTS[:4]:
+                raise SettingError(f"--layout {name}={layout}: expected one of {', '.join(LAYOUTS[:4])}")
 
 
-__all__ = ["Asked", "calls", "own_bytes", "own_products"]
+__all__ = ["Asked", "calls", "check_asked", "own_bytes", "own_products"]
