@@ -144,7 +144,7 @@ def _jobs(
     shape: Sequence[str] | None,
     layout: Sequence[str] | None,
 ) -> list[Job]:
-    """A job for each kernel and each of its dtypes; what is mistaken is said before anything is compiled or imported."""
+    """A job for each kernel and each of its dtypes; mistakes are told before any compiler starts."""
     from assay.verify.cases.at_shape import read_sizes
     from assay.verify.inspection.calls import Asked, check_asked
 
