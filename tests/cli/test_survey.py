@@ -156,6 +156,7 @@ def test_what_is_done_is_never_lost(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("assay.verify.campaign.survey.run", run)
+    monkeypatch.setattr("assay.runtime.pool.Pool.resize", lambda pool, count: None)  # no worker has anything to do
     assert main(("survey", "--table", own_table.name)) == 130
     assert seen == [{"NOT RUN": 5}, {"NOT HERE": 1, "NOT RUN": 4}]
     out, err = capfd.readouterr()
@@ -180,6 +181,7 @@ def test_a_stopped_survey_goes_on_where_it_was(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("assay.verify.campaign.survey.run", once)
+    monkeypatch.setattr("assay.runtime.pool.Pool.resize", lambda pool, count: None)  # no worker has anything to do
     arguments = ("survey", "--table", own_table.name, "--examples", "1", "--only", "h")
     assert main(arguments) == 130
     assert main(arguments) == 130
