@@ -108,7 +108,8 @@ class Spec:
     ``least`` names options that a symbol must not fall below (``{"E": "top_k"}``). ``empty`` are the symbols that
     fuzzing may set to zero, ``usual`` sizes that a campaign over the whole op keeps to, ``long`` such beyond ``sizes``
     of which one fixed case has the first that it can take (a sequence of many chunks). ``work`` is an expression for
-    the cost of a call (the product of all sizes where left out).
+    the cost of a call (the product of all sizes where left out), ``turns`` one for what a kernel in tiles of 16 does
+    one after another where it is interpreted: its programs, times the places of a recurrence (None: few, or cheap).
 
     Inputs. ``inputs`` are distributions of a tensor by their names, the plainest first, in place of those of its role
     (see `assay.golden.signature.Inputs`). ``unused(*tensors)`` gives masks, by tensor's name, of the elements that no
@@ -148,6 +149,7 @@ class Spec:
     usual: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     long: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     work: str | None = None
+    turns: str | None = None
     inputs: Mapping[str, Inputs] = field(default_factory=dict)
     unused: Callable[..., Mapping[str, Any]] | None = None
     chosen: tuple[str, ...] = ()

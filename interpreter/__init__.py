@@ -8,6 +8,7 @@ by `assay.verify.execution`; usable alone.
 from assay.interpreter.emission import NVIDIA, Emission
 from assay.interpreter.faults import NotInterpreted, SanitizerError
 from assay.interpreter.pretence import pretend_cuda, pretended, put_on_device, suspended
+from assay.interpreter.replacing import lasting
 from assay.interpreter.session import (
     KNOWN_VERSIONS,
     UnknownTriton,
@@ -36,6 +37,7 @@ __all__ = [
     "emulated_emission",
     "emulating",
     "faithful",
+    "lasting",
     "pretend_cuda",
     "pretended",
     "put_on_device",

@@ -13,8 +13,11 @@ from triton.runtime import interpreter as plain
 _block_type = tl.block_type.__init__
 _tensor = tl.tensor.__init__
 _np_dtype = plain._get_np_dtype
+_unwrap = tl.core._unwrap_if_constexpr
+_equal_dtypes = tl.dtype.__eq__
+_equal_shapes = tl.tuple.__eq__
 _block_types: dict[Any, dict[str, Any]] = {}
-_converted: dict[Any, Any] = {}
+_shapes: dict[tuple[int, ...], Any] = {}
 _tensors: dict[str, dict[str, Any]] = {}
 _np_dtypes: dict[str, np.dtype[Any]] = {}
 _widths: dict[str, int] = {}
@@ -24,7 +27,10 @@ def cached_constructors() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     """What to replace, as (owner, name, value): each does the original's work once per shape and element type."""
     yield tl.block_type, "__init__", _init_block_type
     yield tl.block_type, "with_element_ty", _with_element_ty
+    yield tl.dtype, "__eq__", _same_dtype
+    yield tl.tuple, "__eq__", _same_tuple
     yield tl.tensor, "__init__", _init_tensor
+    yield tl.core, "_unwrap_if_constexpr", _unwrapped
     yield plain, "_get_np_dtype", np_dtype
     if [field.name for field in fields(plain.TensorHandle)] == ["data", "dtype", "attr"]:
         yield plain.TensorHandle, "__init__", _init_handle
@@ -40,21 +46,43 @@ def np_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def _init_block_type(self: Any, element_ty: Any, shape: Any) -> None:
-    key = (element_ty.name, *(size.value if isinstance(size, tl.constexpr) else size for size in shape))
+    sizes = tuple([size.value if isinstance(size, tl.constexpr) else size for size in shape])
+    key = (element_ty.name, sizes)
     made = _block_types.get(key)
-    if made is None or made["element_ty"] != element_ty:
+    if made is None or (made["element_ty"] is not element_ty and made["element_ty"] != element_ty):
         _block_type(self, element_ty, shape)
+        self.shape = _shapes.setdefault(sizes, self.shape)
+        self.__dict__[_ALIKE] = {}  # which all types made of this one share
         _block_types[key] = dict(self.__dict__)
     else:
         self.__dict__.update(made)
 
 
 def _with_element_ty(self: Any, scalar: Any) -> Any:
-    key = (self.shape, scalar.name)
-    made = _converted.get(key)
-    if made is None or made.element_ty != scalar:
-        made = _converted[key] = tl.block_type(scalar, self.shape)
+    alike = self.__dict__.get(_ALIKE)
+    if alike is None:  # made before the constructor was replaced
+        return tl.block_type(scalar, self.shape)
+    made = alike.get(scalar.name)
+    if made is None or (made.element_ty is not scalar and made.element_ty != scalar):
+        made = alike[scalar.name] = tl.block_type(scalar, self.shape)
     return made
+
+
+def _same_dtype(self: Any, other: Any) -> bool:
+    if self is other:
+        return True
+    if type(other) is tl.dtype:
+        return bool(self.name == other.name)
+    return bool(_equal_dtypes(self, other))
+
+
+def _same_tuple(self: Any, other: Any) -> Any:
+    """Of two blocks of one shape the shape is one object (`_init_block_type`)."""
+    return _YES if self is other else _equal_shapes(self, other)
+
+
+def _unwrapped(value: Any) -> Any:
+    return value if type(value) in _PLAIN else _unwrap(value)
 
 
 def _init_tensor(self: Any, handle: Any, type: Any) -> None:
@@ -77,4 +105,7 @@ def _init_handle(self: Any, data: Any, dtype: Any, attr: Any = None) -> None:
         self.__post_init__()  # which says what is wrong
 
 
+_ALIKE = "_alike"  # a block type's attribute: the types of its shape by the names of their elements
+_PLAIN = frozenset((tl.tensor, tl.dtype, int, float, bool, str, type(None)))
+_YES = tl.constexpr(True)
 _OWN = ("handle", "type", "dtype")

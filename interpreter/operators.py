@@ -6,7 +6,7 @@ float64, masks, Python numbers beside these, and pointers beside whole numbers; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,13 +110,21 @@ def _joint(ours: Any, theirs: Any, dtype: Any) -> Any:
     """The type of ``dtype`` and the shape that two types have together; None where that is for Triton to say."""
     if not theirs.is_block():
         return ours.with_element_ty(dtype)
-    if not ours.is_block() or ours.shape == theirs.shape:
+    if not ours.is_block() or ours.shape is theirs.shape:
         return theirs.with_element_ty(dtype)
-    if len(ours.shape) != len(theirs.shape):
+    shapes = (*ours.shape, None, *theirs.shape)
+    if shapes not in _TOGETHER:
+        _TOGETHER[shapes] = _together(ours.shape, theirs.shape)
+    shape = _TOGETHER[shapes]
+    return None if shape is None else tl.block_type(dtype, shape)
+
+
+def _together(ours: Sequence[int], theirs: Sequence[int]) -> list[int] | None:
+    """The shape that two shapes of one rank broadcast to."""
+    pairs = [] if len(ours) != len(theirs) else list(zip(ours, theirs, strict=True))
+    if not pairs or any(a != b and a != 1 and b != 1 for a, b in pairs):
         return None
-    shape = []
-    for a, b in zip(ours.shape, theirs.shape, strict=True):
-        if a != b and a != 1 and b != 1:
-            return None
-        shape.append(max(a, b))
-    return tl.block_type(dtype, shape)
+    return [max(pair) for pair in pairs]
+
+
+_TOGETHER: dict[tuple[int | None, ...], list[int] | None] = {}

@@ -91,5 +91,5 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     return kernels.runnable(self)(*args, **kwargs)
 
 
-language = Shared(_find_changes)
+language = Shared(_find_changes, lasting=True)
 """Inside it, Triton's language acts on NumPy arrays."""

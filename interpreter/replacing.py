@@ -29,10 +29,13 @@ def replaced(changes: list[Change]) -> Iterator[None]:
 
 
 class Shared:
-    """Inside it, the changes that ``find`` gives hold; may be nested, in any thread. They are looked for once."""
+    """Inside it, the changes that ``find`` gives hold; may be nested, in any thread. They are looked for once.
 
-    def __init__(self, find: Callable[[], list[Change]]) -> None:
-        self._find = cache(find)
+    ``lasting`` ones are put back as the outermost `lasting` ends, where one is under way.
+    """
+
+    def __init__(self, find: Callable[[], list[Change]], *, lasting: bool = False) -> None:
+        self._find, self._lasting = cache(find), lasting
         self._depth, self._lock = 0, threading.RLock()
         self._outermost: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
@@ -41,6 +44,8 @@ class Shared:
             if self._depth == 0:
                 self._outermost = replaced(self._find())
                 self._outermost.__enter__()
+                if self._lasting and lasting.begun(self):
+                    self._depth += 1
             self._depth += 1
 
     def __exit__(self, *_: object) -> None:
@@ -53,9 +58,44 @@ class Shared:
     def suspended(self) -> Iterator[None]:
         """Inside it, the changes don't hold; whoever enters meanwhile waits."""
         with self._lock:
+            if self._depth == 0:
+                yield
+                return
             self._outermost.__exit__(None, None, None)
             try:
                 yield
             finally:
                 self._outermost = replaced(self._find())
                 self._outermost.__enter__()
+
+
+class _Lasting:
+    """How many `lasting` are under way, and what their end puts back."""
+
+    def __init__(self) -> None:
+        self._depth, self._lock = 0, threading.Lock()
+        self._kept: list[Shared] = []
+
+    def begun(self, changes: Shared) -> bool:
+        """Whether changes that hold from now on are put back by the end."""
+        with self._lock:
+            if self._depth:
+                self._kept.append(changes)
+            return bool(self._depth)
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Inside it, lasting changes hold from their first use on: hundreds of attributes aren't replaced each time."""
+        with self._lock:
+            self._depth += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._depth -= 1
+                over, self._kept = (self._kept, []) if not self._depth else ([], self._kept)
+            for changes in over:
+                changes.__exit__()
+
+
+lasting = _Lasting()

@@ -47,10 +47,9 @@ def _place(tuner: Any, configs: Sequence[Any], nargs: Mapping[str, Any], keyword
     first = zlib.crc32(repr(key).encode()) % len(configs)
     kernel = _kernel(tuner)
     if len(configs) > 1 and isinstance(kernel, JITFunction) and "static_assert" in kernel.src:
-        with language.suspended():
-            for step in range(len(configs)):
-                if _is_taken(kernel, _bound(tuner, configs[(first + step) % len(configs)], values)):
-                    return (first + step) % len(configs)
+        for step in range(len(configs)):
+            if _is_taken(kernel, _bound(tuner, configs[(first + step) % len(configs)], values)):
+                return (first + step) % len(configs)
     return first
 
 
@@ -62,7 +61,8 @@ def _is_taken(kernel: Any, bound: Mapping[str, Any]) -> bool:
         return False
     known = _TAKEN.setdefault(kernel.fn, {})
     if key not in known:
-        known[key] = compiles(kernel, bound, TARGET)
+        with language.suspended():
+            known[key] = compiles(kernel, bound, TARGET)
     return known[key]
 
 

@@ -70,6 +70,7 @@ SIZES = {
     columns="Dv",
     empty=("Sq",),
     work="B*H*Sq*Sk*(D+Dv)",
+    turns="B*H*ceil(Sq/32)*ceil(Sk/256)",
     sizes=SIZES,
     groups={"H": "Hkv"},
     parts={"Sq": queries_apart},

@@ -21,6 +21,7 @@ _BLOCKS_A_PASS = 16  # a pass over all keys costs a sum into dk and dv: fewer an
     rows="B",
     empty=("Sq",),
     work="16*B*H*Sq*Sk*(D+Dv)",
+    turns="B*H*(ceil(Sq/32)+ceil(Sk/32))",
     sizes=SIZES,
     groups={"H": "Hkv"},
     parts={"Sq": queries_apart},

@@ -51,6 +51,7 @@ def _other(xp: Any, x: Any, weight: Any, bias: Any, *, activation: str) -> Any:
     separable=("D",),
     sizes={"W": (4, 2, 3, 7)},
     work="B*D*L*W",
+    turns="ceil(B*D/16)*ceil(L/64)",
     reduction=Reduction("W"),
     grid=("B", "D"),
     faults=(
@@ -107,6 +108,7 @@ def _before_activation(xp: Arithmetic[N], x: N, weight: N, bias: N, dy: N, activ
     empty=(),
     sizes={"W": (4, 2, 3, 7)},
     work="3*B*D*L*W",
+    turns="ceil(B*D/16)*ceil(L/64)",
     reduction=Reduction("L"),
     grid=("B", "D"),
     gradient_of="causal_conv1d",

@@ -40,6 +40,7 @@ def _mean_of_chunks(xp: Any, x: Any, weight: Any, target: Any, **options: Any) -
     rows=lambda options: loss_size(options) or None,
     empty=("T",),
     work="T*V*D",
+    turns="ceil(T/16)*ceil(V/32)",
     reduction=Reduction("D"),
     faults=(
         "inputs_in_tf32",
@@ -93,6 +94,7 @@ def _first_chunk(xp: Any, x: Any, weight: Any, target: Any, **options: Any) -> A
     stages={"logits": "input", "logit_gradient": "input"},
     empty=("T",),
     work="3*T*V*D",
+    turns="ceil(T/16)*ceil(V/32)",
     reduction=Reduction("D"),
     gradient_of="linear_cross_entropy",
     faults=(

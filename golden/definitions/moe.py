@@ -62,6 +62,7 @@ def moe_route(
     stages={"gate_up": None, "activated": None, "hidden": "input", "expert": None, "weighted": None},
     rows="T",
     work="T*k*D*F+E*D*F",
+    turns="E+ceil(T*k/16)",
     picked=("E",),
     sizes={"k": (1, 2, 3, 6, 8), "E": (1, 2, 3, 4, 8, 17, 64)},
     reduction=Reduction("D+F"),

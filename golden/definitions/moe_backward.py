@@ -61,6 +61,7 @@ def _weights_of_outputs(xp: Any, *tensors: Any) -> Any:
     summed=("T",),
     empty=("T",),
     work="3*(T*k*D*F+E*D*F)",
+    turns="E+ceil(T*k/16)",
     sizes={"k": (1, 2, 3, 6, 8), "E": (1, 2, 3, 4, 8, 17, 64)},
     gradient_of="moe",
     reduction=Reduction("D+F"),

@@ -44,6 +44,7 @@ def _first_tables(xp: Any, x: Any, w_gate_up: Any, w_down: Any, *tables: Any) ->
     },
     rows="T",
     work="T*k*D*F+E*D*F",
+    turns="E+ceil(T*k/16)",
     picked=("E",),
     sizes={"k": (1, 2, 3, 6, 8), "E": (1, 2, 3, 4, 8, 17, 64), "g": (8, 32, 128)},
     multiples={"D": "g", "F": "g"},

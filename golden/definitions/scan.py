@@ -75,6 +75,7 @@ def _scanned(xp: Arithmetic[N], decay: N, term: N, c: N, u: N, skip: N) -> N:
     sizes=SCAN_SIZES,
     long={"L": (2049, 257)},
     work="8*B*D*S*L",
+    turns="B*ceil(D/16)*L",
     inputs=INPUTS,
     reduction=Reduction("S"),
     grid=("B", "D"),

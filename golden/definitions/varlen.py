@@ -41,6 +41,7 @@ def tokens_apart(
     stages={"query": None, "scores": None, "probabilities": "input"},
     empty=("Tq", "Tk"),
     work="8*H*Tq*Tk*D",
+    turns="H*(ceil(Tq/32)+B)",
     sizes=SIZES,
     groups={"H": "Hkv"},
     parts={"Tq": tokens_apart},

@@ -21,6 +21,7 @@ from assay.golden.registry import Reduction, define
     stages={"query": None, "scores": None, "probabilities": "input", "score_gradient": "input", "output": None},
     empty=("Tq", "Tk"),
     work="128*H*Tq*Tk*D",
+    turns="H*(ceil(Tq/32)+ceil(Tk/32)+2*B)",
     sizes=SIZES,
     groups={"H": "Hkv"},
     parts={"Tq": tokens_apart},

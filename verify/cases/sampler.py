@@ -17,7 +17,7 @@ from typing import Any
 from assay.golden.inputs.distributions import GENERAL, names_of
 from assay.golden.inputs.values import dtype_of
 from assay.golden.registry import Spec
-from assay.golden.signature import Signature, TensorSpec
+from assay.golden.signature import Signature, TensorSpec, dimension
 from assay.verify.cases.case import Case
 from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.errors import SettingError
@@ -34,6 +34,7 @@ MOST_ELEMENTS = 2**17  # of a tensor of a case
 MOST_WORK = 2**24
 _INTERPRETED_ELEMENTS = 2**14  # an interpreted kernel takes a hundred times as long for each
 _INTERPRETED_WORK = 2**20
+_INTERPRETED_TURNS = 1024  # each a millisecond or so, whatever it holds
 _GROUPS = (1, 2, 3, 4, 8)
 
 
@@ -58,15 +59,18 @@ class Sampler:
     out_dtype: str | None = None
     most_elements: int = MOST_ELEMENTS
     most_work: int = MOST_WORK
+    most_turns: int | None = None
     ties: Mapping[str, str] = field(default_factory=dict)
 
     def for_interpreter(self) -> Sampler:
-        """Cases of sizes that an interpreter copes with."""
-        return self.limited(_INTERPRETED_ELEMENTS, _INTERPRETED_WORK)
+        """Cases of sizes that an interpreter copes with: it goes program by program, and place by place of a scan."""
+        return replace(self.limited(_INTERPRETED_ELEMENTS, _INTERPRETED_WORK), most_turns=_INTERPRETED_TURNS)
 
-    def limited(self, elements: int, work: int) -> Sampler:
-        """Cases with no larger tensors and no more work than this either."""
-        return replace(self, most_elements=min(self.most_elements, elements), most_work=min(self.most_work, work))
+    def limited(self, elements: int, work: int, share: int = 1) -> Sampler:
+        """Cases with no larger tensors and no more work than this either, and this part of an interpreter's turns."""
+        turns = None if self.most_turns is None else self.most_turns // share
+        sizes = min(self.most_elements, elements), min(self.most_work, work)
+        return replace(self, most_elements=sizes[0], most_work=sizes[1], most_turns=turns)
 
     def option_sets(self) -> list[dict[str, Any]]:
         """Every combination of the listed options, completed by the defaults."""
@@ -118,6 +122,11 @@ class Sampler:
         """Whether a call of these sizes is no more than an examination takes."""
         return not self._too_much(self.definition.signature(self.option_sets()[0]), self.tied_sizes(sizes))
 
+    def cost(self, sizes: Mapping[str, int]) -> tuple[int, int]:
+        """What a call takes: an interpreter's turns, if it is one that calls, and work."""
+        turns = self.definition.turns if self.most_turns is not None else None
+        return 0 if turns is None else dimension(turns, sizes), self.definition.cost(sizes)
+
     def tied_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """The sizes, those of tied symbols as large as what they are tied to."""
         return {symbol: sizes.get(self.ties.get(symbol, symbol), size) for symbol, size in sizes.items()}
@@ -146,7 +155,8 @@ class Sampler:
             sizes[symbol] = self._size(choose, signature, symbol, style, symbol in long, sizes)
         sizes |= {symbol: sizes[self.ties[symbol]] for symbol in signature.symbols if symbol in self.ties}
         sizes = {symbol: sizes[symbol] for symbol in signature.symbols}
-        for symbol in sorted(symbols, key=lambda name: (name in long, -sizes[name])):
+        last = () if self._has_turns_for(sizes) else {*sizes} - {*self.definition.grid}  # programs are much alike
+        for symbol in sorted(symbols, key=lambda name: (name in long, name in last, -sizes[name])):
             while self._too_much(signature, sizes) and sizes[symbol] > 1:
                 smaller = self.tied_sizes({**sizes, symbol: self._smaller(signature, symbol, sizes)})
                 if not self._is_less(signature, smaller, sizes):  # another symbol is what makes it too much
@@ -246,16 +256,20 @@ class Sampler:
     def _too_much(self, signature: Signature, sizes: Mapping[str, int]) -> bool:
         return any(self._excess(signature, sizes))
 
+    def _has_turns_for(self, sizes: Mapping[str, int]) -> bool:
+        return self.cost(sizes)[0] <= (self.most_turns or 0)
+
     def _is_less(self, signature: Signature, smaller: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
         """Whether any of what is too much is less of smaller sizes."""
         both = zip(self._excess(signature, smaller), self._excess(signature, sizes), strict=True)
         return any(less < more for less, more in both)
 
     def _excess(self, signature: Signature, sizes: Mapping[str, int]) -> list[int]:
-        """How much more work there is than may be, and elements of each tensor; zero where it is no more."""
+        """How much more work there is than may be, elements of each tensor, and turns; zero where it is no more."""
         counts = [prod(tensor.shape(sizes)) for tensor in (*signature.tensors, *signature.returns)]
-        work = self.definition.cost(sizes) - self.most_work
-        return [max(work, 0), *(max(count - self.most_elements, 0) for count in counts)]
+        turns, work = self.cost(sizes)
+        over = [turns - (self.most_turns or 0), work - self.most_work, *(n - self.most_elements for n in counts)]
+        return [max(each, 0) for each in over]
 
 
 def real_tensors(signature: Signature) -> list[TensorSpec]:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from assay.verify.cases.case import Case
-from assay.verify.cases.sampler import Sampler, seeded
+from assay.verify.cases.sampler import MOST_ELEMENTS, MOST_WORK, Sampler, seeded
 
 MOST_OPTION_SETS = 4
-_TILE_ELEMENTS, _TILE_WORK = 2**15, 2**21  # of a case of one or two tiles: these are many
+_MOST = {
+    "small": (MOST_ELEMENTS, MOST_WORK, 32),
+    "tile": (2**15, 2**21, 32),  # of a case of one or two tiles: these are many
+    "any": (MOST_ELEMENTS, MOST_WORK, 8),
+}
+"""Elements and work at most, and which part of an interpreter's turns."""
 
 
 def bases(
@@ -21,11 +26,11 @@ def bases(
     choose = seeded(hash_of(purpose, sampler.seed))
     sets = sampler.option_sets()
     for style in styles:
-        sized = sampler.limited(_TILE_ELEMENTS, _TILE_WORK) if style == "tile" else sampler
+        sized = sampler.limited(*_MOST[style])
         picked = sets if len(sets) <= most else [choose(sets) for _ in range(most)]
         for options in picked:
             drawn = [sized.case(choose, style=style, options=dict(options)) for _ in range(draws)]
-            yield min(drawn, key=lambda c: (min(c.sizes.values(), default=2) < 2, c.definition.cost(c.sizes)))
+            yield min(drawn, key=lambda c: (min(c.sizes.values(), default=2) < 2, sized.cost(c.sizes)))
 
 
 def hash_of(purpose: str, seed: int) -> int:

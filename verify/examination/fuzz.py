@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings, target
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from assay.verify.cases.case import Case
 from assay.verify.cases.sampler import Sampler
 
-_SMALLER = 8  # times; only one in as many cases may have as many elements as a case may have
+_SMALLER = 8  # times; only one in as many cases may have as many elements, and turns, as a case may have
 
 
 def fuzz(sampler: Sampler, examples: int, attempt: Callable[[Case], float | None]) -> None:
@@ -27,8 +26,8 @@ def fuzz(sampler: Sampler, examples: int, attempt: Callable[[Case], float | None
                 return values[draw(st.integers(0, len(values) - 1))]
             return draw(st.sampled_from(values))
 
-        elements = choose((sampler.most_elements // _SMALLER,) * (_SMALLER - 1) + (sampler.most_elements,))
-        return replace(sampler, most_elements=elements).case(choose)
+        share = choose((_SMALLER,) * (_SMALLER - 1) + (1,))
+        return sampler.limited(sampler.most_elements // share, sampler.most_work, share).case(choose)
 
     @seeded(sampler.seed)
     @settings(

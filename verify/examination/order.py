@@ -55,14 +55,15 @@ def _measured() -> tuple[dict[str, int], frozenset[str]]:
 def arranged(cases: Iterable[Fixed], effort: str) -> list[Fixed]:
     """The cases in this order, as they came where nothing was measured.
 
-    Of a quick effort only those of the best kinds, of each phase's best one, and some more (`_always`).
+    Of a quick effort only those of the best kinds, of each phase's best one, and some more (`_always`), the sets of
+    options in turn (`_in_turn`).
     """
     ranks, quick = _measured()
     ordered = sorted(cases, key=lambda fixed: ranks.get(kind_of(fixed), len(ranks)))
     if effort != "quick":
         return ordered
     best = {phase: kind_of((phase, case)) for phase, case in reversed(ordered)}
-    return [fixed for fixed in ordered if kind_of(fixed) in quick | {best[fixed[0]]} or _always(fixed)]
+    return _in_turn([fixed for fixed in ordered if kind_of(fixed) in quick | {best[fixed[0]]} or _always(fixed)])
 
 
 def _always(fixed: Fixed) -> bool:
@@ -72,3 +73,21 @@ def _always(fixed: Fixed) -> bool:
     phase, case = fixed
     factors = phase == "range" and bool({"vast", "cycled"} & set(case.values.values()))
     return case.protocol == "alone" or phase == "aligned" or (phase == "seams" and bool(case.edits)) or factors
+
+
+def _in_turn(cases: list[Fixed]) -> list[Fixed]:
+    """The cases, sets of options in turn: of those that differ in their options, and sizes, alone one in place of all.
+
+    Each kind of case comes with one of the sets, each set with many kinds; whole tiles come with all of them.
+    """
+    alike: dict[tuple[object, ...], list[Fixed]] = {}
+    for fixed in cases:
+        phase, case = fixed
+        if phase != "aligned":
+            ends = tuple((name, not any(index)) for name, index, _ in case.edits)
+            alike.setdefault((kind_of(fixed), *sorted(case.values.items()), *ends), []).append(fixed)
+    left_out = set()
+    for turn, group in enumerate(alike.values()):
+        sets = len({repr(case.options) for _, case in group})
+        left_out |= {id(fixed) for at, fixed in enumerate(group) if at % sets != (turn + at // sets) % sets}
+    return [fixed for fixed in cases if id(fixed) not in left_out]

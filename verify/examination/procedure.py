@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Literal
 
-from assay.interpreter import emulated_device, emulated_emission, emulating, pretended, suspended
+from assay.interpreter import emulated_device, emulated_emission, emulating, lasting, pretended, suspended
 from assay.runtime.environment import generators_kept, standard_environment
 from assay.runtime.errors import names_checked
 from assay.runtime.process import GIB
@@ -167,6 +167,7 @@ def examination(
 
     with ExitStack() as stack:
         stack.enter_context(warned_once())
+        stack.enter_context(lasting())
         stack.enter_context(suspended())  # each call of the kernel pretends anew
         if (settings.faithful, settings.emission) != (emulated_device(), emulated_emission()):
             stack.enter_context(emulating(settings.faithful, emission=settings.emission))
