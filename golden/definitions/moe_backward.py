@@ -178,7 +178,7 @@ def of_tokens(
     dy: N,
     experts: int,
 ) -> tuple[N, N]:
-    """dx[T,D] and dweights[T,k], of what each expert's pairs have of their tokens, weights [n,1] and upstream gradients."""
+    """dx[T,D] and dweights[T,k], from what each expert's pairs make of their tokens, weights [n,1] and dy."""
     tokens, choices = ids.shape
     flat, each = ids.reshape(tokens * choices), weights.reshape(tokens * choices, 1)
     order, found = [], []

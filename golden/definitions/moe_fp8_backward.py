@@ -1,9 +1,8 @@
 """The gradient of a mixture of experts whose weights are FP8.
 
-The experts stand as they are: their codes and scales have no gradient. What quantised them is passed straight through
-(Bengio, Leonard and Courville, arXiv:1308.3432), so that the gradients of tokens and of routing weights are those of the
-numbers that codes and scales make. So FP8 training has the gradients of tokens, from the codes that the forward pass
-multiplied (DeepSeek-V3, arXiv:2412.19437, section 3.3).
+Codes and scales have no gradient: what quantised the experts is passed straight through (Bengio, Leonard and Courville,
+arXiv:1308.3432). Tokens and routing weights have that of the numbers which codes and scales make, as in FP8 training,
+whose backward pass multiplies by the codes of the forward pass (DeepSeek-V3, arXiv:2412.19437, section 3.3).
 """
 
 from __future__ import annotations
@@ -104,10 +103,9 @@ def moe_fp8_backward(
 ) -> tuple[N, N]:  # fmt: skip
     """dx and dweights of `moe_backward`, of weights that are codes times their scales.
 
-    Scales by blocks are constant over 128 terms of every sum, which they may multiply; the one scale of a row changes
-    from term to term where its weights go back. There a kernel multiplies what it multiplies by them first: a weight, dy
-    or the gradients of gate and up; the stage "scaled" is what it then rounds the first two to. The other stages are
-    those of `moe_backward`.
+    Scales by blocks are constant over 128 terms of every sum, which they may multiply. One for each row changes from
+    term to term of the products back, where it must multiply an operand: weights or dy, then rounded as the stage
+    "scaled", or the gradients of gate and up. The other stages are those of `moe_backward`.
     """
     tensors = x, w_gate_up, w_down, scale_gate_up, scale_down, weights, ids, dy
     return _gradients(xp, lambda *each: swiglu_backward(xp, *each), *tensors, granularity)
