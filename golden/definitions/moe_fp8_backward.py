@@ -62,11 +62,11 @@ def _slope_flat(xp: Any, *tensors: Any, granularity: str) -> Any:
     def slope(gate: Any, up: Any, dhidden: Any) -> Any:
         return xp.product(dhidden, up, xp.sigmoid(gate)), swiglu_backward(xp, gate, up, dhidden)[1]
 
-    return _gradients(xp, slope, *tensors, granularity)
+    return _gradients(xp, slope, *tensors, granularity=granularity)
 
 
 def _halves_swapped(xp: Any, *tensors: Any, granularity: str) -> Any:
-    return _gradients(xp, lambda *each: swiglu_backward(xp, *each)[::-1], *tensors, granularity)
+    return _gradients(xp, lambda *each: swiglu_backward(xp, *each)[::-1], *tensors, granularity=granularity)
 
 
 @define(
@@ -108,12 +108,12 @@ def moe_fp8_backward(
     "scaled", or the gradients of gate and up. The other stages are those of `moe_backward`.
     """
     tensors = x, w_gate_up, w_down, scale_gate_up, scale_down, weights, ids, dy
-    return _gradients(xp, lambda *each: swiglu_backward(xp, *each), *tensors, granularity)
+    return _gradients(xp, lambda *each: swiglu_backward(xp, *each), *tensors, granularity=granularity)
 
 
 def _gradients(
     xp: Arithmetic[N, Idx], slope: Any, x: N, w_gate_up: N, w_down: N, scale_gate_up: N, scale_down: N, weights: N,
-    ids: Idx, dy: N, granularity: str,
+    ids: Idx, dy: N, *, granularity: str,
 ) -> tuple[N, N]:  # fmt: skip
     """``slope``: dgate and dup of gate, up and the gradient of silu(gate) * up."""
     by_block = granularity == "block"
