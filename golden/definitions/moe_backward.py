@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic
 
 from assay.golden.arithmetic.base import Arithmetic, Idx, N
 from assay.golden.definitions.activation import swiglu
 from assay.golden.definitions.backward import infinite, swiglu_backward
 from assay.golden.registry import Fault, Reduction, define
+
+
+@dataclass(frozen=True)
+class Expert(Generic[N]):
+    """An expert's products of rows: with gate and up, with down, and with the transposes of both.
+
+    ``gate_up_back`` rounds the gradients of gate and up itself, as "gate_up_gradient".
+    """
+
+    gate_up: Callable[[N], N]
+    down: Callable[[N], N]
+    gate_up_back: Callable[[N], N]
+    down_back: Callable[[N], N]
+
+
+@dataclass(frozen=True)
+class PairGradients(Generic[N]):
+    """Of an expert's n pairs: shares of dx [n,D], the gradients of gate and up [n,2F], silu(gate) * up [n,F], and what
+    their weights' gradients are [n,1]."""
+
+    share: N
+    grown: N
+    hidden: N
+    dweight: N
 
 
 def _weights_left_out(xp: Any, x: Any, w_gate_up: Any, w_down: Any, weights: Any, ids: Any, dy: Any) -> Any:
@@ -95,25 +121,33 @@ def _gradients(
     xp: Arithmetic[N, Idx], slope: Any, x: N, w_gate_up: N, w_down: N, weights: N, ids: Idx, dy: N
 ) -> tuple[N, N, N, N]:
     """``slope``: dgate and dup of gate, up and the gradient of silu(gate) * up."""
-    experts, inner = w_gate_up.shape[0], w_gate_up.shape[1] // 2
-    tokens, choices = ids.shape
-    flat, each = ids.reshape(tokens * choices), weights.reshape(tokens * choices, 1)
-    order, found = [], []
-    for expert in range(experts):
-        pairs = xp.native.argwhere(flat == expert)[:, 0]
-        token = pairs // max(choices, 1)
-        found.append(_of_expert(xp, slope, x[token], w_gate_up[expert], w_down[expert], each[pairs], dy[token], inner))
-        order.append(pairs)
-    shares, of_gate_up, of_down, of_weights = zip(*found, strict=True)
-    back = xp.native.argsort(xp.native.concatenate(order))
-    dx = xp.sum(xp.concatenate(shares)[back].reshape(tokens, choices, x.shape[-1]), axis=1)[:, 0]
-    dweights = xp.concatenate(of_weights)[back].reshape(tokens, choices)
+    experts = w_gate_up.shape[0]
+    of_gate_up, of_down = [], []
+
+    def of_expert(expert: int, x: N, weight: N, dy: N) -> PairGradients[N]:
+        up, down = w_gate_up[expert], w_down[expert]
+        pairs = of_pairs(
+            *(xp, slope, x, weight, dy),
+            Expert(
+                gate_up=lambda rows: xp.matmul(rows, xp.swap(up)),
+                down=lambda rows: xp.matmul(rows, xp.swap(down)),
+                gate_up_back=lambda rows: xp.matmul(xp.round(rows, "gate_up_gradient"), up),
+                down_back=lambda rows: xp.matmul(rows, down),
+            ),
+        )
+        of_gate_up.append(xp.matmul(xp.swap(xp.round(pairs.grown, "gate_up_gradient")), x))
+        of_down.append(
+            xp.any_formula(
+                lambda: xp.matmul(xp.swap(dy), xp.round(pairs.hidden * weight, "weighted_hidden")),
+                lambda: xp.matmul(xp.swap(xp.round(dy * weight, "weighted_gradient")), pairs.hidden),
+            )
+        )
+        return pairs
+
+    dx, dweights = of_tokens(xp, of_expert, x, weights, ids, dy, experts)
 
     def touched() -> Idx:
-        """Which pairs have an infinity in their token, weight, gradient or expert."""
-        broken: Any = infinite(xp, w_gate_up).any(-1).any(-1) | infinite(xp, w_down).any(-1).any(-1)
-        found: Idx = infinite(xp, x, dy).any(-1)[:, None] | infinite(xp, weights) | broken[ids]
-        return found
+        return infinite_pairs(xp, x, weights, ids, dy, w_gate_up, w_down)
 
     def experts_touched() -> Idx:
         named: Any = ids[..., None] == xp.integers(range(experts))
@@ -126,27 +160,53 @@ def _gradients(
     return dx, dw_gate_up, dw_down, xp.unspecified(touched, dweights)
 
 
-def _of_expert(
-    xp: Arithmetic[N, Idx], slope: Any, x: N, w_gate_up: N, w_down: N, weight: N, dy: N, inner: int
-) -> tuple[N, N, N, N]:
-    """Shares of dx [n,D], dw_gate_up [2F,D], dw_down [D,F] and dweights [n,1] of an expert's n pairs."""
-    projected = xp.round(xp.matmul(x, xp.swap(w_gate_up)), "gate_up")
+def infinite_pairs(xp: Arithmetic[N, Idx], x: N, weights: N, ids: Idx, dy: N, *tables: N) -> Idx:
+    """Which pairs [T,k] have an infinity in their token, weight, gradient or in what ``tables`` [E,.,.] say of their
+    expert."""
+    broken: Any = infinite(xp, tables[0]).any(-1).any(-1)
+    for table in tables[1:]:
+        broken = broken | infinite(xp, table).any(-1).any(-1)
+    found: Idx = infinite(xp, x, dy).any(-1)[:, None] | infinite(xp, weights) | broken[ids]
+    return found
+
+
+def of_tokens(
+    xp: Arithmetic[N, Idx],
+    of_expert: Callable[[int, N, N, N], PairGradients[N]],
+    x: N,
+    weights: N,
+    ids: Idx,
+    dy: N,
+    experts: int,
+) -> tuple[N, N]:
+    """dx[T,D] and dweights[T,k], from what each expert's pairs make of their tokens, weights [n,1] and dy."""
+    tokens, choices = ids.shape
+    flat, each = ids.reshape(tokens * choices), weights.reshape(tokens * choices, 1)
+    order, found = [], []
+    for expert in range(experts):
+        pairs = xp.native.argwhere(flat == expert)[:, 0]
+        token = pairs // max(choices, 1)
+        found.append(of_expert(expert, x[token], each[pairs], dy[token]))
+        order.append(pairs)
+    back = xp.native.argsort(xp.native.concatenate(order))
+    shares = xp.concatenate([pairs.share for pairs in found])[back].reshape(tokens, choices, x.shape[-1])
+    dweights = xp.concatenate([pairs.dweight for pairs in found])[back].reshape(tokens, choices)
+    return xp.sum(shares, axis=1)[:, 0], dweights
+
+
+def of_pairs(xp: Arithmetic[N, Idx], slope: Any, x: N, weight: N, dy: N, expert: Expert[N]) -> PairGradients[N]:
+    """What comes back of dy[n,D] to an expert's tokens x[n,D] and their weights [n,1]."""
+    projected = xp.round(expert.gate_up(x), "gate_up")
+    inner = projected.shape[-1] // 2
     gate, up = projected[:, :inner], projected[:, inner:]
     hidden = xp.round(swiglu(xp, gate, up, limit=None), "hidden")
-
-    def weighted() -> N:
-        return xp.round(dy * weight, "weighted_gradient")
-
-    back = xp.matmul(dy, w_down)
-    dhidden = xp.any_formula(lambda: back * weight, lambda: xp.matmul(weighted(), w_down))
-    grown = xp.concatenate(slope(gate, up, xp.round(dhidden, "hidden_gradient")), -1)
-    grown = xp.round(grown, "gate_up_gradient")
-    dw_down = xp.any_formula(
-        lambda: xp.matmul(xp.swap(dy), xp.round(hidden * weight, "weighted_hidden")),
-        lambda: xp.matmul(xp.swap(weighted()), hidden),
+    back = expert.down_back(dy)
+    dhidden = xp.any_formula(
+        lambda: back * weight, lambda: expert.down_back(xp.round(dy * weight, "weighted_gradient"))
     )
+    grown = xp.concatenate(slope(gate, up, xp.round(dhidden, "hidden_gradient")), -1)
     dweight = xp.any_formula(
         lambda: xp.sum(xp.round(back, "hidden_gradient") * hidden),
-        lambda: xp.sum(dy * xp.round(xp.matmul(hidden, xp.swap(w_down)), "expert")),
+        lambda: xp.sum(dy * xp.round(expert.down(hidden), "expert")),
     )
-    return xp.round(xp.matmul(grown, w_gate_up), "share"), xp.matmul(xp.swap(grown), x), dw_down, dweight
+    return PairGradients(xp.round(expert.gate_up_back(grown), "share"), grown, hidden, dweight)

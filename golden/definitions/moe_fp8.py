@@ -11,14 +11,14 @@ from assay.golden.definitions.quantized import repeat
 from assay.golden.options import choice
 from assay.golden.registry import Fault, Reduction, define
 
-_SCALES = {
+SCALES = {
     "channel": ("2*F,1", "D,1"),
     "block": ("ceil(2*F/128),ceil(D/128)", "ceil(D/128),ceil(F/128)"),
 }
 
 
 def _signature(options: Mapping[str, Any]) -> str:
-    gate_up, down = _SCALES[options["granularity"]]
+    gate_up, down = SCALES[options["granularity"]]
     return (
         "x[T,D], w_gate_up:float8_e4m3fn[E,2*F,D], w_down:float8_e4m3fn[E,D,F], "
         f"scale_gate_up:float32[E,{gate_up}]=scale, scale_down:float32[E,{down}]=scale, "

@@ -12,6 +12,7 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 FLOAT32 = (torch.float32,)
 INT32 = (torch.int32,)
 REDUCTIONS = ("mean", "sum", "none")
+_SIDE = 128  # of a block of FP8 weights with one scale
 
 
 def check(**arguments: tuple[Tensor, Sequence[torch.dtype | str], str]) -> None:
@@ -127,6 +128,40 @@ def check_experts(
         **others,
     )
     check_shape("w_gate_up", w_gate_up, ("E", 2 * w_down.shape[2], "D"))
+
+
+def check_fp8_experts(
+    x: Tensor,
+    w_gate_up: Tensor,
+    w_down: Tensor,
+    scale_gate_up: Tensor,
+    scale_down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    granularity: str,
+    **others: tuple[Tensor, Sequence[torch.dtype | str], str],
+) -> int:
+    """The side of a block of weights with one scale, 1 where those are rows.
+
+    Raises TypeError or ValueError unless these are `moe_fp8`'s arguments, and others as `check` takes them.
+    """
+    check_choice("granularity", granularity, ("channel", "block"))
+    check(
+        x=(x, FLOATING, "T D"),
+        w_down=(w_down, FP8[:1], "E D F"),
+        w_gate_up=(w_gate_up, FP8[:1], "E 2F D"),
+        scale_gate_up=(scale_gate_up, FLOAT32, "E N K"),
+        scale_down=(scale_down, FLOAT32, "E M L"),
+        ids=(ids, INT32, "T k"),
+        weights=(weights, FLOAT32, "T k"),
+        **others,
+    )
+    experts, d, f = w_down.shape
+    check_shape("w_gate_up", w_gate_up, ("E", 2 * f, "D"))
+    side = 1 if granularity == "channel" else _SIDE
+    for name, scale, rows, inner in (("scale_gate_up", scale_gate_up, 2 * f, d), ("scale_down", scale_down, d, f)):
+        check_shape(name, scale, (experts, -(-rows // side), 1 if side == 1 else -(-inner // side)))
+    return side
 
 
 def check_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, packing: str) -> None:

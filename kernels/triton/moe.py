@@ -7,6 +7,8 @@ element once: there are no atomics, and nothing depends on the order in which pr
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -17,11 +19,11 @@ from assay.kernels.triton.arguments import (
     FLOATING,
     INT32,
     check,
-    check_choice,
     check_experts,
+    check_fp8_experts,
     check_shape,
 )
-from assay.kernels.triton.moe_backward import expert_gradients
+from assay.kernels.triton.moe_backward import expert_gradients, fp8_expert_gradients
 from assay.kernels.triton.moe_shares import mixed
 from assay.kernels.triton.moe_sort import sort_by_expert
 from assay.kernels.triton.moe_tiles import (
@@ -44,7 +46,6 @@ from assay.kernels.triton.tiles import size_class
 
 _CODES = (torch.uint8,)
 _TALLEST_OF_CODES = 16  # rows of a block where registers hold float32 weights made of codes, too
-_SIDE = 128  # of a block of weights with one scale
 _TUNING = grouped_configs(
     2,
     "x_ptr",
@@ -198,6 +199,15 @@ differentiate(
 )
 
 
+def _fp8_gradients(saved: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    tensors = saved.x, saved.w_gate_up, saved.w_down, saved.scale_gate_up, saved.scale_down, saved.weights, saved.ids
+    dx, dweights = fp8_expert_gradients(*tensors, dy, saved.side)
+    return dx, None, None, None, None, dweights, None, None
+
+
+differentiate("assay::moe_fp8", _fp8_gradients, saves="x w_gate_up w_down scale_gate_up scale_down weights ids")
+
+
 def moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
     """y[T,D], each row the sum over its k choices of weight * down(silu(gate x) * (up x)) of the expert chosen.
 
@@ -225,24 +235,10 @@ def moe_fp8(
 
     Scales go with each row of an expert's weights, scale_gate_up[E,2F,1] and scale_down[E,D,1] (granularity "channel"),
     or with each block of 128 x 128, [E,ceil(2F/128),ceil(D/128)] and [E,ceil(D/128),ceil(F/128)] ("block"). They
-    multiply float32 sums. Raises TypeError or ValueError, naming the argument, for another dtype, shape, granularity or
-    device.
+    multiply float32 sums. Tokens and routing weights have gradients, codes and scales have none (`moe_fp8_backward`).
+    Raises TypeError or ValueError, naming the argument, for another dtype, shape, granularity or device.
     """
-    check_choice("granularity", granularity, ("channel", "block"))
-    check(
-        x=(x, FLOATING, "T D"),
-        w_down=(w_down, (torch.float8_e4m3fn,), "E D F"),
-        w_gate_up=(w_gate_up, (torch.float8_e4m3fn,), "E 2F D"),
-        scale_gate_up=(scale_gate_up, FLOAT32, "E N K"),
-        scale_down=(scale_down, FLOAT32, "E M L"),
-        ids=(ids, INT32, "T k"),
-        weights=(weights, FLOAT32, "T k"),
-    )
-    experts, d, f = w_down.shape
-    check_shape("w_gate_up", w_gate_up, ("E", 2 * f, "D"))
-    side = 1 if granularity == "channel" else _SIDE
-    for name, scale, rows, inner in (("scale_gate_up", scale_gate_up, 2 * f, d), ("scale_down", scale_down, d, f)):
-        check_shape(name, scale, (experts, -(-rows // side), 1 if side == 1 else -(-inner // side)))
+    side = check_fp8_experts(x, w_gate_up, w_down, scale_gate_up, scale_down, weights, ids, granularity)
     found: Tensor = _moe_fp8(x, w_gate_up, w_down, scale_gate_up, scale_down, weights, ids, side)
     return found
 

@@ -50,10 +50,11 @@ def grouped_configs(
             most_sums, most_products = _MOST_DESCRIBED_SUMS, math.inf
         else:
             most_sums, most_products = _MOST_SUMS[width], _MOST_PRODUCTS[width]
+        held = products + (products > 2 and arguments["SIDE"] > 1)  # one's sums, before its scales multiply them
         kept = []
         for config in configs:
             sums = keywords["BLOCK_M"] * config.kwargs["BLOCK_N"] / (32 * config.num_warps)
-            fits = sums * products <= most_sums and sums * config.kwargs["BLOCK_K"] <= most_products
+            fits = sums * held <= most_sums and sums * config.kwargs["BLOCK_K"] <= most_products
             if fits and fits_dtype(config, dtype):
                 kept.append(config)
         return kept
@@ -159,6 +160,18 @@ def scales_at(scales, start, SIDE: tl.constexpr):
     scales_ptr, strides, expert, columns, there = scales
     places = expert * strides[0] + columns // SIDE * strides[1] + start // SIDE * strides[2]
     return tl.load(scales_ptr + places, mask=there, other=0.0)[:, None]
+
+
+@triton.jit
+def scaled_along(own, scales, start, K):
+    """Weights [BLOCK_N, BLOCK_K] from ``start`` on of K, float32, times the scale that each place along K has.
+
+    ``scales`` are as `scales_at` takes them; columns have none.
+    """
+    scales_ptr, strides, expert, _, _ = scales
+    places = start + tl.arange(0, own.shape[1])
+    scale = tl.load(scales_ptr + expert * strides[0] + places.to(tl.int64) * strides[2], mask=places < K, other=0.0)
+    return own.to(tl.float32) * scale[None, :]
 
 
 @triton.jit

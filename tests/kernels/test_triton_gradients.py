@@ -14,7 +14,7 @@ from assay.kernels.triton.causal_conv1d import causal_conv1d
 from assay.kernels.triton.cross_entropy import cross_entropy
 from assay.kernels.triton.layernorm import layernorm
 from assay.kernels.triton.linear_cross_entropy import linear_cross_entropy
-from assay.kernels.triton.moe import moe
+from assay.kernels.triton.moe import moe, moe_fp8
 from assay.kernels.triton.moe_route import moe_route
 from assay.kernels.triton.rmsnorm import rmsnorm
 from assay.kernels.triton.rope import rope
@@ -22,9 +22,11 @@ from assay.kernels.triton.selective_scan import selective_scan
 from assay.kernels.triton.softmax import log_softmax, softmax
 from assay.kernels.triton.swiglu import swiglu
 from assay.verify import examine_backward
+from tests.kernels.triton_calls import check_operator
 
-CONSTANT = ("cos", "sin")  # tensors that have no gradient
-SINGLE = ("weights", "a", "skip")  # that are float32 whatever others are
+CODED = ("codes_gate_up", "codes_down", "scale_gate_up", "scale_down")
+CONSTANT = ("cos", "sin", *CODED)  # tensors that have no gradient
+SINGLE = ("weights", "a", "skip", *CODED)  # that keep their dtype whatever others have
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
@@ -113,6 +115,12 @@ def mixed(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Te
     return torch.einsum("tkf,tkdf,tk->td", F.silu(gate) * up, w_down[ids.long()], weights)
 
 
+def mixed_of_codes(
+    x: Tensor, gate_up: Tensor, down: Tensor, of_gate_up: Tensor, of_down: Tensor, *rest: Tensor
+) -> Tensor:
+    return mixed(x, gate_up * of_gate_up, down * of_down, *rest)
+
+
 def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3)
@@ -128,6 +136,15 @@ EXPERTS = {
     "w_down": torch.randn(3, 16, 24),
     "weights": torch.rand(2, 5).t(),
     "ids": torch.tensor([[0, 2], [2, 2], [0, 0], [2, 0], [0, 2]], dtype=torch.int32),
+}
+CODES = {
+    "x": EXPERTS["x"],
+    "codes_gate_up": EXPERTS["w_gate_up"].to(torch.float8_e4m3fn),
+    "codes_down": EXPERTS["w_down"].to(torch.float8_e4m3fn),
+    "scale_gate_up": torch.rand(3, 48, 1) + 0.5,
+    "scale_down": torch.rand(3, 16, 1) + 0.5,
+    "weights": EXPERTS["weights"],
+    "ids": EXPERTS["ids"],
 }
 SCORES = torch.randn(9, 5).t()
 
@@ -195,6 +212,7 @@ KERNELS = [
         *({"causal": "top_left", "scale": 0.3}, (None, None, 0.3, None, None, 0)),
     ),
     Differentiable(moe, mixed, EXPERTS),
+    Differentiable(moe_fp8, mixed_of_codes, CODES, {"granularity": "channel"}, (1,)),
     *(routed(scoring, renormalize) for scoring in ("softmax", "sigmoid") for renormalize in (False, True)),
 ]
 EVERY = pytest.mark.parametrize("kernel", KERNELS, ids=str)
@@ -223,8 +241,7 @@ def test_a_gradient_has_its_inputs_dtype(kernel: Differentiable) -> None:
 @EVERY
 def test_the_operator_is_differentiable(kernel: Differentiable) -> None:
     """Schema, autograd, fake implementation and compilation of both passes agree with the operator."""
-    operator = getattr(torch.ops.assay, kernel.kernel.__name__).default
-    torch.library.opcheck(operator, (*kernel.leaves(), *kernel.operator))
+    check_operator(kernel.kernel.__name__, kernel.leaves(), kernel.operator)
 
 
 @pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel.sizes], ids=str)

@@ -13,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from assay.kernels.triton import moe as moe_module
 from assay.kernels.triton import moe_backward as module
 from assay.kernels.triton import moe_shares, moe_weight_gradient
-from assay.kernels.triton.moe_backward import moe_backward
+from assay.kernels.triton.moe_backward import moe_backward, moe_fp8_backward
 from tests.kernels.test_triton_moe import Tensors, case, expanded, named, spread, transposed
 from tests.reference import reference
 
@@ -55,11 +55,64 @@ def test_a_configuration_is_left(kernel: Any, dtype: torch.dtype) -> None:
     w = torch.zeros(1, 16, 16, dtype=dtype)
     tallest = module._TALLEST[w.element_size()] if kernel is module._pair_gradient_kernel else 128
     for given in (w, TensorDescriptor.from_tensor(w, [1, 16, 16])) if w.element_size() == 2 else (w,):
-        arguments = dict.fromkeys(kernel.arg_names, given)
+        arguments = dict.fromkeys(kernel.arg_names, given) | {"SIDE": 0}
         for height in (16, 32, 64, tallest):
             left = kernel.early_config_prune(kernel.configs, arguments, BLOCK_M=height)
             assert left, height
             assert {config.kwargs["BLOCK_K"] == 16 for config in left} == {dtype == torch.float32}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("side", [1, 128])
+def test_a_configuration_is_left_for_codes(dtype: torch.dtype, side: int) -> None:
+    """At every height of blocks that experts in FP8 have, whether scales go with rows of them or with blocks."""
+    kernel, x = module._pair_gradient_kernel, torch.zeros(1, dtype=dtype)
+    codes = torch.zeros(1, 16, 16, dtype=torch.float8_e4m3fn)
+    for given in (codes, TensorDescriptor.from_tensor(codes, [1, 16, 16])):
+        arguments = {"x_ptr": x, "w_up": given, "w_down": given, "SIDE": side}
+        for height in (16, 32, 64):
+            if height <= module._TALLEST_OF_CODES[x.element_size()]:
+                assert kernel.early_config_prune(kernel.configs, arguments, BLOCK_M=height), height
+
+
+def fp8_case(shape: tuple[int, int, int, int, int], side: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Tokens, codes, scales of blocks or of rows (side 1), routing and an upstream gradient."""
+    x, w_gate_up, w_down, weights, ids = case(*shape, dtype)
+    codes = [w.to(torch.float8_e4m3fn) for w in (w_gate_up, w_down)]
+    random = torch.Generator().manual_seed(1)
+    scales = []
+    for w in codes:
+        blocks = len(w), -(-w.shape[1] // side), -(-w.shape[2] // side) if side > 1 else 1
+        scales.append(torch.rand(blocks, generator=random) + 0.5)
+    return (x, *codes, *scales, weights, ids, torch.randn(x.shape, generator=random).to(dtype))
+
+
+def turned_round(tensor: Tensor) -> Tensor:
+    """The same numbers, the other way round of the last two dimensions."""
+    return tensor.mT.contiguous().mT if tensor.dim() == 3 else tensor
+
+
+@pytest.mark.parametrize(("granularity", "side"), [("channel", 1), ("block", 128)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(40, 64, 128, 3, 2), (150, 272, 40, 4, 3), (9, 16, 4, 3, 2)], ids=str)
+def test_fp8_experts(shape: tuple[int, int, int, int, int], dtype: torch.dtype, granularity: str, side: int) -> None:
+    """Scales by row and by blocks, which gate and up may share, of weights that lie along K or the other way."""
+    tensors = fp8_case(shape, side, dtype)
+    loose = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}[dtype]
+    right = reference("moe_fp8_backward")(*tensors, granularity=granularity)
+    for given in (tensors, [turned_round(tensor) for tensor in tensors], [spread(tensor) for tensor in tensors]):
+        found = moe_fp8_backward(*given, granularity=granularity)
+        assert [gradient.dtype for gradient in found] == [dtype, torch.float32]
+        for own, expected in zip(found, right, strict=True):
+            torch.testing.assert_close(own.double(), expected, rtol=0.0, atol=loose * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 3, 2, 2), (5, 0, 3, 2, 2), (5, 4, 0, 2, 2), (5, 4, 3, 0, 2), (5, 4, 3, 2, 0)])
+def test_fp8_experts_of_nothing_have_gradients_of_zero(shape: tuple[int, int, int, int, int]) -> None:
+    """As those of floats."""
+    tensors = fp8_case(shape, 1, torch.bfloat16)
+    for gradient, tensor in zip(moe_fp8_backward(*tensors), (tensors[0], tensors[5]), strict=True):
+        assert torch.equal(gradient, torch.zeros_like(tensor))
 
 
 @pytest.mark.parametrize("view", [transposed, spread, expanded])

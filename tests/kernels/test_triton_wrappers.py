@@ -13,7 +13,7 @@ import assay.kernels.triton
 from assay.kernels.triton.attention import attention_backward
 from assay.kernels.triton.moe_route import moe_route_backward
 from tests.kernels.planting import public_functions
-from tests.kernels.triton_calls import CALLS, E4M3, Call
+from tests.kernels.triton_calls import CALLS, Call, check_operator
 from tests.kernels.triton_scan_calls import SCAN_CALLS
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -79,11 +79,7 @@ def test_a_wrong_argument_is_named(call: Call) -> None:
 @EVERY
 def test_the_operator_is_well_registered(call: Call) -> None:
     """Schema, fake implementation and compilation with dynamic shapes agree with the operator."""
-    # Torch compares the arguments before and after to check the schema, which it can't do in 8 bits.
-    narrow = any(tensor.dtype == E4M3 for tensor in call.tensors.values())
-    every = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-    operator = getattr(torch.ops.assay, call.kernel.__name__).default
-    torch.library.opcheck(operator, (*call.tensors.values(), *call.operator), test_utils=every[narrow:])
+    check_operator(call.kernel.__name__, list(call.tensors.values()), call.operator)
 
 
 @EVERY

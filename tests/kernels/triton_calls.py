@@ -1,6 +1,6 @@
 """A right call of every Triton kernel but attention's, and arguments that each refuses."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from assay.kernels.triton.layernorm_backward import layernorm_backward
 from assay.kernels.triton.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_backward
 from assay.kernels.triton.merge_states import merge_states
 from assay.kernels.triton.moe import moe, moe_fp8, moe_int4
-from assay.kernels.triton.moe_backward import moe_backward
+from assay.kernels.triton.moe_backward import moe_backward, moe_fp8_backward
 from assay.kernels.triton.moe_route import moe_route
 from assay.kernels.triton.quantize import quantize_fp8, quantize_int4, quantize_int8
 from assay.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
@@ -48,6 +48,15 @@ class Call:
 
     def __str__(self) -> str:
         return " ".join([self.kernel.__name__, *map(str, self.options.values())])
+
+
+def check_operator(name: str, tensors: Sequence[Tensor], options: Sequence[Any]) -> None:
+    """torch's own check of an operator: schema, autograd, fake implementation, and compilation with dynamic shapes."""
+    # Torch compares the arguments before and after to check the schema, which it can't do in 8 bits.
+    narrow = any(tensor.dtype == E4M3 for tensor in tensors)
+    every = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    operator = getattr(torch.ops.assay, name).default
+    torch.library.opcheck(operator, (*tensors, *options), test_utils=every[narrow:])
 
 
 def codes(*shape: int, dtype: torch.dtype = torch.int8) -> Tensor:
@@ -89,7 +98,9 @@ MIXTURE = {
 }
 
 
-def experts_in_fp8(granularity: str, gate_up: tuple[int, int], down: tuple[int, int]) -> Call:
+def experts_in_fp8(
+    kernel: Callable[..., Any], granularity: str, gate_up: tuple[int, int], down: tuple[int, int], **others: Tensor
+) -> Call:
     names = ("x", "w_gate_up", "w_down", "scale_gate_up", "scale_down", "weights", "ids")
     tensors = MIXTURE | {name: MIXTURE[name].to(E4M3) for name in ("w_gate_up", "w_down")}
     tensors |= {"scale_gate_up": torch.rand(3, *gate_up), "scale_down": torch.rand(3, *down)}
@@ -98,7 +109,9 @@ def experts_in_fp8(granularity: str, gate_up: tuple[int, int], down: tuple[int, 
         *(("scale_gate_up", torch.ones(3, 9, 1)), ("scale_down", torch.ones(3, 17, 2)), ("ids", codes(5, 2))),
     )
     side = 1 if granularity == "channel" else 128
-    return Call(moe_fp8, {name: tensors[name] for name in names}, {"granularity": granularity}, (side,), wrong)
+    wrong += tuple((name, torch.zeros(5, 16)) for name in others)
+    given = {name: tensors[name] for name in names} | others
+    return Call(kernel, given, {"granularity": granularity}, (side,), wrong)
 
 
 NIBBLES = {
@@ -293,7 +306,11 @@ CALLS = [
             *(("weights", torch.zeros(5, 1)), ("ids", torch.zeros(4, 2, dtype=INT32)), ("ids", codes(5, 2))),
         ),
     ),
-    *(experts_in_fp8("channel", (18, 1), (17, 1)), experts_in_fp8("block", (1, 1), (1, 1))),
+    *(experts_in_fp8(moe_fp8, "channel", (18, 1), (17, 1)), experts_in_fp8(moe_fp8, "block", (1, 1), (1, 1))),
+    *(
+        experts_in_fp8(moe_fp8_backward, "channel", (18, 1), (17, 1), dy=torch.randn(17, 5).t()),
+        experts_in_fp8(moe_fp8_backward, "block", (1, 1), (1, 1), dy=torch.randn(17, 5).t()),
+    ),
     Call(
         moe_int4,
         NIBBLES,

@@ -130,10 +130,9 @@ def moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tens
     return (y,)
 
 
-def moe_fp8(
-    x: Tensor, w_gate_up: Tensor, w_down: Tensor, scale_gate_up: Tensor, scale_down: Tensor, *routing: Tensor,
-    granularity: str = "channel",
-) -> Outputs:  # fmt: skip
+def fp8_experts(
+    w_gate_up: Tensor, w_down: Tensor, scale_gate_up: Tensor, scale_down: Tensor, granularity: str
+) -> list[Tensor]:
     """Dequantised, place by place where scales go by blocks."""
     weights = []
     for codes, scale in ((w_gate_up, scale_gate_up), (w_down, scale_down)):
@@ -142,7 +141,18 @@ def moe_fp8(
             for k in range(0, codes.shape[2], 128):
                 w[:, n, k : k + 128] *= scale[:, n // width, k // 128 if granularity == "block" else 0, None].double()
         weights.append(w)
-    return moe(x, *weights, *routing)
+    return weights
+
+
+def moe_fp8(x: Tensor, *tensors: Tensor, granularity: str = "channel") -> Outputs:
+    """Dequantised."""
+    return moe(x, *fp8_experts(*tensors[:4], granularity), *tensors[4:])
+
+
+def moe_fp8_backward(x: Tensor, *tensors: Tensor, granularity: str = "channel") -> Outputs:
+    """That of the dequantised experts, without their own gradients."""
+    dx, _, _, dweights = moe_backward(x, *fp8_experts(*tensors[:4], granularity), *tensors[4:])
+    return dx, dweights
 
 
 def moe_int4(x: Tensor, w_gate_up: Tensor, w_down: Tensor, *rest: Tensor) -> Outputs:
