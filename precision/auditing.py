@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
+from itertools import count as counting
 from typing import Any
 
 import torch
@@ -260,20 +261,22 @@ class Audit:
 
     def calibrate(self, count: int = 20) -> None:
         """Measure ``count`` assignments, drawn at random from dense to sparse and from the front of bytes and error,
-        and fit the interval to them: 19 are the fewest that promise 95 %."""
-        done, places = 0, range(len(self.measured), max(count, len(self.measured)))
-
-        def step() -> None:
-            nonlocal done
-            done += 1
-            self._progress("measuring", min(done, len(places) - 1), len(places))
-
+        and fit the interval to them: 19 are the fewest that promise 95 %. As many more are measured as hang on routers'
+        flips, by which no interval is judged."""
         if self.routing is not None:
             self.predictor = replace(self.predictor, flips=self.routing.count)
+        for _ in range(2):
+            self._calibrate_on(range(len(self.measured), count + self.predictor.calibration.unscored))
+
+    def _calibrate_on(self, places: range) -> None:
+        """Measure what is drawn for these places, and fit the interval to all that was drawn."""
+        if not places:
+            return
+        done, last = counting(1), len(places) - 1
         with self._timed("measuring"):
             best = Recommender(self.predictor, self.trial, self.roofline).front
             assignments = drawn(self.predictor, best, self._seed, places)
-            self.chosen_on.ahead(assignments, step)
+            self.chosen_on.ahead(assignments, lambda: self._progress("measuring", min(next(done), last), len(places)))
             self.measured += tried(self.predictor, self.trial, assignments)
         self._progress("measuring", len(places), len(places))
         self.predictor = self._refitted(self.predictor)

@@ -78,17 +78,20 @@ class Calibration:
     """The cause of jumps over predicted^(power / 2), in the median of what was measured."""
     most: float = 0.0
     """The largest jumps whose residuals are at most a third larger than the best's: what a flip may cost."""
+    unscored: int = 0
+    """How many of the pairs hang on flips by what the others fit, so that the interval isn't judged by them."""
 
     @classmethod
     def fitted(cls, pairs: Sequence[Measured], level: float = 0.95, power: float = 1.0) -> Calibration:
         """From pairs of assignments that were drawn independently, of whatever kinds there are.
 
         Each is judged by the curve and the floor that the others fit: its score is the distance from that curve, in
-        widths. Of n scores the ceil((n + 1) level)-th is the quantile. Fewer than level / (1 - level), 19 for 95 %,
-        promise no more than n / (n + 1), by the largest: that is the interval's level then. It holds as far as one pair
-        hardly moves the fit, as it does a median; of any fit at all leaving out in turn promises 2 level - 1. The
-        quantile is at least the normal one of that level: widths hold the standard deviation that the drawing of
-        cotangents is known to leave, which no lucky set of pairs makes less.
+        widths; one that hangs on flips by that curve has no score, for nothing is promised of its like. Of n scores the
+        ceil((n + 1) level)-th is the quantile. Fewer than level / (1 - level), 19 for 95 %, promise no more than
+        n / (n + 1), by the largest: that is the interval's level then. It holds as far as one pair hardly moves the
+        fit, as it does a median; of any fit at all leaving out in turn promises 2 level - 1. The quantile is at least
+        the normal one of that level: widths hold the standard deviation that the drawing of cotangents is known to
+        leave, which no lucky set of pairs makes less.
         """
         usable = [pair for pair in pairs if 0 < pair.predicted < math.inf and pair.measured != 0]
         known = np.array([math.isfinite(pair.measured) for pair in usable], dtype=bool)
@@ -98,11 +101,14 @@ class Calibration:
         scores = [math.inf] * int((~known).sum())
         whole = [pair for pair in usable if math.isfinite(pair.measured)]
         for place, pair in enumerate(whole):
-            scores.append(cls._of([*whole[:place], *whole[place + 1 :]], power)._score(pair))
+            others = cls._of([*whole[:place], *whole[place + 1 :]], power)
+            if not others.hangs_on_flips(pair):
+                scores.append(others._score(pair))
         found, count = cls._of(whole, power), len(scores)
         kept = min(level, count / (count + 1))
-        quantile = sorted(scores)[min(math.ceil((count + 1) * level), count) - 1]
-        return replace(found, quantile=max(quantile, float(ndtri((1 + kept) / 2))), level=kept)
+        quantile = sorted(scores)[min(math.ceil((count + 1) * level), count) - 1] if scores else 0.0
+        quantile = max(quantile, float(ndtri((1 + (kept or level)) / 2)))
+        return replace(found, quantile=quantile, level=kept, unscored=len(usable) - count)
 
     @classmethod
     def _of(cls, pairs: Sequence[Measured], power: float) -> Calibration:

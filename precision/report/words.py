@@ -76,10 +76,14 @@ def plain(value: Any) -> Any:
 
 
 def growth_words(found: Mapping[str, Any]) -> str:
-    """How much larger the error is at the end of long sequences, with its interval where there is one."""
+    """How much larger the error is at the end of long sequences, with its interval where there is one, and that no
+    prediction was calibrated there."""
+    rests = "measured there; the intervals of predictions are of the shorter sequences alone"
     if not isinstance(found["growth"], float):
-        return f"the error at position {found['steps'][-1]['end']:,} can't be compared with that at {found['base']:,}"
+        last = f"the error at position {found['steps'][-1]['end']:,}"
+        return f"{last} can't be compared with that at {found['base']:,}; {rests}"
     apart = found["apart"]
     between = f" ({apart['low']:.2g} to {apart['high']:.2g})" if apart else ""
     last = found["steps"][-1]["end"]
-    return f"the error at position {last:,} is {found['growth']:.2g} times that at {found['base']:,}{between}"
+    grown = f"the error at position {last:,} is {found['growth']:.2g} times that at {found['base']:,}{between}"
+    return f"{grown}; {rests}"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from assay.precision.amounts import in_bytes, in_error
-from assay.precision.report import page
+from assay.precision.report import page, summary
 from assay.precision.report.charts import undrawn
 from assay.precision.report.summary import headline
 from tests.browser import WIDTHS, browse, colours_on, complaints, framed, needs_browser, printed
@@ -42,6 +42,16 @@ def titles(shown: str, name: str) -> list[str]:
     """What a reader is told at the points of a chart."""
     (figure,) = re.findall(rf'<figure class="chart" id="{name}">(.*?)</figure>', shown, re.DOTALL)
     return [html.unescape(title) for title in re.findall("<title>(.*?)</title>", figure, re.DOTALL)]
+
+
+def test_errors_over_positions_say_what_they_rest_on(content: dict[str, Any]) -> None:
+    """Page and terminal tell that long sequences were measured and no interval was calibrated on them, and so they do
+    where the growth isn't known."""
+    rests = "measured there; the intervals of predictions are of the shorter sequences alone"
+    unknown = {**content, "positions": {**POSITIONS, "growth": None, "apart": None}}
+    for each in (content, unknown):
+        assert rests in " ".join(summary(each).split())
+        assert rests in " ".join(page(each).split())
 
 
 def test_the_page_is_one_small_file(shown: str) -> None:

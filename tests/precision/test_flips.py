@@ -1,5 +1,6 @@
 """Routers that pick other experts: told of an assignment where they do, with how many, and no interval is promised."""
 
+import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from assay.precision.advising import reliability
 from assay.precision.auditing import Audit, audit
 from assay.precision.observation.handlers import traced
 from assay.precision.observation.running import call, evaluating
+from assay.precision.prediction.calibration import Calibration, Measured
 from assay.precision.prediction.simulation import Simulator
 from assay.precision.report import content_of, page, summary
 from assay.precision.schemes import SCHEMES
@@ -176,3 +178,33 @@ def test_flips_are_counted_over_the_sequences_that_are_predicted_for(near: Audit
     assert far.flips is not None
     assert twice.flips(keys) == pytest.approx(2 * here.flips(keys), rel=0.2)
     assert far.flips(keys) < 0.1 * here.flips(keys)
+
+
+def test_no_interval_is_judged_by_errors_that_flips_make() -> None:
+    """A pair that flips raise a hundredfold makes the intervals of others no longer and has no part in their level, and
+    one that few flips could explain is a score like any other."""
+    draw = random.Random(0)
+
+    def pair(ratio: float, flips: float) -> Measured:
+        return Measured(1e-3, 1e-3 * ratio, 4.0, flips=flips)
+
+    usual = [pair(math.exp(draw.gauss(0, 0.1)), 0.0) for _ in range(24)]
+    flipped = [pair(each, 100.0) for each in (100.0, 110.0, 90.0, 105.0)]
+    without, beside, unexplained = (
+        Calibration.fitted([*usual, *some]) for some in ([], flipped, [*flipped, pair(100.0, 0.1)])
+    )
+    steady = pair(1.0, 0.0)
+    assert beside.level == without.level == 0.95
+    assert beside.interval(steady)[2] == pytest.approx(without.interval(steady)[2], rel=0.1)
+    assert beside.promised(flipped[0]) == 0
+    assert Calibration.fitted([*usual[:9], *flipped]).level == pytest.approx(0.9)
+    assert (beside.unscored, unexplained.unscored) == (4, 4)
+    assert unexplained.quantile > 2 * beside.quantile
+
+
+def test_as_many_more_are_measured_as_have_no_score(near: Audit) -> None:
+    """Where flips make most of the error of drawn assignments, others are measured besides, so 95 % stays promised."""
+    calibration = near.predictor.calibration
+    assert calibration.unscored > 0
+    assert len(near.measured) > 20
+    assert calibration.level == 0.95

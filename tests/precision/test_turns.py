@@ -119,25 +119,29 @@ def test_a_weight_that_one_cotangent_meets_is_looked_at_whole() -> None:
         assert seen == set(range(rows))
 
 
-def test_what_is_predicted_from_a_sample_lies_within_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Predictions of a model change less than the interval's width allows; their median stays; small weights' don't."""
+def test_what_is_predicted_from_a_sample_spreads_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over draws, predictions of sampled weights lie about those from all rows, without a lean, by the noise that is
+    told of them beside the cotangents'; what isn't sampled has no more than these."""
     torch.manual_seed(0)
     wide = torch.nn.Sequential(torch.nn.Linear(64, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 64))
     batches = [torch.randn(8, 16, 64) for _ in range(4)]
     formats = ["bf16", "fp8", "w8a16", "w4a16-g32", "w4a16-g32-asym", "w3a16-g32", "w-mxfp4", "w-nvfp4", "fp8-block"]
-    exact, found = (audit(wide, batches, "relative", formats, exact=each).predictor for each in (True, False))
-    off, room = [], []
-    for key in exact.form.keys:
-        name, (kind, *_) = key
-        whole, some = exact.form.of([key]), found.form.of([key])
-        if name == "2" or kind != "weight":
-            assert found.form.noise([key]) == pytest.approx(exact.form.noise([key]), rel=1e-9)
-            continue
-        off.append(np.log(some / whole))
-        room.append(2 * np.sqrt(found.form.noise([key])))
-    assert len(off) >= 8
-    assert np.all(np.abs(off) < room)
-    assert abs(np.median(off)) < 0.15
+    off, own = [], []
+    for seed in range(8):
+        exact, found = (
+            audit(wide, batches, "relative", formats, seed=seed, exact=each).predictor for each in (True, False)
+        )
+        for key in exact.form.keys:
+            name, (kind, *_) = key
+            if name == "2" or kind != "weight":
+                assert found.form.noise([key]) == pytest.approx(exact.form.noise([key]), rel=1e-9)
+                continue
+            off.append(np.log(found.form.of([key]) / exact.form.of([key])))
+            own.append(np.sqrt(found.form.noise([key]) - exact.form.noise([key])))
+    assert len(off) == 64
+    assert 0.7 < np.sqrt(np.mean(np.square(off) / np.square(own))) < 1.4
+    assert abs(np.mean(off)) < 4 * np.mean(own) / 8
+    assert np.mean(np.abs(off) < 2 * np.array(own)) > 0.85
     monkeypatch.setattr(turns, "_LARGE", 1 << 20)
-    again = audit(wide, batches, "relative", formats).predictor
+    again = audit(wide, batches, "relative", formats, seed=7).predictor
     assert np.array_equal(again.form.diagonal, exact.form.diagonal)
