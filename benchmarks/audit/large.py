@@ -65,7 +65,7 @@ def examine(folder: Path, given: argparse.Namespace, ids: torch.Tensor) -> None:
     from assay.precision.auditing import audit
     from assay.precision.loading import load
 
-    before, began, profile = peak(), time.process_time(), cProfile.Profile()
+    before, began, profile = peak(), time.process_time(), cProfile.Profile(time.process_time)
     loaded = load(folder, as_stored=not given.whole)
     weights = sum(parameter.numel() for parameter in loaded.model.parameters()) * 2 / 2**20
     print(f"loaded: {time.process_time() - began:.1f} s, peak {(peak() - before) / weights:.2f}", flush=True)

@@ -31,7 +31,7 @@ class Source:
         """The tensor as it is stored, or one index of its first dimension. Raises `BadModel` if its file is gone."""
         try:
             if not self.file.endswith(".safetensors"):
-                return self.held[self.key] if part is None else self.held[self.key][part]
+                return self.held[self.key] if part is None else _stored_in(self.held)[self.key][part]
             with safe_open(self.file, framework="pt") as opened:
                 return opened.get_tensor(self.tensor) if part is None else opened.get_slice(self.tensor)[part]
         except (OSError, SafetensorError) as error:
@@ -72,6 +72,11 @@ class Weights(UserDict[int | None, Any]):
         return held() if isinstance(held, Streamed) else held
 
 
+def _stored_in(held: Any) -> Any:
+    """The tensors of what accelerate reads from, as they are stored, where it has these."""
+    return getattr(held, "state_dict", held)
+
+
 def source_of(module: torch.nn.Module, name: str) -> Source | None:
     """Where a module's own parameter is read from whenever the module runs; None for one that stays."""
     hook: Any = getattr(module, "_hf_hook", None)
@@ -80,7 +85,7 @@ def source_of(module: torch.nn.Module, name: str) -> Source | None:
         if held is None or not getattr(each, "offload", False) or name not in module._parameters:
             continue
         loader, key = getattr(held, "dataset", held), f"{getattr(held, 'prefix', '')}{name}"
-        tensors = getattr(loader, "state_dict", loader)
+        tensors = _stored_in(loader)
         if key in tensors and isinstance(tensors, dict):
             return Source("", str(tensors[key].data_ptr()), held, name)
         entry = loader.index[key]

@@ -32,8 +32,8 @@ _AT_ONCE = 1 << 22
 """Elements of weights' gradients, and of their changes, that are held at once; but no fewer rows than a block's."""
 _CACHED = 1 << 18
 """Elements of a weight that are looked at together, for a core's cache to hold what is made of them."""
-_LARGE = 1 << 24
-"""Elements of weights whose products leave the heap worth giving back."""
+_GROWN = 1 << 25
+"""Bytes by which products may grow in memory before freed ones are returned."""
 _ENOUGH = 1 << 16
 """Elements of values that tell the size of an error: more are subsampled to these, but not below _ROWS rows."""
 _ROWS = 256
@@ -75,7 +75,6 @@ class Sensitivity:
         self._further = further
         self._runs: Counter[tuple[str, int | None, int]] = Counter()
         self._change = change or change_of
-        self._looked = 0
         self._draw = torch.Generator().manual_seed(turns.seed + turns.batch)
         self._changes: dict[object, tuple[torch.Tensor, Subsample, _Changes]] = {}
         self._weights: dict[Streamed, torch.Tensor] = {}
@@ -118,10 +117,7 @@ class Sensitivity:
                     split = [scheme.split] if scheme.split else []
                     change = split_product(x, weight, split, product) - product(x, weight)
                     self._add(name + suffix, perturbations_of(scheme)[0], self._term(g * change, rows))
-            self._looked += weight.numel()
-            if self._looked >= _LARGE:
-                self._looked = 0
-                give_back()
+            give_back(_GROWN)
 
         return self._passed(x, lambda x: product(x, weight.detach()), back)
 
