@@ -1,15 +1,14 @@
-"""What the C library keeps of freed memory: between blocks that are still held glibc leaves several times a model."""
+"""Memory that comes and goes: of what is freed glibc keeps several times a model between blocks that are still held."""
 
 import ctypes
-import math
 import mmap
 import sys
-from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
 
-__all__ = ["give_back", "map_blocks", "mapped"]
+__all__ = ["cast", "give_back", "map_blocks"]
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _M_MMAP_THRESHOLD = -3
@@ -44,12 +43,17 @@ def map_blocks() -> None:
         option(_M_MMAP_THRESHOLD, _BLOCK)
 
 
-def mapped(shape: Sequence[int]) -> torch.Tensor:
-    """A float32 tensor of zeros in memory of its own on the CPU, which goes back to the system with it; in huge pages,
-    where there are any, for to get small ones takes several times as long as to write to them."""
-    size = math.prod(shape) * 4
-    if sys.platform != "linux" or size < _BLOCK:
-        return torch.zeros(*shape)
+def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor in ``dtype``, itself if that is its own.
+
+    A large one of float32 on the CPU is in memory of its own, which goes back to the system with it; in huge pages, for
+    to get small ones takes several times as long as to write to them.
+    """
+    size = tensor.numel() * dtype.itemsize
+    apart = tensor.dtype != dtype == torch.float32 and tensor.device.type == "cpu" and size >= _BLOCK
+    if not apart or sys.platform != "linux":
+        return tensor.to(dtype)
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.from_numpy(np.frombuffer(pages, np.float32)).view(*shape)
+    with suppress(OSError):  # where there are none
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.from_numpy(np.frombuffer(pages, np.float32)).view(tensor.shape).copy_(tensor)

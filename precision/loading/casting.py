@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from assay.runtime.heap import mapped
+from assay.runtime.heap import cast
 from assay.runtime.lazy import optional
 
 _SMALL = 1 << 16
@@ -60,7 +60,4 @@ class _Cast(UserDict[str, Any]):
         self._dtype = dtype
 
     def __getitem__(self, key: str) -> torch.Tensor:
-        held: torch.Tensor = self.data[key]
-        if not held.is_floating_point() or held.device.type != "cpu" or self._dtype != torch.float32:
-            return held
-        return mapped(held.shape).copy_(held)
+        return cast(self.data[key], self._dtype)

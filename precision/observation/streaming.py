@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from assay.precision.errors import BadModel
+from assay.runtime.heap import cast
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Source:
         """The tensor as it is stored, or one index of its first dimension. Raises `BadModel` if its file is gone."""
         try:
             if not self.file.endswith(".safetensors"):
-                return self.held[self.key] if part is None else _stored_in(self.held)[self.key][part]
+                return self.held[self.key] if part is None else self.held[self.key][part]
             with safe_open(self.file, framework="pt") as opened:
                 return opened.get_tensor(self.tensor) if part is None else opened.get_slice(self.tensor)[part]
         except (OSError, SafetensorError) as error:
@@ -60,7 +61,7 @@ class Streamed:
         return cls(source, part, tuple(weight.shape), weight.stride(), offset, weight.dtype, weight.device)
 
     def __call__(self) -> torch.Tensor:
-        read = self.source.read(self.part).to(self.device, self.dtype).contiguous()
+        read = cast(self.source.read(self.part), self.dtype).to(self.device).contiguous()
         return read.as_strided(self.size, self.stride, read.storage_offset() + self.offset)
 
 
@@ -87,7 +88,7 @@ def source_of(module: torch.nn.Module, name: str) -> Source | None:
         loader, key = getattr(held, "dataset", held), f"{getattr(held, 'prefix', '')}{name}"
         tensors = _stored_in(loader)
         if key in tensors and isinstance(tensors, dict):
-            return Source("", str(tensors[key].data_ptr()), held, name)
+            return Source("", str(tensors[key].data_ptr()), _stored_in(held), name)
         entry = loader.index[key]
         file = entry.get("safetensors_file", loader.save_folder)
         return Source(str(file), entry.get("weight_name", key), held, name)
