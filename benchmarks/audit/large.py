@@ -1,9 +1,9 @@
 """What an audit costs before its first measurement: `large.py 1024 4096 24` (hidden, MLP, layers).
 
 A random Llama in bfloat16 with 16 heads is stored and audited, every scheme that an audit looks at by itself.
-Prints processor seconds of one plain forward and backward pass in float32, before and after, of looking, of predicting, of one
-measurement, and the peak of resident memory beyond the imports (Linux's VmHWM) in multiples of the bfloat16 weights;
-`--profile` prints where the time goes.
+Prints processor seconds of one plain forward and backward pass in float32, before and after, of looking, of predicting,
+of one measurement, and the peak of resident memory beyond the imports (Linux's VmHWM) in multiples of the bfloat16
+weights; `--profile` prints where the time goes.
 """
 
 import argparse

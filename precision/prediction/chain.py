@@ -1,9 +1,9 @@
 """A model as a chain: what comes before its blocks, the blocks, each given what the one before gives, what comes after.
 
 Blocks are the modules of the largest stack of layers, called once each, in their order. A forward pass of each batch
-(`recording`) notes the values that go from block to block, and what else a block is called with (masks, positions). That nothing
-else hangs on those values is checked, not believed: a disturbed run has to give the same outputs block by block as
-whole. A model that fails this has no chain.
+(`recording`) notes the values that go from block to block, and what else a block is called with (masks, positions).
+That nothing else hangs on those values is checked, not believed: a disturbed run has to give the same outputs block by
+block as whole. A model that fails this has no chain.
 """
 
 from __future__ import annotations

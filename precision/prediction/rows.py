@@ -23,7 +23,7 @@ class Rows:
     def sums(self, products: torch.Tensor, batch: int) -> torch.Tensor:
         """Sums of several [S, n] over the rows of every sequence, [S, B]."""
         if self.each:
-            return products.unflatten(1, (batch, -1)).sum(2)
+            return products.reshape(len(products), batch, -1).sum(2)
         found = products.new_zeros(len(products), batch)
         if self.index is None:
             found[:, 0] = products.sum(1)

@@ -120,7 +120,9 @@ class Sensitivity:
         def form(weight: torch.Tensor, rows: Rows, x: torch.Tensor, g: torch.Tensor, gx: torch.Tensor) -> None:
             schemes = self._schemes(owner)
             weights = {perturbations_of(s)[0]: s for s in schemes if s.weight}
-            of_weight = self._of_weights.formed(owner, weights, weight, expert, Met(x, g, rows, self._cotangent), sample)
+            of_weight = self._of_weights.formed(
+                owner, weights, weight, expert, Met(x, g, rows, self._cotangent), sample
+            )
             for cotangent, part, term in of_weight:
                 self._add(owner, part, term, self.every[cotangent])
             if menu := {perturbations_of(s)[-1]: s for s in schemes if s.activation}:
@@ -132,7 +134,9 @@ class Sensitivity:
                     self._add(name + suffix, perturbations_of(scheme)[0], self._term(g * change, rows))
             give_back(_GROWN)
 
-        def stored(menu: Mapping[Perturbation, Scheme], weight: torch.Tensor) -> dict[Perturbation, FakeQuantizer | None]:
+        def stored(
+            menu: Mapping[Perturbation, Scheme], weight: torch.Tensor
+        ) -> dict[Perturbation, FakeQuantizer | None]:
             return {part: self._qparams.input(owner, scheme, weight, expert) for part, scheme in menu.items()}
 
         return self._passed(x, lambda x: product(x, weight.detach()), back)
@@ -253,8 +257,9 @@ class Sensitivity:
             few, step = rows.subsampled(subsample.index), subsample.step
             every = torch.stack(list(found.values()), 1)
             for cotangent, terms in zip(given.cotangents, every, strict=True):
-                for part, *term in zip(found, *self._sums(terms, few, subsample.root_weights), strict=True):
-                    self._add(name, part, Term(*term, step), self.every[cotangent])
+                sums, squares = self._sums(terms, few, subsample.root_weights)
+                for part, each, square in zip(found, sums, squares, strict=True):
+                    self._add(name, part, Term(each, square, step), self.every[cotangent])
         given.of, given.cotangents = None, {}
 
     def _subsample(self, x: torch.Tensor) -> Subsample:

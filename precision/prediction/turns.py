@@ -3,10 +3,11 @@
 To store a weight under every scheme takes longer than to multiply with it, so each batch looks at some rows only. A
 weight of fewer than 1,024 rows is cut into parts, and each part is looked at by as many batches and cotangents. Of a
 larger one each batch draws rows for all of its cotangents, of row r a number that has the mean p_r: p_r is proportional
-to the squares that the row is expected to add, |w_r|^2 sum_t g_tr^2 |x_t|^2 (a change that is independent of everything and in proportion
-to the row, tokens whose gradients are independent), a quarter of them the same for all rows, lest one counts for much
-more than it is looked at; rows that would be drawn more than once are taken for certain. With t_r the product of a row,
-sum t_r^2 / p_r over the rows that are drawn has the mean sum t_r^2 over all of them (Horvitz and Thompson 1952; drawn
+to the squares that the row is expected to add, |w_r|^2 sum_t g_tr^2 |x_t|^2 with the g of the cotangent that comes by
+first (a change that is independent of everything and in proportion to the row, tokens whose gradients are independent),
+a quarter of them the same for all rows, lest one counts for much more than it is looked at; rows that would be drawn
+more than once are taken for certain. With t_r^2 the square of the product of a row, summed over the cotangents, the sum
+of t_r^2 / p_r over the rows that are drawn has the mean sum t_r^2 over all of them (Horvitz and Thompson 1952; drawn
 systematically in a random order: Madow 1949; Cochran, Sampling Techniques, 1977, sections 9A.7 and 8.1; in the order
 of a weight's rows, which have a period where heads do, the draws would be alike), and its variance is about
 sum c_r (y_r - y)^2, y_r = t_r^2 / p_r, c_r = (1 - p_r) n / (n - 1), y their mean with the weights c_r (Deville 1999;

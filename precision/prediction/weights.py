@@ -134,7 +134,7 @@ class WeightProducts:
         step = max(min(_AT_ONCE // (self._batch * len(sample.given)), _CACHED) // weight.shape[-1], 1)
         parts: list[Perturbation] = []
         found = []
-        for some in torch.arange(len(looked.rows)).split(step):
+        for some in torch.split(torch.arange(len(looked.rows)), step):
             index = looked.rows[some]
             gradients = torch.cat([met.rows.outer(g[..., some], met.x, 1, self._batch) for g in sample.given.values()])
             parts, products = self._products(weight[index], gradients.permute(1, 2, 0), menu, fitted(index))
