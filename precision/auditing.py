@@ -33,6 +33,7 @@ from assay.precision.prediction.positions import Curve, measured_over
 from assay.precision.prediction.predictor import Predictor
 from assay.precision.prediction.products import AGAIN, differentiate
 from assay.precision.prediction.quadratic_form import Prediction, QuadraticForm
+from assay.precision.prediction.recording import Recording
 from assay.precision.prediction.trials import (
     Trial,
     calibrated,
@@ -110,9 +111,11 @@ class Audit:
         with self._timed("looking"):
             served = target_named(target).served(schemes, kind_of(self.model))
             served = served if apart is None else replace(served, apart=apart)
-            self.observed = observe(self.model, self.batches, self.metric, schemes, self._steps("looking"), served)
+            recording, done = Recording(self.model, self.batches), self._steps("looking")
+            self.observed = observe(self.model, self.batches, self.metric, schemes, done, served, recording.over)
             part = Part("choice", self.batches, self.observed.references, self.observed.shares)
-            self.chosen_on = self.judged_on = Measuring(self.model, part, self.metric, self.observed, kept)
+            self.chosen_on = Measuring(self.model, part, self.metric, self.observed, kept, recording)
+            self.judged_on = self.chosen_on
             if self.check is not None:
                 part = part_of(self.model, self.check, self.metric, "check")
                 self.judged_on = Measuring(self.model, part, self.metric, self.observed, kept)

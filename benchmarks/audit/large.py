@@ -1,9 +1,9 @@
 """What an audit costs before its first measurement: `large.py 1024 4096 24` (hidden, MLP, layers).
 
 A random Llama in bfloat16 with 16 heads is stored and audited, every scheme that an audit looks at by itself.
-Prints processor seconds of one plain forward and backward pass in float32, of looking, of predicting, of one
-measurement, and the peak of resident memory beyond the imports (Linux's VmHWM) in multiples of the bfloat16 weights;
-`--profile` prints where the time goes.
+Prints processor seconds of one plain forward and backward pass in float32, before and after, of looking, of predicting,
+of one measurement, and the peak of resident memory beyond the imports (Linux's VmHWM) in multiples of the bfloat16
+weights; `--profile` prints where the time goes.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def examine(folder: Path, given: argparse.Namespace, ids: torch.Tensor) -> None:
     from assay.precision.auditing import audit
     from assay.precision.loading import load
 
-    before, began, profile = peak(), time.process_time(), cProfile.Profile()
+    before, began, profile = peak(), time.process_time(), cProfile.Profile(time.process_time)
     loaded = load(folder, as_stored=not given.whole)
     weights = sum(parameter.numel() for parameter in loaded.model.parameters()) * 2 / 2**20
     print(f"loaded: {time.process_time() - began:.1f} s, peak {(peak() - before) / weights:.2f}", flush=True)
@@ -122,7 +122,7 @@ def main() -> None:
     else:
         with tempfile.TemporaryDirectory() as folder:
             make(Path(folder), given)
-            for what in ("--plain", "--of"):
+            for what in ("--plain", "--of", "--plain"):
                 again = [sys.executable, "-W", "ignore", __file__, *sys.argv[1:], what, folder]
                 subprocess.run(again, check=True, stderr=subprocess.DEVNULL)
 

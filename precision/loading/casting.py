@@ -1,7 +1,14 @@
 """Weights held in the 16 bits of their files, and cast to float32 a module at a time: `load(as_stored=True)`."""
 
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
+from assay.runtime.heap import cast
 from assay.runtime.lazy import optional
 
 _SMALL = 1 << 16
@@ -28,7 +35,7 @@ def cast_when_run(model: torch.nn.Module, name: str, dtype: torch.dtype = torch.
             continue
         prefix = f"{path}." if path else ""
         device = next(iter(module.parameters(recurse=False))).device
-        some = {key: held[f"{prefix}{key}"] for key, _ in module.named_parameters(recurse=False)}
+        some = _Cast({key: held[f"{prefix}{key}"] for key, _ in module.named_parameters(recurse=False)}, dtype)
         hook = hooks.AlignDevicesHook(execution_device=device, offload=True, weights_map=some, place_submodules=False)
         hooks.add_hook_to_module(module, hook)
     for parameter in model.parameters():
@@ -41,3 +48,16 @@ def cast_when_run(model: torch.nn.Module, name: str, dtype: torch.dtype = torch.
 
 def _own(module: torch.nn.Module) -> int:
     return sum(each.numel() for each in module.parameters(recurse=False))
+
+
+class _Cast(UserDict[str, Any]):
+    """Tensors by name, each given as a cast of its own; as accelerate's ``weights_map``."""
+
+    def __init__(self, held: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
+        super().__init__(held)
+        self.state_dict: Mapping[str, torch.Tensor] = dict(held)
+        """As they are held, under the name that accelerate has for what is stored."""
+        self._dtype = dtype
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return cast(self.data[key], self._dtype)

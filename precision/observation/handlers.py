@@ -14,6 +14,9 @@ from assay.precision.observation.operations.recurrence import gru, layers, lstm,
 from assay.precision.observation.tracer import Handler, Tracer, Visitor
 from assay.runtime.heap import give_back
 
+_GROWN = 1 << 25
+"""Bytes by which a model of streamed weights may grow in memory before freed ones are returned."""
+
 
 @contextmanager
 def traced(model: torch.nn.Module, visitor: Visitor) -> Iterator[Tracer]:
@@ -53,7 +56,7 @@ def _leave(tracer: Tracer, name: str, module: torch.nn.Module) -> Callable[..., 
     def leave(_module: object, _args: object, output: Any) -> Any:
         tracer.path.pop()
         if layer and tracer.streams:
-            give_back()
+            give_back(_GROWN)
         while tracer.gathered and tracer.gathered[-1][2] > len(tracer.path):
             tracer.gathered.pop()
         if suffix is None or output is None:

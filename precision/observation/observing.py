@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -19,6 +20,7 @@ from assay.precision.observation.running import batch_size, call, evaluating, ma
 from assay.precision.observation.serving import USUAL, Served
 from assay.precision.observation.sites import Observer, Site, Statistics
 from assay.precision.observation.streaming import Weights, streamed_parameters
+from assay.precision.observation.tracer import Tracer, Visitor
 from assay.precision.observation.unaudited import Unaudited, unaudited
 from assay.precision.schemes import SCHEMES, scheme_named
 from assay.runtime.shelf import Shelf
@@ -132,8 +134,11 @@ def observe(
     formats: Sequence[str],
     done: Callable[[int], None],
     served: Served = USUAL,
+    opened: Callable[[int, Visitor], AbstractContextManager[Tracer]] | None = None,
 ) -> Observed:
     """Run the model once over the batches; ``done`` is told how many are.
+
+    opened: what each batch, by its number, runs within for the visitor to see it; None: `traced`.
 
     Raises BadModel for outputs that aren't finite and for a model without linears, NoData where the metric compares
     nothing, UnknownOption where no format may stand at any site.
@@ -144,7 +149,8 @@ def observe(
     ran: set[str] = set()
     given: set[int] = set()
     for index, batch in enumerate(batches):
-        with torch.no_grad(), evaluating(model), traced(model, observer) as tracer:
+        within = opened(index, observer) if opened is not None else traced(model, observer)
+        with torch.no_grad(), evaluating(model), within as tracer:
             outputs = call(model, batch)
         ran, given = ran | tracer.ran, given | tracer.given
         reference = metric.output(outputs, mapping(batch)).detach()

@@ -152,7 +152,7 @@ class QParams:
         factors = self._awq_factors(name, quantizer, weight)
         largest = None if rotated else self._largest(name, quantizer)
         if largest is None and piece is not weight and _is_whole(quantizer):
-            largest = self._once(("largest", name, expert), lambda: weight.abs().amax().reshape(1, 1))
+            largest = self._once(("largest", name, expert), lambda: _magnitude(weight))
         seen = self._moments(name) if _is_searched(quantizer) else None  # no other rule asks for the importance
         importance = _folded(None if seen is None else seen.square, piece)
         return fit_weight(quantizer, piece, importance, factors, rotated, largest, extremes)
@@ -187,7 +187,7 @@ class QParams:
         self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None
     ) -> tuple[FakeQuantizer, FakeQuantizer]:
         key = ("smooth factors", self._group(name), scheme.name)
-        factors = self._once(key, lambda: smooth_factors(scheme, *self._joint(name, weight)))
+        factors = self._once(key, lambda: self._smooth_factors(name, scheme, weight))
         return self._once(("smooth", name, expert, scheme.name), lambda: smoothed(scheme, weight, factors))
 
     def _awq_factors(self, name: str, quantizer: Quantizer, weight: torch.Tensor) -> torch.Tensor | None:
@@ -196,21 +196,25 @@ class QParams:
         key = ("awq factors", self._group(name), quantizer)
         return self._once(key, lambda: awq_factors(quantizer, *self._joint(name, weight)))
 
+    def _smooth_factors(self, name: str, scheme: Scheme, weight: torch.Tensor) -> torch.Tensor:
+        weights, seen = self._joint(name, weight)
+        return smooth_factors(scheme, torch.cat(weights), seen)
+
     def _largest(self, name: str, quantizer: Quantizer) -> torch.Tensor | None:
         """Largest magnitude of all weights of a product, [1, 1]; None where they share no scale."""
         group = self._fused.get(name, (name,))
         if len(group) == 1 or not _is_whole(quantizer):
             return None
-        whole = (weight.abs().amax() for each in group for weight in self._weights[each].values())
-        return self._once(("largest", group), lambda: torch.stack(list(whole)).amax().reshape(1, 1))
+        whole = (_magnitude(weight) for each in group for weight in self._weights[each].values())
+        return self._once(("largest", group), lambda: torch.stack(list(whole)).amax(0))
 
-    def _joint(self, name: str, weight: torch.Tensor) -> tuple[torch.Tensor, Moments]:
-        """Weights of a product one below the other, [N, K], and what its input showed; of many experts, some."""
+    def _joint(self, name: str, weight: torch.Tensor) -> tuple[list[torch.Tensor], Moments]:
+        """The weights of a product, [N, K] each, and what its input showed; of many experts, some."""
         group = self._group(name)
         own: Mapping[int | None, torch.Tensor] = {None: weight}
         weights = [self._weights.get(each, own) for each in group]
         moments = [found for each in group if (found := self._moments(each)) is not None]
-        return torch.cat([held[expert] for held in weights for expert in _some(held)]), Moments.joint(moments)
+        return [held[expert] for held in weights for expert in _some(held)], Moments.joint(moments)
 
     def _group(self, name: str) -> tuple[str, ...]:
         return self._together.get(name, (name,))
@@ -228,6 +232,12 @@ class QParams:
 def _folded(importance: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor | None:
     """The importance of a weight's columns, where those of an input in groups are told."""
     return None if importance is None else groups.folded(importance, weight.shape[-1])
+
+
+def _magnitude(weight: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude, [1, 1]."""
+    least, most = weight.aminmax()
+    return torch.maximum(-least, most).reshape(1, 1)
 
 
 def _is_searched(quantizer: Quantizer) -> bool:

@@ -249,7 +249,8 @@ class Observer:
         if expert in held:
             return
         streamed = self.tracer.streamed(weight) if self.tracer is not None else None
-        if streamed is not None and not bool(weight.isfinite().all()):  # others were looked at before
+        # Others were looked at before. A sum is finite of finite weights, unless it overflows.
+        if streamed is not None and not bool(weight.sum().isfinite()) and not bool(weight.isfinite().all()):
             raise BadModel(f"expected finite weights, got NaN or infinities in {name}: load the model anew")
         held[expert] = streamed or weight.detach()
 

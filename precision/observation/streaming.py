@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from assay.precision.errors import BadModel
+from assay.runtime.heap import cast
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Streamed:
         return cls(source, part, tuple(weight.shape), weight.stride(), offset, weight.dtype, weight.device)
 
     def __call__(self) -> torch.Tensor:
-        read = self.source.read(self.part).to(self.device, self.dtype).contiguous()
+        read = cast(self.source.read(self.part), self.dtype).to(self.device).contiguous()
         return read.as_strided(self.size, self.stride, read.storage_offset() + self.offset)
 
 
@@ -72,6 +73,11 @@ class Weights(UserDict[int | None, Any]):
         return held() if isinstance(held, Streamed) else held
 
 
+def _stored_in(held: Any) -> Any:
+    """The tensors of what accelerate reads from, as they are stored, where it has these."""
+    return getattr(held, "state_dict", held)
+
+
 def source_of(module: torch.nn.Module, name: str) -> Source | None:
     """Where a module's own parameter is read from whenever the module runs; None for one that stays."""
     hook: Any = getattr(module, "_hf_hook", None)
@@ -80,9 +86,9 @@ def source_of(module: torch.nn.Module, name: str) -> Source | None:
         if held is None or not getattr(each, "offload", False) or name not in module._parameters:
             continue
         loader, key = getattr(held, "dataset", held), f"{getattr(held, 'prefix', '')}{name}"
-        tensors = getattr(loader, "state_dict", loader)
+        tensors = _stored_in(loader)
         if key in tensors and isinstance(tensors, dict):
-            return Source("", str(tensors[key].data_ptr()), held, name)
+            return Source("", str(tensors[key].data_ptr()), _stored_in(held), name)
         entry = loader.index[key]
         file = entry.get("safetensors_file", loader.save_folder)
         return Source(str(file), entry.get("weight_name", key), held, name)

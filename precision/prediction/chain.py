@@ -1,9 +1,9 @@
 """A model as a chain: what comes before its blocks, the blocks, each given what the one before gives, what comes after.
 
-Blocks are the modules of the largest stack of layers, called once each, in their order. One forward pass a batch
-records the values that go from block to block, and what else a block is called with (masks, positions). That nothing
-else hangs on those values is checked, not believed: a disturbed run has to give the same outputs block by block as
-whole. A model that fails this has no chain.
+Blocks are the modules of the largest stack of layers, called once each, in their order. A forward pass of each batch
+(`recording`) notes the values that go from block to block, and what else a block is called with (masks, positions).
+That nothing else hangs on those values is checked, not believed: a disturbed run has to give the same outputs block by
+block as whole. A model that fails this has no chain.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from assay.precision.metrics import Metric
-from assay.precision.observation.handlers import is_layer, is_norm, traced
-from assay.precision.observation.running import call, evaluating, mapping
+from assay.precision.observation.handlers import traced
+from assay.precision.observation.running import call, mapping
 from assay.precision.observation.streaming import streamed_parameters
 from assay.precision.observation.tracer import LookUp, Product, Tracer, Visitor
 from assay.runtime.shelf import Shelf
@@ -35,14 +35,14 @@ State = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Flat:
+class Flat:
     """Arguments or outputs of a module."""
 
     leaves: tuple[Any, ...]
     spec: TreeSpec
 
     @classmethod
-    def of(cls, tree: Any) -> _Flat:
+    def of(cls, tree: Any) -> Flat:
         leaves, spec = tree_flatten(tree)
         return cls(tuple(leaves), spec)
 
@@ -50,12 +50,12 @@ class _Flat:
         """The tree with something else at some places."""
         return tree_unflatten(self.without(places, values).leaves, self.spec)
 
-    def without(self, places: Sequence[int], values: Sequence[Any] | None = None) -> _Flat:
+    def without(self, places: Sequence[int], values: Sequence[Any] | None = None) -> Flat:
         """The same with None, or ``values``, at some places."""
         leaves = list(self.leaves)
         for place, value in zip(places, values or [None] * len(places), strict=True):
             leaves[place] = value
-        return _Flat(tuple(leaves), self.spec)
+        return Flat(tuple(leaves), self.spec)
 
     @property
     def tensors(self) -> list[int]:
@@ -75,8 +75,8 @@ class Chain:
         self.blocks = blocks
         self.after = len(blocks) + 1
         self.places: dict[str, set[int]] = {}
-        self.calls: list[list[_Flat]] = [[] for _ in batches]
-        self.given = _Flat((), tree_flatten(())[1])
+        self.calls: list[list[Flat]] = [[] for _ in batches]
+        self.given = Flat((), tree_flatten(())[1])
         """The form of what a block gives, without tensors."""
         self.tensors: list[int] = []
         """Where these are."""
@@ -114,7 +114,7 @@ class Chain:
             reached = _arguments(self.blocks[0], lambda: call(self.model, self.batches[batch]))
         if reached is None:  # what comes before has skipped it
             return None
-        given = _Flat.of(reached)
+        given = Flat.of(reached)
         same = (torch.equal(given.leaves[place], known.leaves[place]) for place in known.tensors)
         if given.spec != known.spec or not all(same):
             return None
@@ -123,7 +123,7 @@ class Chain:
     def through(self, batch: int, block: int, state: State) -> State:
         """What a block makes of the values, which are left as they are. Within `traced`."""
         args, kwargs = self.calls[batch][block].filled(self.entries, [value.clone() for value in state])
-        given = _Flat.of(self.blocks[block](*args, **kwargs))
+        given = Flat.of(self.blocks[block](*args, **kwargs))
         places = self.exits if block < len(self.blocks) - 1 else self.tensors
         return tuple(given.leaves[place] for place in places)
 
@@ -144,18 +144,6 @@ class Chain:
             self._shelf.put(value)
         self._shelved[batch].append(range(start, len(self._shelf)))
 
-    def record(self, batch: int) -> bool:
-        """Run the model over a batch and note what its blocks are given; whether they are a chain's."""
-        recorder = _Recorder(self, batch)
-        with ExitStack() as after:
-            for block in self.blocks:
-                after.callback(block.register_forward_pre_hook(recorder.enter, with_kwargs=True).remove)
-            after.enter_context(traced(self.model, recorder))
-            for block in self.blocks:
-                after.callback(block.register_forward_hook(recorder.leave).remove)
-            call(self.model, self.batches[batch])
-        return recorder.ended()
-
     def holds(self, metric: Metric) -> bool:
         """Whether a disturbance before the first block comes out of the chain as it comes out of the model, which runs
         last, lest what it left behind leads the chain."""
@@ -163,7 +151,7 @@ class Chain:
 
         def disturbed(_module: object, args: Any, kwargs: Any) -> Any:
             visitor.on = False
-            flat = _Flat.of((args, kwargs))
+            flat = Flat.of((args, kwargs))
             return flat.filled(self.entries, [_disturbed(flat.leaves[place]) for place in self.entries])
 
         state = self.before(0, visitor)
@@ -179,96 +167,6 @@ class Chain:
         with self.blocks[0].register_forward_pre_hook(disturbed, with_kwargs=True), traced(self.model, visitor):
             whole = metric.output(call(self.model, self.batches[0]), mapping(self.batches[0]))
         return float((output - whole).norm()) <= _SAME * float(whole.norm())
-
-
-def chain_of(model: torch.nn.Module, batches: Sequence[Any], metric: Metric) -> Chain | None:
-    """The chain that a model is, by a forward pass a batch and two more of the first; None where it isn't one."""
-    blocks = _largest_stack(model)
-    if len(blocks) < 2:
-        return None
-    chain = Chain(model, batches, blocks)
-    with torch.no_grad(), evaluating(model):
-        whole = all(chain.record(batch) for batch in range(len(batches))) and chain.holds(metric)
-    return chain if whole else None
-
-
-class _Recorder:
-    """A visitor that changes nothing, and the hooks around blocks: what they are given goes to the chain."""
-
-    def __init__(self, chain: Chain, batch: int) -> None:
-        self._chain = chain
-        self._batch = batch
-        self._inside = False
-        self._entered = 0
-        self._between: set[str] = set()
-        self._first: list[Any] = []
-        self._given: _Flat | None = None
-        self._whole = True
-        self.tracer: Tracer | None = None
-
-    def linear(
-        self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
-    ) -> torch.Tensor:
-        self._met(name)
-        return product(x, weight)
-
-    def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
-        self._met(name)
-        return look_up(weight)
-
-    def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
-        self._met(name)
-        return x
-
-    def _met(self, name: str) -> None:
-        if self._entered and not self._inside:
-            self._between.add(name)
-        else:
-            self._chain.places.setdefault(name, set()).add(self._entered)
-
-    def enter(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        chain, place = self._chain, self._entered
-        expected = place < len(chain.blocks) and module is chain.blocks[place]
-        self._whole = self._whole and expected and not self._inside and not self._between
-        if not self._whole:
-            return
-        self._inside, self._entered = True, place + 1
-        flat = _Flat.of((args, kwargs))
-        if place == 0:
-            self._first = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in flat.leaves]
-            chain.calls[self._batch].append(flat)
-            return
-        given = self._given
-        assert given is not None
-        pairs = [(at, out) for at in flat.tensors for out in given.tensors if flat.leaves[at] is given.leaves[out]]
-        entries, exits = [at for at, _ in pairs], [out for _, out in pairs]
-        if place == 1 and not chain.entries:
-            chain.entries, chain.exits = entries, exits
-        begun = place > 1 or all(isinstance(self._first[at], torch.Tensor) for at in entries)
-        if not entries or not begun or (entries, exits) != (chain.entries, chain.exits):
-            self._whole = False
-            return
-        if place == 1:
-            chain.calls[self._batch][0] = chain.calls[self._batch][0].without(entries)
-            chain.shelve(self._batch, [self._first[at] for at in entries])
-            self._first = []
-        chain.calls[self._batch].append(flat.without(entries))
-        chain.shelve(self._batch, [flat.leaves[at] for at in entries])
-
-    def leave(self, _module: object, _args: object, output: Any) -> None:
-        before, self._given, self._inside = self._given, _Flat.of(output), False
-        self._whole = self._whole and (before is None or before.spec == self._given.spec)
-
-    def ended(self) -> bool:
-        """Note what the last block gave; whether the blocks were a chain's."""
-        chain, given = self._chain, self._given
-        if not self._whole or given is None or self._entered < len(chain.blocks):
-            return False
-        for name in self._between:
-            chain.places.setdefault(name, set()).add(chain.after)
-        chain.tensors, chain.given = given.tensors, given.without(given.tensors)
-        chain.shelve(self._batch, [given.leaves[place] for place in given.tensors])
-        return True
 
 
 class _Disturber:
@@ -319,13 +217,3 @@ def _arguments(block: torch.nn.Module, run: Callable[[], object]) -> Any:
         except _ReachedError as found:
             return found.given
     return None
-
-
-def _largest_stack(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The layers of the stack with the most parameters, in order."""
-    stacks: dict[str, list[torch.nn.Module]] = {}
-    for name, module in model.named_modules():
-        if is_layer(name, module) and not is_norm(module):
-            stacks.setdefault(name.rpartition(".")[0], []).append(module)
-    sizes = {name: sum(p.numel() for block in stack for p in block.parameters()) for name, stack in stacks.items()}
-    return stacks[max(sizes, key=lambda name: sizes[name])] if sizes else []

@@ -18,7 +18,8 @@ from assay.precision.observation.observing import Observed
 from assay.precision.observation.running import call, evaluating, mapping
 from assay.precision.observation.sites import Observer
 from assay.precision.prediction.abreast import passes, run_abreast
-from assay.precision.prediction.chain import Chain, chain_of
+from assay.precision.prediction.chain import Chain
+from assay.precision.prediction.recording import Recording, chain_of
 from assay.precision.sampling import MeasuredError
 from assay.runtime.shelf import Shelf
 
@@ -58,7 +59,8 @@ def part_of(model: torch.nn.Module, batches: Sequence[Any], metric: Metric, name
 class Measuring:
     """What is measured over a part; nothing is measured twice.
 
-    cache: where what an earlier audit measured is, and this one's goes.
+    cache: where what an earlier audit measured is, and this one's goes. recording: of the model over the part's
+    batches, which have run within it; None: they are run for it when it is needed.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Measuring:
         metric: Metric,
         observed: Observed,
         cache: Cache | None = None,
+        recording: Recording | None = None,
     ) -> None:
         self.model = model
         self.part = part
@@ -76,6 +79,7 @@ class Measuring:
         """Forward passes that were run, apart from what comes before and after the blocks."""
         self._observed = observed
         self._cache = cache
+        self._recording = recording
         self._known: dict[tuple[str, frozenset[tuple[str, str]]], np.ndarray] = {}
 
     def error(self, assignment: Mapping[str, str]) -> MeasuredError:
@@ -108,6 +112,8 @@ class Measuring:
     @cached_property
     def chain(self) -> Chain | None:
         """The model as a chain of blocks over these batches; None where it isn't one."""
+        if self._recording is not None:
+            return self._recording.chain(self.metric)
         return chain_of(self.model, self.part.batches, self.metric)
 
     def _by_sequence(

@@ -1,16 +1,19 @@
 """What a scheme's change at a site is made of, and when a site changes nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from assay.precision.schemes import Quantizer, Scheme
+from assay.precision.schemes import FakeQuantizer, Quantizer, Scheme
 
 Perturbation = tuple[str, object, str]
 """What a scheme does to a tensor: "weight", "values", "queries" or "sum"; how it is stored, how transformed."""
 Key = tuple[str, Perturbation]
 """A site and one perturbation there: a row of the quadratic form."""
+
+Change = Callable[[FakeQuantizer, torch.Tensor], torch.Tensor]
+"""What storing changes in a tensor, such as `sensitivity.change_of`."""
 
 
 @dataclass(slots=True)

@@ -13,10 +13,10 @@ from assay.precision.observation.observing import Observed
 from assay.precision.observation.running import batch_size, evaluating
 from assay.precision.prediction.backward import Cotangents, back_through_blocks, back_through_model
 from assay.precision.prediction.chain import Chain
-from assay.precision.prediction.perturbations import Key, Term
+from assay.precision.prediction.perturbations import Change, Key, Term
 from assay.precision.prediction.profiles import cotangents_of
 from assay.precision.prediction.quadratic_form import Products
-from assay.precision.prediction.sensitivity import Change, Sensitivity, change_of
+from assay.precision.prediction.sensitivity import Sensitivity, change_of
 from assay.precision.prediction.turns import Turns
 
 Visitor = TypeVar("Visitor", bound=Sensitivity)

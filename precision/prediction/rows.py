@@ -21,14 +21,14 @@ class Rows:
     index: torch.Tensor | None = None
 
     def sums(self, products: torch.Tensor, batch: int) -> torch.Tensor:
-        """Sums over the rows [n] of every sequence, [B]."""
+        """Sums of several [S, n] over the rows of every sequence, [S, B]."""
         if self.each:
-            return products.reshape(batch, -1).sum(1)
-        found = products.new_zeros(batch)
+            return products.reshape(len(products), batch, -1).sum(2)
+        found = products.new_zeros(len(products), batch)
         if self.index is None:
-            found[0] = products.sum()
+            found[:, 0] = products.sum(1)
             return found
-        return found.index_add_(0, self.index.to(found.device), products)
+        return found.index_add_(1, self.index.to(found.device), products)
 
     def outer(self, g: torch.Tensor, x: torch.Tensor, of: int, batch: int) -> torch.Tensor:
         """g' x over the rows of every sequence, the gradient of a weight, [B, N, K]: g [..., N], x [..., G * K], of

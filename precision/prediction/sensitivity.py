@@ -6,8 +6,10 @@ E (sum_s t[s, c(s)])^2 is the metric's quadratic form, cross terms included. A w
 each sequence only, which is formed for some rows of one product at a time and never kept.
 """
 
-from collections import Counter
+from __future__ import annotations
+
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,28 +17,36 @@ import torch
 from assay.precision.observation.operations import groups
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.streaming import Streamed
-from assay.precision.observation.tracer import LookUp, Product, Tracer
+from assay.precision.observation.tracer import LookUp, Product, Steps, Tracer
 from assay.precision.prediction.passed import Passed
-from assay.precision.prediction.perturbations import Perturbation, Term, passing, perturbations_of
+from assay.precision.prediction.perturbations import Change, Perturbation, Term, passing, perturbations_of
 from assay.precision.prediction.rows import Rows, Subsample
 from assay.precision.prediction.simulation import SPLITS, split_product
 from assay.precision.prediction.turns import Turns
+from assay.precision.prediction.weights import Met, Sample, WeightProducts
 from assay.precision.schemes import SCHEMES, FakeQuantizer, Scheme
 from assay.runtime.heap import give_back
 
-Change = Callable[[FakeQuantizer, torch.Tensor], torch.Tensor]
+_Terms = dict[tuple[str, Perturbation], Term]
 _Changes = dict[object, tuple[FakeQuantizer, torch.Tensor]]
 """Changes by `_identity`, with whom they are of, for an identity is only one's own as long as one lives."""
 
-_AT_ONCE = 1 << 22
-"""Elements of weights' gradients, and of their changes, that are held at once; but no fewer rows than a block's."""
-_CACHED = 1 << 18
-"""Elements of a weight that are looked at together, for a core's cache to hold what is made of them."""
-_LARGE = 1 << 24
-"""Elements of weights whose products leave the heap worth giving back."""
+_GROWN = 1 << 25
+"""Bytes by which products may grow in memory before freed ones are returned."""
 _ENOUGH = 1 << 16
 """Elements of values that tell the size of an error: more are subsampled to these, but not below _ROWS rows."""
 _ROWS = 256
+
+_Values = tuple[torch.Tensor, Subsample, _Changes]
+"""Values with those of them that are looked at, and what changes these."""
+
+
+@dataclass(slots=True)
+class _Given:
+    """What cotangents have given at one place: at rows of which values, [n, K] each."""
+
+    of: _Values | None = None
+    cotangents: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 class Sensitivity:
@@ -57,7 +67,7 @@ class Sensitivity:
         change: Change | None = None,
         further: Container[str] | None = None,
     ) -> None:
-        self.terms: dict[tuple[str, Perturbation], Term] = {}
+        self.terms: _Terms = {}
         """Of the cotangent that is led back."""
         self.every = {0: self.terms}
         """Of each cotangent."""
@@ -71,13 +81,11 @@ class Sensitivity:
         self._qparams = qparams
         self._tied = tied
         self._batch = batch
-        self._turns = turns
-        self._further = further
-        self._runs: Counter[tuple[str, int | None, int]] = Counter()
+        self._joined: dict[Steps, tuple[Sample, _Given]] = {}
         self._change = change or change_of
-        self._looked = 0
+        self._of_weights = WeightProducts(qparams, batch, turns, self._change, further)
         self._draw = torch.Generator().manual_seed(turns.seed + turns.batch)
-        self._changes: dict[object, tuple[torch.Tensor, Subsample, _Changes]] = {}
+        self._changes: dict[object, _Values] = {}
         self._weights: dict[Streamed, torch.Tensor] = {}
         self.begin(0, menus)
 
@@ -96,6 +104,8 @@ class Sensitivity:
     ) -> torch.Tensor:
         owner, read, rows = self._tied.get(name, name), self._reader(weight), self._rows(x)
         steps = self.tracer.steps if self.tracer is not None else None
+        kept = Sample(), _Given()
+        sample, inputs = kept if steps is None else self._joined.setdefault(steps, kept)
 
         def back(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
             """Products from x [..., K] and the cotangents g [..., N] of the output; gives those of x."""
@@ -108,20 +118,26 @@ class Sensitivity:
             return gx
 
         def form(weight: torch.Tensor, rows: Rows, x: torch.Tensor, g: torch.Tensor, gx: torch.Tensor) -> None:
-            schemes, qparams = self._schemes(owner), self._qparams
+            schemes = self._schemes(owner)
             weights = {perturbations_of(s)[0]: s for s in schemes if s.weight}
-            self._on_weight(owner, weights, x, weight, expert, g, rows)
-            inputs = {perturbations_of(s)[-1]: qparams.input(owner, s, weight, expert) for s in schemes if s.activation}
-            self._on_values(owner, inputs, x, gx, rows)
+            of_weight = self._of_weights.formed(
+                owner, weights, weight, expert, Met(x, g, rows, self._cotangent), sample
+            )
+            for cotangent, part, term in of_weight:
+                self._add(owner, part, term, self.every[cotangent])
+            if menu := {perturbations_of(s)[-1]: s for s in schemes if s.activation}:
+                self._on_values(owner, lambda: stored(menu, weight), x, gx, rows, inputs)
             for suffix in SPLITS:
                 for scheme in self._schemes(name + suffix):
                     split = [scheme.split] if scheme.split else []
                     change = split_product(x, weight, split, product) - product(x, weight)
                     self._add(name + suffix, perturbations_of(scheme)[0], self._term(g * change, rows))
-            self._looked += weight.numel()
-            if self._looked >= _LARGE:
-                self._looked = 0
-                give_back()
+            give_back(_GROWN)
+
+        def stored(
+            menu: Mapping[Perturbation, Scheme], weight: torch.Tensor
+        ) -> dict[Perturbation, FakeQuantizer | None]:
+            return {part: self._qparams.input(owner, scheme, weight, expert) for part, scheme in menu.items()}
 
         return self._passed(x, lambda x: product(x, weight.detach()), back)
 
@@ -142,12 +158,15 @@ class Sensitivity:
         rows = self._rows(x)
         if part == "queries" and not self._passing(name, part):
             return x
+        given = _Given()
 
         def back(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-            menu = self._passing(name, part)
-            stored = {found: self._qparams.values(name, scheme, part) for found, scheme in menu.items()}
-            self._on_values(name, stored, x, g, rows)
+            if menu := self._passing(name, part):
+                self._on_values(name, lambda: stored(menu), x, g, rows, given)
             return g
+
+        def stored(menu: Mapping[Perturbation, Scheme]) -> dict[Perturbation, FakeQuantizer | None]:
+            return {found: self._qparams.values(name, scheme, part) for found, scheme in menu.items()}
 
         return self._passed(x, lambda x: x.view_as(x), back)
 
@@ -203,29 +222,45 @@ class Sensitivity:
     def _on_values(
         self,
         name: str,
-        menu: Mapping[Perturbation, FakeQuantizer | None],
+        menu: Callable[[], Mapping[Perturbation, FakeQuantizer | None]],
         x: torch.Tensor,
         g: torch.Tensor,
         rows: Rows,
+        given: _Given,
     ) -> None:
-        """Linears that share an input, as q, k and v do, share its changes, and so does the norm that it comes from."""
-        key = x.data_ptr(), x.shape, x.stride()
-        if key not in self._changes:
-            if not self.shares:
-                self._changes.clear()
-            self._changes[key] = x, self._subsample(x), {}
-        _, subsample, changes = self._changes[key]
-        some = subsample.of(x)
-        cotangents = subsample.of(g)
-        few, products = rows.subsampled(subsample.index), torch.empty_like(cotangents)
-        for part, stored in menu.items():
+        """Products of values x [..., K] with what the ``menu`` changes there, for cotangents g like them.
+
+        Linears that share an input, as q, k and v do, share its changes, and so does the norm that it comes from. Where
+        there is room for it cotangents wait for the last one, among those that are ``given``.
+        """
+        if given.of is None:
+            key = x.data_ptr(), x.shape, x.stride()
+            if key not in self._changes:
+                if not self.shares:
+                    self._changes.clear()
+                self._changes[key] = x, self._subsample(x), {}
+            given.of = self._changes[key]
+        x, subsample, changes = given.of
+        given.cotangents[self._cotangent] = subsample.of(g)
+        if self._cotangent and self.shares:
+            return
+        some, cotangents = subsample.of(x), torch.stack(list(given.cotangents.values()))
+        products, found = torch.empty_like(cotangents), {}
+        for part, stored in menu().items():
             if stored is None:
                 continue
             form = _identity(stored)
             if form not in changes:
                 changes[form] = stored, self._change(stored, some)
-            torch.mul(cotangents, changes[form][1], out=products)
-            self._add(name, part, self._term(products, few, subsample))
+            found[part] = torch.mul(cotangents, changes[form][1], out=products).sum(-1)
+        if found:
+            few, step = rows.subsampled(subsample.index), subsample.step
+            every = torch.stack(list(found.values()), 1)
+            for cotangent, terms in zip(given.cotangents, every, strict=True):
+                sums, squares = self._sums(terms, few, subsample.root_weights)
+                for part, each, square in zip(found, sums, squares, strict=True):
+                    self._add(name, part, Term(each, square, step), self.every[cotangent])
+        given.of, given.cotangents = None, {}
 
     def _subsample(self, x: torch.Tensor) -> Subsample:
         """One row at random of every few, and all of those that are much larger than the mean."""
@@ -241,65 +276,26 @@ class Sensitivity:
         index = torch.cat([large.nonzero()[:, 0], picks])
         return Subsample(step, index, torch.where(large[index], 1.0, step**0.5))
 
-    def _term(self, terms: torch.Tensor, rows: Rows, subsample: Subsample = Subsample()) -> Term:  # noqa: B008 - frozen
-        sums = terms.flatten(0, -2).sum(-1)
-        if subsample.root_weights is not None:
-            sums = sums * subsample.root_weights
-        return Term(rows.sums(sums, self._batch).cpu(), rows.sums(sums.square(), self._batch).cpu(), subsample.step)
+    def _term(self, terms: torch.Tensor, rows: Rows) -> Term:
+        sums, squares = self._sums(terms.flatten(0, -2).sum(-1)[None], rows)
+        return Term(sums[0], squares[0], 1)
 
-    def _add(self, name: str, part: Perturbation, term: Term) -> None:
-        before = self.terms.get((name, part))
+    def _sums(
+        self, terms: torch.Tensor, rows: Rows, root_weights: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of terms [S, n] of rows their sums and those of their squares over the rows of every sequence, [S, B]."""
+        if root_weights is not None:
+            terms = terms * root_weights
+        return rows.sums(terms, self._batch).cpu(), rows.sums(terms.square(), self._batch).cpu()
+
+    def _add(self, name: str, part: Perturbation, term: Term, terms: _Terms | None = None) -> None:
+        """To this cotangent's terms, or others."""
+        terms = self.terms if terms is None else terms
+        before = terms.get((name, part))
         if before is not None:
             sampling, variance = max(before.sampling, term.sampling), before.variance + term.variance
             term = Term(before.sums + term.sums, before.squares + term.squares, sampling, variance)
-        self.terms[name, part] = term
-
-    def _on_weight(
-        self,
-        name: str,
-        menu: Mapping[Perturbation, Scheme],
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        expert: int | None,
-        g: torch.Tensor,
-        rows: Rows,
-    ) -> None:
-        """<g_b' x_b, change of the weight> for every sequence b."""
-        if not menu:
-            return
-        several = groups.count(x, weight)
-        turns = self._turns if self._further is None or name in self._further else self._turns.alone()
-        few = several == 1 and turns.drawn(len(weight)) > 0
-        if few:
-            lengths = x.flatten(0, -2).square().sum(1)
-            sizes = (lengths @ g.flatten(0, -2).square()) * self._qparams.norms(name, weight, expert).square()
-            own = name, expert, self._cotangent
-            sampling, sample = turns.sample(sizes, self._cotangent, f"{name} {expert} {self._runs[own]}")
-            self._runs[own] += 1  # what runs several times draws anew each time
-            parts = iter([sample])
-        else:
-            sampling, parts = turns.parts(weight, self._cotangent, min(_AT_ONCE // self._batch, _CACHED))
-        fitted = self._qparams.by_rows(name, list(menu.values()), weight, expert, few=few)
-        for looked in parts:
-            piece, some_x, some_g, held, here = weight[looked.rows], x, g, 1, slice(None)
-            if isinstance(looked.rows, torch.Tensor):
-                some_g = g[..., looked.rows]
-            else:
-                some_x, some_g, held, here = groups.some_rows(x, g, several, looked.rows.start, looked.rows.stop)
-            gradients = rows.outer(some_g, some_x, held, self._batch)[:, here].permute(1, 2, 0)
-            forms = zip(menu, fitted(looked.rows), strict=True)
-            wanted = [(part, stored) for part, stored in forms if stored is not None]
-            step = max(_AT_ONCE // max(piece.numel(), 1), 1)
-            for first in range(0, len(wanted), step):
-                some = wanted[first : first + step]
-                changes = piece.new_empty(len(piece), len(some), piece.shape[-1])
-                for place, (_, stored) in enumerate(some):
-                    changes[:, place] = self._change(stored, piece)
-                products = (changes @ gradients).mul_(looked.root_weights)
-                sums, squares = products.sum(0).cpu(), products.square_().sum(0).cpu()
-                open_ = looked.variance(products).tolist()
-                for (part, _), each, square, variance in zip(some, sums, squares, open_, strict=True):
-                    self._add(name, part, Term(each, square, sampling, variance))
+        terms[name, part] = term
 
 
 def change_of(stored: FakeQuantizer, x: torch.Tensor) -> torch.Tensor:

@@ -1,12 +1,13 @@
 """Which rows of a weight are looked at: of a small one all, in turns, of a large one those that a sample draws.
 
-To store a weight under every scheme takes longer than to multiply with it, so each batch and each cotangent looks at
-some rows only. A weight of fewer than 1,024 rows is cut into parts, and each part is looked at by as many of them. Of a
-larger one each draws rows for itself, of row r a number that has the mean p_r: p_r is proportional to the squares that
-the row is expected to add, |w_r|^2 sum_t g_tr^2 |x_t|^2 (a change that is independent of everything and in proportion
-to the row, tokens whose gradients are independent), a quarter of them the same for all rows, lest one counts for much
-more than it is looked at; rows that would be drawn more than once are taken for certain. With t_r the product of a row,
-sum t_r^2 / p_r over the rows that are drawn has the mean sum t_r^2 over all of them (Horvitz and Thompson 1952; drawn
+To store a weight under every scheme takes longer than to multiply with it, so each batch looks at some rows only. A
+weight of fewer than 1,024 rows is cut into parts, and each part is looked at by as many batches and cotangents. Of a
+larger one each batch draws rows for all of its cotangents, of row r a number that has the mean p_r: p_r is proportional
+to the squares that the row is expected to add, |w_r|^2 sum_t g_tr^2 |x_t|^2 with the g of the cotangent that comes by
+first (a change that is independent of everything and in proportion to the row, tokens whose gradients are independent),
+a quarter of them the same for all rows, lest one counts for much more than it is looked at; rows that would be drawn
+more than once are taken for certain. With t_r^2 the square of the product of a row, summed over the cotangents, the sum
+of t_r^2 / p_r over the rows that are drawn has the mean sum t_r^2 over all of them (Horvitz and Thompson 1952; drawn
 systematically in a random order: Madow 1949; Cochran, Sampling Techniques, 1977, sections 9A.7 and 8.1; in the order
 of a weight's rows, which have a period where heads do, the draws would be alike), and its variance is about
 sum c_r (y_r - y)^2, y_r = t_r^2 / p_r, c_r = (1 - p_r) n / (n - 1), y their mean with the weights c_r (Deville 1999;
@@ -28,7 +29,7 @@ _TURNS = 4
 _LARGE = 1024
 """Rows from which on they are sampled."""
 _SAMPLE = 512
-"""Rows that all batches and cotangents draw together, but each no fewer than _LEAST."""
+"""Rows that all batches draw together for one cotangent, half as many for several; but each no fewer than _LEAST."""
 _LEAST = 16
 _EVEN = 0.25
 """Of the draws, the share that any row gets alike."""
@@ -43,8 +44,8 @@ class Looked:
     """Roots of these numbers, [n, 1, 1] or one for all: squares grow with them, sums of independent rows with that."""
 
     def variance(self, squares: torch.Tensor) -> torch.Tensor:
-        """Of the sums [S] over the rows of squares [n, S, B], times how many each row stands for, and over B: what the
-        draw leaves open of them; zero where it leaves none."""
+        """Of the sums [S] over the rows and B of squares [n, S, B], times how many each row stands for: what the draw
+        leaves open of them; zero where it leaves none."""
         if isinstance(self.root_weights, float):
             return squares.new_zeros(squares.shape[1])
         each, count = squares.sum(-1), len(squares)
@@ -69,7 +70,7 @@ class Turns:
 
     def drawn(self, rows: int) -> int:
         """How many rows are drawn of so many; 0: none, all are looked at in turns."""
-        count = max(-(-_SAMPLE // (self.batches * self.cotangents)), _LEAST)
+        count = max(-(-_SAMPLE // (self.batches * min(self.cotangents, 2))), _LEAST)
         return 0 if self.exact or rows < max(_LARGE, 2 * count) else count
 
     def parts(self, weight: torch.Tensor, cotangent: int, most: int) -> tuple[float, Iterator[Looked]]:
@@ -83,7 +84,7 @@ class Turns:
         mine = some_rows(weight[first : first + size], most)
         return float(turns), (Looked(slice(first + start, first + stop), turns**0.5) for start, stop in mine)
 
-    def sample(self, sizes: torch.Tensor, cotangent: int, name: str) -> tuple[float, Looked]:
+    def sample(self, sizes: torch.Tensor, name: str) -> tuple[float, Looked]:
         """How many rows one that is drawn stands for, and rows drawn in proportion to their ``sizes`` [N], of the
         weight of this name.
 
@@ -94,7 +95,7 @@ class Turns:
         if not bool(sizes.isfinite().all()) or not float(sizes.sum()) > 0:
             sizes = torch.ones_like(sizes)
         chances = _chances(sizes * (1 - _EVEN) + sizes.mean() * _EVEN, count)
-        text = f"{self.seed} {self.batch} {cotangent} {name}"
+        text = f"{self.seed} {self.batch} {name}"
         generator = torch.Generator().manual_seed(zlib.crc32(text.encode()))
         order = torch.randperm(len(chances), generator=generator)
         ends = chances[order].cumsum(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -139,12 +140,14 @@ def smoothed(scheme: Scheme, weight: torch.Tensor, factors: torch.Tensor) -> tup
     return of_weight, FakeQuantizer(scheme.activation, columns=1 / factors)
 
 
-def awq_factors(quantizer: Quantizer, weight: torch.Tensor, seen: Moments) -> torch.Tensor:
+def awq_factors(quantizer: Quantizer, weights: Sequence[torch.Tensor], seen: Moments) -> torch.Tensor:
     """Factors [K], mean|x|^p with the p that leaves the least error of the output, inputs taken as uncorrelated.
 
-    weight: [N, K], of all linears that share the input one below the other.
+    weights: [N, K], of all linears that share the input.
     """
-    sample = weight[:: max(weight.shape[0] // _SAMPLE, 1)]  # factors belong to columns: some rows will do
+    ends = list(itertools.accumulate(map(len, weights)))
+    step = max(ends[-1] // _SAMPLE, 1)  # factors belong to columns: some rows will do, at equal distances
+    sample = torch.cat([each[(len(each) - end) % step :: step] for each, end in zip(weights, ends, strict=True)])
     means = seen.mean.clamp(min=1e-4 * float(seen.mean.max().clamp(min=1e-30)))
 
     def error(factors: torch.Tensor) -> float:

@@ -14,7 +14,7 @@ from assay.precision.auditing import Audit
 from assay.precision.metrics import metric_named
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.running import mapping
-from assay.precision.prediction.chain import chain_of
+from assay.precision.prediction.recording import chain_of
 from assay.precision.prediction.simulation import Simulator, simulated
 from assay.runtime.shelf import Shelf
 from tests.precision.small_models import FORMATS, Layer, Model, made

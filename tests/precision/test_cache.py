@@ -20,9 +20,9 @@ def test_a_second_audit_computes_nothing_again(tmp_path: Path) -> None:
     second = audit(model, batches, "relative", FORMATS, kept=kept)
     second.calibrate(12)
     distinct = len({tuple(sorted(assignment.items())) for assignment, _ in first.measured})
-    # Beside a pass as it is, the blocks take one a batch to be found and three of one batch to be checked; predicting
+    # Beside a pass as it is, in which the blocks are found, they take three of one batch to be checked; predicting
     # calls the model for what comes before the blocks and for what comes after them.
-    assert (whole, model.calls) == (2 * (4 + distinct) + 4, 3)
+    assert (whole, model.calls) == (2 * (3 + distinct) + 4, 3)
     assert kept.reused == distinct
     assert second.predict({"head": "fp8"}) == first.predict({"head": "fp8"})
 

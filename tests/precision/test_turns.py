@@ -29,7 +29,7 @@ def estimates(sizes: torch.Tensor, squares: torch.Tensor) -> tuple[np.ndarray, n
     """Sums over all rows as 400 draws estimate them, and the standard errors that these tell."""
     sums, errors = [], []
     for batch in range(400):
-        _, looked = Turns(batch, 4, 4).sample(sizes, 0, "x")
+        _, looked = Turns(batch, 4, 4).sample(sizes, "x")
         rows, weights = rows_of(looked)
         some = (squares[rows] * weights).reshape(-1, 1, 1)
         sums.append(float(some.sum()))
@@ -60,8 +60,8 @@ def test_sizes_that_say_nothing_cost_no_more_than_a_few_times_the_spread() -> No
     sizes, _ = skewed()
     sums, _ = estimates(sizes, torch.ones(2048, dtype=torch.float64))
     assert abs(sums.mean() - 2048) < 4 * sums.std() / 400**0.5
-    _, looked = Turns(0, 4, 4).sample(sizes, 0, "x")
-    assert float(rows_of(looked)[1].max()) <= 1.01 * 2048 / 32 / 0.25
+    _, looked = Turns(0, 4, 4).sample(sizes, "x")
+    assert float(rows_of(looked)[1].max()) <= 1.01 * 2048 / 64 / 0.25
 
 
 def test_a_row_that_is_nearly_all_is_taken_for_certain() -> None:
@@ -69,31 +69,30 @@ def test_a_row_that_is_nearly_all_is_taken_for_certain() -> None:
     sizes = torch.ones(1024)
     sizes[17] = 1e6
     for batch in range(20):
-        rows, weights = rows_of(Turns(batch, 4, 4).sample(sizes, 0, "x")[1])
+        rows, weights = rows_of(Turns(batch, 4, 4).sample(sizes, "x")[1])
         assert float(weights[rows == 17]) == pytest.approx(1.0)
-        assert len(rows) == 32
+        assert len(rows) == 64
 
 
 @pytest.mark.parametrize("bad", [0.0, torch.nan, torch.inf])
 def test_rows_of_no_size_are_drawn_alike(bad: float) -> None:
     """Where sizes are all zero or not finite, each row has the same chance."""
-    step, looked = Turns(0, 4, 4).sample(torch.full((1024,), bad), 0, "x")
-    assert step == pytest.approx(32)
-    torch.testing.assert_close(rows_of(looked)[1], torch.full((32,), 32.0, dtype=torch.float64), rtol=1e-5, atol=0)
+    step, looked = Turns(0, 4, 4).sample(torch.full((1024,), bad), "x")
+    assert step == pytest.approx(16)
+    torch.testing.assert_close(rows_of(looked)[1], torch.full((64,), 16.0, dtype=torch.float64), rtol=1e-5, atol=0)
 
 
 def test_draws_are_the_same_every_time_and_others_elsewhere() -> None:
-    """A seed, batch, cotangent and weight has one sample; another of any of them has another."""
+    """A seed, batch and weight has one sample; another of any of them has another."""
     sizes, own = skewed()[0], Turns(1, 4, 4, 7)
     drawn = [
-        rows_of(each.sample(sizes, cotangent, name)[1])[0].tolist()
-        for each, cotangent, name in (
-            (own, 0, "x"),
-            (own, 0, "x"),
-            (replace(own, seed=8), 0, "x"),
-            (replace(own, batch=2), 0, "x"),
-            (own, 1, "x"),
-            (own, 0, "y"),
+        rows_of(each.sample(sizes, name)[1])[0].tolist()
+        for each, name in (
+            (own, "x"),
+            (own, "x"),
+            (replace(own, seed=8), "x"),
+            (replace(own, batch=2), "x"),
+            (own, "y"),
         )
     ]
     assert drawn[0] == drawn[1]
@@ -103,7 +102,8 @@ def test_draws_are_the_same_every_time_and_others_elsewhere() -> None:
 def test_small_weights_and_exact_ones_are_not_sampled() -> None:
     """Below 1,024 rows all are looked at, and so they are where that is asked for."""
     assert Turns(0, 4, 4).drawn(1023) == 0
-    assert Turns(0, 4, 4).drawn(1024) == 32
+    assert Turns(0, 4, 4).drawn(1024) == 64
+    assert Turns(0, 4, 1).drawn(1024) == 128
     assert Turns(0, 1000, 4).drawn(1024) == 16
     assert Turns(0, 4, 4, exact=True).drawn(100_000) == 0
 
