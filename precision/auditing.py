@@ -104,18 +104,16 @@ class Audit:
         self.measured: list[Trial] = []
         """Assignments that were measured to calibrate the interval."""
         self._choice: frozenset[str] | None = None
-        self._seed = seed
-        self._exact = exact
+        self._seed, self._exact = seed, exact
         self._progress = progress or (lambda stage, done, count: None)
         self._cache = kept
         with self._timed("looking"):
             served = target_named(target).served(schemes, kind_of(self.model))
             served = served if apart is None else replace(served, apart=apart)
-            recording, done = Recording(self.model, self.batches), self._steps("looking")
-            self.observed = observe(self.model, self.batches, self.metric, schemes, done, served, recording.over)
+            noted, done = Recording(self.model, self.batches), self._steps("looking")
+            self.observed = observe(self.model, self.batches, self.metric, schemes, done, served, noted.over)
             part = Part("choice", self.batches, self.observed.references, self.observed.shares)
-            self.chosen_on = Measuring(self.model, part, self.metric, self.observed, kept, recording)
-            self.judged_on = self.chosen_on
+            self.chosen_on = self.judged_on = Measuring(self.model, part, self.metric, self.observed, kept, noted)
             if self.check is not None:
                 part = part_of(self.model, self.check, self.metric, "check")
                 self.judged_on = Measuring(self.model, part, self.metric, self.observed, kept)
