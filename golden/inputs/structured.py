@@ -29,7 +29,7 @@ def midpoints(draws: Draws, largest: int) -> npt.NDArray[np.float64]:
     place = draws.position() % 8
     if largest == _E4M3.largest:
         codes = all_values(_E4M3).numpy()
-        codes = np.sort(codes[codes >= 0])
+        codes = np.sort(abs(codes[codes >= 0]))  # of zeros of both signs a sort by vector units keeps any
         between = draws.sign() * ((codes[:-1] + codes[1:]) / 2)[integers(draws.bits(), len(codes) - 1)]
         return np.where(place == 0, draws.sign() * largest, between) * power
     if largest == _INT8.largest:
