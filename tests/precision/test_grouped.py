@@ -198,14 +198,16 @@ def test_a_sum_in_parts_is_one_of_each_group() -> None:
 
 
 def test_what_is_measured_lies_within_what_is_predicted() -> None:
-    """Of 30 assignments of each model, and of one place, at least nine in ten, for intervals of 95 %."""
-    told = []
+    """Of 30 assignments of each model, and of one place, at least nine in ten, for intervals of 95 %, and of neither
+    model fewer than eight in ten."""
+    inside = []
     for found, site in map(audited, MODELS):
         draw = random.Random(1)
         drawn_ones = [found.random_assignment(draw, (1.0, 0.3, 0.1)[turn % 3]) for turn in range(30)]
-        told += [(found.predict(each), found.measure(each)) for each in [{site: "w8a16"}, *drawn_ones]]
-    inside = [predicted.low <= measured <= predicted.high for predicted, measured in told if predicted.error > 0]
-    assert sum(inside) >= 0.9 * len(inside) > 50, told
+        told = [(found.predict(each), found.measure(each)) for each in [{site: "w8a16"}, *drawn_ones]]
+        inside.append([predicted.low <= measured <= predicted.high for predicted, measured in told if predicted.error])
+        assert sum(inside[-1]) >= 0.8 * len(inside[-1]) > 24, told
+    assert sum(map(sum, inside)) >= 0.9 * sum(map(len, inside))
 
 
 def test_everything_of_such_a_model_has_a_site(case: tuple[Audit, str]) -> None:
