@@ -128,15 +128,21 @@ class Stopwatch:
 def by_turns(sides: Sequence[Stopwatch], seconds: float, most: int) -> None:
     """Time all sides by turns, each for about so many seconds in all and at most so many calls at once. Raises
     `SolutionError`."""
-    counts = []
-    for side in sides:
-        each = max(1e-5, (first := side.run(2)).passed / first.count)  # the first may compile
-        counts.append(max(2, min(_MOST_CALLS, most, int(seconds / _ROUNDS / each))))
-        side.seconds.clear()
-        side.series.clear()
+    counts = [_calls_within(side, seconds / _ROUNDS, min(_MOST_CALLS, most)) for side in sides]
     for _ in range(_ROUNDS):
         for side, count in zip(sides, counts, strict=True):
             side.run(count)
+
+
+def _calls_within(side: Stopwatch, seconds: float, most: int) -> int:
+    """How many calls take about so long, what a series takes beyond its calls included; tried by ever longer series."""
+    side.run(1)  # may compile
+    count = 2
+    while (passed := side.run(count).passed) < seconds / 2 and count < most:
+        count = min(4 * count, most)
+    side.seconds.clear()
+    side.series.clear()
+    return max(2, min(most, int(count * seconds / passed)))
 
 
 def hidden(own: Stopwatch, reference: Stopwatch | None) -> float:
