@@ -54,18 +54,24 @@ def test_every_source_compiles_without_a_spill(arch: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("entry", "dtype"),
+    ("entry", "dtype", "examples"),
     [
-        pytest.param(
-            entry, dtype, marks=() if dtype in entry.survey_dtypes else pytest.mark.evidence, id=f"{name} {dtype}"
-        )
-        for name, entry in ENTRIES.items()
-        for dtype in entry.dtypes
+        *(
+            pytest.param(entry, dtype, 0, id=f"{name} {dtype}")
+            for name, entry in ENTRIES.items()
+            for dtype in entry.survey_dtypes
+        ),
+        *(
+            pytest.param(entry, dtype, None, id=f"{name} {dtype} fuzzed", marks=pytest.mark.evidence)
+            for name, entry in ENTRIES.items()
+            for dtype in entry.dtypes
+        ),
     ],
 )
-def test_a_kernel_keeps_its_contract(entry: Entry, dtype: Any) -> None:
-    """At quick effort; a usual run takes the dtypes that a survey takes."""
-    verdict = examination(kernel_of(entry), replace(entry.settings, dtype=dtype, effort="quick"))
+def test_a_kernel_keeps_its_contract(entry: Entry, dtype: Any, examples: int | None) -> None:
+    """At quick effort; a usual run takes the dtypes that a survey takes, and no fuzzed cases."""
+    settings = replace(entry.settings, dtype=dtype, effort="quick", examples=examples)
+    verdict = examination(kernel_of(entry), settings)
     assert verdict.outcome == "PASS", str(verdict)
 
 

@@ -1,8 +1,8 @@
 """Every bundled Triton kernel keeps its contract, interpreted on a CPU.
 
 With fewer examples than `assay verify` has by default: that is the run that counts, and takes minutes. A usual run
-takes the first entry and dtype of each file, with few heads and sequences, each of which is a program to interpret;
-``-m "slow or evidence"`` takes all, as the table has them.
+takes the first entry and dtype of each file, at quick effort, with few heads, sequences, places and experts, each of
+which an interpreter goes through one by one; ``-m "slow or evidence"`` takes all, as the table has them.
 """
 
 from dataclasses import replace
@@ -15,16 +15,23 @@ from assay.verify.campaign.table import Entry, entries
 
 BUNDLED = [entry for entry in entries() if entry.group == "assay"]
 FIRST = {entry.target.partition(":")[0]: entry for entry in reversed(BUNDLED)}.values()
-FEW = {"B": [1, 2], "Hkv": [1, 2], "H": [2, 4]}
+HEADS = {"B": [1, 2], "Hkv": [1, 2], "H": [2, 4]}
+FEW = {  # by the beginnings of an op's name: sizes of what is a program each, or several, or a step of its loops
+    "attention": HEADS,
+    "selective_scan": {"B": [1, 2], "D": [1, 17], "S": [1, 3], "L": [1, 2, 19, 40]},  # one and several tiles and blocks
+    "moe": {"T": [1, 5, 70], "E": [1, 3], "k": [1, 2], "F": [1, 8, 40]},
+}
+ONE = {"scale": (0.3,)}  # options that take no path of their own
 
 
 def with_few_programs(entry: Entry) -> Entry:
-    """The entry with fewer of what numbers don't depend on; the same entry where it has none of that."""
-    definition = entry.settings.definition
-    symbols = definition.signature().symbols
-    each = "Hkv" in symbols or definition.name.startswith("selective_scan")  # a program, or several, for each sequence
-    few = {symbol: sizes for symbol, sizes in FEW.items() if symbol in symbols and each}
-    return replace(entry, settings=replace(entry.settings, shapes={**entry.settings.shapes, **few}))
+    """The entry with fewer of what an interpreter goes through; the same entry where it has none of that."""
+    own = entry.settings
+    symbols = own.definition.signature().symbols
+    begins = next((name for name in FEW if own.definition.name.startswith(name)), "")
+    few = {symbol: sizes for symbol, sizes in FEW.get(begins, {}).items() if symbol in {*symbols} - {*own.shapes}}
+    options = {name: ONE.get(name, values) for name, values in own.options.items()}
+    return replace(entry, settings=replace(own, shapes={**own.shapes, **few}, options=options))
 
 
 CASES = [
