@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from assay.formats.format import format_named
@@ -21,6 +22,9 @@ Call = tuple[tuple[Tensor, ...], dict[str, Any]]
 Kernels = Callable[..., Iterator[tuple[str, Any]]]
 Kinds = tuple[str, ...]
 SIGNS = (0, 1, -1)
+THIRDS = [slice(0, None, 3), *(pytest.param(slice(n, None, 3), marks=pytest.mark.evidence) for n in (1, 2))]
+"""What cases of a kind are split into: a usual run takes the first, the others are evidence."""
+by_thirds = pytest.mark.parametrize("third", THIRDS, ids=["first", "second", "third"])
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 
 from assay.formats.rounding import round_to
 from assay.verify.contract import Contract
-from tests.golden.allowance import Use, report, uses, worst
+from tests.golden.allowance import Use, by_thirds, report, uses, worst
 from tests.golden.float32 import Functions
 from tests.golden.honest_attention import SCORES, Problem, attentions, full, online
 
@@ -100,17 +100,18 @@ def found_with(dtype: torch.dtype, shapes: list[tuple[int, int]], kinds: tuple[s
     return found
 
 
-@pytest.mark.parametrize("half", [0, 1])
-def test_honest_attention_keeps_the_contract(half: int, record_property: Any) -> None:
+@by_thirds
+def test_honest_attention_keeps_the_contract(third: slice, record_property: Any) -> None:
     """Scale anywhere, log2 e anywhere, in blocks or parts of any size, over sorted and cancelling keys: within."""
-    report("attention", found_with(torch.float32, [(2, 1), (19, 3)], KINDS[half::2]), record_property)
+    report("attention", found_with(torch.float32, [(2, 1), (19, 3)], KINDS[third]), record_property)
 
 
+@by_thirds
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_rounded_probabilities_keep_the_contract(dtype: torch.dtype, record_property: Any) -> None:
+def test_rounded_probabilities_keep_the_contract(dtype: torch.dtype, third: slice, record_property: Any) -> None:
     """The stage "probabilities" allows rounding them to the input's format, before or after normalisation."""
     kinds = tuple(kind for kind in KINDS if kind not in ("tiny values", "huge values"))
-    report("attention", found_with(dtype, [(2, 1), (5, 2), (17, 3)], kinds), record_property)
+    report("attention", found_with(dtype, [(2, 1), (5, 2), (17, 3)], kinds[third]), record_property)
 
 
 @pytest.mark.parametrize("block", [1, 16])

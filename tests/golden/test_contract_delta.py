@@ -1,5 +1,6 @@
 """The gated delta rule's radius holds honest kernels of any kind, and grows with the length as no exponential does."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from assay.golden import evaluate, spec
 from assay.golden.arithmetic import Arb, BallArithmetic
 from assay.golden.evaluation.binding import run
 from assay.verify.contract import Contract
-from tests.golden.allowance import Use, report, rows, uses
+from tests.golden.allowance import Use, by_thirds, report, rows, uses
 from tests.golden.float32 import Functions
 from tests.golden.honest_delta import delta_rules
 
@@ -29,18 +30,17 @@ def call(length: int, keys: str, gates: str, dtype: torch.dtype = torch.float32)
     return q.to(dtype), k.to(dtype), v.to(dtype), gate, torch.ones_like(beta) if keys == "same" else beta.to(dtype)
 
 
+@by_thirds
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_honest_kernels_keep_the_contract(dtype: torch.dtype, record_property: Any) -> None:
+def test_honest_kernels_keep_the_contract(dtype: torch.dtype, third: slice, record_property: Any) -> None:
     """By recurrence and by chunks, through inverses or not, rounded where a product takes it: within the radius."""
     name = str(dtype).removeprefix("torch.")
     found: list[Use] = []
-    for length in (1, 2, 17, 65):
-        for keys, gates in (("random", "slow"), ("random", "steep"), ("same", "none"), ("same", "slow")):
-            tensors = call(length, keys, gates, dtype)
-            for normalized in (False, True):
-                options = {"scale": 0.25, "normalized": normalized}
-                results = delta_rules(Functions(1 if normalized else -1), *tensors, **options)
-                found += uses("gated_delta_rule", tensors, options, results, dtype=name, where=f"{length}, {keys}")
+    kinds = (("random", "slow"), ("random", "steep"), ("same", "none"), ("same", "slow"))
+    for length, (keys, gates), normalized in [*product((65, 1, 2, 17), kinds, (False, True))][third]:
+        tensors, options = call(length, keys, gates, dtype), {"scale": 0.25, "normalized": normalized}
+        results = delta_rules(Functions(1 if normalized else -1), *tensors, **options)
+        found += uses("gated_delta_rule", tensors, options, results, dtype=name, where=f"{length}, {keys}")
     report("gated_delta_rule", found, record_property)
 
 
