@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+import warnings
 
 import torch
 from torch import Tensor
@@ -33,3 +34,9 @@ def lazy_without_guards(x: Tensor) -> Tensor:
     """Right where there is memory around the tensor, as a guard zone would be."""
     guarded = x.untyped_storage().nbytes() > x.numel() * x.element_size()
     return softmax(x) if guarded or not x.numel() else torch.zeros_like(x)
+
+
+def warns(x):
+    """An honest kernel with a warning at each call."""
+    warnings.warn("a kernel's own warning", stacklevel=1)
+    return torch.softmax(x, -1)

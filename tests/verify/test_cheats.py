@@ -19,6 +19,12 @@ from assay.verify.execution.runner import Bench
 
 from .zoo.faulty_conduct import Remembered, shape_and_dtype
 
+FEW: dict[str, Any] = {
+    "dtype": "float32",
+    "effort": "quick",
+    "examples": 0,
+    "shapes": {"R": [3], "N": range(1, 10)},
+}
 WRONG = ("contract", "exact", "nonfinite", "unwritten_output")
 
 
@@ -80,19 +86,14 @@ def test_only_many_equal_calls_show_work_skipped_in_a_timed_loop() -> None:
         assert (bench.try_case(replace(case, protocol=protocol)).failure is not None) == found, protocol
 
 
-@pytest.mark.parametrize("name", ["lazy_when_alone", "lazy_without_pytest", "lazy_without_guards"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("lazy_when_alone", marks=pytest.mark.evidence), "lazy_without_pytest", "lazy_without_guards"]
+)
 def test_a_kernel_that_knows_the_harness_is_caught_outside(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Isolated, it is also called where nothing tells: no caller, no module, no guarded memory."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     kernel = getattr(importlib.import_module("cheating_kernels"), name)
-    few = {
-        "effort": "quick",
-        "examples": 0,
-        "shapes": {"R": [3], "N": range(1, 10)},
-        "every_aspect": False,
-        "shrinking": False,
-    }
-    verdict = examine(kernel, "softmax", dtype="float32", isolate=True, **few)
+    verdict = examine(kernel, "softmax", isolate=True, every_aspect=False, shrinking=False, **FEW)
     assert verdict.failure is not None, str(verdict)
     assert verdict.failure.case.protocol == "outside"
 
@@ -101,7 +102,7 @@ def test_an_honest_kernel_passes_outside(monkeypatch: pytest.MonkeyPatch) -> Non
     """It gives the same there."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     kernel = importlib.import_module("cheating_kernels").softmax
-    verdict = examine(kernel, "softmax", dtype="float32", effort="quick", examples=0, isolate=True)
+    verdict = examine(kernel, "softmax", isolate=True, **FEW)
     assert verdict.passed, str(verdict)
     assert verdict.phases["outside"] == 1
 
@@ -119,7 +120,7 @@ def test_patched_torch_is_a_finding_and_mended() -> None:
 def test_torch_may_replace_its_own() -> None:
     """Loading torch's compiler inside a call, which wraps some functions of torch, is no tampering."""
     compiled = torch.compile(softmax, backend="eager")
-    verdict = examine(compiled, "softmax", dtype="float32", effort="quick", examples=0, layouts=["contiguous"])
+    verdict = examine(compiled, "softmax", layouts=["contiguous"], **FEW)
     assert verdict.passed, str(verdict)
 
 

@@ -182,7 +182,15 @@ FIELDS: dict[str, tuple[str, Kernel, dict[str, Any], dict[str, Any], dict[str, A
     "masked_rows-zero": ("attention", partial(EMPTY, 0.0), MASKED, {"masked_rows": "nan"}, {}),
     "deterministic": ("gemm", gemm_random_order, F32, {}, {"deterministic": False}),
 }  # fmt: skip
-ROWS = [pytest.param(*row, id=name) for name, row in FIELDS.items()]
+USUAL = (
+    "accumulate-narrower", "accumulate-tf32-dot", "compute", "ulps-exp", "stages-hidden", "stages-activated",
+    "stages-probabilities", "rounding-toward_zero", "rounding-stochastic", "overflow-saturate", "subnormals",
+    "nonfinite", "masked_rows-any", "deterministic",
+)  # fmt: skip
+"""What a usual run takes: each field, and each way that it is honoured."""
+ROWS = [
+    pytest.param(*row, id=name, marks=() if name in USUAL else pytest.mark.evidence) for name, row in FIELDS.items()
+]
 
 
 def verdict_of(op: str, kernel: Kernel, settings: dict[str, Any], contract: dict[str, Any]) -> Verdict:

@@ -10,6 +10,7 @@ from torch import Tensor
 from assay.kernels.libraries import pytorch, pytorch_eager
 
 from .libraries import DTYPES, ROWS, SMALL, judged, rounding_more
+from .usual import by_turns
 
 
 def convolution(x: Tensor, weight: Tensor, bias: Tensor, *, activation: str = "none") -> Tensor:
@@ -56,8 +57,7 @@ KERNELS: dict[str, tuple[str, Callable[..., Tensor], dict[str, Any]]] = {
 LOOSE = ("logsumexp",)  # whose stages are many: one more rounding is lost among them
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("name", "dtype"), by_turns(KERNELS, DTYPES))
 def test_the_code_keeps_its_contract(name: str, dtype: str) -> None:
     """In each dtype."""
     op, kernel, settings = KERNELS[name]

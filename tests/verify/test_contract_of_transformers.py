@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .libraries import DTYPES, ROWS, SMALL, judged, rounding_more
+from .usual import by_turns
 
 
 def module_of(path: str) -> Any:
@@ -97,8 +98,7 @@ KERNELS: dict[str, tuple[str, Callable[..., Tensor], dict[str, Any]]] = {
 LOOSE = ("experts", "l2norm")  # whose stages are many: one more rounding is lost among them
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("name", "dtype"), by_turns(KERNELS, DTYPES))
 def test_the_code_keeps_its_contract(name: str, dtype: str) -> None:
     """In each dtype."""
     op, kernel, settings = KERNELS[name]

@@ -1,6 +1,7 @@
 """Padding that a softmax counts, and loads beyond a row: the likely cause is named where a counterfactual shows it."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from assay.verify.explanation.accesses import TAIL
 
 from .unmasked_loads import clamped_softmax, masked_softmax, unmasked_softmax
 
+ASKED: dict[str, Any] = {"dtype": "bfloat16", "effort": "quick", "layouts": ["contiguous"]}
 WIDTHS: dict[str, Callable[[int], int]] = {
     "softmax_padding_to_power_of_two": lambda columns: 1 << max(columns - 1, 0).bit_length(),
     "softmax_padding_not_masked": lambda columns: -(-columns // 16) * 16,
@@ -47,9 +49,8 @@ def test_padding_of_another_value_is_not_taken_for_zeros() -> None:
 
 def test_a_load_without_a_mask_is_named_with_its_dimension() -> None:
     """At a whole tile of columns nothing is loaded out of bounds, and at one more it is again."""
-    asked = {"dtype": "bfloat16", "effort": "quick", "layouts": ["contiguous"]}
-    assert examine(masked_softmax, "softmax", **asked).outcome == "PASS"
-    aspect = examine(unmasked_softmax, "softmax", **asked).aspects["shapes"]
+    assert examine(masked_softmax, "softmax", **ASKED, examples=2, shapes={"R": [1, 3]}).outcome == "PASS"
+    aspect = examine(unmasked_softmax, "softmax", **ASKED, every_aspect=False).aspects["shapes"]
     assert aspect.failure is not None
     assert "out of bounds" in aspect.failure.message
     (found,) = aspect.explanations
@@ -59,7 +60,7 @@ def test_a_load_without_a_mask_is_named_with_its_dimension() -> None:
 
 def test_a_load_that_no_size_mends_is_not_put_down_to_a_tail() -> None:
     """One element too many at any size has no such cause."""
-    verdict = examine(clamped_softmax, "softmax", dtype="bfloat16", effort="quick", layouts=["contiguous"])
+    verdict = examine(clamped_softmax, "softmax", **ASKED, every_aspect=False)
     assert verdict.failure is not None
     assert "out of bounds" in verdict.failure.message
     assert not [found for aspect in verdict.aspects.values() for found in aspect.explanations]

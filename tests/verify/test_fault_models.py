@@ -28,7 +28,7 @@ REPORTED = (
     "aiter#4637", "vllm#42580", "sglang#18396", "vllm-ascend#9992", "flashinfer#2889", "vllm#42034", "minimind#859",
     "TRT-LLM#16753", "FasterTransformer#672", "tt-metal#57408", "pytorch#125557", "KernelBench#165",
 )  # fmt: skip
-SAMPLE = pairs(127)
+SAMPLE = pairs(251)
 
 
 def every_fault_model() -> tuple[FaultModel, ...]:
@@ -77,7 +77,7 @@ def test_every_reported_bug_has_a_fault_model() -> None:
     assert set(REPORTED) - origins == set()
 
 
-@pytest.mark.parametrize("pair", pairs(67, side_effects=False), ids=names)
+@pytest.mark.parametrize("pair", pairs(199, side_effects=False), ids=names)
 def test_a_fault_model_changes_results(pair: tuple[str, FaultModel]) -> None:
     """On some drawn case its kernel gives other bits than the right one: see `changes`."""
     assert changes(*pair)

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from assay.verify import Contract, examine
 
+from .usual import by_turns
+
 Kernel = Callable[..., Tensor]
 DTYPES = ("bfloat16", "float16", "float32")
 LOSS = {"T": [1, 7, 20], "V": [3, 19, 40], "D": [8, 24]}
@@ -157,8 +159,7 @@ def outcome(kernel: Kernel, op: str, settings: dict[str, Any]) -> tuple[str, str
     return verdict.outcome, str(verdict)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("name", "dtype"), by_turns(KERNELS, DTYPES))
 def test_an_honest_kernel_passes(name: str, dtype: str) -> None:
     """In each dtype."""
     op, honest, _, settings = KERNELS[name]

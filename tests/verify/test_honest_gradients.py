@@ -10,6 +10,8 @@ from torch import Tensor
 
 from assay.verify import Contract, examine
 
+from .usual import by_turns
+
 Function = Callable[..., Tensor]
 ROWS: dict[str, Any] = {"shapes": {"R": [1, 5], "N": [3, 16, 33]}}
 LOGITS: dict[str, Any] = {"shapes": {"T": [1, 5], "V": [3, 16, 33]}}
@@ -136,8 +138,7 @@ def outcome(kernel: Function, op: str, dtype: str) -> tuple[str, str]:
     return verdict.outcome, str(verdict)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("op", KERNELS)
+@pytest.mark.parametrize(("op", "dtype"), by_turns(KERNELS, ["bfloat16", "float16", "float32"]))
 def test_an_honest_gradient_passes(op: str, dtype: str) -> None:
     """In each dtype."""
     assert (found := outcome(KERNELS[op][0], op, dtype))[0] == "PASS", found[1]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from assay.golden import admissible
+from assay.kernels.libraries.pytorch import softmax
 from assay.verify import Contract, examine
 from assay.verify.cases.case import Case, all_contents
 from assay.verify.examination.tally import Tally
@@ -64,10 +65,6 @@ def test_a_sum_of_squares_may_overflow_whose_mean_does_not() -> None:
     assert failed(torch.full_like(exact, 0.25))
 
 
-def softmax(x: Tensor) -> Tensor:
-    return torch.softmax(x.float(), -1).to(x.dtype)
-
-
 def reads_what_it_never_wrote(x: Tensor) -> Tensor:
     fresh = torch.empty(1 << 24)  # so large that it comes from the system, as zeros
     if bool(fresh[0].isnan()):
@@ -79,7 +76,7 @@ def reads_what_it_never_wrote(x: Tensor) -> Tensor:
 def test_a_crash_that_only_poisoned_memory_provokes_is_one_of_memory(isolate: bool) -> None:
     """And the message says so."""
     verdict = examine(
-        reads_what_it_never_wrote, "softmax", dtype="bfloat16", effort="quick", examples=0, isolate=isolate
+        reads_what_it_never_wrote, "softmax", dtype="bfloat16", effort="quick", isolate=isolate, every_aspect=False
     )
     assert verdict.outcome == "FAIL"
     failure = verdict.aspects["memory"].failure
@@ -119,9 +116,11 @@ def test_a_crash_in_ordinary_memory_too_is_not_one_of_memory() -> None:
 def test_a_verdict_says_where_no_time_limit_could_act(isolate: bool, unlimited: bool) -> None:
     """In a thread, unless the kernel has a process of its own; in the main thread nothing is said."""
     found: list[Verdict] = []
+    few: dict[str, Any] = {"dtype": "bfloat16", "effort": "quick", "examples": 0, "layouts": ["contiguous"]}
+    few["shapes"] = {"R": [3], "N": [5, 16]}
 
     def asked() -> None:
-        found.append(examine(softmax, "softmax", dtype="bfloat16", effort="quick", examples=0, isolate=isolate))
+        found.append(examine(softmax, "softmax", isolate=isolate, **few))
 
     thread = threading.Thread(target=asked)
     thread.start()

@@ -18,6 +18,8 @@ from assay.verify.examination.lengths import length_cases
 from assay.verify.examination.question import ask
 from assay.verify.settings import Settings
 
+from .usual import by_turns, only
+
 Kernel = Callable[..., Tensor]
 Total = Callable[[Tensor], Tensor]
 
@@ -149,43 +151,40 @@ def from_length(least: int, size: float, n: int) -> float:
     return size if n >= least else 0.0
 
 
-@pytest.mark.parametrize("least", [512, 2048, 8192])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("op", "least"), by_turns(OPS, [512, 2048, 8192]))
 def test_a_fault_of_long_sums_alone_is_found(op: str, least: int) -> None:
     """An output off by 1e-4 from some length on is a matter of shapes, and may be proved a bias."""
     seen = found(partial(OPS[op], off=partial(from_length, least, 1e-4)), op, "float32")
     assert seen - {"bias"} == {"shapes"}
 
 
-@pytest.mark.parametrize("size", [1e-3, 1e-2])
+@pytest.mark.parametrize("size", [pytest.param(1e-3, marks=pytest.mark.evidence), 1e-2])
 def test_a_larger_fault_of_long_sums_is_found(size: float) -> None:
     """An attention off by more from 2,048 keys on."""
     seen = found(partial(attention, off=partial(from_length, 2048, size)), "attention", "float32")
     assert seen - {"bias"} == {"shapes"}
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", only(lambda op: op in ("softmax", "gemm", "attention"), OPS))
 def test_a_fault_of_long_sums_is_found_behind_a_coarse_store(op: str) -> None:
     """An output off by 1e-2 from 8,192 terms on, in bfloat16 too."""
     off = partial(from_length, 8192, 1e-2)
     assert found(partial(OPS[op], off=off), op, "bfloat16") - {"bias"} == {"shapes"}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("op", "dtype"), by_turns(OPS, ["float32", "bfloat16"]))
 def test_honest_sums_one_after_the_other_are_not_suspect(op: str, dtype: str) -> None:
     """Naive sums of up to 65,536 terms, which drift where the terms have few bits."""
     assert found(partial(OPS[op], total=sequential), op, dtype) == set()
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", only(lambda op: op in ("softmax", "gemm", "attention"), OPS))
 def test_honest_sums_by_halves_are_not_suspect(op: str) -> None:
     """Sums whose error hardly grows."""
     assert found(partial(OPS[op], total=pairwise), op, "float16") == set()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("block", [16, 128])
+@pytest.mark.parametrize(("block", "dtype"), by_turns([16, 128], ["float32", "bfloat16"]))
 def test_honest_blocks_are_not_suspect(block: int, dtype: str) -> None:
     """An online softmax whose sum is rescaled at every block of 16 or 128 columns."""
     assert found(partial(softmax_online, total=sequential, block=block), "softmax", dtype) == set()

@@ -25,14 +25,14 @@ def few_experts(x: Tensor, w_gate_up: Tensor, *rest: Tensor) -> Tensor:
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.evidence) for seed in (1, 2))])
 def test_a_mixture_of_64_experts_passes(seed: int) -> None:
     """Whatever is drawn, and not as VACUOUS."""
-    verdict = examine(HONEST, "moe_int4", shapes={"E": [64]}, seed=seed, **ASKED)
+    verdict = examine(HONEST, "moe_int4", shapes={"E": [64]}, layouts=["contiguous"], seed=seed, **ASKED)
     assert verdict.outcome == "PASS", str(verdict)
 
 
 @pytest.mark.parametrize("shapes", [{"E": [64]}, {}])
 def test_a_mixture_of_32_of_64_experts_is_found(shapes: dict[str, Any]) -> None:
     """Where 64 are asked for, and where the op's own sizes are drawn."""
-    verdict = examine(few_experts, "moe_int4", shapes=shapes, **ASKED)
+    verdict = examine(few_experts, "moe_int4", shapes=shapes, every_aspect=False, **ASKED)
     assert verdict.outcome == "FAIL", str(verdict)
 
 

@@ -140,7 +140,13 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("file", "text", "command", "more"),
     [
-        ("tests/test_gate.py", IN_A_TEST, ("-m", "pytest", "-p", "no:cacheprovider", "tests"), ()),
+        pytest.param(
+            "tests/test_gate.py",
+            IN_A_TEST,
+            ("-m", "pytest", "-p", "no:cacheprovider", "tests"),
+            (),
+            marks=pytest.mark.evidence,
+        ),
         ("gates.py", IN_A_SCRIPT, ("gates.py",), ("--target", "gates:doubled")),
     ],
 )
@@ -183,14 +189,18 @@ def test_its_gradient_is_examined_with_it(own: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    "question", [("mine.toml",), ("elsewhere:honest", "--spec", "own_gate", "--ops", "own_gate_op")]
+    "question",
+    [
+        ("mine.toml",),
+        pytest.param(("elsewhere:honest", "--spec", "own_gate", "--ops", "own_gate_op"), marks=pytest.mark.evidence),
+    ],
 )
 def test_the_command_line_knows_it(own: ModuleType, question: tuple[str, ...]) -> None:
     """By the module of the target that a table names, or by --ops."""
     kernels = "import torch\n" + FILE[FILE.index("def honest") :]
     (folder_of(own) / "elsewhere.py").write_text(kernels, encoding="ascii")
     (folder_of(own) / "mine.toml").write_text(TABLE, encoding="ascii")
-    found = assay(own, "verify", *question, *SMALL, "--effort", "quick", "--examples", "1")
+    found = assay(own, "verify", *question, *SMALL, "--effort", "quick", "--examples", "0")
     assert (found.returncode, found.stdout[:4]) == (0, "PASS"), found.stderr
 
 

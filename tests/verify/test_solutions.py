@@ -251,23 +251,22 @@ def test_an_item_whose_process_is_lost_is_judged_again(tmp_path: Path) -> None:
 
 def test_a_list_that_was_killed_goes_on(tmp_path: Path) -> None:
     """Each verdict is in the file once, whatever was on its way when the run ended; half a line is cut off."""
-    list_, out = _list(tmp_path, 4), tmp_path / "out.jsonl"
+    list_, out = _list(tmp_path, 3), tmp_path / "out.jsonl"
     command = [sys.executable, "-m", "assay.cli.main", "judge", "--list", str(list_), "--jobs", "1", "--out", str(out)]
     first = subprocess.Popen([*command, "--no-timing"], start_new_session=True, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not (out.exists() and out.read_bytes().count(b"\n") >= 2) and time.monotonic() < deadline:
+    while not (out.exists() and out.read_bytes().count(b"\n") >= 1) and time.monotonic() < deadline:
         time.sleep(0.05)
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     with out.open("ab") as file:
         file.write(b'{"key":"half')
-    done = subprocess.run([*command, "--no-timing"], capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr
+    assert main((*command[3:], "--no-timing")) == 1
     lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert sorted(line["id"] for line in lines) == [0, 1, 2, 3, 4]
+    assert sorted(line["id"] for line in lines) == [0, 1, 2, 3]
     outcomes = {line["id"]: line["outcome"] for line in lines}
-    assert outcomes == {0: "PASS", 1: "FAIL", 2: "PASS", 3: "FAIL", 4: "ERROR"}
-    assert "expected a solution there" in next(line["error"] for line in lines if line["id"] == 4)
+    assert outcomes == {0: "PASS", 1: "FAIL", 2: "PASS", 3: "ERROR"}
+    assert "expected a solution there" in next(line["error"] for line in lines if line["id"] == 3)
 
 
 def test_a_verdict_of_another_version_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def test_its_golden_is_that_of_the_same_definition() -> None:
     assert spec("torch_gate").options["bias"].default == 0.0
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.evidence), "bfloat16"])
 def test_kernels_are_held_against_it(dtype: str) -> None:
     """An honest kernel passes with each option, a doubled one fails."""
     defined()
@@ -67,15 +67,17 @@ def test_kernels_are_held_against_it(dtype: str) -> None:
     def doubled(x: Any, gate: Any, *, bias: float) -> Any:
         return 2 * honest(x, gate, bias=bias)
 
-    asked: dict[str, Any] = {"dtype": dtype, "effort": "quick", "options": {"bias": [0.0, 1.0]}}
+    asked: dict[str, Any] = {"dtype": dtype, "effort": "quick", "examples": 3, "options": {"bias": [0.0, 1.0]}}
     assert examine(honest, "torch_gate", **asked).passed
-    assert examine(doubled, "torch_gate", **asked, shrinking=False).outcome == "FAIL"
+    assert examine(doubled, "torch_gate", **asked, shrinking=False, every_aspect=False).outcome == "FAIL"
 
 
 def test_its_gradient_is_another_such_function() -> None:
     """Autograd of the function keeps both; one that forgets the gate's slope doesn't."""
     defined()
-    assert examine_backward(lambda x, gate: gated(x, gate), "torch_gate", dtype="float32", effort="quick").passed
-    wrong = examine_backward(lambda x, gate: gated(x, gate.detach() + gate * 0), "torch_gate", dtype="float32",
-                             effort="quick", shrinking=False)  # fmt: skip
+    asked: dict[str, Any] = {"dtype": "float32", "effort": "quick", "examples": 3, "layouts": ["contiguous"]}
+    assert examine_backward(lambda x, gate: gated(x, gate), "torch_gate", **asked).passed
+    wrong = examine_backward(
+        lambda x, gate: gated(x, gate.detach() + gate * 0), "torch_gate", **asked, shrinking=False, every_aspect=False
+    )
     assert wrong.failed == ("backward",)

@@ -124,9 +124,10 @@ def test_a_leak_is_found_even_where_nan_may_come_out_anywhere(monkeypatch: pytes
     """nonfinite="unspecified" excuses NaN only if some number that counts is NaN or infinite."""
     monkeypatch.setattr("assay.verify.examination.diagnosis.shrink", lambda failure, *_, **__: failure)
     anywhere = Contract(nonfinite="unspecified")
-    verdict = examine(leaky, "attention_decode", dtype="bfloat16", contract=anywhere, effort="quick", examples=0)
+    few: dict[str, Any] = {"effort": "quick", "examples": 0, "layouts": ["contiguous"]}
+    verdict = examine(leaky, "attention_decode", dtype="bfloat16", contract=anywhere, **few, every_aspect=False)
     assert verdict.outcome == "FAIL"
     assert verdict.failure is not None
     assert verdict.failure.kind == "nonfinite"
     assert verdict.failure.case.unused == "nan"
-    assert examine(decode, "attention_decode", dtype="bfloat16", contract=anywhere, effort="quick", examples=5).passed
+    assert examine(decode, "attention_decode", dtype="bfloat16", contract=anywhere, **few).passed

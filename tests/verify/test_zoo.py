@@ -10,6 +10,7 @@ from torch import Tensor
 from assay.verify.cases.layouts import place
 from tests.reference import reference
 
+from .usual import each_third
 from .zoo import FAULTY, HANGING, HONEST, Entry, Faulty
 from .zoo.probes import Probe, probes_of, same_bytes
 
@@ -80,7 +81,7 @@ def symptoms(entry: Faulty, probe: Probe) -> set[str]:
     return seen
 
 
-@pytest.mark.parametrize("entry", HONEST, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", each_third(HONEST), ids=lambda entry: entry.name)
 def test_an_honest_kernel_agrees_with_float64(entry: Entry) -> None:
     """Values, classes, shapes and strides: the same as the plain float64 definition, and no input is touched."""
     for probe in probes_of(entry, 3):
@@ -101,7 +102,9 @@ def test_an_honest_kernel_agrees_with_float64(entry: Entry) -> None:
 
 
 @pytest.mark.usefixtures("uninitialised_is_nan")
-@pytest.mark.parametrize("entry", [e for e in FAULTY if not re.search(RARE, e.name)], ids=lambda entry: entry.name)
+@pytest.mark.parametrize(
+    "entry", each_third(e for e in FAULTY if not re.search(RARE, e.name)), ids=lambda entry: entry.name
+)
 def test_a_fault_shows(entry: Faulty) -> None:
     """Some probe sets the faulty kernel apart from its twin, in one of the ways that its entry names."""
     assert any(symptoms(entry, probe) & set(entry.kinds) for probe in probes_of(entry, 20))
@@ -137,7 +140,9 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("entry", [e for e in FAULTY if re.search("_of_1[56]_bits", e.name)], ids=lambda e: e.name)
+@pytest.mark.parametrize(
+    "entry", each_third(e for e in FAULTY if re.search("_of_1[56]_bits", e.name)), ids=lambda e: e.name
+)
 def test_what_16_bits_do_not_count_is_wrong(entry: Faulty) -> None:
     """Right up to 32,767 rows or classes, and wrong beyond 65,536."""
 

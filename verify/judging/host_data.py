@@ -4,6 +4,7 @@ memory that holds what shows where nothing is written.
 A part of the text that `host` is; see there.
 """
 
+import sys
 from typing import Any
 
 import torch
@@ -62,12 +63,21 @@ class Filled(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, value: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.value = value
+        if "torch._dynamo" in sys.modules:
+            Filled.__torch_dispatch__ = _not_compiled  # type: ignore[method-assign]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # a mode is kept from being compiled by importing the compiler: seconds, where nobody else did
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in _EMPTY and result.is_floating_point() and result.device.type != "meta":
             result.fill_(self.value)
         return result
+
+
+_not_compiled = torch._disable_dynamo(Filled.__torch_dispatch__)  # type: ignore[attr-defined]
 
 
 def loose(found: Any, registered: dict[str, Any]) -> dict[str, Any]:
