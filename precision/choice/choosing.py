@@ -64,7 +64,7 @@ def _starts(objective: Objective, kept: Mask, candidates: int, distance: int, se
     starts = list(dict.fromkeys(picks for picks in found if picks is not None))
     if not starts:
         return [nearest(problem, kept, problem.yardsticks(objective.limits), Deadline(seconds / 4))]
-    few = narrowed(problem, kept, problem.column(objective.minimise), limits)
+    few, _ = narrowed(problem, kept, problem.column(objective.minimise), limits)
     while len(starts) < candidates:
         differences = [Difference(picks, distance) for picks in starts]
         picks = _least(objective, few, limits, Deadline(seconds / 2 / candidates), differences)

@@ -61,8 +61,25 @@ def solve(
     as it should.
 
     costs: of each option, [options]. Of many options a cost within 1e-5 of the least will do, 1e-4 where a solution has
-    to differ from others. When the time is up, the best found so far, None if there is none.
+    to differ from others; that is looked for among the likeliest options first, and their bound tells whether it is
+    found. When the time is up, the best found so far, None if there is none.
     """
+    if not differences:
+        few, bound = narrowed(problem, kept, costs, limits)
+        found = _solve(problem, few, costs, limits, deadline) if few.sum() < kept.sum() else None
+        if found is not None and above_least(problem, kept, costs)[problem.rows(found)].sum() <= bound * (1 + _GAP):
+            return found
+    return _solve(problem, kept, costs, limits, deadline, differences)
+
+
+def _solve(
+    problem: Problem,
+    kept: Mask,
+    costs: Floats,
+    limits: Totals,
+    deadline: Deadline,
+    differences: Sequence[Difference] = (),
+) -> Solution | None:
     if not kept.any():
         return None
     shifted = above_least(problem, kept, costs)
@@ -124,8 +141,9 @@ def _within(
     return None
 
 
-def narrowed(problem: Problem, kept: Mask, costs: Floats, limits: Totals) -> Mask:
-    """The few thousand options that an optimum is likely made of, all if there are no more.
+def narrowed(problem: Problem, kept: Mask, costs: Floats, limits: Totals) -> tuple[Mask, float]:
+    """The few thousand options that an optimum is likely made of, all if there are no more, and what any solution costs
+    at least above the least option of each group.
 
     Every option left out costs at least its reduced cost over the bound of the linear relaxation, in which no more
     groups than there are limits take shares of several options (P. Sinha, A. Zoltners, *The multiple-choice knapsack
@@ -134,22 +152,23 @@ def narrowed(problem: Problem, kept: Mask, costs: Floats, limits: Totals) -> Mas
     many = max(_MANY, 2 * len(problem.groups))
     limited = _limited(problem, kept, limits, {})
     if limited is None or len(limited[0]) <= many:
-        return kept
+        return kept, 0.0
     places, rows = limited
     prices = above_least(problem, kept, costs)[places]
-    prices *= _COST / max(float(prices.max()), 1e-300)
+    scale = max(float(prices.max()), 1e-300) / _COST
+    prices /= scale
     ones = _one_each(problem, places)
     tops: dict[str, Any] = {"A_ub": sparse.csr_array(rows), "b_ub": np.ones(len(rows))} if len(rows) else {}
     relaxed = linprog(prices, A_eq=ones, b_eq=np.ones(ones.shape[0]), bounds=(0, None), method="highs", **tops)
     if relaxed.x is None:
-        return kept
+        return kept, 0.0
     reduced = prices - ones.T @ relaxed.eqlin.marginals
     if len(rows):
         reduced = reduced - rows.T @ relaxed.ineqlin.marginals
     first = np.argsort(np.where(relaxed.x > 1e-9, -1.0, reduced), kind="stable")[:many]
     few = np.zeros(len(kept), dtype=bool)
     few[places[first]] = True
-    return few
+    return few, float(relaxed.fun) * scale
 
 
 def nearest(problem: Problem, kept: Mask, limits: Totals, deadline: Deadline) -> Solution:

@@ -171,8 +171,8 @@ def test_the_answer_is_the_same_at_every_run() -> None:
 
 
 def test_a_large_problem_takes_seconds(capfd: pytest.CaptureFixture[str]) -> None:
-    """2,000 groups of 30 options: under 20 s of processor time, the budget kept, the error at most 1e-4 above a dual
-    bound; and the solver prints nothing."""
+    """2,000 groups of 30 options: under 40 s of processor time (8 s where nothing else runs), the budget kept, the error
+    at most 1e-4 above a dual bound; and the solver prints nothing."""
     rng = np.random.default_rng(0)
     groups = []
     for place in range(2000):
@@ -188,7 +188,7 @@ def test_a_large_problem_takes_seconds(capfd: pytest.CaptureFixture[str]) -> Non
     found = choose(groups, {"bytes": limit}, seconds=120.0)
     spent = time.process_time() - started
     print(f"{spent:.1f} s, {len(found)} candidates")
-    assert spent < 20
+    assert spent < 40
     assert len(found) == 8
     assert all(choice.bytes <= limit for choice in found)
     assert found[0].error <= (1 + 1e-4) * dual_bound(Problem(groups), limit)
