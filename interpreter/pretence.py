@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import os
 import shutil
+import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from assay.interpreter.cuda_devices import USUAL, CudaDevice, cuda_device_named
@@ -31,13 +35,12 @@ class _World:
 
     def begin(self) -> None:
         """Replace what must be."""
-        from assay.interpreter.pretended_parts import eager
         from assay.interpreter.replacing import replaced
 
         if self._changes is None:
             self._changes = self._found()
         self.applied.enter_context(_own_default_device())
-        self.applied.enter_context(eager())
+        self.applied.enter_context(_eager())
         self.applied.enter_context(replaced(self._changes))
         self.applied.enter_context(_system_tool(self.device().name))
 
@@ -46,7 +49,6 @@ class _World:
         self.applied.close()
 
     def _found(self) -> list[Any]:
-        importlib.import_module("torch._dynamo")  # keeps tables of torch's functions as they are when it is loaded
         from assay.interpreter import pretended_cuda, pretended_parts, pretended_tensors
 
         found = [*pretended_tensors.changes(), *pretended_cuda.changes(self.device), *pretended_parts.changes()]
@@ -55,6 +57,44 @@ class _World:
 
             found += pretended_driver.changes(self.device)
         return found
+
+
+@contextlib.contextmanager
+def _eager() -> Iterator[None]:
+    """Inside it, what torch's compiler made runs as it was written, and whoever loads the compiler, which takes seconds,
+    does so with everything put back: it keeps tables of torch's functions as they are then."""
+    if "torch._dynamo.trace_rules" in sys.modules:
+        from assay.interpreter.pretended_parts import eager
+
+        with eager():
+            yield
+        return
+    finder = _CompilerFinder()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _CompilerFinder(importlib.abc.MetaPathFinder):
+    """Finds torch's compiler, and loads it in the world as it is outside."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "torch._dynamo":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                with _world.lock, suspended():
+                    load(module)
+
+            vars(spec.loader)["exec_module"] = exec_module
+        return spec
 
 
 @contextlib.contextmanager

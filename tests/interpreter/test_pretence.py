@@ -1,5 +1,7 @@
 """`pretend_cuda`: "cuda" answers, is the CPU, and nothing of it is left afterwards."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -296,3 +298,22 @@ def test_what_is_compiled_runs_uncompiled_meanwhile() -> None:
         assert calls == []
     function(torch.ones(3))
     assert len(calls) == 1
+
+
+def test_the_compiler_is_loaded_by_whoever_compiles_and_as_it_is() -> None:
+    """Pretending loads none of it; where it is loaded inside, it knows torch's own functions, and runs nothing."""
+    text = """
+import sys, torch
+from assay.interpreter import pretend_cuda
+with pretend_cuda():
+    torch.zeros(3, device="cuda")
+    assert "torch._dynamo" not in sys.modules
+with pretend_cuda():
+    from torch._dynamo import trace_rules
+    assert trace_rules.get_torch_obj_rule_map()
+    compiled = torch.compile(lambda x: x + 1, backend=lambda graph, inputs: 1 / 0)
+    assert compiled(torch.zeros(3, device="cuda")).is_cuda
+assert torch.zeros in trace_rules.get_torch_obj_rule_map()
+assert not any("assay" in type(finder).__module__ for finder in sys.meta_path)
+"""
+    subprocess.run([sys.executable, "-P", "-c", text], check=True, timeout=300)
