@@ -96,8 +96,6 @@ def _halves_swapped(xp: Any, *tensors: Any, granularity: str) -> Any:
         Fault("fp8_experts_first_choice", "dx is that of a token's first choice alone", _first_choice, "routing",
               needs="k of two or more"),
     ),
-    # Subnormals of dx are hardly larger than what rounding the gradients of gate and up costs; dweights seldom has any.
-    exempt=("flushed_subnormals",),
 )  # fmt: skip
 def moe_fp8_backward(
     xp: Arithmetic[N, Idx], x: N, w_gate_up: N, w_down: N, scale_gate_up: N, scale_down: N, weights: N, ids: Idx, dy: N,

@@ -26,6 +26,23 @@ from assay.kernels.triton.tiles import (
 )
 from assay.kernels.triton.transposing import along_k
 
+_RUN = 256  # codes along K whose scales are loaded at once
+
+
+@triton.jit
+def _of_step(scales, step: tl.constexpr, STEPS: tl.constexpr):
+    """Columns step * n to (step + 1) * n of scales [rows, STEPS * n]; STEPS is a power of two."""
+    if STEPS == 1:
+        found = scales
+    else:
+        halves = tl.reshape(scales, [scales.shape[0], 2, scales.shape[1] // 2])
+        first, second = tl.split(tl.permute(halves, (0, 2, 1)))
+        if step < STEPS // 2:
+            found = _of_step(first, step, STEPS // 2)
+        else:
+            found = _of_step(second, step - STEPS // 2, STEPS // 2)
+    return found
+
 
 @triton.jit
 def _gemm_scaled_kernel(
@@ -40,6 +57,7 @@ def _gemm_scaled_kernel(
     M,
     N,
     K,
+    BLOCKS,
     M_CLASS,
     a_strides,
     b_strides,
@@ -48,6 +66,7 @@ def _gemm_scaled_kernel(
     c_strides,
     FORMAT: tl.constexpr,
     SHARE: tl.constexpr,
+    RUN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -55,17 +74,21 @@ def _gemm_scaled_kernel(
 ):
     """SHARE bytes along K have one scale. K counts bytes, in which codes of "e2m1" lie two; BLOCK_K counts codes.
 
+    Scales of RUN codes are loaded at once, for several steps: of one step so few lie side by side that a GPU couldn't
+    copy them asynchronously. BLOCKS are the scales along K.
+
     ``a_tiles``: a descriptor of a, if it can have one. Its codes go to registers in an order that else leaves loads of
     4 or 8 bytes.
     """
     BYTES: tl.constexpr = BLOCK_K // 2 if FORMAT == "e2m1" else BLOCK_K
     SCALES: tl.constexpr = BYTES // SHARE
+    STEPS: tl.constexpr = max(1, RUN // BLOCK_K)
 
     tile_m, tile_n = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP_M)
     rows, columns, in_rows, in_columns = tile_range(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N)
     row = (tile_m * BLOCK_M).to(tl.int32)
     inner = tl.arange(0, BYTES).to(tl.int64)
-    blocks = tl.arange(0, SCALES).to(tl.int64)[None, :]
+    blocks = tl.arange(0, STEPS * SCALES).to(tl.int64)[None, :]
     a_ptrs = a_ptr + rows * a_strides[0] + inner[None, :] * a_strides[1]
     b_ptrs = b_ptr + inner[:, None] * b_strides[0] + columns * b_strides[1]
     scale_a_ptrs = scale_a_ptr + rows * scale_a_strides[0] + blocks * scale_a_strides[1]
@@ -73,23 +96,26 @@ def _gemm_scaled_kernel(
     scale_b_ptrs = scale_b_ptr + b_rows * scale_b_strides[1] + blocks * scale_b_strides[0]
     step_a = tl.full([], BYTES, tl.int64) * a_strides[1]
     step_b = tl.full([], BYTES, tl.int64) * b_strides[0]
-    step_scale_a = tl.full([], SCALES, tl.int64) * scale_a_strides[1]
-    step_scale_b = tl.full([], SCALES, tl.int64) * scale_b_strides[0]
+    step_scale_a = tl.full([], STEPS * SCALES, tl.int64) * scale_a_strides[1]
+    step_scale_b = tl.full([], STEPS * SCALES, tl.int64) * scale_b_strides[0]
 
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for start in range(0, K, BYTES):
-        left = inner < K - start
-        blocks_left = blocks < (K - start) // SHARE
-        if a_tiles is not None:
-            a = a_tiles.load([row, start])
-        else:
-            a = tl.load(a_ptrs, mask=in_rows & left[None, :], other=0.0)
-        b = tl.load(b_ptrs, mask=left[:, None] & in_columns, other=0.0)
-        scale_a = tl.load(scale_a_ptrs, mask=in_rows & blocks_left, other=0.0)
-        scale_b = tl.load(scale_b_ptrs, mask=(b_rows < N) & blocks_left, other=0.0)
-        acc = tl.dot_scaled(a, scale_a, FORMAT, b, scale_b, FORMAT, acc)
-        a_ptrs += step_a
-        b_ptrs += step_b
+    for start in range(0, K, STEPS * BYTES):
+        blocks_left = blocks < BLOCKS - start // SHARE
+        scales_a = tl.load(scale_a_ptrs, mask=in_rows & blocks_left, other=0.0)
+        scales_b = tl.load(scale_b_ptrs, mask=(b_rows < N) & blocks_left, other=0.0)
+        for step in tl.static_range(STEPS):
+            at = start + step * BYTES
+            left = inner < K - at
+            if a_tiles is not None:
+                a = a_tiles.load([row, at])
+            else:
+                a = tl.load(a_ptrs, mask=in_rows & left[None, :], other=0.0)
+            b = tl.load(b_ptrs, mask=left[:, None] & in_columns, other=0.0)
+            scale_a, scale_b = _of_step(scales_a, step, STEPS), _of_step(scales_b, step, STEPS)
+            acc = tl.dot_scaled(a, scale_a, FORMAT, b, scale_b, FORMAT, acc)
+            a_ptrs += step_a
+            b_ptrs += step_b
         scale_a_ptrs += step_scale_a
         scale_b_ptrs += step_scale_b
 
@@ -102,8 +128,12 @@ def _gemm_scaled_kernel(
 def _sets_tiles(arguments: Mapping[str, Any]) -> None:
     """A configuration's hook: the sizes of a's tiles, in bytes."""
     if arguments["a_tiles"] is not None:
-        codes = 2 if arguments["FORMAT"] == "e2m1" else 1
-        arguments["a_tiles"].block_shape = [arguments["BLOCK_M"], arguments["BLOCK_K"] // codes]
+        arguments["a_tiles"].block_shape = [arguments["BLOCK_M"], arguments["BLOCK_K"] // _codes(arguments["FORMAT"])]
+
+
+def _codes(format: str) -> int:
+    """In a byte."""
+    return 2 if format == "e2m1" else 1
 
 
 def tuned(*tiles: tuple[int, int, int, int, int]) -> Any:
@@ -133,9 +163,10 @@ def scaled_product(
         a, b = along_k(a, b)
         kernel[tile_grid(m, n)](
             *(a, described(a) if describable(a) else None, b, *scales, *multipliers, c),
-            *(m, n, k, size_class(m)),
+            *(m, n, k, k // share, size_class(m)),
             *(tensor.stride() for tensor in (a, b, *scales, c)),
             FORMAT=format,
             SHARE=share,
+            RUN=min(_RUN, triton.next_power_of_2(k * _codes(format))),
         )
     return c

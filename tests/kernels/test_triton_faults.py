@@ -1,7 +1,7 @@
 """Faults planted in the source of the bundled Triton kernels, one line each: `examine` finds every one.
 
-The faults stand in `faults/*.toml`, a file for each kernel. A usual run plants the first of each file; all of them
-are planted by ``./dev test -m evidence`` and ``./dev test -m slow`` together.
+The faults stand in `faults/*.toml`, a file for each kernel. A usual run plants the first two of each file, which
+together are in every source; all of them are planted by ``./dev test -m evidence`` and ``./dev test -m slow`` together.
 """
 
 import importlib.util
@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
+from assay.kernels import triton
 from assay.verify.campaign.table import entries
 from assay.verify.examination.procedure import examination
 
-EARLY = 1
+EARLY = 2
+FOLDER = Path(str(triton.__file__)).parent
 TABLES = [tomllib.loads(path.read_text()) for path in sorted(Path(__file__).with_name("faults").glob("*.toml"))]
 FAULTS = [
     pytest.param(table, fault, id=f"{table['function']}: {fault['name']}", marks=() if early else pytest.mark.evidence)
@@ -52,6 +54,12 @@ def faulty_module(module: str, old: str, new: str, folder: Path, parts: Sequence
     return made
 
 
+def parts_of(fault: dict[str, Any]) -> list[str]:
+    """The modules on the way from a kernel's own to the one with the fault."""
+    part = fault.get("part", [])
+    return [part] if isinstance(part, str) else list(part)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("table", "fault"), FAULTS)
 def test_a_planted_fault_is_found(table: dict[str, Any], fault: dict[str, Any], tmp_path: Path) -> None:
@@ -59,9 +67,7 @@ def test_a_planted_fault_is_found(table: dict[str, Any], fault: dict[str, Any], 
     function = fault.get("function", table["function"])
     module = fault.get("module", table["module"])
     entry = next(entry for entry in entries() if entry.target == f"{table['module']}:{function}")
-    part = fault.get("part", [])
-    parts = [part] if isinstance(part, str) else part
-    faulty = faulty_module(module, fault["old"], fault["new"], tmp_path, parts)
+    faulty = faulty_module(module, fault["old"], fault["new"], tmp_path, parts_of(fault))
     changes = {name: fault[name] for name in ("dtype", "options", "shapes") if name in fault}
     changes |= {"spec": fault.get("spec", table["spec"]), "strict": True, "every_aspect": False}
     changes |= {"shrinking": False}
@@ -71,7 +77,17 @@ def test_a_planted_fault_is_found(table: dict[str, Any], fault: dict[str, Any], 
 
 
 def test_there_are_faults_of_every_kind() -> None:
-    """At least 25 faults are planted, in every bundled kernel."""
+    """At least 25 faults are planted, in every bundled kernel; those of a usual run in every source of one."""
     assert len(FAULTS) >= 25
     bundled = {entry.target.partition(":")[0] for entry in entries() if entry.group == "assay"}
     assert {table["module"] for table in TABLES} == bundled
+    usual = {source_of(table, fault) for table in TABLES for fault in table["fault"][:EARLY]}
+    assert usual >= {
+        f"{triton.__name__}.{path.stem}" for path in FOLDER.glob("*.py") if "@triton.jit" in path.read_text()
+    }
+
+
+def source_of(table: dict[str, Any], fault: dict[str, Any]) -> str:
+    """The module that a fault is planted in."""
+    *_, source = fault.get("module", table["module"]), *parts_of(fault)
+    return source

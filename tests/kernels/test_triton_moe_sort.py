@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from assay.interpreter import faithful
+from assay.kernels.triton import moe_sort
 from assay.kernels.triton.moe_sort import sort_by_expert
 
 
@@ -17,7 +18,10 @@ def _interpreted() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("tokens", "choices", "experts"),
-    [(1, 1, 1), (1, 6, 64), (50, 3, 7), (3000, 2, 3), (700, 8, 130), (40, 2, 5000), (2100, 1, 1)],
+    [
+        *((1, 1, 1), (1, 6, 64), (40, 3, 7), (64, 2, 5000)),  # by one launch
+        *((129, 1, 5), (3000, 2, 3), (700, 8, 130), (70, 2, 5000), (2100, 1, 1)),
+    ],
 )
 def test_sorted_and_divided(tokens: int, choices: int, experts: int) -> None:
     """The order is the stable one; blocks hold each row once, of one expert, and are full but for an expert's last."""
@@ -58,3 +62,30 @@ def test_ids_of_no_expert_are_in_no_block() -> None:
     used = blocks[blocks[:, 1] < blocks[:, 2]]
     assert used.tolist() == [[0, 0, 1], [2, 1, 3]]
     assert order[:3].tolist() == [3, 1, 4]
+
+
+@pytest.mark.parametrize(("tokens", "choices", "experts"), [(1, 1, 1), (1, 8, 256), (127, 1, 3), (64, 2, 40)])
+def test_few_pairs_are_sorted_as_many_are(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, choices: int, experts: int
+) -> None:
+    """One launch gives the bits that three give, with ids of no expert and experts without rows."""
+    random = torch.Generator().manual_seed(tokens)
+    ids = torch.randint(-1, experts + 1, (tokens, choices), generator=random).to(torch.int32)
+    ids[ids == experts // 2] = 0
+    few = sort_by_expert(ids, experts, 32)
+    monkeypatch.setattr(moe_sort, "_FEW", 0)
+    many = sort_by_expert(ids, experts, 32)
+    assert few.height == many.height
+    assert torch.equal(few.ends, many.ends)
+    assert torch.equal(few.blocks, many.blocks)
+    assert torch.equal(few.order[: few.ends[-1]], many.order[: many.ends[-1]])
+
+
+@pytest.mark.parametrize(("pairs", "other"), [(128, "_sort_many"), (129, "_sort_few")])
+def test_128_pairs_are_few(monkeypatch: pytest.MonkeyPatch, pairs: int, other: str) -> None:
+    """So many are sorted by one launch, and one more by the several: pairs of one expert stay in their order."""
+    monkeypatch.setattr(moe_sort, other, lambda *_: pytest.fail(f"{pairs} pairs reached {other}"))
+    ids = (torch.arange(pairs) % 3 // 2)[:, None].to(torch.int32)
+    found = sort_by_expert(ids, 4)
+    assert torch.equal(found.order, ids.flatten().argsort(stable=True))
+    assert found.ends.tolist() == [pairs - pairs // 3, pairs, pairs, pairs]
