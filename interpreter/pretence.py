@@ -61,7 +61,7 @@ class _World:
 
 @contextlib.contextmanager
 def _eager() -> Iterator[None]:
-    """Inside it, what torch's compiler made runs as it was written, and whoever loads the compiler, which takes seconds,
+    """Inside it, what torch's compiler made runs as it was written, and whoever loads the compiler (it takes seconds)
     does so with everything put back: it keeps tables of torch's functions as they are then."""
     if "torch._dynamo.trace_rules" in sys.modules:
         from assay.interpreter.pretended_parts import eager
