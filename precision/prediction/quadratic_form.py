@@ -41,7 +41,7 @@ class Prediction:
     high: float
     level: float = 0.95
     """The share of assignments that the interval is to hold for: less than 95 % where too few were measured, 0 where
-    routers' flips may make most of the error."""
+    routers' flips may make most of the error or it is larger than what calibrated the interval."""
 
 
 @dataclass(frozen=True, slots=True)

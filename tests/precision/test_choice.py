@@ -171,8 +171,8 @@ def test_the_answer_is_the_same_at_every_run() -> None:
 
 
 def test_a_large_problem_takes_seconds(capfd: pytest.CaptureFixture[str]) -> None:
-    """2,000 groups of 30 options: under 40 s of processor time (8 s where nothing else runs), the budget kept, the error
-    at most 1e-4 above a dual bound; and the solver prints nothing."""
+    """2,000 groups of 30 options: under 40 s of processor time (8 s where nothing else runs), the budget kept, the
+    error at most 1e-4 above a dual bound; and the solver prints nothing."""
     rng = np.random.default_rng(0)
     groups = []
     for place in range(2000):
