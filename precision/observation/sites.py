@@ -121,7 +121,7 @@ class Statistics:
         if not x.numel():  # an expert without tokens
             return
         flat = x.detach().reshape(-1, x.shape[-1])
-        apart = flat.unflatten(0, (1 if flat.shape[0] % sequences else sequences, -1))
+        apart = torch.unflatten(flat, 0, (1 if flat.shape[0] % sequences else sequences, -1))
         least, most = apart.aminmax(dim=1) if columns else apart.flatten(1).aminmax(dim=1, keepdim=True)
         self.tops.append(torch.maximum(-least, most).amax(1))
         least, most = least.amin(0), most.amax(0)

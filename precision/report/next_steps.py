@@ -51,10 +51,10 @@ def next_steps(content: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _at_length(content: Mapping[str, Any], length: int) -> tuple[str, str]:
     """The audit over sequences of that length, about as many tokens of them and no fewer than sixteen sequences."""
     tokens = sum(part["tokens"] for part in (content["data"], content["held_out"]) if part)
-    given = shlex.split(content["command"])
-    folder = next(b if a == "--out" else a[6:] for a, b in pairwise([*given, ""]) if a == "--out" or a[:6] == "--out=")
-    several = str(max(tokens // length, _LEAST))
-    options = ("--sequence", str(length), "--sequences", several, "--out", f"{folder.rstrip('/')}-{length}")
+    given = [*shlex.split(content["command"]), ""]
+    folders = [after if each == "--out" else each[6:] for each, after in pairwise(given) if each.startswith("--out")]
+    out = ["--out", f"{folders[-1].rstrip('/')}-{length}"] if folders else []
+    options = ("--sequence", str(length), "--sequences", str(max(tokens // length, _LEAST)), *out)
     return f"choose by, and have intervals for, sequences of {length:,} tokens", _again(content, *options)
 
 
