@@ -39,8 +39,9 @@ def next_steps(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     if exports:
         folder = Path(next(iter(exports.values()))[0]).parent
         steps.append(("read the export as its readers do", f"assay audit --verify-export {shlex.quote(str(folder))}"))
-    if content["positions"]:
-        steps.append(_at_length(content, content["positions"]["steps"][-1]["end"]))
+    length = content["positions"]["steps"][-1]["end"] if content["positions"] else 0
+    if length > content["data"]["tokens"] / content["data"]["sequences"]:
+        steps.append(_at_length(content, length))
     interval = chosen["interval"]
     if interval is not None and float(interval["high"]) > _WIDE * float(interval["low"]):
         more = str(4 * (content["data"]["sequences"] + (content["held_out"] or {"sequences": 0})["sequences"]))
