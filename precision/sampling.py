@@ -131,6 +131,7 @@ class OtherSequences:
     hand. Its quantiles 2.5 % and 97.5 % are the ends: an error that hangs on few sequences has a longer interval, and
     longer to the side where these are many or none. The ends of a bootstrap are short by Student's t over the normal
     quantile; its degrees of freedom are taken as the number of sequences that count, (sum p)^2 / sum p^2, less one.
+    Static scales are of the sequences at hand too: where others overrun them, their error is larger.
     """
 
     def __init__(self, weights: np.ndarray, count: int, known: int | None = None) -> None:
@@ -139,11 +140,34 @@ class OtherSequences:
         generator, number = np.random.default_rng(0), len(weights)
         even, sizes = np.full(number, 1 / number), (count, known or number)
         self._weights = weights
+        self.overrun: dict[object, np.ndarray | float] = {}
+        """By what it is of, what a caller has made of `overrunning`."""
+        self._count = count
         self._drawn = [generator.multinomial(size, even, size=_DRAWS) / size for size in sizes]
         self._least = 1 / sum(sizes)
 
-    def ends(self, parts: np.ndarray, power: float) -> tuple[float, float]:
-        """How far below and above the error its interval reaches, in logarithms: [N] parts of its sum."""
+    def overrunning(self, tops: np.ndarray) -> np.ndarray:
+        """By how much largest magnitudes of others exceed the largest of those at hand: their mean square over the M
+        sequences, in each of D draws, [D]. tops: [N], the largest magnitude of each sequence at hand, positive.
+
+        Beyond the k = sqrt(N) largest at hand, magnitudes are taken to have a Pareto tail, whose exponent these tell as
+        far as k samples do: Weissman, Estimation of parameters and large quantiles based on the k largest observations,
+        JASA 1978.
+        """
+        generator, number = np.random.default_rng(1), len(tops)
+        if number < 3:
+            return np.zeros(_DRAWS)
+        most, logs = round(math.sqrt(number)), np.sort(np.log(tops))[::-1]
+        slopes = float((logs[:most] - logs[most]).sum()) / generator.gamma(most, size=(_DRAWS, 1))
+        counts = generator.poisson(self._count * most / number, (_DRAWS, 1))
+        beyond = np.minimum(logs[most] - logs[0] + slopes * generator.exponential(size=(_DRAWS, counts.max())), 300.0)
+        exceeding = np.where(np.arange(counts.max()) < counts, np.expm1(np.maximum(beyond, 0.0)), 0.0)
+        found: np.ndarray = np.square(exceeding * tops.max()).sum(1) / self._count
+        return found
+
+    def ends(self, parts: np.ndarray, power: float, overrun: np.ndarray | float = 0.0) -> tuple[float, float]:
+        """How far below and above the error its interval reaches, in logarithms: [N] parts of its sum; ``overrun``:
+        what is clipped in each draw, [D], over that sum."""
         if len(parts) < 2 or not parts.sum() > 0:
             return math.inf, math.inf
         ratio = parts.sum() / self._weights.sum()
@@ -151,7 +175,8 @@ class OtherSequences:
         for drawn in self._drawn:  # of no sequence that counts there is less than so many can tell
             divided = np.maximum(drawn @ self._weights, 1e-300)
             logs.append(np.log(np.maximum(drawn @ parts / divided / ratio, self._least)))
-        low, high = np.quantile(logs[0] - logs[1], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        apart = logs[0] - logs[1]
+        low, high = np.quantile(apart, (1 - LEVEL) / 2), np.quantile(apart + np.log1p(overrun), (1 + LEVEL) / 2)
         counting = parts.sum() ** 2 / np.square(parts).sum()
         wider = stdtrit(max(counting - 1, 1.0), (1 + LEVEL) / 2) / stdtrit(math.inf, (1 + LEVEL) / 2)
         return max(-float(low), 0.0) * wider / power, max(float(high), 0.0) * wider / power

@@ -3,10 +3,11 @@
 The sequences of a text are split at random, a quarter held out; the model is audited and calibrated on the others
 as its users do, and fresh assignments of several kinds are predicted and measured on the held-out ones, and on as many
 sequences of twice the length from later text, of which as many others calibrate by the same assignments once more: what
-is predicted without that is told too. Prints of each kind the median and the ends of predicted /
-measured, how many measurements the intervals hold, how many lie above, how wide intervals are (high / low, median) and
-Spearman's rank correlation; then the measurements of the audits, how often they ran the model's blocks, and their
-processor time. `--splits` repeats it with others, `--each` with more assignments of a kind.
+is predicted without that is told too. Prints of each kind how many have an interval that promises something, and of
+these the median and the ends of predicted / measured, how many measurements the intervals hold, how many lie above, how
+wide intervals are (high / low, median) and Spearman's rank correlation, and how many the others hold, which promise
+nothing; then the measurements of the audits, how often they ran the model's blocks, and their processor time.
+`--splits` repeats it with others, `--each` with more assignments of a kind.
 """
 
 import random
@@ -94,7 +95,12 @@ def judged(found: Audit, longer: Measuring, there: Predictor, draw: random.Rando
 
 def told(kind: str, pairs: list[tuple[Prediction, float]]) -> None:
     """Print the row of a kind."""
-    usable = [(prediction, error) for prediction, error in pairs if prediction.error > 0 and error > 0]
+    every = [(prediction, error) for prediction, error in pairs if prediction.error > 0 and error > 0]
+    usable = [pair for pair in every if pair[0].level]
+    guessed = [prediction.low <= error <= prediction.high for prediction, error in every if not prediction.level]
+    if not usable:
+        print(f"| {kind} | 0 | | | | | | | {sum(guessed)} of {len(guessed)} |")
+        return
     ratio = np.array([prediction.error / error for prediction, error in usable])
     inside = np.mean([prediction.low <= error <= prediction.high for prediction, error in usable])
     above = np.mean([error > prediction.high for prediction, error in usable])
@@ -102,7 +108,7 @@ def told(kind: str, pairs: list[tuple[Prediction, float]]) -> None:
     ends = f"{ratio.min():.2f}/{ratio.max():.2f}"
     rank = spearmanr([prediction.error for prediction, _ in usable], [error for _, error in usable])[0]
     share = f"{inside:.0%} | {above:.0%} | {width:.2f} | {rank:.3f}"
-    print(f"| {kind} | {len(usable)} | {np.median(ratio):.3f} | {ends} | {share} |")
+    print(f"| {kind} | {len(usable)} | {np.median(ratio):.3f} | {ends} | {share} | {sum(guessed)} of {len(guessed)} |")
 
 
 def main() -> None:
@@ -148,8 +154,10 @@ def main() -> None:
             pairs.setdefault(kind, []).extend(some)
         for kind, some in far.items():
             further.setdefault(kind, []).extend(some)
-    print("| kind | n | predicted / measured, median | ends | inside | above | high / low | Spearman |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        "| kind | n | predicted / measured, median | ends | inside | above | high / low | Spearman | guesses inside |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     for kind, some in (*pairs.items(), *further.items()):
         told(kind, some)
     print(f"audit and calibration: {np.mean(spent):.1f} s of processor time")

@@ -93,7 +93,7 @@ def static_scales(predictor: Predictor, observed: Observed) -> Iterator[Finding]
             static = [name for name, q in used.items() if q is not None and not q.dynamic and q.per != "element"]
             if not static or len(seen.tops) < 3 or seen.experts:
                 continue
-            second, first = torch.stack(seen.tops).sort().values[-2:].tolist()
+            second, first = torch.stack([each.amax() for each in seen.tops]).sort().values[-2:].tolist()
             if math.isfinite(first) and first > _OVERRUN * second > 0:
                 yield Finding(
                     "static_scale",

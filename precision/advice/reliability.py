@@ -19,8 +19,8 @@ _FEW = 8
 """Sequences from which on correlations are told from chance."""
 _WIDE = 5.0
 """Factor either way beyond which an interval says little."""
-_BEYOND = 3.0
-"""Factor beyond the calibrated range up to which its line is trusted."""
+_BELOW = 3.0
+"""Factor below the least of the calibrated range down to which its line is trusted."""
 
 
 def reasons(
@@ -52,22 +52,27 @@ def _few(observed: Observed) -> list[str]:
 
 
 def _outside(predictor: Predictor, assignment: Mapping[str, str], measured: Sequence[float]) -> list[str]:
-    prediction = predictor.predict(assignment)
-    predicted = prediction.error
+    prediction, told = predictor.predict(assignment), predictor.told(assignment, 0.0)
     usable = [error for error in measured if math.isfinite(error) and error > 0]
-    if not predicted > 0 or not usable:
+    if not prediction.error > 0 or not usable:
         return []
+    found = []
+    if predictor.calibration.is_large(told):
+        largest = predictor.calibration.scale * predictor.calibration.limit
+        found.append(
+            f"The predicted error, {prediction.error:.3g}, is large: of those measured to calibrate, none above "
+            f"{largest:.3g} lies where it was predicted, so its interval is a guess."
+        )
     if prediction.high > _WIDE**2 * prediction.low:
-        return [
+        found.append(
             f"The interval is wide, {prediction.low:.2g} to {prediction.high:.2g}: predictions fail for this model."
-        ]
-    least, most = min(usable), max(usable)
-    if least / _BEYOND <= predicted <= most * _BEYOND:
-        return []
-    return [
-        f"The predicted error, {predicted:.3g}, lies far outside of what was measured to calibrate its interval, "
-        f"{least:.3g} to {most:.3g}."
-    ]
+        )
+    elif prediction.error < min(usable) / _BELOW:
+        found.append(
+            f"The predicted error, {prediction.error:.3g}, lies far below what was measured to calibrate its interval, "
+            f"{min(usable):.3g} to {max(usable):.3g}."
+        )
+    return found
 
 
 def _flips(predictor: Predictor, assignment: Mapping[str, str], routing: Routing | None) -> list[str]:

@@ -150,6 +150,7 @@ def observe(
     given: set[int] = set()
     for index, batch in enumerate(batches):
         within = opened(index, observer) if opened is not None else traced(model, observer)
+        observer.sequences = batch_size(batch)
         with torch.no_grad(), evaluating(model), within as tracer:
             outputs = call(model, batch)
         ran, given = ran | tracer.ran, given | tracer.given

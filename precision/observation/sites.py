@@ -109,20 +109,23 @@ class Statistics:
     experts: dict[int, int] = field(default_factory=dict)
     """How many of them each expert of a parameter [E, N, K] got; an expert that got none is missing."""
     tops: list[torch.Tensor] = field(default_factory=list)
-    """Largest magnitude of each batch, scalars."""
+    """Largest magnitude of each sequence, [B] a batch; [1], of the batch, where its rows aren't told apart."""
     peaks: list[torch.Tensor] = field(default_factory=list)
     """Of a residual stream: largest magnitude of each row, [B, T] a batch."""
     logits: list[torch.Tensor] = field(default_factory=list)
     """Of a router: a sample of what it gave, [R, E] a batch."""
 
-    def add(self, x: torch.Tensor, columns: bool = True) -> None:
-        """Note one batch of values; ``columns``: their last dimension is the same in every batch."""
+    def add(self, x: torch.Tensor, columns: bool = True, sequences: int = 1) -> None:
+        """Note one batch of values, of so many sequences; ``columns``: their last dimension is the same in every
+        batch."""
         if not x.numel():  # an expert without tokens
             return
         flat = x.detach().reshape(-1, x.shape[-1])
-        least, most = flat.aminmax(dim=0) if columns else flat.aminmax()
-        if not columns:
-            flat, least, most = flat.reshape(-1, 1), least[None], most[None]
+        apart = torch.unflatten(flat, 0, (1 if flat.shape[0] % sequences else sequences, -1))
+        least, most = apart.aminmax(dim=1) if columns else apart.flatten(1).aminmax(dim=1, keepdim=True)
+        self.tops.append(torch.maximum(-least, most).amax(1))
+        least, most = least.amin(0), most.amax(0)
+        flat = flat if columns else flat.reshape(-1, 1)
         some = flat[:: max(min(flat.numel() // _ENOUGH, flat.shape[0] // _ROWS), 1)]
         largest, total, square = torch.maximum(-least, most), some.abs().sum(0), some.square().sum(0)
         if self.largest is None or self.total is None or self.square is None:
@@ -131,7 +134,6 @@ class Statistics:
             self.largest = torch.maximum(self.largest, largest)
             self.total, self.square = self.total + total, self.square + square
         self.count += flat.shape[0]
-        self.tops.append(largest.amax())
         if not bool(largest.isfinite().all()):
             self.nonfinite += int((~flat.isfinite()).sum())
         self.looked_at += some.shape[0]
@@ -170,6 +172,8 @@ class Observer:
         self.weights: dict[str, Weights] = {}
         """Of each site, and of each expert that got tokens: the weight itself, [N, K] or [V, D]."""
         self.tracer: Tracer | None = None
+        self.sequences = 1
+        """Of the batch that runs."""
         self._weights: dict[object, str] = {}
         self._modules = dict(model.named_modules())
         self._experts = {name.removesuffix(".weight"): len(p) for name, p in tensors_of(model) if p.dim() > 2}
@@ -191,7 +195,7 @@ class Observer:
         seen = self.statistics.setdefault((name, ""), Statistics())
         steps = self.tracer.steps if self.tracer is not None else None
         for each in (x,) if steps is None else steps.joined(x):
-            seen.add(each)
+            seen.add(each, sequences=self.sequences)
         if expert is not None:
             seen.experts[expert] = seen.experts.get(expert, 0) + x.numel() // max(x.shape[-1], 1)
         output = product(x, weight)
@@ -219,7 +223,7 @@ class Observer:
             self._left[x] = name
         # The length of a row of scores changes with the sequence.
         seen = self.statistics.setdefault((name, part), Statistics())
-        seen.add(x, columns=role not in ("scores", "probabilities"))
+        seen.add(x, columns=role not in ("scores", "probabilities"), sequences=self.sequences)
         if role == "residual" and x.dim() == 3:
             seen.peaks.append(torch.linalg.vector_norm(x.detach(), torch.inf, dim=-1))
         return x

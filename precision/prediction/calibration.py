@@ -63,7 +63,9 @@ class Calibration:
     (jump^2 + 30 / flips), times the quantile: an error that comes from many sites is known better, and so is one of
     which cotangents leave little open; one of rare jumps is known worse. They may all stay away, so the interval begins
     below the first term alone, and it ends above what jumps add at most, by the largest factor that what was measured
-    admits. Where flips may make most of an error by that factor nothing is promised: the level is 0.
+    admits. Where flips may make most of an error by that factor nothing is promised: the level is 0. Nor is it of
+    predictions above ``limit``, for a quadratic form is of small errors: none so large was measured, or was where it
+    was predicted.
     """
 
     power: float
@@ -80,6 +82,9 @@ class Calibration:
     """The largest jumps whose residuals are at most a third larger than the best's: what a flip may cost."""
     unscored: int = 0
     """How many of the pairs hang on flips by what the others fit, so that the interval isn't judged by them."""
+    limit: float = math.inf
+    """The largest prediction, before calibration, of those measured errors that lie within the normal quantile of their
+    widths, as the others fit them: what was measured of larger ones lies elsewhere, or nothing was."""
 
     @classmethod
     def fitted(cls, pairs: Sequence[Measured], level: float = 0.95, power: float = 1.0) -> Calibration:
@@ -100,15 +105,18 @@ class Calibration:
         # Where the model broke and the prediction did not say so, no interval is wide enough.
         scores = [math.inf] * int((~known).sum())
         whole = [pair for pair in usable if math.isfinite(pair.measured)]
+        usual, limit = float(ndtri((1 + level) / 2)), 0.0
         for place, pair in enumerate(whole):
             others = cls._of([*whole[:place], *whole[place + 1 :]], power)
             if not others.hangs_on_flips(pair):
                 scores.append(others._score(pair))
+                limit = max(limit, pair.predicted if scores[-1] <= usual else 0.0)
         found, count = cls._of(whole, power), len(scores)
         kept = min(level, count / (count + 1))
         quantile = sorted(scores)[min(math.ceil((count + 1) * level), count) - 1] if scores else 0.0
         quantile = max(quantile, float(ndtri((1 + (kept or level)) / 2)))
-        return replace(found, quantile=quantile, level=kept, unscored=len(usable) - count)
+        unscored = len(usable) - count
+        return replace(found, quantile=quantile, level=kept, unscored=unscored, limit=limit if scores else math.inf)
 
     @classmethod
     def _of(cls, pairs: Sequence[Measured], power: float) -> Calibration:
@@ -131,9 +139,13 @@ class Calibration:
         """Whether flips may make most of the error."""
         return pair.flips is not None and self.jumping(pair) > _MOST
 
+    def is_large(self, pair: Measured) -> bool:
+        """Whether an error is predicted that is larger than those that were measured where they were predicted."""
+        return pair.predicted > self.limit
+
     def promised(self, pair: Measured) -> float:
-        """What the interval of a prediction is to hold for: nothing where it hangs on flips."""
-        return 0.0 if self.hangs_on_flips(pair) else self.level
+        """What the interval of a prediction is to hold for: nothing where it hangs on flips or is large."""
+        return 0.0 if self.hangs_on_flips(pair) or self.is_large(pair) else self.level
 
     def _share(self, pair: Measured, jumps: float) -> float:
         added = self._added(pair, jumps)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from assay.precision.metrics import Metric
 from assay.precision.observation.observing import Observed
 from assay.precision.prediction.calibration import UNCALIBRATED, Calibration, Measured
+from assay.precision.prediction.overruns import overruns
 from assay.precision.prediction.perturbations import Key, is_repeated, perturbations_of
 from assay.precision.prediction.quadratic_form import Prediction, QuadraticForm
 from assay.precision.sampling import OtherSequences
@@ -37,7 +38,9 @@ class Predictor:
         raw = self.told(assignment, 0.0)
         ends = (0.0, 0.0)
         if self.others is not None and 0 < raw.predicted < math.inf:
-            ends = self.others.ends(self.form.profile(self.keys(assignment)), self.metric.power)
+            keys, power = self.keys(assignment), self.metric.power
+            overrun = overruns(self.observed, self.others, self.form.shares(keys))
+            ends = self.others.ends(self.form.profile(keys), power, overrun)
         return Prediction(*self.calibration.interval(raw, ends), self.calibration.promised(raw))
 
     def told(self, assignment: Mapping[str, str], measured: float) -> Measured:

@@ -41,7 +41,7 @@ class Prediction:
     high: float
     level: float = 0.95
     """The share of assignments that the interval is to hold for: less than 95 % where too few were measured, 0 where
-    routers' flips may make most of the error."""
+    routers' flips may make most of the error or it is larger than what calibrated the interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +132,13 @@ class QuadraticForm:
         if not np.isfinite(parts).all() or not parts.sum() > 0:
             return 0.0
         return float(np.square(self._standard_error[rows]).sum() / parts.sum() ** 2)
+
+    def shares(self, keys: Sequence[Key]) -> dict[Key, float]:
+        """Of the form that of each key, apart from cross terms; nothing where the form has none or isn't finite."""
+        _, parts = self._parts(keys)
+        if not np.isfinite(parts).all() or not parts.sum() > 0:
+            return {}
+        return dict(zip((key for key in keys if key in self._row), (parts / parts.sum()).tolist(), strict=True))
 
     def profile(self, keys: Sequence[Key]) -> np.ndarray:
         """What each sequence adds to the form, [N], apart from cross terms."""

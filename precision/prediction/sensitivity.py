@@ -47,6 +47,9 @@ class _Given:
 
     of: _Values | None = None
     cotangents: dict[int, torch.Tensor] = field(default_factory=dict)
+    overlapping: bool = False
+    """Whether rows hold the same values, as windows of a convolution do: their errors add up, which some rows don't
+    show."""
 
 
 class Sensitivity:
@@ -104,7 +107,7 @@ class Sensitivity:
     ) -> torch.Tensor:
         owner, read, rows = self._tied.get(name, name), self._reader(weight), self._rows(x)
         steps = self.tracer.steps if self.tracer is not None else None
-        kept = Sample(), _Given()
+        kept = Sample(), _Given(overlapping=self.tracer is not None and self.tracer.role == "convolution")
         sample, inputs = kept if steps is None else self._joined.setdefault(steps, kept)
 
         def back(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
@@ -238,7 +241,7 @@ class Sensitivity:
             if key not in self._changes:
                 if not self.shares:
                     self._changes.clear()
-                self._changes[key] = x, self._subsample(x), {}
+                self._changes[key] = x, Subsample() if given.overlapping else self._subsample(x), {}
             given.of = self._changes[key]
         x, subsample, changes = given.of
         given.cotangents[self._cotangent] = subsample.of(g)

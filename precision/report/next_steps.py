@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from assay.precision.targets import engines
 
 _WIDE = 2.0
 """High over low of a measured error's interval, from which on more text is worth its time."""
+_LEAST = 16
+"""Sequences of which half are held out: eight tell which errors go together."""
 _SERVES = {"vllm": "vllm serve {}", "sglang": "python -m sglang.launch_server --model-path {}"}
 """What serves a checkpoint; transformers and others load it in Python."""
 
@@ -36,11 +39,24 @@ def next_steps(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     if exports:
         folder = Path(next(iter(exports.values()))[0]).parent
         steps.append(("read the export as its readers do", f"assay audit --verify-export {shlex.quote(str(folder))}"))
+    length = content["positions"]["steps"][-1]["end"] if content["positions"] else 0
+    if length > content["data"]["tokens"] / content["data"]["sequences"]:
+        steps.append(_at_length(content, length))
     interval = chosen["interval"]
     if interval is not None and float(interval["high"]) > _WIDE * float(interval["low"]):
         more = str(4 * (content["data"]["sequences"] + (content["held_out"] or {"sequences": 0})["sequences"]))
         steps.append(("narrow the error's interval by more text", _again(content, "--sequences", more)))
     return steps
+
+
+def _at_length(content: Mapping[str, Any], length: int) -> tuple[str, str]:
+    """The audit over sequences of that length, about as many tokens of them and no fewer than sixteen sequences."""
+    tokens = sum(part["tokens"] for part in (content["data"], content["held_out"]) if part)
+    given = [*shlex.split(content["command"]), ""]
+    folders = [after if each == "--out" else each[6:] for each, after in pairwise(given) if each.startswith("--out")]
+    out = ["--out", f"{folders[-1].rstrip('/')}-{length}"] if folders else []
+    options = ("--sequence", str(length), "--sequences", str(max(tokens // length, _LEAST)), *out)
+    return f"choose by, and have intervals for, sequences of {length:,} tokens", _again(content, *options)
 
 
 def _exporting(content: Mapping[str, Any]) -> tuple[str, str]:

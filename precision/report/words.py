@@ -76,9 +76,9 @@ def plain(value: Any) -> Any:
 
 
 def growth_words(found: Mapping[str, Any]) -> str:
-    """How much larger the error is at the end of long sequences, with its interval where there is one, and that no
-    prediction was calibrated there."""
-    rests = "measured there; the intervals of predictions are of the shorter sequences alone"
+    """How much larger the error is at the end of long sequences, with its interval where there is one, and which
+    sequences predictions are calibrated for."""
+    rests = "measured there; the intervals of predictions are for sequences as long as those chosen on"
     if not isinstance(found["growth"], float):
         last = f"the error at position {found['steps'][-1]['end']:,}"
         return f"{last} can't be compared with that at {found['base']:,}; {rests}"

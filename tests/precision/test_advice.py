@@ -262,13 +262,13 @@ def test_flips_make_an_assignment_unreliable(mixtral: Audit) -> None:
 
 
 def test_an_error_outside_of_the_calibrated_range_is_unreliable(llama: Audit) -> None:
-    """A prediction far from all that was measured is not trusted, one amid them is."""
+    """A prediction far below all that was measured is not trusted, one amid them is."""
     llama.calibrate(8)
     site = min(
         (site for site in llama.sites if site.place == "linear"), key=lambda site: llama.contribution(site, "bf16")
     )
     (reason,) = reliability(llama, {site: "bf16"})
-    assert "far outside" in reason
+    assert "far below" in reason
     assert reliability(llama, llama.measured[0][0]) == []
 
 

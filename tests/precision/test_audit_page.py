@@ -47,7 +47,7 @@ def titles(shown: str, name: str) -> list[str]:
 def test_errors_over_positions_say_what_they_rest_on(content: dict[str, Any]) -> None:
     """Page and terminal tell that long sequences were measured and no interval was calibrated on them, and so they do
     where the growth isn't known."""
-    rests = "measured there; the intervals of predictions are of the shorter sequences alone"
+    rests = "measured there; the intervals of predictions are for sequences as long as those chosen on"
     unknown = {**content, "positions": {**POSITIONS, "growth": None, "apart": None}}
     for each in (content, unknown):
         assert rests in " ".join(summary(each).split())

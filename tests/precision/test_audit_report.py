@@ -253,3 +253,23 @@ def test_what_to_do_next_follows_from_what_was_found(content: dict[str, Any]) ->
     assert first in summary(broken)
     assert first in html.unescape(page(broken))
     assert next_steps({**made, "command": ""}) == []
+
+
+@pytest.mark.parametrize("out", ["--out out/", "--out=out"])
+def test_intervals_at_the_length_of_the_context_are_a_command_away(content: dict[str, Any], out: str) -> None:
+    """Where errors over long positions were measured, no interval is for those: the same audit over sequences as long,
+    of about as many tokens, writes into a folder of its own. Without them, or where sequences are as long, nothing is
+    said."""
+    command = f"assay audit m --text t.txt {out} --context 512"
+    plain = {
+        **copy.deepcopy(content),
+        "command": command,
+        "data": {**content["data"], "sequences": 80, "tokens": 20480},
+    }
+    long = {**plain, "positions": {"steps": [{"end": 128}, {"end": 512}]}}
+    asked = [f"{command} --sequence 512 --sequences 40 --out out-512 --resume"]
+    assert [each for _, each in next_steps(long) if "--sequence " in each] == asked
+    few = {**long, "data": {**plain["data"], "tokens": 100}}
+    assert [each for _, each in next_steps(few) if "--sequences 16 " in each]
+    as_long = {**long, "data": {**plain["data"], "sequences": 40}}
+    assert not [each for made in (plain, as_long) for _, each in next_steps(made) if "--sequence " in each]

@@ -124,6 +124,8 @@ def test_the_next_step_is_the_command_with_the_options() -> None:
         "command": "assay audit model",
         "recommended": {"met": True, "interval": None},
         "settings": {"target": "vllm@h200"},
+        "positions": None,
+        "data": {"sequences": 1, "tokens": 1},
         "exports": [{"format": "checkpoint", "paths": paths}],
     }
     assert next_steps(content)[0][1] == "cd out/export && sh vllm-checkpoint.txt"

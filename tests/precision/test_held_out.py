@@ -4,6 +4,7 @@ import math
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -178,6 +179,35 @@ def test_what_is_learnt_refits_the_interval() -> None:
     for assignment, pair in found.measured:
         assert pair.predicted == found.predictor.uncalibrated(assignment)[0]
     assert found.predictor.calibration == Calibration.fitted([pair for _, pair in found.measured], power=2.0)
+
+
+def heavy(sequences: int, seed: int) -> torch.Tensor:
+    """Rows of a distribution of heavy tails: Student's t of five degrees of freedom."""
+    return torch.from_numpy(np.random.default_rng(seed).standard_t(5, (sequences, 32))).float()
+
+
+def test_an_interval_has_room_for_what_overruns_a_static_scale() -> None:
+    """Held-out values beyond the largest that a static scale was taken from are clipped, and the error is up to nine
+    times that of the data at hand: the intervals hold it, and without their room for it most don't; dynamic scales need
+    none."""
+    torch.manual_seed(0)
+    model, inside = Wide(), []
+    for seed in range(6):
+        found = audit(
+            model, [heavy(64, seed)], "relative", ["bf16", "w8a8", "w8a8-static"], check=[heavy(64, 100 + seed)]
+        )
+        static, dynamic = {"one": "w8a8-static"}, {"one": "w8a8"}
+        predictions, error = [found.predict(static)], found.measure(static)
+        found.predict(dynamic)
+        assert found.predictor.others is not None
+        known = found.predictor.others.overrun
+        assert not any(np.any(known[key]) for key in found.predictor.keys(dynamic) if key in known)
+        known.update(dict.fromkeys(known, 0.0))
+        predictions.append(found.predict(static))
+        inside.append([each.low <= error <= each.high for each in predictions])
+    room, none = map(sum, zip(*inside, strict=True))
+    assert room >= 5
+    assert none <= 3
 
 
 def other(seed: int) -> list[torch.Tensor]:
