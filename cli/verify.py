@@ -83,7 +83,8 @@ def verify(
 
     TARGET is package.module:function, examined as --spec says (modules of the current folder count), or the name of a
     kernel of `assay survey`, or a TOML file of such entries. For those a table says what isn't given here: spec,
-    dtypes, options, shapes, contract. Without TARGET all bundled kernels are examined, with quick effort.
+    dtypes, options, shapes, contract. Without TARGET all bundled kernels are examined, with quick effort, in the dtypes
+    that a survey takes.
     """
     if summary is not None and not summary.parent.is_dir():
         raise SettingError(
@@ -193,12 +194,13 @@ def _summarize(path: Path, rows: Sequence[Row]) -> None:
 
 
 def _bundled(op: str) -> list[Entry]:
-    """The kernels that come along."""
+    """The kernels that come along, in the dtypes that a survey takes."""
     from assay.verify.campaign.table import entries
 
     if op:
         raise SettingError(f"--spec {op}: of what? e.g. assay verify my.kernels:{op} --spec {op} --dtype bfloat16")
-    return [entry for entry in entries() if entry.group in _BUNDLED]
+    chosen = [entry for entry in entries() if entry.group in _BUNDLED]
+    return [replace(entry, dtypes=entry.survey_dtypes or entry.dtypes) for entry in chosen]
 
 
 def entries_of(target: str, op: str) -> list[Entry]:

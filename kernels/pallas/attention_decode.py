@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -20,6 +19,7 @@ _FP8 = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 def _decode_kernel(
     table_ref: Any,
     lengths_ref: Any,
+    scales_ref: Any,
     q_ref: Any,
     k_ref: Any,
     v_ref: Any,
@@ -27,9 +27,6 @@ def _decode_kernel(
     m_ref: Any,
     l_ref: Any,
     acc_ref: Any,
-    *,
-    scale: float,
-    v_scale: float,
 ) -> None:
     """A page of every key head, and the query heads of each."""
     block, page, groups = pl.program_id(1), k_ref.shape[1], k_ref.shape[2]
@@ -45,7 +42,7 @@ def _decode_kernel(
     def _() -> None:
         for g in range(groups):
             q, k, v = q_ref[0, g], k_ref[0, :, g], v_ref[0, :, g].astype(jnp.float32)
-            s = dot(q, k.astype(q.dtype), over=(1, 1)) * scale
+            s = dot(q, k.astype(q.dtype), over=(1, 1)) * scales_ref[0]
             s = jnp.where(jax.lax.broadcasted_iota(jnp.int32, s.shape, 1) < left, s, -jnp.inf)
             m_new = jnp.maximum(m_ref[g], jnp.max(s, axis=1, keepdims=True))
             shift = jnp.where(m_new == -jnp.inf, 0.0, m_new)  # nothing yet: exp(-inf - 0) is zero, not NaN
@@ -62,20 +59,19 @@ def _decode_kernel(
     @pl.when(block == pl.num_programs(1) - 1)
     def _() -> None:
         l_i = l_ref[...]
-        out_ref[0] = jnp.where(l_i == 0, 0.0, acc_ref[...] / l_i * v_scale).astype(out_ref.dtype)
+        out_ref[0] = jnp.where(l_i == 0, 0.0, acc_ref[...] / l_i * scales_ref[1]).astype(out_ref.dtype)
 
 
-@functools.partial(jax.jit, static_argnames=("scale", "v_scale"))
+@jax.jit
 def _decode(
     q: jax.Array,
     k_cache: jax.Array,
     v_cache: jax.Array,
     block_table: jax.Array,
     seq_lens: jax.Array,
-    *,
-    scale: float,
-    v_scale: float,
+    scales: jax.Array,
 ) -> jax.Array:
+    """scales: float32[2], of the scores and of the values; an operand, for each layer has its own."""
     (batch, heads, width), (_, page, groups, _), pages = q.shape, k_cache.shape, block_table.shape[1]
     if not q.size or not k_cache.size or not pages:
         return jnp.zeros_like(q)
@@ -90,12 +86,13 @@ def _decode(
     cache = pl.BlockSpec((1, page, groups, width), of_page)
     block = pl.BlockSpec((1, groups, group, width), of_sequence)
     out = call(
-        functools.partial(_decode_kernel, scale=scale, v_scale=v_scale),
-        *(block_table, jnp.minimum(seq_lens, pages * page), q.reshape(batch, groups, group, width), k_cache, v_cache),
+        _decode_kernel,
+        *(block_table, jnp.minimum(seq_lens, pages * page), scales),
+        *(q.reshape(batch, groups, group, width), k_cache, v_cache),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
             grid=(batch, pages),
-            in_specs=[block, cache, cache],
+            in_specs=[pl.BlockSpec(memory_space=pltpu.SMEM), block, cache, cache],
             out_specs=block,
             scratch_shapes=[pltpu.VMEM((groups, group, size), jnp.float32) for size in (1, 1, width)],
         ),
@@ -135,4 +132,4 @@ def attention_decode(
     if k_cache.shape[2] == 0 or q.shape[1] % k_cache.shape[2]:
         raise ValueError(f"k_cache: expected a number of heads that divides q's {q.shape[1]}, got {k_cache.shape[2]}")
     scale = float(max(q.shape[2], 1) ** -0.5 if scale is None else scale) * k_scale
-    return _decode(q, k_cache, v_cache, block_table, seq_lens, scale=scale, v_scale=v_scale)
+    return _decode(q, k_cache, v_cache, block_table, seq_lens, jnp.array([scale, v_scale], jnp.float32))
