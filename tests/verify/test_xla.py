@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
-from assay.verify import Contract
+from assay.verify import Contract, examine
+from assay.verify.execution import xla
 from assay.verify.findings import Findings
 from assay.verify.report.text import text_report
 from assay.verify.settings import Settings
@@ -59,3 +61,27 @@ def test_a_report_says_how_roundings_are_kept() -> None:
     """One line, with the flag to set."""
     found = Findings("PASS", "k", "softmax", "bfloat16", "", unrounded=True)
     assert "XLA_FLAGS=--xla_allow_excess_precision=false" in text_report(found)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells of a process's maps")
+def test_what_was_compiled_is_forgotten_before_it_fills_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An examination of a kernel that is compiled for each size takes no more maps than it may."""
+    import jax
+
+    asked: dict[str, Any] = {"shapes": {"R": range(1, 9), "N": range(1, 99)}, "examples": 12, "layouts": ["contiguous"]}
+
+    def grown(most: int) -> int:
+        """How many maps an examination adds at most, as seen where they are looked at."""
+        seen: list[int] = []
+        counted, before = xla._maps, xla._maps()
+        with monkeypatch.context() as patch:
+            patch.setattr(xla, "_maps", lambda: seen.append(counted()) or seen[-1])
+            patch.setattr(xla, "_most_maps", lambda: most)
+            kernel = jax.jit(lambda x: jax.nn.softmax(x, -1))
+            found = examine(kernel, "softmax", dtype="float32", framework="jax", effort="quick", **asked)
+        assert found.outcome == "PASS"
+        return seen[-1] - before
+
+    free = grown(10**9)
+    jax.clear_caches()
+    assert grown(0) < free / 2

@@ -23,6 +23,7 @@ from assay.verify.execution.memory import PoisonedMemory, litter
 from assay.verify.execution.refusals import refusal, refused_by_reference
 from assay.verify.execution.signature import call_in_words, is_of_signature
 from assay.verify.execution.time_limit import KernelTimeout, Pace, time_limit
+from assay.verify.execution.xla import make_room
 from assay.verify.findings import Kind
 
 EMITTED = "emitted"
@@ -102,6 +103,8 @@ class Call:
 
     def __call__(self, case: Case, inputs: Inputs) -> tuple[torch.Tensor, ...] | Finding:
         """The kernel's results as torch tensors, or what was wrong with the call."""
+        if self.framework == "jax":
+            make_room()
         keywords = options_for(case, inputs, self.listed)
         arguments, keywords = framework_named(self.framework).arguments(inputs.positional, keywords)
         if case.memory == "plain" or self.framework != "torch":
