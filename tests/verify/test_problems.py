@@ -180,7 +180,7 @@ def test_expressions_of_axes() -> None:
         value_of("__import__('os')", {"a": 1})
 
 
-def test_referencefilled(tmp_path: Path) -> None:
+def test_reference_py(tmp_path: Path) -> None:
     """Benchmarks and tests are the given sizes, the seed is none; the answer gets the data as one argument."""
     files = {"reference.py": REFERENCE, "task.yml": TASK_YML, "task.py": TASK}
     filled(tmp_path, {**files, "utils.py": "def checker(f):\n    return f\n", "submission.py": SUBMISSION})
