@@ -64,25 +64,24 @@ def solve(
     to differ from others; that is looked for among the likeliest options first, and their bound tells whether it is
     found. When the time is up, the best found so far, None if there is none.
     """
-    if not differences:
-        few, bound = narrowed(problem, kept, costs, limits)
-        found = _solve(problem, few, costs, limits, deadline) if few.sum() < kept.sum() else None
-        if found is not None and above_least(problem, kept, costs)[problem.rows(found)].sum() <= bound * (1 + _GAP):
-            return found
-    return _solve(problem, kept, costs, limits, deadline, differences)
-
-
-def _solve(
-    problem: Problem,
-    kept: Mask,
-    costs: Floats,
-    limits: Totals,
-    deadline: Deadline,
-    differences: Sequence[Difference] = (),
-) -> Solution | None:
     if not kept.any():
         return None
-    shifted = above_least(problem, kept, costs)
+    shifted, found = above_least(problem, kept, costs), []
+    if not differences:
+        few, bound = narrowed(problem, kept, costs, limits)
+        if few.sum() < kept.sum() and (likely := _improved(problem, few, shifted, limits, deadline, ())) is not None:
+            found.append(likely)
+            if shifted[problem.rows(likely)].sum() <= bound * (1 + _GAP):
+                return likely
+    if (any_of_all := _improved(problem, kept, shifted, limits, deadline, differences)) is not None:
+        found.append(any_of_all)
+    return min(found, key=lambda picks: float(shifted[problem.rows(picks)].sum()), default=None)
+
+
+def _improved(
+    problem: Problem, kept: Mask, shifted: Floats, limits: Totals, deadline: Deadline, differences: Sequence[Difference]
+) -> Solution | None:
+    """The best of ever finer scales of the costs, which are those above the least of each group."""
     scale = float(shifted[kept].max()) or 1.0
     best: Solution | None = None
     usable = kept
@@ -149,7 +148,7 @@ def narrowed(problem: Problem, kept: Mask, costs: Floats, limits: Totals) -> tup
     groups than there are limits take shares of several options (P. Sinha, A. Zoltners, *The multiple-choice knapsack
     problem*, Operations Research 27(3), 1979).
     """
-    many = max(_MANY, 2 * len(problem.groups))
+    many = max(_MANY, 3 * len(problem.groups) // 2)
     limited = _limited(problem, kept, limits, {})
     if limited is None or len(limited[0]) <= many:
         return kept, 0.0
