@@ -65,7 +65,7 @@ def test_a_report_says_how_roundings_are_kept() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells of a process's maps")
 def test_what_was_compiled_is_forgotten_before_it_fills_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An examination of a kernel that is compiled for each size keeps less than half of its maps where it may keep none."""
+    """An examination of a kernel compiled for each size keeps under half of its maps if it may keep none."""
     import jax
 
     asked: dict[str, Any] = {"shapes": {"R": range(1, 9), "N": range(1, 99)}, "examples": 12, "layouts": ["contiguous"]}
