@@ -14,6 +14,7 @@ from assay.verify import Contract, examine
 from assay.verify.cases.case import Case, all_contents
 from assay.verify.examination.tally import Tally
 from assay.verify.judgement.oracle import BEYOND, OPEN, Oracle
+from assay.verify.judgement.result import Result
 from assay.verify.verdict import Verdict
 
 HUGE = Case(
@@ -146,6 +147,22 @@ def test_a_contract_that_judges_little_is_mistrusted() -> None:
     verdict = examine(softmax, "softmax", contract=Contract(accumulate="bfloat16", compute="bfloat16"), **asked)
     assert verdict.outcome in ("MISTRUSTED", "VACUOUS"), str(verdict)
     assert sum(verdict.left_out.values()) == verdict.unjudged
+
+
+def test_a_kernel_of_which_zeros_are_expected_is_mistrusted() -> None:
+    """The loss of one class is zero, and a kernel may not pass by that."""
+
+    def cross_entropy(logits: Tensor, target: Tensor, **options: Any) -> Tensor:
+        return torch.nn.functional.cross_entropy(logits, target, **options)
+
+    verdict = examine(cross_entropy, "cross_entropy", dtype="float32", examples=0, shapes={"V": [1]})
+    assert verdict.outcome == "MISTRUSTED" and "other than zero" in str(verdict)
+
+
+def test_one_large_case_of_zeros_is_one_case() -> None:
+    """Its thousands of elements don't outweigh the other cases."""
+    zeros, others = Result(HUGE, judged=8193, nonzero=0), Result(HUGE, judged=4, nonzero=3)
+    assert (Tally.of("fuzz", zeros, ()) + Tally.of("fuzz", others, ())).nonzero == 0.75
 
 
 def route(logits: Tensor, *, top_k: int) -> tuple[Tensor, Tensor]:

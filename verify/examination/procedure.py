@@ -41,7 +41,7 @@ _WARNINGS = {
     "special": "NaN, infinities or signed zeros differ, of which the contract says nothing (nonfinite=)",
     "subnormals": "subnormals differ, of which the contract says nothing (subnormals=)",
 }
-_TRUSTED_SHARE = 0.1  # of the judged elements must be nonzero
+_TRUSTED_SHARE = 0.1  # of a case's judged elements must be nonzero, in the mean over cases
 
 
 @names_checked("examine", "setting", SettingError)
@@ -250,8 +250,9 @@ def _outcome(tally: Tally, open_way: str | None, settings: Settings) -> tuple[st
         return "INCONCLUSIVE", f"{tally.unresolved} elements lie within the golden's own radius of the limit"
     if tally.mostly_left_out:
         return "MISTRUSTED", tally.mostly_left_out
-    if tally.nonzero < _TRUSTED_SHARE * tally.judged:
-        return "MISTRUSTED", f"only {tally.nonzero} of {tally.judged} judged elements should be other than zero"
+    if tally.nonzero < _TRUSTED_SHARE * tally.cases:
+        share = tally.nonzero / tally.cases
+        return "MISTRUSTED", f"only {share:.1%} of what is judged of a case should be other than zero"
     warned = [_WARNINGS[name] for name in sorted(tally.broken)]
     if tally.suspect:
         warned.append("numbers are within what the contract's worst case allows, and far outside of what rounding does")

@@ -17,7 +17,8 @@ class Tally:
 
     ``at`` says of each large case what was judged of it, ``not_interpreted`` what the interpreter can't do,
     ``refused`` how many cases the kernel refused as it documents, by its words.
-    ``judged_of`` counts judged elements by output, ``left_out`` the others by output and reason.
+    ``judged_of`` counts judged elements by output, ``left_out`` the others by output and reason; ``nonzero`` adds up
+    each case's share of judged elements that should be other than zero, so that one large case of zeros is one case.
 
     A broken or suspect aspect has its first failure, and the map of where that output is wrong.
     """
@@ -25,7 +26,7 @@ class Tally:
     cases: int = 0
     worst: float = 0.0
     judged: int = 0
-    nonzero: int = 0
+    nonzero: float = 0.0
     unjudged: int = 0
     unresolved: int = 0
     judged_of: Counter[str] = field(default_factory=Counter)
@@ -46,7 +47,7 @@ class Tally:
             cases=1,
             worst=result.worst,
             judged=result.judged,
-            nonzero=result.nonzero,
+            nonzero=result.nonzero / max(result.judged, 1),
             unjudged=result.unjudged,
             unresolved=result.unresolved,
             judged_of=result.judged_of,
