@@ -10,6 +10,7 @@ from torch import Tensor
 
 from assay.kernels.cuda.compiler import launch
 from assay.kernels.triton.arguments import check_decode
+from assay.kernels.triton.operators import custom_op
 
 _LOG2_E = math.log2(math.e)
 _WIDEST = 256
@@ -19,27 +20,21 @@ _LEAST_KEYS = 128  # of a block: fewer are read sooner than merged
 _MOST_SPLITS = 128
 
 
-def attention_decode(
+@custom_op("assay::cuda_attention_decode", lambda q, *rest: q.new_empty(q.shape))
+def _attention_decode(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
     block_table: Tensor,
     seq_lens: Tensor,
-    *,
-    scale: float | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    scale: float,
+    k_scale: float,
+    v_scale: float,
 ) -> Tensor:
-    """softmax(q k^T scale) v for q[B,H,D] over the first seq_lens[b] positions of sequence b; H a multiple of Hkv.
-
-    As `assay.kernels.triton.attention_decode`, with the same arguments and errors; weights aren't rounded.
-    """
-    check_decode(q, k_cache, v_cache, block_table, seq_lens, _WIDEST)
     (batch, heads, width), (_, page, key_heads, _) = q.shape, k_cache.shape
     out = q.new_empty(q.shape)
     if not out.numel():
         return out
-    scale = 1.0 / math.sqrt(width) if scale is None else scale
     heads_each, keys = heads // key_heads, block_table.shape[1] * page
     group = next((size for size in (1, 4) if heads_each <= size), 8)
     blocks = batch * key_heads * -(-heads_each // group)
@@ -68,3 +63,24 @@ def attention_decode(
         tail = [c_int(splits), c_int(width), c_float(v_scale)]
         launch("merge", (batch * heads, 1), _MERGING, [parts, lse, out, *tail], ELEMENT=q.dtype)
     return out
+
+
+def attention_decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> Tensor:
+    """softmax(q k^T scale) v for q[B,H,D] over the first seq_lens[b] positions of sequence b; H a multiple of Hkv.
+
+    As `assay.kernels.triton.attention_decode`, with the same arguments and errors; weights aren't rounded. There
+    is no gradient.
+    """
+    check_decode(q, k_cache, v_cache, block_table, seq_lens, _WIDEST)
+    scale = 1.0 / math.sqrt(max(q.shape[2], 1)) if scale is None else scale
+    return _attention_decode(q, k_cache, v_cache, block_table, seq_lens, scale, k_scale, v_scale)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from assay.kernels.cuda.compiler import launch
 from assay.kernels.triton.arguments import check_int4
+from assay.kernels.triton.operators import custom_op
 
 _MOST_ROWS = 8
 _SIDE, _TURNS = 32, 8  # threads of a block along N, 8 columns each, and along K
@@ -18,16 +19,9 @@ _LEAST_TURNS = 4  # steps of a thread: fewer are done sooner than summed
 _PACKINGS = {"plain": (0, 2), "awq": (1, 1), "gptq": (2, 8)}  # as the source calls it, and rows of K in a step
 
 
-def gemm_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, *, packing: str = "plain") -> Tensor:
-    """x ((q - zero) scale) [M,N] of x[M,K] with M <= 8, 4-bit codes q[K,N], a scale and a zero-point for g along K.
-
-    As `assay.kernels.triton.gemm_int4`, with the same arguments and errors, and ValueError for more rows; a weight
-    isn't rounded.
-    """
-    check_int4(x, qweight, scales, zeros, packing)
+@custom_op("assay::cuda_gemm_int4", lambda x, qweight, scales, *rest: x.new_empty((x.shape[0], scales.shape[1])))
+def _gemm_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, packing: str) -> Tensor:
     (m, k), (groups, n) = x.shape, scales.shape
-    if m > _MOST_ROWS:
-        raise ValueError(f"x: expected at most {_MOST_ROWS} rows, got M={m}; assay.kernels.triton.gemm_int4 takes more")
     y = x.new_empty((m, n))
     if not y.numel():
         return y
@@ -53,3 +47,15 @@ def gemm_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, *, pack
         tail = [c_int(splits), c_longlong(m * n)]
         launch("sum", (-(-(m * n) // _SUMMING), 1), _SUMMING, [parts, y, *tail], ELEMENT=x.dtype)
     return y
+
+
+def gemm_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, *, packing: str = "plain") -> Tensor:
+    """x ((q - zero) scale) [M,N] of x[M,K] with M <= 8, 4-bit codes q[K,N], a scale and a zero-point for g along K.
+
+    As `assay.kernels.triton.gemm_int4`, with the same arguments and errors, and ValueError for more rows; a weight
+    isn't rounded. There is no gradient.
+    """
+    check_int4(x, qweight, scales, zeros, packing)
+    if (m := len(x)) > _MOST_ROWS:
+        raise ValueError(f"x: expected at most {_MOST_ROWS} rows, got M={m}; assay.kernels.triton.gemm_int4 takes more")
+    return _gemm_int4(x, qweight, scales, zeros, packing)

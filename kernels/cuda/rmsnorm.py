@@ -8,18 +8,14 @@ from torch import Tensor
 
 from assay.kernels.cuda.compiler import launch
 from assay.kernels.triton.arguments import FLOATING, check
+from assay.kernels.triton.operators import custom_op
 
 _WARP, _MOST = 32, 256
 _BYTES = 16
 
 
-def rmsnorm(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: float = 0.0) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * (weight + offset) of each row of x[R,N], computed in float32; weight[N].
-
-    Both are float32, bfloat16 or float16, not necessarily the same; the result has x's dtype. Raises TypeError or
-    ValueError, naming the argument, for another dtype, shape or device.
-    """
-    check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"))
+@custom_op("assay::cuda_rmsnorm", lambda x, *rest: x.new_empty(x.shape))
+def _rmsnorm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
     rows, columns = x.shape
     y = x.new_empty(x.shape)
     if not x.numel():
@@ -42,3 +38,13 @@ def rmsnorm(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: float = 0.0
         WEIGHT=weight.dtype,
     )
     return y
+
+
+def rmsnorm(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: float = 0.0) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * (weight + offset) of each row of x[R,N], computed in float32; weight[N].
+
+    Both are float32, bfloat16 or float16, not necessarily the same; the result has x's dtype and no
+    gradient. Raises TypeError or ValueError, naming the argument, for another dtype, shape or device.
+    """
+    check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"))
+    return _rmsnorm(x, weight, eps, offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,8 +35,12 @@ def norms(model: nn.Module, found: Replacement) -> str:
 
 
 def _offset(module: nn.Module, weight: Tensor, eps: float) -> float | None:
-    """What an RMS norm adds to its weight, 0 or 1; None for a module that computes something else."""
-    x = noise(weight, weight.shape[0])
+    """What an RMS norm adds to its weight, 0 or 1; None for a module that computes something else.
+
+    It is given rows with a mean, which others subtract, rows as small as the root of eps, and large ones.
+    """
+    small, plain, large = noise(weight, weight.shape[0])
+    x = torch.stack([small * eps**0.5, plain + 3.0, large * 100.0])
     normed = x.double() / (x.double().square().mean(-1, keepdim=True) + eps).sqrt()
     got = given(module, x)
     return next((offset for offset in (0.0, 1.0) if alike(got, normed * (weight.double() + offset))), None)
@@ -55,8 +60,8 @@ def mlps(model: nn.Module, found: Replacement) -> str:
         assert isinstance(gate, nn.Linear)
         assert isinstance(up, nn.Linear)
         assert isinstance(down, nn.Linear)
-        x = noise(gate.weight, gate.in_features)
         with torch.no_grad():
+            x = _spread(noise(gate.weight, gate.in_features), gate)
             right = down(nn.functional.silu(gate(x)) * up(x))
         if not alike(given(module, x), right):
             continue
@@ -69,6 +74,11 @@ def mlps(model: nn.Module, found: Replacement) -> str:
         set_own(found, module, "forward", forward)
         found.done["mlp"] += 1
     return f"none of {seen} gated projections has SiLU" if seen else "there are no gate_proj, up_proj and down_proj"
+
+
+def _spread(x: Tensor, gate: Callable[[Tensor], Tensor]) -> Tensor:
+    """Three rows whose largest gates are 1, 5 and 30: other functions than SiLU, and clamps, differ there."""
+    return x * (torch.tensor([1.0, 5.0, 30.0], device=x.device)[:, None] / gate(x).abs().amax(-1, keepdim=True)).to(x)
 
 
 def experts(model: nn.Module, found: Replacement) -> str:
@@ -97,15 +107,16 @@ def experts(model: nn.Module, found: Replacement) -> str:
 def _are_gated(module: Any) -> bool:
     """Whether each token's result is the sum over its experts of weight * down(silu(gate x) * (up x))."""
     count, width, _ = module.down_proj.shape
-    x = noise(module.down_proj, width)
+    if module.gate_up_proj.shape[-1] != width:
+        return False
+    with torch.no_grad():
+        x = _spread(noise(module.down_proj, width), lambda x: x @ module.gate_up_proj[0].t())
     ids = torch.arange(2 * len(x), device=x.device).view(-1, 2) % count
     weights = torch.linspace(0.2, 0.8, 2 * len(x), device=x.device).view(-1, 2).to(x.dtype)
     with torch.no_grad():
         right = torch.zeros_like(x)
         for token, (chosen, shares) in enumerate(zip(ids.tolist(), weights, strict=True)):
             for expert, share in zip(chosen, shares, strict=True):
-                if module.gate_up_proj.shape[-1] != width:
-                    return False
                 gate, up = (module.gate_up_proj[expert] @ x[token]).chunk(2)
                 right[token] += share * (module.down_proj[expert] @ (nn.functional.silu(gate) * up))
         try:

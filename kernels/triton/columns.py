@@ -33,8 +33,8 @@ def _part_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    columns = (tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
-    part = tl.program_id(1).to(tl.int64)
+    columns = (tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+    part = tl.program_id(0).to(tl.int64)
     weight = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
     bias = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
     for start in range(0, ROWS, BLOCK_R):
@@ -72,10 +72,11 @@ def column_sums(x: Tensor, dy: Tensor, mean: Tensor | None, root: Tensor, *into:
     rows, columns = x.shape
     if not columns:
         return
-    count, across = triton.cdiv(rows, _ROWS), triton.cdiv(columns, _BLOCK_N)
+    count = triton.cdiv(rows, _ROWS)
     parts = torch.empty((len(into), count, columns), dtype=torch.float32, device=x.device)
     if count:
-        _part_kernel[(across, count)](
+        grid = (count, triton.cdiv(columns, _BLOCK_N))  # its first extent alone may exceed 65,535
+        _part_kernel[grid](
             *(x, dy, root if mean is None else mean, root, parts, rows, columns),
             *(x.stride(), dy.stride(), parts.stride()),
             CENTRED=mean is not None,

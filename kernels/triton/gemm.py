@@ -10,7 +10,7 @@ from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, check
 from assay.kernels.triton.gemm_described import described_product, is_described
-from assay.kernels.triton.operators import custom_op
+from assay.kernels.triton.operators import custom_op, differentiate
 from assay.kernels.triton.tiles import fitting_tiles, size_class, tile_configs, tile_grid, tile_of_program, tile_range
 
 _CONFIGS = tile_configs(
@@ -72,6 +72,9 @@ def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 @custom_op("assay::gemm", lambda a, b: a.new_empty((a.shape[0], b.shape[1])))
 def _gemm(a: Tensor, b: Tensor) -> Tensor:
     return product(a, b, a.dtype)
+
+
+differentiate("assay::gemm", lambda saved, dc: (gemm(dc, saved.b.t()), gemm(saved.a.t(), dc)), saves="a b")
 
 
 def gemm(a: Tensor, b: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, wraps
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +18,16 @@ from typing import Any
 import torch
 
 
+_GRADIENTS: dict[str, Gradients] = {}
+"""Of the operators that have any, by name."""
+
+
 def custom_op(name: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
     """Register a function that writes no argument as the operator ``name`` ("assay::softmax"), with what it returns as
     new tensors of the same shapes and dtypes (``fake``), and give that operator.
 
+    It runs with the device of its first tensor as the current one, which is where Triton and CUDA launch kernels. A
+    backward pass through it raises NotImplementedError unless it has gradients (`differentiate`).
     As `torch.library.custom_op`, whose operators import torch's compiler in their first call: over a second.
     """
 
@@ -29,13 +36,28 @@ def custom_op(name: str, fake: Callable[..., Any]) -> Callable[[Callable[..., An
 
         @wraps(function)
         def call(*args: Any) -> Any:
-            return (untraced() if "torch._dynamo" in sys.modules else function)(*args)
+            there = next(argument for argument in args if isinstance(argument, torch.Tensor))
+            with torch.cuda.device_of(there):
+                return (untraced() if "torch._dynamo" in sys.modules else function)(*args)
 
         torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
         torch.library.impl(name, "default", call)
         torch.library.register_fake(name, fake)
         namespace, _, own = name.partition("::")
-        return getattr(getattr(torch.ops, namespace), own).default
+        operator = getattr(getattr(torch.ops, namespace), own).default
+        names = [argument.name for argument in operator._schema.arguments]
+
+        def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            if name in _GRADIENTS:
+                _GRADIENTS[name].save(ctx, dict(zip(names, inputs, strict=True)), output)
+
+        def backward(ctx: Any, *upstream: torch.Tensor) -> Any:
+            if name not in _GRADIENTS:
+                raise NotImplementedError(f"{name} has no gradient: detach its arguments, or run it under no_grad")
+            return _GRADIENTS[name].of(ctx, upstream)
+
+        torch.library.register_autograd(name, backward, setup_context=save)
+        return operator
 
     return registered
 
@@ -47,19 +69,24 @@ def differentiate(name: str, gradients: Callable[..., Any], saves: str) -> None:
     operator's own result, or the first of several, and "last_result" the last.
     The gradients are operators themselves, and have none.
     """
-    kept = saves.split()
-    namespace, _, own = name.partition("::")
-    names = [argument.name for argument in getattr(getattr(torch.ops, namespace), own).default._schema.arguments]
+    _GRADIENTS[name] = Gradients(gradients, saves.split())
 
-    def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        given = dict(zip(names, inputs, strict=True))
+
+@dataclass(frozen=True)
+class Gradients:
+    """What `differentiate` is told of an operator."""
+
+    function: Callable[..., Any]
+    saves: list[str]
+
+    def save(self, ctx: Any, given: dict[str, Any], output: Any) -> None:
+        """Keep in ``ctx`` what the gradients need of the arguments and the results."""
         ctx.options = {name: value for name, value in given.items() if not isinstance(value, torch.Tensor)}
         results = output if isinstance(output, tuple) else (output,)
         given |= {"result": results[0], "last_result": results[-1]}
-        ctx.save_for_backward(*(given[name] for name in kept))
+        ctx.save_for_backward(*(given[name] for name in self.saves))
 
-    def backward(ctx: Any, *upstream: torch.Tensor) -> Any:
-        saved = ctx.options | dict(zip(kept, ctx.saved_tensors, strict=True))
-        return gradients(SimpleNamespace(**saved), *upstream)
-
-    torch.library.register_autograd(name, backward, setup_context=save)
+    def of(self, ctx: Any, upstream: tuple[torch.Tensor, ...]) -> Any:
+        """The gradients, of what was kept and those of the results."""
+        saved = ctx.options | dict(zip(self.saves, ctx.saved_tensors, strict=True))
+        return self.function(SimpleNamespace(**saved), *upstream)

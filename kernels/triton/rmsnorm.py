@@ -5,6 +5,8 @@ Rows that fit into one block are read once; longer ones twice, the first time fo
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -103,6 +105,15 @@ def _add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return y, total
 
 
+def _added_gradients(saved: Any, dy: Tensor, dtotal: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    dx, dweight = rmsnorm_backward(saved.last_result, saved.weight, dy, eps=saved.eps)
+    dx = dx + dtotal
+    return dx, dx.to(saved.residual.dtype), dweight, None
+
+
+differentiate("assay::add_rmsnorm", _added_gradients, saves="residual weight last_result")
+
+
 def rmsnorm(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: float = 0.0) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * (weight + offset) of each row of x[R,N], computed in float32; weight[N].
 
@@ -116,7 +127,7 @@ def rmsnorm(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: float = 0.0
 def add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
     """The RMS norm of x + residual (both [R,N]) times weight[N], and x + residual itself; computed in float32.
 
-    The norm is that of the sum in float32, before it is rounded. Each is float32, bfloat16 or float16, not necessarily
+    The norm is that of the sum in float32, before it is rounded; gradients are taken at the rounded sum. Each is float32, bfloat16 or float16, not necessarily
     the same; the results have x's dtype. Raises TypeError or ValueError, naming the argument, for another dtype, shape
     or device.
     """

@@ -142,3 +142,21 @@ def test_arguments_are_named_in_errors() -> None:
     codes = torch.zeros(4, 8, dtype=torch.uint8)
     with pytest.raises(ValueError, match="x: expected at most 8 rows, got M=9"):
         gemm_int4(torch.ones(9, 8), codes, torch.ones(1, 8), codes[:1])
+
+
+def test_the_kernels_are_operators() -> None:
+    """Schema, fake implementation and compilation agree with each, and no gradient is left out in silence."""
+    x, weight = torch.randn(3, 64, requires_grad=True), torch.randn(64)
+    codes, scales = torch.randint(0, 256, (32, 16), dtype=torch.uint8), torch.rand(2, 16)
+    zeros = torch.zeros(2, 16, dtype=torch.uint8)
+    cache = torch.randn(2, 4, 1, 64)
+    table, lengths = torch.tensor([[1, 0]], dtype=torch.int32), torch.tensor([7], dtype=torch.int32)
+    calls = {
+        "rmsnorm": (x.detach(), weight, 1e-6, 0.0),
+        "gemm_int4": (x.detach(), codes, scales, zeros, "plain"),
+        "attention_decode": (torch.randn(1, 2, 64), cache, cache.clone(), table, lengths, 0.125, 1.0, 1.0),
+    }
+    for name, arguments in calls.items():
+        torch.library.opcheck(getattr(torch.ops.assay, f"cuda_{name}").default, arguments)
+    with pytest.raises(NotImplementedError, match="assay::cuda_rmsnorm has no gradient"):
+        rmsnorm(x, weight).sum().backward()

@@ -1,6 +1,7 @@
 """The bundled kernels in models of transformers: as accurate as what they replace, forward and backward, and undone."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -148,6 +149,48 @@ def test_what_computes_something_else_stays() -> None:
     torch.testing.assert_close(after.loss, before.loss, rtol=1e-5, atol=1e-3)
     replacement.restore()
     assert torch.equal(model(ids, labels=ids).loss, before.loss)
+
+
+class Gated(torch.nn.Module):
+    """Gated projections, whose weights are as small as a model's."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.gate_proj, self.up_proj, self.down_proj = (torch.nn.Linear(64, 64, bias=False) for _ in range(3))
+        for weight in self.parameters():
+            torch.nn.init.normal_(weight, std=0.002)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.function(self.gate_proj(x)) * self.up_proj(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_modules_that_differ_for_few_inputs_stay(dtype: torch.dtype) -> None:
+    """Centring hardly shows in wide rows of random numbers, nor do clamps and another gate in small ones."""
+    silu = torch.nn.functional.silu
+    others = {
+        "centred": torch.nn.LayerNorm(4096, eps=1e-6, bias=False),
+        "eps outside": _RootPlusEps(),
+        "gelu": Gated(torch.nn.functional.gelu),
+        "clamped": Gated(lambda gate: silu(gate.clamp(max=7.0))),
+    }
+    replacement = replace(torch.nn.ModuleDict(others).to(dtype), ["norm", "mlp"])
+    assert not replacement.done, str(replacement)
+    right = torch.nn.ModuleDict({"norm": torch.nn.RMSNorm(4096, eps=1e-6), "mlp": Gated(silu)}).to(dtype)
+    assert replace(right, ["norm", "mlp"]).done == {"norm": 1, "mlp": 1}
+
+
+class _RootPlusEps(torch.nn.Module):
+    """x / (root(mean x^2) + eps): as good as an RMS norm of large rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps = torch.nn.Parameter(torch.ones(4096)), 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return (wide / (wide.square().mean(-1, keepdim=True).sqrt() + self.eps) * self.weight.float()).to(x.dtype)
 
 
 def test_mistakes_are_told() -> None:

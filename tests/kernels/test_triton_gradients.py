@@ -12,11 +12,13 @@ from torch import Tensor
 from assay.kernels.triton.attention import attention
 from assay.kernels.triton.causal_conv1d import causal_conv1d
 from assay.kernels.triton.cross_entropy import cross_entropy
+from assay.kernels.triton.gemm import gemm
+from assay.kernels.triton.gemm_int8 import gemm_int8
 from assay.kernels.triton.layernorm import layernorm
 from assay.kernels.triton.linear_cross_entropy import linear_cross_entropy
 from assay.kernels.triton.moe import moe, moe_fp8
 from assay.kernels.triton.moe_route import moe_route
-from assay.kernels.triton.rmsnorm import rmsnorm
+from assay.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
 from assay.kernels.triton.rope import rope
 from assay.kernels.triton.selective_scan import selective_scan
 from assay.kernels.triton.softmax import log_softmax, softmax
@@ -166,6 +168,12 @@ KERNELS = [
     Differentiable(softmax, lambda x: x.softmax(-1), {"x": X}, sizes=ROWS),
     Differentiable(log_softmax, lambda x: x.log_softmax(-1), {"x": X}),
     Differentiable(rmsnorm, rms, {"x": X, "weight": WEIGHT}, {"offset": 1.0}, (1e-6, 1.0), ROWS),
+    Differentiable(
+        add_rmsnorm,
+        lambda x, residual, weight: F.rms_norm(x + residual, x.shape[1:], weight, 1e-6),
+        *({"x": X, "residual": Y, "weight": WEIGHT}, {}, (1e-6,)),
+    ),
+    Differentiable(gemm, torch.matmul, {"left": X, "right": Y.t()}),
     Differentiable(layernorm, layer, {"x": X, "weight": WEIGHT, "bias": BIAS}, {}, (1e-5,), ROWS),
     Differentiable(swiglu, lambda gate, up: F.silu(gate) * up, {"gate": X, "up": Y}, {}, (None,), ROWS),
     Differentiable(swiglu, clamped, {"gate": X, "up": Y}, {"limit": 0.5}, (0.5,)),
@@ -244,6 +252,31 @@ def test_a_gradient_has_its_inputs_dtype(kernel: Differentiable) -> None:
 def test_the_operator_is_differentiable(kernel: Differentiable) -> None:
     """Schema, autograd, fake implementation and compilation of both passes agree with the operator."""
     check_operator(kernel.kernel.__name__, kernel.leaves(), kernel.operator)
+
+
+def test_the_sum_of_an_added_norm_has_a_gradient_too() -> None:
+    """It is added to the norm's."""
+    leaves = [tensor.clone().requires_grad_() for tensor in (X, Y, WEIGHT)]
+    found = torch.autograd.grad(sum(each.square().sum() for each in add_rmsnorm(*leaves)), leaves)
+    x, residual, weight = leaves
+    total = x + residual
+    right = F.rms_norm(total, X.shape[1:], weight, 1e-6).square().sum() + total.square().sum()
+    for each, expected in zip(found, torch.autograd.grad(right, leaves), strict=True):
+        torch.testing.assert_close(each, expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_has_no_gradient_says_so() -> None:
+    """A second derivative, and a product of integers: no gradient is left out in silence."""
+    x = X.clone().requires_grad_()
+    (first,) = torch.autograd.grad(softmax(x).square().sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="assay::softmax_backward has no gradient"):
+        first.sum().backward()
+    scales = torch.rand(4, 1, requires_grad=True)
+    codes = torch.ones(4, 4, dtype=torch.int8)
+    product = gemm_int8(codes, codes, scales, torch.rand(1, 4))
+    with pytest.raises(NotImplementedError, match="assay::gemm_int8 has no gradient"):
+        product.sum().backward()
 
 
 @pytest.mark.parametrize(
