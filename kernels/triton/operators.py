@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-
 _GRADIENTS: dict[str, Gradients] = {}
 """Of the operators that have any, by name."""
 
@@ -37,7 +36,7 @@ def custom_op(name: str, fake: Callable[..., Any]) -> Callable[[Callable[..., An
         @wraps(function)
         def call(*args: Any) -> Any:
             there = next(argument for argument in args if isinstance(argument, torch.Tensor))
-            with torch.cuda.device_of(there):
+            with torch.cuda.device_of(there):  # type: ignore[no-untyped-call]
                 return (untraced() if "torch._dynamo" in sys.modules else function)(*args)
 
         torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))

@@ -127,9 +127,9 @@ def rmsnorm(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: float = 0.0
 def add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
     """The RMS norm of x + residual (both [R,N]) times weight[N], and x + residual itself; computed in float32.
 
-    The norm is that of the sum in float32, before it is rounded; gradients are taken at the rounded sum. Each is float32, bfloat16 or float16, not necessarily
-    the same; the results have x's dtype. Raises TypeError or ValueError, naming the argument, for another dtype, shape
-    or device.
+    The norm is that of the sum in float32, before it is rounded; gradients are taken at the rounded sum. Each is
+    float32, bfloat16 or float16, not necessarily the same; the results have x's dtype. Raises TypeError or ValueError,
+    naming the argument, for another dtype, shape or device.
     """
     check(x=(x, FLOATING, "R N"), residual=(residual, FLOATING, "R N"), weight=(weight, FLOATING, "N"))
     return _add_rmsnorm(x, residual, weight, eps)
