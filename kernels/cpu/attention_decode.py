@@ -9,7 +9,7 @@ from torch import Tensor
 
 from assay.kernels.cpu.attention import exponentials
 from assay.kernels.cpu.compiling import composed
-from assay.kernels.triton.arguments import check_decode
+from assay.kernels.triton.arguments import check_decode, check_numbers, checked_scale
 
 
 @composed
@@ -35,6 +35,7 @@ def attention_decode(
     for another dtype or shape. Lengths aren't checked, and page numbers are taken for the nearest that there is.
     """
     check_decode(q, k_cache, v_cache, block_table, seq_lens, widest=sys.maxsize)
+    check_numbers(k_scale=k_scale, v_scale=v_scale)
     batch, heads, size = q.shape
     pages, page, shared, _ = k_cache.shape
     table = block_table.clamp(0, pages - 1).long()
@@ -43,7 +44,7 @@ def attention_decode(
         return torch.zeros_like(q)
     keys, values = (cache[table].float().reshape(batch, slots, shared, size) for cache in (k_cache, v_cache))
     unused = (torch.arange(slots) >= seq_lens[:, None])[:, None, None]
-    factor = (size**-0.5 if scale is None else scale) * k_scale
+    factor = checked_scale(scale, size) * k_scale
     scores = (q.float().reshape(batch, shared, heads // shared, size) @ keys.permute(0, 2, 3, 1)).mul_(factor)
     weights, _, total = exponentials(scores.masked_fill_(unused, -torch.inf))
     values.masked_fill_(unused.view(batch, slots, 1, 1), 0.0)

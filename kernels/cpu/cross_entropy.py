@@ -28,7 +28,7 @@ def cross_entropy(
     Raises TypeError or ValueError, naming the argument, for another dtype, shape or option.
     """
     check(logits=(logits, FLOATING, "T V"), target=(target, (torch.int64,), "T"))
-    check_loss_options(logits.shape[1], "logits", label_smoothing, reduction, softcap)
+    check_loss_options(logits.shape[1], "logits", ignore_index, label_smoothing, reduction, softcap, z_loss)
     losses = _losses(logits, target, ignore_index, label_smoothing, softcap, z_loss)
     if reduction == "none":
         return losses

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from assay.kernels.cpu.compiling import compiled, composed
-from assay.kernels.triton.arguments import FLOATING, check
+from assay.kernels.triton.arguments import FLOATING, check, check_numbers
 
 
 @composed
@@ -17,6 +17,8 @@ def rmsnorm(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: float = 0.0
     ValueError, naming the argument, for another dtype or shape.
     """
     check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"))
+    check_numbers(eps=eps, least=0.0)
+    check_numbers(offset=offset)
     return _rmsnorm(x, weight, eps, offset)
 
 
@@ -27,6 +29,7 @@ def add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float = 1e-
     The norm is that of the sum in float32, before it is rounded. Dtypes and errors as in `rmsnorm`.
     """
     check(x=(x, FLOATING, "R N"), residual=(residual, FLOATING, "R N"), weight=(weight, FLOATING, "N"))
+    check_numbers(eps=eps, least=0.0)
     return _add_rmsnorm(x, residual, weight, eps)
 
 
@@ -37,6 +40,7 @@ def layernorm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float = 1e-5) -> 
     The variance is the biased one, of the differences. Dtypes and errors as in `rmsnorm`.
     """
     check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"), bias=(bias, FLOATING, "N"))
+    check_numbers(eps=eps, least=0.0)
     return _layernorm(x, weight, bias, eps)
 
 

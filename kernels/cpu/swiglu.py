@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from assay.kernels.cpu.compiling import compiled, composed
-from assay.kernels.triton.arguments import FLOATING, check
+from assay.kernels.triton.arguments import FLOATING, check, check_cap
 
 
 @composed
@@ -21,8 +21,7 @@ def swiglu(gate: Tensor, up: Tensor, *, limit: float | None = None) -> Tensor:
     dtype or shape, or a limit that is not positive.
     """
     check(gate=(gate, FLOATING, "R N"), up=(up, FLOATING, "R N"))
-    if limit is not None and not limit > 0:
-        raise ValueError(f"limit: expected a positive number or None, got {limit!r}")
+    check_cap("limit", limit)
     return _swiglu(gate, up, limit)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from assay.kernels.cuda.compiler import launch
-from assay.kernels.triton.arguments import check_decode
+from assay.kernels.triton.arguments import check_decode, check_numbers, checked_scale
 from assay.kernels.triton.operators import custom_op
 
 _LOG2_E = math.log2(math.e)
@@ -82,5 +82,6 @@ def attention_decode(
     is no gradient.
     """
     check_decode(q, k_cache, v_cache, block_table, seq_lens, _WIDEST)
-    scale = 1.0 / math.sqrt(max(q.shape[2], 1)) if scale is None else scale
+    check_numbers(k_scale=k_scale, v_scale=v_scale)
+    scale = checked_scale(scale, q.shape[2])
     return _attention_decode(q, k_cache, v_cache, block_table, seq_lens, scale, k_scale, v_scale)

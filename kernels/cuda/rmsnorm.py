@@ -7,7 +7,7 @@ from ctypes import c_float, c_int, c_longlong
 from torch import Tensor
 
 from assay.kernels.cuda.compiler import launch
-from assay.kernels.triton.arguments import FLOATING, check
+from assay.kernels.triton.arguments import FLOATING, check, check_numbers
 from assay.kernels.triton.operators import custom_op
 
 _WARP, _MOST = 32, 256
@@ -47,4 +47,6 @@ def rmsnorm(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: float = 0.0
     gradient. Raises TypeError or ValueError, naming the argument, for another dtype, shape or device.
     """
     check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"))
+    check_numbers(eps=eps, least=0.0)
+    check_numbers(offset=offset)
     return _rmsnorm(x, weight, eps, offset)

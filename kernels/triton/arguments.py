@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +14,8 @@ FLOAT32 = (torch.float32,)
 INT32 = (torch.int32,)
 REDUCTIONS = ("mean", "sum", "none")
 _SIDE = 128  # of a block of FP8 weights with one scale
+_WHOLE = (int, torch.SymInt)
+_NUMBERS = (*_WHOLE, float, torch.SymFloat)
 
 
 def check(**arguments: tuple[Tensor, Sequence[torch.dtype | str], str]) -> None:
@@ -52,15 +55,51 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
         raise ValueError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
-def check_loss_options(classes: int, name: str, label_smoothing: float, reduction: str, softcap: float | None) -> None:
-    """Raise ValueError unless there are classes, and the options are what `cross_entropy` says."""
+def check_numbers(*, least: float = -math.inf, most: float = math.inf, **numbers: float) -> None:
+    """Raise TypeError or ValueError unless every one of ``numbers`` is finite, and from ``least`` to ``most``."""
+    for name, number in numbers.items():
+        bounds = f" from {least:g} to {most:g}" if most < math.inf else f" of at least {least:g}" * (least > -math.inf)
+        if not isinstance(number, _NUMBERS):
+            raise TypeError(f"{name}: expected a number{bounds}, got {number!r}")
+        if not (-math.inf < number < math.inf and least <= number <= most):
+            raise ValueError(f"{name}: expected a finite number{bounds}, got {number!r}")
+
+
+def check_cap(name: str, cap: float | None) -> None:
+    """Raise TypeError or ValueError unless ``cap`` is None or a positive, finite number."""
+    if cap is not None and not isinstance(cap, _NUMBERS):
+        raise TypeError(f"{name}: expected None or a positive number, got {cap!r}")
+    if cap is not None and not 0.0 < cap < math.inf:
+        raise ValueError(f"{name}: expected None or a positive, finite number, got {cap!r}")
+
+
+def checked_scale(scale: float | None, width: int) -> float:
+    """The scale of scores of rows of ``width``: 1 / sqrt(width) for None. Raises TypeError or ValueError as
+    `check_numbers`."""
+    if scale is None:
+        return 1.0 / math.sqrt(max(width, 1))
+    check_numbers(scale=scale)
+    return scale
+
+
+def check_loss_options(
+    classes: int,
+    name: str,
+    ignore_index: int,
+    label_smoothing: float,
+    reduction: str,
+    softcap: float | None,
+    z_loss: float,
+) -> None:
+    """Raise TypeError or ValueError unless there are classes, and the options are what `cross_entropy` says."""
     if classes == 0:
         raise ValueError(f"{name}: expected one class or more, got 0")
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing: expected a number from 0 to 1, got {label_smoothing!r}")
+    if not isinstance(ignore_index, _WHOLE):
+        raise TypeError(f"ignore_index: expected a whole number, got {ignore_index!r}")
+    check_numbers(label_smoothing=label_smoothing, least=0.0, most=1.0)
     check_choice("reduction", reduction, REDUCTIONS)
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap: expected None or a positive number, got {softcap!r}")
+    check_cap("softcap", softcap)
+    check_numbers(z_loss=z_loss)
 
 
 def check_heads(heads: int, keys: str, key_heads: int, widest: int, **widths: int) -> None:

@@ -11,14 +11,12 @@ Scores are kept in units of log2(e), so that an exponential is one exp2.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import check_decode
+from assay.kernels.triton.arguments import check_decode, check_numbers, checked_scale
 from assay.kernels.triton.decode_parts import (
     LOG2_E,
     add_block,
@@ -203,5 +201,6 @@ def attention_decode(
     sequence is read beyond the end of its row of the table.
     """
     check_decode(q, k_cache, v_cache, block_table, seq_lens, _WIDEST)
-    scale = 1.0 / math.sqrt(max(q.shape[2], 1)) if scale is None else scale
+    check_numbers(k_scale=k_scale, v_scale=v_scale)
+    scale = checked_scale(scale, q.shape[2])
     return _attention_decode(q, k_cache, v_cache, block_table, seq_lens, scale, k_scale, v_scale)

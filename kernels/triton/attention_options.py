@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOAT32, FLOATING, check, check_choice, check_heads
+from assay.kernels.triton.arguments import FLOAT32, FLOATING, check, check_cap, check_choice, check_heads, checked_scale
 
 WIDEST = 256  # columns of a head
 Options = tuple[Tensor | None, Tensor | None, float, float | None, int | None, int | None]
@@ -34,16 +34,19 @@ def attention_options(
     slopes = slopes if alibi else None
     _check(q, k, v, slopes, sinks)
     check_choice("causal", causal, ("none", "bottom_right", "top_left"))
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap: expected None or a positive number, got {softcap!r}")
-    if window is not None and (len(window) != 2 or min(window) < 0):
-        raise ValueError(f"window: expected None or (left, right), of at least 0, got {window!r}")
-    scale = 1.0 / math.sqrt(max(q.shape[3], 1)) if scale is None else scale
+    check_cap("softcap", softcap)
+    if window is not None and not (_is_pair(window) and min(window) >= 0):
+        raise ValueError(f"window: expected None or (left, right), whole numbers of at least 0, got {window!r}")
+    scale = checked_scale(scale, q.shape[3])
     farthest = q.shape[2] + k.shape[2]  # a bound beyond this binds no row
     offset = 0 if causal == "top_left" else k.shape[2] - q.shape[2]
     first = None if window is None else offset - min(window[0], farthest)
     last = offset if causal != "none" else None if window is None else offset + min(window[1], farthest)
     return slopes, sinks, scale, softcap, first, last
+
+
+def _is_pair(window: object) -> bool:
+    return isinstance(window, Sequence) and [isinstance(end, int) for end in window] == [True, True]
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, sinks: Tensor | None) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOATING, INT32, check, check_choice, check_heads
+from assay.kernels.triton.arguments import FLOATING, INT32, check, check_choice, check_heads, checked_scale
 from assay.kernels.triton.attention_backward import launch_gradients
 from assay.kernels.triton.attention_kernel import launch
 from assay.kernels.triton.attention_options import WIDEST
@@ -145,4 +144,4 @@ def _checked(
             f"cu_seqlens_q: expected at least {least} offsets, as q has {q.shape[0]} rows, got {len(cu_seqlens_q)}"
         )
     check_choice("causal", causal, ("none", "bottom_right"))
-    return 1.0 / math.sqrt(max(q.shape[2], 1)) if scale is None else scale
+    return checked_scale(scale, q.shape[2])

@@ -269,7 +269,7 @@ def cross_entropy(
     Raises TypeError or ValueError, naming the argument, for another dtype, shape, device or option.
     """
     check(logits=(logits, FLOATING, _LABELLED), target=(target, INT64, "T"))
-    check_loss_options(logits.shape[1], "logits", label_smoothing, reduction, softcap)
+    check_loss_options(logits.shape[1], "logits", ignore_index, label_smoothing, reduction, softcap, z_loss)
     return _cross_entropy(logits, target, ignore_index, label_smoothing, reduction, softcap, z_loss)
 
 
@@ -290,5 +290,5 @@ def cross_entropy_backward(
     check_choice("reduction", reduction, REDUCTIONS)
     upstream = {} if dloss is None else {"dloss": (dloss, FLOAT32, "T" if reduction == "none" else "")}
     check(logits=(logits, FLOATING, _LABELLED), target=(target, INT64, "T"), **upstream)
-    check_loss_options(logits.shape[1], "logits", label_smoothing, reduction, softcap)
+    check_loss_options(logits.shape[1], "logits", ignore_index, label_smoothing, reduction, softcap, z_loss)
     return _cross_entropy_backward(logits, target, dloss, ignore_index, label_smoothing, reduction, softcap, z_loss)

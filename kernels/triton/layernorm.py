@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOATING, check
+from assay.kernels.triton.arguments import FLOATING, check, check_numbers
 from assay.kernels.triton.layernorm_backward import layernorm_backward
 from assay.kernels.triton.operators import custom_op, differentiate
 from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
@@ -97,4 +97,5 @@ def layernorm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float = 1e-5) -> 
     dtype. Raises TypeError or ValueError, naming the argument, for another dtype, shape or device.
     """
     check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"), bias=(bias, FLOATING, "N"))
+    check_numbers(eps=eps, least=0.0)
     return _layernorm(x, weight, bias, eps)

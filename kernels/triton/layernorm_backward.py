@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOATING, check
+from assay.kernels.triton.arguments import FLOATING, check, check_numbers
 from assay.kernels.triton.columns import column_sums
 from assay.kernels.triton.operators import custom_op
 from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
@@ -124,6 +124,7 @@ def layernorm_backward(
     for another dtype, shape or device.
     """
     check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"), dy=(dy, FLOATING, "R N"))
+    check_numbers(eps=eps, least=0.0)
     if bias_dtype is not None and bias_dtype not in FLOATING:
         raise TypeError(f"bias_dtype: expected float32, bfloat16 or float16, got {bias_dtype}")
     return _layernorm_backward(x, weight, dy, eps, bias_dtype or weight.dtype)

@@ -102,7 +102,7 @@ def linear_cross_entropy(
     TypeError or ValueError, naming the argument, for another dtype, shape, device or option.
     """
     check(x=(x, FLOATING, "T D"), weight=(weight, ("x",), "V D"), target=(target, INT64, "T"))
-    check_loss_options(len(weight), "weight", label_smoothing, reduction, softcap)
+    check_loss_options(len(weight), "weight", ignore_index, label_smoothing, reduction, softcap, z_loss)
     return _linear_cross_entropy(x, weight, target, ignore_index, label_smoothing, reduction, softcap, z_loss)
 
 
@@ -124,7 +124,7 @@ def linear_cross_entropy_backward(
     check_choice("reduction", reduction, REDUCTIONS)
     upstream = {} if dloss is None else {"dloss": (dloss, FLOAT32, "T" if reduction == "none" else "")}
     check(x=(x, FLOATING, "T D"), weight=(weight, ("x",), "V D"), target=(target, INT64, "T"), **upstream)
-    check_loss_options(len(weight), "weight", label_smoothing, reduction, softcap)
+    check_loss_options(len(weight), "weight", ignore_index, label_smoothing, reduction, softcap, z_loss)
     return _linear_cross_entropy_backward(
         x, weight, target, dloss, ignore_index, label_smoothing, reduction, softcap, z_loss
     )

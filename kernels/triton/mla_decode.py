@@ -12,14 +12,12 @@ Source of the absorbed form: DeepSeek-AI, *DeepSeek-V2*, arXiv:2405.04434 (2024)
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import check_latent
+from assay.kernels.triton.arguments import check_latent, checked_scale
 from assay.kernels.triton.decode_parts import (
     LN_2,
     LOG2_E,
@@ -196,6 +194,6 @@ def mla_decode(
     the end of its row of the table.
     """
     check_latent(q, q_rope, cache, rope_cache, block_table, seq_lens, _WIDEST, _WIDEST_ROPE)
-    scale = 1.0 / math.sqrt(max(q.shape[2] + q_rope.shape[2], 1)) if scale is None else scale
+    scale = checked_scale(scale, q.shape[2] + q_rope.shape[2])
     out, lse = _mla_decode(q, q_rope, cache, rope_cache, block_table, seq_lens, scale)
     return (out, lse) if return_lse else out

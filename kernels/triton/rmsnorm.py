@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOATING, check
+from assay.kernels.triton.arguments import FLOATING, check, check_numbers
 from assay.kernels.triton.operators import custom_op, differentiate
 from assay.kernels.triton.rmsnorm_backward import rmsnorm_backward
 from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
@@ -121,6 +121,8 @@ def rmsnorm(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: float = 0.0
     ValueError, naming the argument, for another dtype, shape or device.
     """
     check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"))
+    check_numbers(eps=eps, least=0.0)
+    check_numbers(offset=offset)
     return _rmsnorm(x, weight, eps, offset)
 
 
@@ -132,4 +134,5 @@ def add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float = 1e-
     naming the argument, for another dtype, shape or device.
     """
     check(x=(x, FLOATING, "R N"), residual=(residual, FLOATING, "R N"), weight=(weight, FLOATING, "N"))
+    check_numbers(eps=eps, least=0.0)
     return _add_rmsnorm(x, residual, weight, eps)

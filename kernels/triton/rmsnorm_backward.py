@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOATING, check
+from assay.kernels.triton.arguments import FLOATING, check, check_numbers
 from assay.kernels.triton.columns import column_sums
 from assay.kernels.triton.operators import custom_op
 from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
@@ -103,4 +103,6 @@ def rmsnorm_backward(
     dweight that of weight. Raises TypeError or ValueError, naming the argument, for another dtype, shape or device.
     """
     check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"), dy=(dy, FLOATING, "R N"))
+    check_numbers(eps=eps, least=0.0)
+    check_numbers(offset=offset)
     return _rmsnorm_backward(x, weight, dy, eps, offset)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOATING, check
+from assay.kernels.triton.arguments import FLOATING, check, check_cap
 from assay.kernels.triton.elements import CONFIGS, block_n, grid
 from assay.kernels.triton.operators import custom_op, differentiate
 from assay.kernels.triton.swiglu_backward import swiglu_backward
@@ -79,6 +79,5 @@ def swiglu(gate: Tensor, up: Tensor, *, limit: float | None = None) -> Tensor:
     dtype, shape or device, or a limit that is not positive.
     """
     check(gate=(gate, FLOATING, "R N"), up=(up, FLOATING, "R N"))
-    if limit is not None and not limit > 0:
-        raise ValueError(f"limit: expected a positive number or None, got {limit!r}")
+    check_cap("limit", limit)
     return _swiglu(gate, up, limit)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOATING, check
+from assay.kernels.triton.arguments import FLOATING, check, check_cap
 from assay.kernels.triton.elements import CONFIGS, block_n, grid
 from assay.kernels.triton.operators import custom_op
 
@@ -89,6 +89,5 @@ def swiglu_backward(gate: Tensor, up: Tensor, dy: Tensor, *, limit: float | None
     the argument, for another dtype, shape or device, or a limit that is not positive.
     """
     check(gate=(gate, FLOATING, "R N"), up=(up, FLOATING, "R N"), dy=(dy, FLOATING, "R N"))
-    if limit is not None and not limit > 0:
-        raise ValueError(f"limit: expected a positive number or None, got {limit!r}")
+    check_cap("limit", limit)
     return _swiglu_backward(gate, up, dy, limit)

@@ -3,6 +3,7 @@
 Attention's, whose arguments depend on one another, stand in its own tests.
 """
 
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,8 @@ BACKWARD_CALLS = [
         refused=(
             *(("k", torch.zeros(2, 2, 7, 9)), ("v", torch.zeros(2, 2, 6, 8)), ("v", torch.zeros(2, 2, 7, 8).half())),
             *(("dout", torch.zeros(2, 4, 7, 8)), ("dout", torch.zeros(2, 4, 5, 9)), ("dout", torch.zeros(2, 2, 5, 8))),
-            *(("dout", torch.zeros(2, 4, 5, 8).half()), ("causal", "left"), ("window", (3,)), ("softcap", 0.0)),
+            *(("dout", torch.zeros(2, 4, 5, 8).half()), ("causal", "left"), ("softcap", 0.0)),
+            *(("window", window) for window in ((3,), 3, (1.5, 2), (-1, 2))),
         ),
     ),
 ]
@@ -71,6 +73,9 @@ def test_a_wrong_argument_is_named(call: Call) -> None:
     for place, (name, tensor) in enumerate(call.tensors.items()):
         wrong += [(name, [[0.0]]), (name, None), (name, tensor.to(torch.complex64)), (name, tensor[None].clone())]
         wrong += [(name, torch.empty_like(tensor, device="meta"))] if place else []
+    for name, parameter in signature(call.kernel).parameters.items():
+        if parameter.annotation in ("float", "float | None"):
+            wrong += [(name, value) for value in ("1", float("nan"), float("inf"), [1.0])]
     for name, value in wrong:
         with pytest.raises((TypeError, ValueError), match=f"^{name}: expected "):
             call.kernel(**{**call.tensors, **call.options, name: value})
