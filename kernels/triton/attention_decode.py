@@ -54,9 +54,7 @@ def _fitting(configs, named_args, **keywords):
     return [c for c in fitting if 64 <= c.kwargs["BLOCK_N"] <= most]
 
 
-@triton.autotune(
-    configs=_CONFIGS, key=["GROUP", "D", "PAGE", "SPLITS"], prune_configs_by={"early_config_prune": _fitting}
-)
+@triton.autotune(configs=_CONFIGS, key=["GROUP", "D", "PAGE"], prune_configs_by={"early_config_prune": _fitting})
 @triton.jit(do_not_specialize=["KEYS", "SPLITS"])
 def _decode_kernel(
     q_ptr,

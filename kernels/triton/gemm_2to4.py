@@ -77,7 +77,7 @@ def _added(acc, repeats, values, index, b, sides, K, REPEATED: tl.constexpr, BLO
 
 
 @triton.autotune(configs=_CONFIGS, key=["M_CLASS", "N", "K"], prune_configs_by={"early_config_prune": fitting_dtype})
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _gemm_2to4_kernel(
     values_ptr,
     index_ptr,

@@ -1,6 +1,6 @@
 """Matrix product of 16-bit matrices whose tiles a GPU copies by descriptors: programs stay and take tile after tile.
 
-Where the rows are few, K is split: each part has tiles of its own, whose float32 sums are added in the order of K.
+Where the rows are few, K is split: each part has tiles of its own, whose float32 sums are added in one order.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from assay.kernels.triton.columns import add_parts
 from assay.kernels.triton.descriptors import describable, described
 from assay.kernels.triton.tiles import size_class, tile_numbered, tile_range
 
@@ -54,7 +55,7 @@ def _fitting(configs: list[triton.Config], arguments: Mapping[str, Any], **_: An
     return [config for config in configs if (config.kwargs["BLOCK_M"] == _FEW_ROWS) == (arguments["M"] <= _FEW_ROWS)]
 
 
-@triton.autotune(configs=_CONFIGS, key=["M_CLASS", "N", "K"], prune_configs_by={"early_config_prune": _fitting})
+@triton.autotune(configs=_CONFIGS, key=["M_CLASS", "N", "K", "TURNED"], prune_configs_by={"early_config_prune": _fitting})
 @triton.jit(do_not_specialize=["M"])
 def _gemm_described_kernel(
     a,
@@ -103,11 +104,14 @@ def described_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     (m, k), n = a.shape, b.shape[1]
     turned = not describable(b)
     parts = parts_of(m, n, k)
-    c = torch.empty((parts, m, n), dtype=dtype if parts == 1 else torch.float32, device=a.device)
+    c = torch.empty((m, n), dtype=dtype, device=a.device)
+    sums = c[None] if parts == 1 else torch.empty((parts, m, n), dtype=torch.float32, device=a.device)
     _gemm_described_kernel[lambda meta: (min(_programs(a), _tiles(meta, m, n) * parts),)](
-        described(a), described(b.t() if turned else b), c, m, n, k, size_class(m), parts, c.stride(), TURNED=turned
+        described(a), described(b.t() if turned else b), sums, m, n, k, size_class(m), parts, sums.stride(), TURNED=turned
     )
-    return c[0] if parts == 1 else c.sum(0).to(dtype)
+    if parts > 1:
+        add_parts(sums.view(parts, m * n), c)
+    return c
 
 
 def parts_of(m: int, n: int, k: int) -> int:

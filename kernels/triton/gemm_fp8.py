@@ -28,7 +28,7 @@ _CONFIGS = tile_configs(
 @triton.autotune(
     configs=_CONFIGS, key=["M_CLASS", "N", "K", "BY_BLOCK"], prune_configs_by={"early_config_prune": fitting_tiles}
 )
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _gemm_fp8_kernel(
     a_ptr,
     b_ptr,

@@ -48,7 +48,7 @@ def _nibbles_of_rows(words, EACH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.
     key=["M_CLASS", "N", "K", "GROUP", "PACKING"],
     prune_configs_by={"early_config_prune": fitting_dtype},
 )
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _gemm_int4_kernel(
     x_ptr,
     q_ptr,

@@ -56,7 +56,7 @@ def _sum_products(
 
 
 @triton.autotune(configs=_CONFIGS, key=["M_CLASS", "N", "K"], prune_configs_by={"early_config_prune": fitting_tiles})
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _gemm_int8_kernel(
     a_ptr,
     b_ptr,

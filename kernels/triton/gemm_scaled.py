@@ -44,7 +44,7 @@ def _of_step(scales, step: tl.constexpr, STEPS: tl.constexpr):
     return found
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _gemm_scaled_kernel(
     a_ptr,
     a_tiles,

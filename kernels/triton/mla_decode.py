@@ -47,9 +47,7 @@ def _fitting(configs, named_args, **keywords):
     return [c for c in configs if c.num_stages == 2 and (keywords["BLOCK_M"] == 16 or c.num_warps == 8)]
 
 
-@triton.autotune(
-    configs=_CONFIGS, key=["H", "D", "DR", "PAGE", "SPLITS"], prune_configs_by={"early_config_prune": _fitting}
-)
+@triton.autotune(configs=_CONFIGS, key=["H", "D", "DR", "PAGE"], prune_configs_by={"early_config_prune": _fitting})
 @triton.jit(do_not_specialize=["KEYS", "SPLITS"])
 def _mla_kernel(
     q_ptr,

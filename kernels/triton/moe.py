@@ -55,7 +55,7 @@ _TUNING = grouped_configs(
 
 
 @triton.autotune(key=["P_CLASS", "E", "D", "F", "BLOCK_M"], **_TUNING)
-@triton.jit
+@triton.jit(do_not_specialize=["BLOCKS"])
 def _gate_up_kernel(
     x_ptr,
     w,

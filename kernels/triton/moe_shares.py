@@ -46,7 +46,7 @@ _TUNING = grouped_configs(
 
 
 @triton.autotune(key=["P_CLASS", "E", "N", "K", "BLOCK_M"], **_TUNING)
-@triton.jit
+@triton.jit(do_not_specialize=["BLOCKS"])
 def _share_kernel(
     rows_of,
     w,

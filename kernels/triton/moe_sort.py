@@ -91,7 +91,7 @@ def _height(average: int) -> int:
     return 16 if average < 8 else 32 if average < 16 else 64 if average < 64 else 128
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["P", "BLOCKS"])
 def _few_kernel(
     ids_ptr,
     order_ptr,
@@ -147,14 +147,14 @@ def _chunk_by_expert(ids_ptr, P, E, CHUNKS, BLOCK_E: tl.constexpr, BLOCK_P: tl.c
     return experts, chunk, pairs, (ids[None, :] == experts[:, None]) & (experts[:, None] < E)
 
 
-@triton.jit(do_not_specialize=["CHUNKS"])
+@triton.jit(do_not_specialize=["P", "CHUNKS"])
 def _count_kernel(ids_ptr, counts_ptr, P, E, CHUNKS, BLOCK_E: tl.constexpr, BLOCK_P: tl.constexpr):
     """counts[expert, chunk]: how many of a chunk's pairs are an expert's."""
     experts, chunk, _, own = _chunk_by_expert(ids_ptr, P, E, CHUNKS, BLOCK_E, BLOCK_P)
     tl.store(counts_ptr + experts * CHUNKS + chunk, tl.sum(own.to(tl.int32), axis=1), mask=experts < E)
 
 
-@triton.jit(do_not_specialize=["CHUNKS"])
+@triton.jit(do_not_specialize=["P", "CHUNKS"])
 def _place_kernel(ids_ptr, below_ptr, order_ptr, P, E, CHUNKS, BLOCK_E: tl.constexpr, BLOCK_P: tl.constexpr):
     """order[row] = pair, behind all pairs of experts below and the expert's own of chunks before."""
     experts, chunk, pairs, own = _chunk_by_expert(ids_ptr, P, E, CHUNKS, BLOCK_E, BLOCK_P)
@@ -164,7 +164,7 @@ def _place_kernel(ids_ptr, below_ptr, order_ptr, P, E, CHUNKS, BLOCK_E: tl.const
     tl.store(order_ptr + places, tl.broadcast_to(pairs[None, :], own.shape), mask=own)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["BLOCKS"])
 def _blocks_kernel(
     ends_ptr,
     blocks_ptr,

@@ -184,7 +184,7 @@ def _quantize_int8(x: Tensor, granularity: str) -> tuple[Tensor, Tensor]:
 def _int4_results(x: Tensor, group: int, symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
     shape = (x.shape[0], (x.shape[1] + group - 1) // group)
     codes = x.new_empty(x.shape, dtype=torch.uint8)
-    return codes.contiguous(), x.new_empty(shape, dtype=torch.float32), x.new_empty(shape, dtype=torch.uint8)
+    return codes, x.new_empty(shape, dtype=torch.float32), x.new_empty(shape, dtype=torch.uint8)
 
 
 @custom_op("assay::quantize_int4", _int4_results)

@@ -53,9 +53,8 @@ def _swiglu_backward_kernel(
     gate = tl.load(gate_ptr + rows * gate_strides[0] + columns * gate_strides[1], mask=kept, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + rows * up_strides[0] + columns * up_strides[1], mask=kept, other=0.0).to(tl.float32)
     dy = tl.load(dy_ptr + rows * dy_strides[0] + columns * dy_strides[1], mask=kept, other=0.0).to(tl.float32)
-    gate_bound = gate > limit
-    up_bound = tl.abs(up) > limit
     if CLAMP:
+        gate_bound, up_bound = gate > limit, tl.abs(up) > limit
         gate = tl.minimum(gate, limit, propagate_nan=_NAN)
         up = tl.maximum(tl.minimum(up, limit, propagate_nan=_NAN), -limit, propagate_nan=_NAN)
     opened, slope = silu_and_slope(gate)
