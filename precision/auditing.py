@@ -333,7 +333,7 @@ class Audit:
         done, exact = self._steps("predicting"), self._exact
         products = differentiate(*given, again=AGAIN, seed=self._seed, chain=chain, exact=exact, done=done)
         if self._cache:
-            self._cache.keep(products)
+            self._cache.keep(products, self.observed.menus)
         return QuadraticForm(products)
 
     def _steps(self, stage: str) -> Callable[[int], None]:

@@ -57,7 +57,7 @@ class Cache:
         write_text_atomically(self.folder / _MEASURED, text)
 
     def products(self, menus: Mapping[str, Sequence[str]]) -> Products | None:
-        """The products of all schemes of these menus, site names to scheme names; None if they aren't there whole."""
+        """The products of all schemes of these menus, site names to scheme names; None: there are none, or others'."""
         if self._fresh:
             return None
         with suppress(OSError, SafetensorError), safe_open(self.folder / _PRODUCTS, framework="numpy") as file:
@@ -70,21 +70,22 @@ class Cache:
                 for scheme in schemes
                 for part in perturbations_of(SCHEMES[scheme])
             }
-            names = json.loads(about["keys"])
-            if all(name in named for name in names):
+            if about.get("menus") == _menus(menus):
+                names = json.loads(about["keys"])
                 arrays = {name: file.get_tensor(name) for name in _ARRAYS}
                 held = file.keys()
                 again = tuple(file.get_tensor(name) for name in _AGAIN) if _AGAIN[0] in held else None
                 return Products(tuple(named[name] for name in names), **arrays, again=again)
         return None
 
-    def keep(self, products: Products) -> None:
-        """Keep the products."""
+    def keep(self, products: Products, menus: Mapping[str, Sequence[str]]) -> None:
+        """Keep the products of all schemes of these menus."""
         arrays = {name: np.ascontiguousarray(getattr(products, name)) for name in _ARRAYS}
         if products.again is not None:
             arrays |= dict(zip(_AGAIN, map(np.ascontiguousarray, products.again), strict=True))
         keys = json.dumps([repr((str(site), part)) for site, part in products.keys])
-        write_bytes_atomically(self.folder / _PRODUCTS, save(arrays, {"fingerprint": self.fingerprint, "keys": keys}))
+        about = {"fingerprint": self.fingerprint, "keys": keys, "menus": _menus(menus)}
+        write_bytes_atomically(self.folder / _PRODUCTS, save(arrays, about))
 
     def _read(self) -> dict[tuple[str, str], list[float]]:
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -95,6 +96,10 @@ class Cache:
                     for entry in content["measured"]
                 }
         return {}
+
+
+def _menus(menus: Mapping[str, Sequence[str]]) -> str:
+    return json.dumps({str(site): sorted(schemes) for site, schemes in menus.items()}, sort_keys=True)
 
 
 def _plain(value: float) -> float | str:

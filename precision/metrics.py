@@ -109,11 +109,18 @@ def _tensor(outputs: Any, *names: str) -> torch.Tensor:
     raise WrongShape(f"expected an output with {' or '.join(names)}, or a tensor, got {type(outputs).__name__}{remedy}")
 
 
+def mask_of(batch: Batch) -> torch.Tensor | None:
+    """Which positions are no padding, bool [B, T], of an encoder's and a decoder's the decoder's; None where no mask
+    says."""
+    mask = batch.get("decoder_attention_mask" if "decoder_input_ids" in batch else "attention_mask")
+    return mask > 0 if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None
+
+
 def _valid(output: torch.Tensor, batch: Batch) -> torch.Tensor:
     """Which positions of [B, T, ...] count, bool [B, T, 1, ...]; all where no attention mask has that shape."""
-    mask = batch.get("decoder_attention_mask" if "decoder_input_ids" in batch else "attention_mask")
-    if isinstance(mask, torch.Tensor) and output.dim() > 2 and mask.shape == output.shape[:2]:
-        return (mask > 0).to(output.device).reshape(*mask.shape, *(1,) * (output.dim() - 2))
+    mask = mask_of(batch)
+    if mask is not None and output.dim() > 2 and mask.shape == output.shape[:2]:
+        return mask.to(output.device).reshape(*mask.shape, *(1,) * (output.dim() - 2))
     return torch.ones(*output.shape[:-1], 1, dtype=torch.bool, device=output.device)
 
 
@@ -199,9 +206,6 @@ class Loss(Relative):
         if not isinstance(value, torch.Tensor) or value.dim() != 1:
             raise WrongShape(f"expected a loss for each sequence, shape [B], got {getattr(value, 'shape', value)}")
         return value
-
-    def cotangent(self, output: torch.Tensor, batch: Batch, generator: torch.Generator) -> torch.Tensor:
-        return torch.ones_like(output)
 
     def weights(self, reference: torch.Tensor, batch: Batch) -> torch.Tensor:
         return torch.ones_like(reference, dtype=torch.float64)

@@ -55,7 +55,7 @@ class MeasuredError(float):
         """In logarithms, so that neither end is negative."""
         if not math.isfinite(self) or not self > 0:
             return float(self)
-        off = _quantile(len(self.distances)) * self.standard_error / self
+        off = _quantile(self) * self.standard_error / self
         return float(self) * math.exp(sign * off) if off < 700 else (0.0, math.inf)[sign > 0]
 
 
@@ -86,7 +86,7 @@ def difference(first: MeasuredError, second: MeasuredError) -> Difference:
         return Difference(gap, gap, gap)
     gap = float(first) - float(second)
     spread = _standard_error(_influence(first) - _influence(second))
-    half = _quantile(len(first.weights)) * spread if spread else 0.0
+    half = _quantile(first, second) * spread if spread else 0.0
     return Difference(gap, gap - half, gap + half)
 
 
@@ -108,7 +108,7 @@ def ratio(first: MeasuredError, second: MeasuredError) -> Ratio:
         return Ratio(math.nan, math.nan, math.nan)
     found = float(first) / float(second)
     off = _standard_error(_influence(first) / float(first) - _influence(second) / float(second))
-    half = _quantile(len(first.weights)) * off if off else 0.0
+    half = _quantile(first, second) * off if off else 0.0
     return Ratio(found, found * math.exp(-half), found * math.exp(half) if half < 700 else math.inf)
 
 
@@ -177,8 +177,7 @@ class OtherSequences:
             logs.append(np.log(np.maximum(drawn @ parts / divided / ratio, self._least)))
         apart = logs[0] - logs[1]
         low, high = np.quantile(apart, (1 - LEVEL) / 2), np.quantile(apart + np.log1p(overrun), (1 + LEVEL) / 2)
-        counting = parts.sum() ** 2 / np.square(parts).sum()
-        wider = stdtrit(max(counting - 1, 1.0), (1 + LEVEL) / 2) / stdtrit(math.inf, (1 + LEVEL) / 2)
+        wider = stdtrit(max(_counting(parts) - 1, 1.0), (1 + LEVEL) / 2) / stdtrit(math.inf, (1 + LEVEL) / 2)
         return max(-float(low), 0.0) * wider / power, max(float(high), 0.0) * wider / power
 
 
@@ -196,5 +195,16 @@ def _standard_error(influence: np.ndarray) -> float:
     return math.sqrt(count / (count - 1) * float(np.square(influence).sum())) if count > 1 else math.inf
 
 
-def _quantile(count: int) -> float:
-    return float(stdtrit(count - 1, (1 + LEVEL) / 2)) if count > 1 else math.inf
+def _counting(parts: np.ndarray) -> float:
+    """How many of the sequences count in a sum of ``parts`` [N], zero or more: (sum p)^2 / sum p^2."""
+    squares = float(np.square(parts).sum())
+    return float(parts.sum()) ** 2 / squares if squares else float(len(parts))
+
+
+def _quantile(*errors: MeasuredError) -> float:
+    """Student's t of the errors' sequences, of the error in which fewest count: where a few make most of it, the
+    standard error hangs on these."""
+    if len(errors[0].weights) == 1:
+        return math.inf
+    freedom = max(min(_counting(error.distances) for error in errors) - 1, 1.0)
+    return float(stdtrit(freedom, (1 + LEVEL) / 2))

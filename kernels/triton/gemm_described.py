@@ -55,7 +55,9 @@ def _fitting(configs: list[triton.Config], arguments: Mapping[str, Any], **_: An
     return [config for config in configs if (config.kwargs["BLOCK_M"] == _FEW_ROWS) == (arguments["M"] <= _FEW_ROWS)]
 
 
-@triton.autotune(configs=_CONFIGS, key=["M_CLASS", "N", "K", "TURNED"], prune_configs_by={"early_config_prune": _fitting})
+@triton.autotune(
+    configs=_CONFIGS, key=["M_CLASS", "N", "K", "TURNED"], prune_configs_by={"early_config_prune": _fitting}
+)
 @triton.jit(do_not_specialize=["M"])
 def _gemm_described_kernel(
     a,
@@ -107,7 +109,16 @@ def described_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     c = torch.empty((m, n), dtype=dtype, device=a.device)
     sums = c[None] if parts == 1 else torch.empty((parts, m, n), dtype=torch.float32, device=a.device)
     _gemm_described_kernel[lambda meta: (min(_programs(a), _tiles(meta, m, n) * parts),)](
-        described(a), described(b.t() if turned else b), sums, m, n, k, size_class(m), parts, sums.stride(), TURNED=turned
+        described(a),
+        described(b.t() if turned else b),
+        sums,
+        m,
+        n,
+        k,
+        size_class(m),
+        parts,
+        sums.stride(),
+        TURNED=turned,
     )
     if parts > 1:
         add_parts(sums.view(parts, m * n), c)

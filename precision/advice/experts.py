@@ -82,7 +82,7 @@ def routers_of(observed: Observed) -> list[Router]:
         logits = torch.cat(seen.logits)
         if 0 < top < logits.shape[-1]:
             largest = logits.topk(top + 1, -1).values
-            found.append(Router(site, top, seen.count, largest[:, -2] - largest[:, -1]))
+            found.append(Router(site, top, seen.real, largest[:, -2] - largest[:, -1]))
     return found
 
 

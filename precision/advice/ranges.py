@@ -27,7 +27,7 @@ def nonfinite(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
                 "nonfinite",
                 name,
                 f"{seen.nonfinite} of the values{_of(part)} are NaN or infinite before anything is quantised.",
-                {"count": seen.nonfinite, "rows": seen.count},
+                {"count": seen.nonfinite, "rows": seen.real},
                 "Mend the model first: no scale can be taken from such values.",
                 math.inf,
             )

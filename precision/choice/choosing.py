@@ -143,9 +143,9 @@ def closest(
     Those that bind are each that no assignment meets by itself and, of the others, an irreducible set: no assignment
     meets them all, but without any one of them some does (J. W. Chinneck, E. W. Dravnieks, *Locating minimal infeasible
     constraint sets*, ORSA J. Computing 3(2), 1991: the deletion filter), judged with errors added up. The rest are met
-    as well if that costs those that bind no more. No binding budgets: some assignment meets all. Of choices that miss
-    alike, the one of least error. What misses a budget of 0 is compared with a millionth of the largest sum that there
-    can be. Arguments and errors as of `choose`.
+    as well if that costs those that bind no more. No binding budgets: some assignment meets all, or the time was up
+    before any was known to bind. Of choices that miss alike, the one of least error. What misses a budget of 0 is
+    compared with a millionth of the largest sum that there can be. Arguments and errors as of `choose`.
     """
     problem, deadline = Problem(groups), Deadline(_SECONDS)
     if not groups:
@@ -189,7 +189,8 @@ def _closest_added(objective: Objective, binding: Sequence[Quantity], deadline: 
 
 
 def _feasible(problem: Problem, limits: Totals, deadline: Deadline) -> bool:
+    """Whether some assignment meets the limits; so it is taken to be where the time is up before that is known."""
     if not limits:
         return True
     kept = problem.undominated(tuple(limits))
-    return solve(problem, kept, np.zeros(len(problem.values)), limits, deadline) is not None
+    return solve(problem, kept, np.zeros(len(problem.values)), limits, deadline) is not None or not deadline.left

@@ -15,7 +15,7 @@ from dataclasses import astuple, dataclass, replace
 
 from assay.configs import architectures, table
 from assay.precision.errors import UnknownDevice, WrongShape
-from assay.precision.observation.sites import Site
+from assay.precision.observation.sites import Site, heads_among
 from assay.precision.schemes import Quantizer, Scheme, scheme_named
 from assay.runtime.errors import unknown
 
@@ -163,7 +163,7 @@ class Roofline:
         self._own = bits / 8
         self._parameters = parameters
         self._own_arithmetic = "fp32" if bits > 16 and device and "fp32" in device.rates else "bf16"
-        self._tables = {site.shape for site in self.sites.values() if site.place == "embedding"}
+        self._heads = heads_among(self.sites.values())
         experts: dict[str, set[str]] = defaultdict(set)
         for name in self.sites:
             if found := architectures.expert_of(name):
@@ -203,7 +203,7 @@ class Roofline:
 
     def _linear(self, site: Site, scheme: Scheme | None) -> Cost:
         tokens = self.shape.batch * self.shape.prompt
-        if site.role == "linear" and site.shape in self._tables:
+        if site in self._heads:
             tokens = self.shape.batch  # the output's product with the vocabulary, of the last position only
         return Cost(
             bytes=0.0 if site.tied else self._weight(site, scheme),

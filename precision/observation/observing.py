@@ -13,12 +13,12 @@ import torch
 
 from assay.formats.errors import UnknownOption
 from assay.precision.errors import BadAssignment, BadModel, NoData
-from assay.precision.metrics import Metric
+from assay.precision.metrics import Metric, mask_of
 from assay.precision.observation.handlers import traced
 from assay.precision.observation.qparams import QParams, menu_of
 from assay.precision.observation.running import batch_size, call, evaluating, mapping
 from assay.precision.observation.serving import USUAL, Served
-from assay.precision.observation.sites import Observer, Site, Statistics
+from assay.precision.observation.sites import Observer, Site, Statistics, heads_among
 from assay.precision.observation.streaming import Weights, streamed_parameters
 from assay.precision.observation.tracer import Tracer, Visitor
 from assay.precision.observation.unaudited import Unaudited, unaudited
@@ -151,6 +151,7 @@ def observe(
     for index, batch in enumerate(batches):
         within = opened(index, observer) if opened is not None else traced(model, observer)
         observer.sequences = batch_size(batch)
+        observer.mask = None if "decoder_input_ids" in mapping(batch) else mask_of(mapping(batch))
         with torch.no_grad(), evaluating(model), within as tracer:
             outputs = call(model, batch)
         ran, given = ran | tracer.ran, given | tracer.given
@@ -226,12 +227,11 @@ def _scales_kept(model: torch.nn.Module) -> int | None:
 
 def _menus(sites: Mapping[str, Site], formats: Sequence[str], served: Served) -> dict[str, tuple[str, ...]]:
     """The schemes of each site by its name, of those that are served there."""
-    tables = {site.shape for site in sites.values() if site.place == "embedding"}
-    found = {}
-    for name, site in sites.items():
-        head = site.role == "linear" and site.shape in tables
-        found[name] = tuple(scheme for scheme in menu_of(site, formats) if served.allows(site, scheme, head))
-    return found
+    heads = heads_among(sites.values())
+    return {
+        name: tuple(scheme for scheme in menu_of(site, formats) if served.allows(site, scheme, name in heads))
+        for name, site in sites.items()
+    }
 
 
 def _check(model: torch.nn.Module, batch: Any, metric: Metric, reference: torch.Tensor) -> None:

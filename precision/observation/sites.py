@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, MutableMapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass, field
 
 import torch
@@ -19,9 +20,7 @@ from assay.precision.schemes import Moments
 from assay.precision.schemes.scheme import Place
 
 _ROWS = 64
-"""Rows of a linear's input that are kept as a sample."""
-_ENOUGH = 1 << 16
-"""Elements of a batch that means are taken over."""
+"""Rows of a linear's input that are kept as a sample, at most so many batches' eight."""
 _ROUTED = 256
 """Rows of a batch of which a router's logits are kept."""
 
@@ -59,6 +58,9 @@ class Site(str):
         site.source = source
         return site
 
+    def __getnewargs__(self) -> tuple[str, Place, str]:  # type: ignore[override] # for copies and pickles
+        return str(self), self.place, self.role
+
     place: Place
     """What kind of place it is: which schemes are made for it."""
     role: str
@@ -92,12 +94,19 @@ def place_of(name: str) -> tuple[int | None, str]:
     return int(found[1]), name[found.end() :] or name[: found.start()] or "layer"
 
 
+def heads_among(sites: Collection[Site]) -> frozenset[str]:
+    """Names of the linears that give the logits: of the shape of a table of embeddings, outside of the stack of layers
+    or the only one of that shape; within it those of an MLP may have the shape of a table of positions."""
+    tables = {site.shape for site in sites if site.place == "embedding"}
+    alike = [site for site in sites if site.role == "linear" and site.shape in tables]
+    shapes = Counter(site.shape for site in alike)
+    return frozenset(str(site) for site in alike if place_of(site)[0] is None or shapes[site.shape] == 1)
+
+
 @dataclass(slots=True)
 class Statistics:
     """What passed a site: largest magnitude, non-finite count, and for an input its columns."""
 
-    looked_at: int = 0
-    """Rows that ``total`` and ``square`` are sums over; the largest magnitude is of all."""
     nonfinite: int = 0
     largest: torch.Tensor | None = None
     """Of each column, [K]."""
@@ -105,7 +114,9 @@ class Statistics:
     square: torch.Tensor | None = None
     rows: list[torch.Tensor] = field(default_factory=list)
     count: int = 0
-    """Rows that passed."""
+    """Rows that passed, padding too."""
+    real: int = 0
+    """Those that are no padding, as far as that is known; all else is of these alone."""
     experts: dict[int, int] = field(default_factory=dict)
     """How many of them each expert of a parameter [E, N, K] got; an expert that got none is missing."""
     tops: list[torch.Tensor] = field(default_factory=list)
@@ -115,37 +126,41 @@ class Statistics:
     logits: list[torch.Tensor] = field(default_factory=list)
     """Of a router: a sample of what it gave, [R, E] a batch."""
 
-    def add(self, x: torch.Tensor, columns: bool = True, sequences: int = 1) -> None:
+    def add(self, x: torch.Tensor, columns: bool = True, sequences: int = 1, kept: torch.Tensor | None = None) -> None:
         """Note one batch of values, of so many sequences; ``columns``: their last dimension is the same in every
-        batch."""
+        batch; ``kept``: which of their rows are no padding, None: all."""
         if not x.numel():  # an expert without tokens
             return
         flat = x.detach().reshape(-1, x.shape[-1])
+        self.count += flat.shape[0]
+        if kept is not None:
+            flat = torch.where(kept[:, None], flat, 0.0)
         apart = torch.unflatten(flat, 0, (1 if flat.shape[0] % sequences else sequences, -1))
         least, most = apart.aminmax(dim=1) if columns else apart.flatten(1).aminmax(dim=1, keepdim=True)
         self.tops.append(torch.maximum(-least, most).amax(1))
         least, most = least.amin(0), most.amax(0)
+        flat = flat if kept is None else flat[kept]
         flat = flat if columns else flat.reshape(-1, 1)
-        some = flat[:: max(min(flat.numel() // _ENOUGH, flat.shape[0] // _ROWS), 1)]
-        largest, total, square = torch.maximum(-least, most), some.abs().sum(0), some.square().sum(0)
+        largest = torch.maximum(-least, most)
+        total, square = (torch.linalg.vector_norm(flat, order, dim=0) ** order for order in (1, 2))
         if self.largest is None or self.total is None or self.square is None:
             self.largest, self.total, self.square = largest, total, square
         else:
             self.largest = torch.maximum(self.largest, largest)
             self.total, self.square = self.total + total, self.square + square
-        self.count += flat.shape[0]
+        self.real += flat.shape[0]
         if not bool(largest.isfinite().all()):
             self.nonfinite += int((~flat.isfinite()).sum())
-        self.looked_at += some.shape[0]
         if len(self.rows) < _ROWS // 8:
             # At random, for rows at equal distances may all be of one position.
-            chosen = torch.randperm(some.shape[0], generator=torch.Generator().manual_seed(len(self.rows)))[:8]
-            self.rows.append(some[chosen.to(some.device)])
+            generator = torch.Generator().manual_seed(len(self.rows))
+            chosen = torch.randint(flat.shape[0], (min(flat.shape[0], 8),), generator=generator)
+            self.rows.append(flat[chosen.to(flat.device)])
 
     def moments(self) -> Moments:
         if self.largest is None or self.total is None or self.square is None:
             raise ValueError("expected values that passed, got none: ask for rows first")
-        count = max(self.looked_at, 1)
+        count = max(self.real, 1)
         return Moments(self.total / count, self.square / count, self.largest, torch.cat(self.rows))
 
     def importance(self) -> tuple[torch.Tensor, int]:
@@ -158,7 +173,7 @@ class Statistics:
             raise ValueError("expected values that passed, got none: ask for rows first")
         largest = self.square.amax()
         sums = self.square.clamp(min=float(largest) * _LEAST) if largest > 0 else torch.ones_like(self.square)
-        return sums, max(self.looked_at, 1)
+        return sums, max(self.real, 1)
 
 
 class Observer:
@@ -174,6 +189,8 @@ class Observer:
         self.tracer: Tracer | None = None
         self.sequences = 1
         """Of the batch that runs."""
+        self.mask: torch.Tensor | None = None
+        """Which of its positions are no padding, [B, T]; None: all."""
         self._weights: dict[object, str] = {}
         self._modules = dict(model.named_modules())
         self._experts = {name.removesuffix(".weight"): len(p) for name, p in tensors_of(model) if p.dim() > 2}
@@ -195,12 +212,13 @@ class Observer:
         seen = self.statistics.setdefault((name, ""), Statistics())
         steps = self.tracer.steps if self.tracer is not None else None
         for each in (x,) if steps is None else steps.joined(x):
-            seen.add(each, sequences=self.sequences)
+            seen.add(each, sequences=self.sequences, kept=self._kept(each))
         if expert is not None:
             seen.experts[expert] = seen.experts.get(expert, 0) + x.numel() // max(x.shape[-1], 1)
         output = product(x, weight)
         if self.sites[name].role == "router":
-            logits = output.detach().flatten(0, -2)
+            kept = self._kept(output)
+            logits = output.detach().flatten(0, -2)[slice(None) if kept is None else kept]
             seen.logits.append(logits[:: -(-logits.shape[0] // _ROUTED)].clone())
         return output
 
@@ -223,7 +241,8 @@ class Observer:
             self._left[x] = name
         # The length of a row of scores changes with the sequence.
         seen = self.statistics.setdefault((name, part), Statistics())
-        seen.add(x, columns=role not in ("scores", "probabilities"), sequences=self.sequences)
+        columns = role not in ("scores", "probabilities")
+        seen.add(x, columns, self.sequences, self._kept(x))
         if role == "residual" and x.dim() == 3:
             seen.peaks.append(torch.linalg.vector_norm(x.detach(), torch.inf, dim=-1))
         return x
@@ -242,6 +261,20 @@ class Observer:
         for name, first in self._inputs.items():
             found.setdefault((self.sites[name].unit, self.sites[name].shape[-1], of(first)), []).append(name)
         return list(found.values())
+
+    def _kept(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Which rows of values [B, T, ..., K], [B, H, T, K] or [B * T, K] are no padding; None: all may be."""
+        if self.mask is None or bool(self.mask.all()):
+            return None
+        mask, rows = self.mask.to(x.device), x.shape[:-1]
+        if rows == (mask.numel(),):
+            return mask.flatten()
+        for place in (1, 2):
+            if len(rows) > place and (rows[0], rows[place]) == mask.shape:
+                shape = [1] * len(rows)
+                shape[0], shape[place] = mask.shape
+                return mask.view(shape).expand(rows).flatten()
+        return None
 
     def _trace(self, name: str, x: torch.Tensor) -> None:
         """A site that is passed from several places has no source."""

@@ -142,12 +142,12 @@ class Measuring:
             compare = metric.agreeing if agreeing else metric.compare
             values = compare(part.references[batch], output, mapping(part.batches[batch]))
             each[number].append(torch.as_tensor(values).numpy(force=True))
+            if len(each[number]) == len(part.batches):
+                self._known[list(new)[number]] = whole = np.concatenate(each[number])
+                if self._cache:
+                    self._cache.note(runs[number], whole, name)
 
         if runs:
             run_abreast(self.chain, self.model, part.batches, metric, self._observed, runs, found, done)
             self.passes += passes(self.chain, self._observed, runs)
-        for key, assignment, values in zip(new, runs, each, strict=True):
-            self._known[key] = np.concatenate(values)
-            if self._cache:
-                self._cache.note(assignment, self._known[key], name)
         return [self._known[key] for key in keys]

@@ -84,6 +84,6 @@ class Predictor:
         ]
 
     def corrected(self, assignment: Mapping[str, str], measured: float) -> Predictor:
-        """The predictor that gives, before calibration, the error that was measured of an assignment."""
-        squares = self.metric.squares(measured, self.observed.weight) if math.isfinite(measured) else math.inf
+        """The predictor that gives the error that was measured of an assignment, calibrated as it is."""
+        squares = self.squares_at(measured) if math.isfinite(measured) else math.inf
         return replace(self, form=self.form.corrected(self.keys(assignment), squares))

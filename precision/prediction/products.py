@@ -1,5 +1,6 @@
 """The products of a backward pass over all batches, as a quadratic form takes them."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -18,6 +19,8 @@ from assay.precision.prediction.profiles import cotangents_of
 from assay.precision.prediction.quadratic_form import Products
 from assay.precision.prediction.sensitivity import Sensitivity, change_of
 from assay.precision.prediction.turns import Turns
+
+_IN_PLACE = re.compile("in-?place")  # in autograd's errors
 
 Visitor = TypeVar("Visitor", bound=Sensitivity)
 
@@ -92,8 +95,10 @@ def products_of(
     for index in range(len(batches)):
         try:
             terms.append(passed(index))
-        except RuntimeError as error:  # as autograd has it where the model wrote over what the backward pass needs
-            if copies:
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # where the model wrote over what the backward pass needs, copies are kept of it
+            if copies or not _IN_PLACE.search(str(error)):
                 raise _undifferentiable(error) from None
             copies = True
             try:

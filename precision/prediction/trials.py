@@ -1,5 +1,6 @@
 """What is measured to calibrate predictions: random assignments, from dense to sparse, and some of the front."""
 
+import math
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -47,20 +48,21 @@ def _bits(scheme: str) -> float:
 def drawn(
     predictor: Predictor, best: Callable[[int], list[dict[str, str]]], seed: int, places: range
 ) -> list[dict[str, str]]:
-    """Random assignments of `_KINDS`, each of a place its own, so that more of them begin with those of fewer.
+    """Random assignments of `_KINDS`, each of a place its own, so that more of them begin with those of fewer, apart
+    from those of the front.
 
     best: so many assignments of the front, at most.
     """
     draws = [random.Random(f"{seed} {place}") for place in places]
     kinds = [draw.choice(_KINDS) for draw in draws]
     chosen = [assignment for assignment in best(kinds.count(_BEST)) if assignment] if _BEST in kinds else []
-    found = []
+    found, menus = [], _menus(predictor)
     for draw, kind in zip(draws, kinds, strict=True):
         if kind is _BEST and chosen:
             found.append(chosen.pop(draw.randrange(len(chosen))))
         else:
             share, fine = kind or _FINE
-            found.append(random_assignment(predictor, draw, share, fine=fine))
+            found.append(_random(menus, draw, share, fine))
     return found
 
 
@@ -82,15 +84,24 @@ def calibrated(predictor: Predictor, trials: Iterable[Trial]) -> Predictor:
 
 def random_assignment(predictor: Predictor, draw: random.Random, share: float, *, fine: bool) -> dict[str, str]:
     """A random scheme at every site, or at a random share of them (one at least), or for a share of 0 one wherever it
-    may stand; ``fine``: of the half of each menu with the smaller errors."""
-    menus = {str(site): predictor.observed.menus[site] for site in predictor.observed.sites if not site.tied}
+    may stand; ``fine``: of the half of each menu with the smaller errors. None that is predicted to break the model."""
+    return _random(_menus(predictor), draw, share, fine)
+
+
+def _random(menus: Mapping[str, list[str]], draw: random.Random, share: float, fine: bool) -> dict[str, str]:
     if not share:
         scheme = draw.choice(sorted({scheme for menu in menus.values() for scheme in menu}))
         return {site: scheme for site, menu in menus.items() if scheme in menu}
     taken = [site for site in menus if draw.random() < share] or [draw.choice(list(menus))]
-    return {site: draw.choice(_finer(predictor, site) if fine else menus[site]) for site in taken}
+    return {site: draw.choice(menus[site][: (len(menus[site]) + 1) // 2 if fine else None]) for site in taken}
 
 
-def _finer(predictor: Predictor, site: str) -> list[str]:
-    by_error = sorted(predictor.observed.menus[site], key=lambda scheme: predictor.squares({site: scheme}))
-    return by_error[: (len(by_error) + 1) // 2]
+def _menus(predictor: Predictor) -> dict[str, list[str]]:
+    """The schemes of each site, the smallest error first, without those that are predicted to break the model."""
+    menus = {}
+    for site in predictor.observed.sites:
+        if not site.tied:
+            squares = {scheme: predictor.squares({str(site): scheme}) for scheme in predictor.observed.menus[site]}
+            finite = [scheme for scheme in squares if math.isfinite(squares[scheme])]
+            menus[str(site)] = sorted(finite, key=squares.__getitem__)
+    return {site: menu for site, menu in menus.items() if menu}

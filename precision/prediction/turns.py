@@ -91,7 +91,7 @@ class Turns:
         The former is of what all rows have in common, in proportion to the root of their size: (sum of p^(1/2))^2 over
         (sum of p)^2.
         """
-        count, sizes = self.drawn(len(sizes)), sizes.double().cpu()
+        count, device, sizes = self.drawn(len(sizes)), sizes.device, sizes.double().cpu()
         if not bool(sizes.isfinite().all()) or not float(sizes.sum()) > 0:
             sizes = torch.ones_like(sizes)
         chances = _chances(sizes * (1 - _EVEN) + sizes.mean() * _EVEN, count)
@@ -102,7 +102,7 @@ class Turns:
         points = torch.arange(count, dtype=torch.float64) + torch.rand(1, generator=generator, dtype=torch.float64)
         points = points.clamp(max=float(ends[-1]) * (1 - 1e-12))
         rows = order[torch.unique_consecutive(torch.searchsorted(ends, points, right=True))].sort().values
-        weights = chances[rows].rsqrt().float()[:, None, None]
+        weights = chances[rows].rsqrt().float().to(device)[:, None, None]
         return float(chances.sqrt().sum() / count) ** 2, Looked(rows, weights)
 
 

@@ -1,5 +1,6 @@
 """What to do after an audit: commands to be pasted, each with what it is for."""
 
+import math
 import shlex
 from collections.abc import Mapping
 from itertools import pairwise
@@ -24,8 +25,10 @@ def next_steps(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     chosen, exports = content["recommended"], {part["format"]: part["paths"] for part in content["exports"]}
     steps = []
     if not chosen["met"] and "error" in content["settings"]["budgets"]:
-        measured = in_error(1.05 * float(chosen["measured"]))
-        steps.append(("allow the error that the closest assignment has", _again(content, "--max-kl", measured)))
+        measured = float(chosen["measured"] or math.nan)  # null where the model breaks
+        if math.isfinite(measured):
+            allowed = _again(content, "--max-kl", in_error(1.05 * measured))
+            steps.append(("allow the error that the closest assignment has", allowed))
     if not exports:
         steps.append(_exporting(content))
     if "checkpoint" in exports:

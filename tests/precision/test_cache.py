@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from assay.precision.auditing import audit
@@ -48,3 +49,25 @@ def test_what_is_kept_of_another_audit_is_left_alone(tmp_path: Path) -> None:
         file.write_bytes(file.read_bytes()[:-9])
     assert Cache(tmp_path, digest).products(menus) is None
     assert Cache(tmp_path, digest).sequences({"head": "fp8"}, "choice") is None
+
+
+def test_products_of_other_formats_are_computed_anew(tmp_path: Path) -> None:
+    """Whatever the fingerprint says: a scheme that was not looked at has no error of zero."""
+    model, batches = made()
+    site = "layers.0.proj"
+    for formats in (FORMATS[:1], FORMATS):
+        found = audit(model, batches, "relative", formats, kept=Cache(tmp_path, "the same"))
+    assert all(found.contribution(site, scheme) > 0 for scheme in found.menu(site))
+
+
+def test_what_was_measured_before_a_stop_is_kept(tmp_path: Path) -> None:
+    """Each assignment as soon as it is, where they run one by one."""
+    model, batches = made()
+    found = audit(model, batches, "relative", FORMATS, kept=Cache(tmp_path, "one"))
+    found.chosen_on.chain = None  # as of a model that is no chain of blocks
+    scheme = found.menu("layers.0.proj")[0]
+    asked, done = [{site: scheme} for site in ("layers.0.proj", "layers.1.proj", "head")], iter(range(1))
+    with pytest.raises(StopIteration):
+        found.chosen_on.ahead(asked, lambda: next(done))
+    kept = Cache(tmp_path, "one", fresh=False)
+    assert [kept.sequences(each, "choice") is not None for each in asked] == [True, True, False]

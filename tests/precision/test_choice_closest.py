@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from assay.precision.choice import choosing
 from assay.precision.choice.choosing import choose, closest, front
 from assay.precision.choice.problem import Group, Option, Quantity, Totals
 from tests.precision.random_problems import added, best, everything, random_problem, whole, within
@@ -151,3 +152,11 @@ def test_the_front_is_of_the_best(seed: int, level: Quantity) -> None:
     errors = [choice.error for choice in found]
     assert errors == sorted(errors, reverse=True)
     assert len(set(errors)) == len(errors) >= 4
+
+
+def test_no_budget_binds_that_there_was_no_time_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What can be kept is not said to be out of reach, however short the time."""
+    monkeypatch.setattr(choosing, "_SECONDS", 0.0)
+    options = (Option("", 0.0, bytes=4.0), Option("a", 1.0, bytes=2.0), Option("b", 3.0, bytes=1.0))
+    groups = [Group(str(number), (str(number),), options) for number in range(400)]
+    assert closest(groups, {"bytes": 1200.0, "error": 500.0})[1] == []

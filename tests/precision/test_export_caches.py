@@ -133,6 +133,21 @@ def test_the_next_step_is_the_command_with_the_options() -> None:
     assert next_steps(content)[0][1] == "vllm serve out/export/checkpoint"
 
 
+def test_a_broken_model_is_no_error_to_allow() -> None:
+    """Where even the closest assignment measures NaN, no larger budget is proposed; a finite error is."""
+    content = {
+        "command": "assay audit model --max-kl 0.01",
+        "recommended": {"met": False, "measured": None, "interval": None},
+        "settings": {"target": None, "budgets": {"error": 0.01}},
+        "positions": None,
+        "data": {"sequences": 1, "tokens": 1},
+        "exports": [{"format": "gguf", "paths": ["out/export/model.txt"]}],
+    }
+    assert not [command for _, command in next_steps(content) if "--max-kl" in command.replace("--max-kl 0.01", "")]
+    content["recommended"]["measured"] = 0.5
+    assert "--max-kl 0.525" in next_steps(content)[0][1]
+
+
 def test_menus_have_what_is_served() -> None:
     """INT8 by name, for vLLM alone; INT4 for none."""
     assert "kv-fp8" in formats_of(None, "vllm@h200")

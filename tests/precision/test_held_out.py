@@ -175,7 +175,7 @@ def test_what_is_learnt_refits_the_interval() -> None:
     for _ in range(3):
         found.predictor = found.predictor.corrected(one, found.predictor.uncalibrated(one)[0] / 10**0.5)
     found.recommend(max_bytes=7776.0)
-    assert found.contribution("layers.1.proj", "w4a16-g32") == pytest.approx(found.trial(one), rel=1e-6)
+    assert found.predict(one).error == pytest.approx(found.trial(one), rel=0.05)
     for assignment, pair in found.measured:
         assert pair.predicted == found.predictor.uncalibrated(assignment)[0]
     assert found.predictor.calibration == Calibration.fitted([pair for _, pair in found.measured], power=2.0)

@@ -166,7 +166,7 @@ def test_what_is_predicted_far_too_small_is_found_by_measuring(audited: Audit, b
     assert found.met
     assert found.measured <= honest.measured * 1.01 or "max_error" in budget
     assert found.cost.bytes <= honest.cost.bytes * 1.01 or "max_bytes" in budget
-    assert fooled.contribution("layers.1.proj", "w4a16-g32") == pytest.approx(fooled.measure(one), rel=1e-6)
+    assert fooled.predict(one).error == pytest.approx(fooled.measure(one), rel=0.05)
 
 
 def test_a_scheme_that_breaks_the_model_is_no_option() -> None:

@@ -121,3 +121,11 @@ def test_what_others_overrun_is_known_from_the_largest_at_hand() -> None:
     close = OtherSequences(np.ones(64), 32).overrunning(np.linspace(0.99, 1.0, 64))
     assert np.quantile(close, 0.975) < 0.1**2
     assert not OtherSequences(np.ones(64), 32).overrunning(np.ones(64)).any()
+
+
+def test_an_interval_is_longer_where_few_sequences_make_the_error() -> None:
+    """Of sixteen sequences of which one adds nearly all, as many count as two."""
+    even = MeasuredError.of(np.linspace(0.9, 1.1, 16), np.ones(16), 1.0)
+    steep = MeasuredError.of(np.array([10.0, *[0.01] * 15]), np.ones(16), 1.0)
+    assert math.log(even.high / even) == pytest.approx(2.13 * even.standard_error / even, rel=0.01)
+    assert math.log(steep.high / steep) > 6 * steep.standard_error / steep

@@ -10,6 +10,7 @@ import transformers
 from assay.precision import advise, audit
 from assay.precision.auditing import Audit
 from assay.precision.errors import BadAssignment, BadModel
+from tests.precision.small_models import made
 
 
 class Steep(torch.nn.Module):
@@ -99,6 +100,17 @@ class InPlace(torch.nn.Module):
         x = x.clone() if self.first else self.norm(x)
         x += self.fc(self.norm(x) if self.first else x)
         return self.head(x)
+
+
+def test_what_is_predicted_to_break_the_model_is_not_measured_to_calibrate() -> None:
+    """Values beyond float16's largest: schemes in it are known to break the model, and no trial is spent on them."""
+    model, batches = made()
+    with torch.no_grad():
+        model.layers[0].proj.weight *= 1e6
+    found = audit(model, batches, "relative", ["fp16", "bf16", "fp8", "w8a8"])
+    assert any(math.isinf(found.contribution(site, "fp16")) for site in found.sites if "fp16" in found.menu(site))
+    found.calibrate(20)
+    assert all(math.isfinite(pair.predicted) for _, pair in found.measured)
 
 
 def test_an_activation_in_place_is_audited() -> None:

@@ -67,14 +67,16 @@ def _attention(
 
 
 def _sees_ahead(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Whether most queries see the key after their own, as in encoders, whose keys and values nothing is kept of."""
+    """Whether most keys that are seen at all are seen by the query before their own, as in encoders, whose keys and
+    values nothing is kept of; those of padding aren't seen."""
     if not 1 < q.shape[-2] == k.shape[-2]:
         return False
     if mask is None:
         return True
-    next_one = mask[..., 0, 1:] if mask.shape[-2] == 1 else mask.diagonal(1, -2, -1)
-    visible = next_one if mask.dtype == torch.bool else next_one > torch.finfo(mask.dtype).min / 2
-    return bool(visible.float().mean() > 0.5)
+    visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    if mask.shape[-2] == 1:
+        return bool(visible[..., 1:].any())
+    return bool(visible.diagonal(1, -2, -1).sum() > 0.5 * visible[..., 1:].any(-2).sum())
 
 
 def _scores(q: torch.Tensor, k: torch.Tensor) -> int:
