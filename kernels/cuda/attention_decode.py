@@ -43,6 +43,8 @@ def _attention_decode(
     if splits > 1:
         parts = torch.empty((batch, heads, splits, width), dtype=torch.float32, device=q.device)
         lse = torch.empty((batch, heads, splits), dtype=torch.float32, device=q.device)
+    each = next(each for each in (2, 4, 8) if width <= 32 * each)
+    packed = width % each == 0 and _is_packed(k_cache, each) and _is_packed(v_cache, each)
     strides = (*q.stride(), *k_cache.stride(), *v_cache.stride(), *block_table.stride(), *seq_lens.stride())
     launch(
         "attention_decode",
@@ -51,18 +53,25 @@ def _attention_decode(
         [
             *(q, k_cache, v_cache, block_table, seq_lens, out, parts, lse),
             *map(c_longlong, strides),
-            *map(c_int, (width, key_heads, heads_each, max(page, 1), keys, splits)),
+            *map(c_int, (width, key_heads, heads_each, max(page, 1), keys, splits, packed)),
             *map(c_float, (scale * k_scale * _LOG2_E, v_scale if splits == 1 else 1.0)),
         ],
         ELEMENT=q.dtype,
         CACHE=k_cache.dtype,
         GROUP=group,
-        EACH=next(each for each in (2, 4, 8) if width <= 32 * each),
+        EACH=each,
     )
     if parts is not None:
         tail = [c_int(splits), c_int(width), c_float(v_scale)]
         launch("merge", (batch * heads, 1), _MERGING, [parts, lse, out, *tail], ELEMENT=q.dtype)
     return out
+
+
+def _is_packed(cache: Tensor, each: int) -> bool:
+    """Whether so many neighbours of a row lie so that one instruction reads them."""
+    size = each * cache.element_size()
+    places = (cache.data_ptr(), *(stride * cache.element_size() for stride in cache.stride()[:3]))
+    return cache.stride(3) == 1 and all(place % size == 0 for place in places)
 
 
 def attention_decode(

@@ -29,6 +29,9 @@ def _gemm_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, packin
     blocks, steps = -(-n // (8 * _SIDE)), k // each
     splits = max(1, min(_BLOCKS // blocks, steps // (_TURNS * _LEAST_TURNS)))
     parts = torch.empty((splits, m, n), dtype=torch.float32, device=x.device) if splits > 1 else None
+    at_once = 8 if packing == "plain" else 16  # bytes
+    aligned = all(each % at_once == 0 for each in (qweight.data_ptr(), qweight.stride(0) * qweight.element_size()))
+    packed = packing != "awq" and qweight.stride(1) == 1 and n % 8 == 0 and aligned
     strides = (*x.stride(), *qweight.stride(), *scales.stride(), *zeros.stride())
     launch(
         "gemm_int4",
@@ -36,7 +39,7 @@ def _gemm_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, packin
         _SIDE * _TURNS,
         [
             *(x, qweight, scales, zeros, y, parts),
-            *map(c_int, (m, k, n, max(k // max(groups, 1), 1), splits)),
+            *map(c_int, (m, k, n, max(k // max(groups, 1), 1), splits, packed)),
             *map(c_longlong, strides),
         ],
         ELEMENT=x.dtype,

@@ -1,7 +1,8 @@
 // Attention of one new token over a paged cache: a block of threads for one part of a sequence's keys and one key head.
 //
 // -DELEMENT, -DCACHE: types of queries and caches; -DGROUP: query heads that a block reads its keys for; -DEACH: places of
-// a head, of D <= 32 EACH, that a lane has, neighbours. Warps take keys in turn. Scores are in units of log2(e).
+// a head, of D <= 32 EACH, that a lane has, neighbours, which are read at once where they lie so (`packed`). Warps take
+// keys in turn, each with the next one on its way. Scores are in units of log2(e).
 #include "numbers.cuh"
 
 #define WARPS 4
@@ -11,6 +12,23 @@ __device__ inline float shift_of(float most) { return most == -INFINITY ? 0 : mo
 
 __device__ inline float larger(float x, float y) { return x > y || x != x ? x : y; }
 
+// EACH places of a row, zeros behind its end.
+struct Places {
+    CACHE at[EACH];
+
+    __device__ void read(const CACHE *row, long long stride, int lane, int D, bool packed) {
+        if (packed) {
+            Pack<CACHE, EACH> some = {};
+            if (lane * EACH < D) some = *reinterpret_cast<const Pack<CACHE, EACH> *>(row + lane * EACH);
+            for (int i = 0; i < EACH; ++i) at[i] = some.at[i];
+        } else
+            for (int i = 0; i < EACH; ++i) {
+                int place = lane * EACH + i;
+                at[i] = place < D ? row[place * stride] : CACHE{};
+            }
+    }
+};
+
 // parts [B, H, splits, D] hold each part's output, normalised, lse [B, H, splits] its log-sum-exp; with one split `out`
 // is what is asked for, and there are no parts.
 extern "C" __global__ void __launch_bounds__(WARPS * 32) attention_decode(
@@ -18,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention_decode(
     float *lse, long long q_batch, long long q_head, long long q_place, long long k_page, long long k_slot,
     long long k_head, long long k_place, long long v_page, long long v_slot, long long v_head, long long v_place,
     long long table_row, long long table_entry, long long length_stride, int D, int key_heads, int heads_each, int page,
-    int keys, int splits, float score_scale, float out_scale) {
+    int keys, int splits, int packed, float score_scale, float out_scale) {
     __shared__ float most[WARPS][GROUP], sum[WARPS][GROUP], values[WARPS][GROUP][EACH * 32];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, split = blockIdx.y;
     int tiles = (heads_each + GROUP - 1) / GROUP;
@@ -42,16 +60,21 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention_decode(
     length = length < keys ? length : keys; // the table has no more pages
     int share = (length + splits - 1) / splits, first = split * share;
     int last = first + share < length ? first + share : length;
-    for (int position = first + warp; position < last; position += WARPS) {
+    Places next_key, next_value;
+    auto read = [&](int position) {
+        if (position >= last) return;
         long long here = table[batch * table_row + position / page * table_entry], slot = position % page;
-        const CACHE *key_row = k + here * k_page + slot * k_slot + key_head * k_head;
-        const CACHE *value_row = v + here * v_page + slot * v_slot + key_head * v_head;
+        next_key.read(k + here * k_page + slot * k_slot + key_head * k_head, k_place, lane, D, packed);
+        next_value.read(v + here * v_page + slot * v_slot + key_head * v_head, v_place, lane, D, packed);
+    };
+    read(first + warp);
+    for (int position = first + warp; position < last; position += WARPS) {
         float key[EACH], passed[EACH];
         for (int i = 0; i < EACH; ++i) {
-            int place = lane * EACH + i;
-            key[i] = place < D ? number(key_row[place * k_place]) : 0;
-            passed[i] = place < D ? number(value_row[place * v_place]) : 0;
+            key[i] = number(next_key.at[i]);
+            passed[i] = number(next_value.at[i]);
         }
+        read(position + WARPS);
         for (int g = 0; g < GROUP; ++g) {
             float score = 0;
             for (int i = 0; i < EACH; ++i) score += query[g][i] * key[i];
