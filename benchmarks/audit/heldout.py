@@ -28,6 +28,10 @@ from assay.precision.prediction.quadratic_form import Prediction
 from assay.precision.schemes import SCHEMES
 
 Pairs = dict[str, list[tuple[Prediction, float]]]
+HEAD = (
+    "| kind | n | predicted / measured, median | ends | inside | above | high / low | Spearman | guesses inside |\n"
+    "|---|---|---|---|---|---|---|---|---|"
+)
 
 
 def assignments(found: Audit, draw: random.Random, each: int) -> dict[str, list[dict[str, str]]]:
@@ -154,10 +158,7 @@ def main() -> None:
             pairs.setdefault(kind, []).extend(some)
         for kind, some in far.items():
             further.setdefault(kind, []).extend(some)
-    print(
-        "| kind | n | predicted / measured, median | ends | inside | above | high / low | Spearman | guesses inside |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print(HEAD)
     for kind, some in (*pairs.items(), *further.items()):
         told(kind, some)
     print(f"audit and calibration: {np.mean(spent):.1f} s of processor time")

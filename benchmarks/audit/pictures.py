@@ -1,0 +1,79 @@
+"""Whether an audit's intervals hold on pictures that it hasn't seen: `pictures.py [--draws N --each N]`.
+
+The two small networks of `tests/precision/test_grouped.py`, with depthwise and with grouped convolutions, are trained,
+audited and calibrated on 128 pictures, and fresh assignments of several kinds predicted and measured over 128 others;
+so for several draws of pictures. Prints what `heldout.py` does, and of how many predictions an interval is promised.
+"""
+
+import argparse
+import random
+import sys
+from pathlib import Path
+
+import torch
+from heldout import HEAD, Pairs, told
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from assay.precision.auditing import Audit, audit
+from tests.precision.recurrent_models import trained
+from tests.precision.test_grouped import FORMATS, MODELS, loss, pictures
+
+
+def assignments(found: Audit, draw: random.Random, each: int) -> dict[str, list[dict[str, str]]]:
+    """By their kind: at random, of the coarser half of each menu, the coarsest, one scheme everywhere, one alone."""
+    sites = [site for site in found.sites if not site.tied]
+    coarser = {}
+    for site in sites:
+        menu = sorted(found.menu(site), key=lambda scheme, site=site: found.contribution(site, scheme))
+        coarser[str(site)] = menu[len(menu) // 2 :]
+    schemes = sorted({scheme for site in sites for scheme in found.menu(site)})
+    return {
+        "random, all sites": [found.random_assignment(draw) for _ in range(each)],
+        "random, 30 % of sites": [found.random_assignment(draw, 0.3) for _ in range(each)],
+        "random, 10 % of sites": [found.random_assignment(draw, 0.1) for _ in range(each)],
+        "of the coarser half": [{site: draw.choice(menu) for site, menu in coarser.items()} for _ in range(each)],
+        "the coarsest": [{site: menu[-1] for site, menu in coarser.items()}],
+        "one scheme everywhere": [
+            {str(site): scheme for site in sites if scheme in found.menu(site)} for scheme in schemes
+        ],
+        "static scales at one site": [
+            {str(site): scheme} for site in sites for scheme in found.menu(site) if scheme.endswith("-static")
+        ],
+    }
+
+
+def main() -> None:
+    """Read the command line and measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draws", type=int, default=3, help="of pictures, for each network")
+    parser.add_argument("--each", type=int, default=60, help="random assignments of a kind and draw")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    for name, (build, _) in MODELS.items():
+        model = trained(build, [pictures(seed) for seed in range(4)], loss)
+        pairs: Pairs = {}
+        for number in range(given.draws):
+            choice, check = ([pictures(5 + 4 * number + part) for part in parts] for parts in ((0, 1), (2, 3)))
+            found = audit(model, choice, "kl", FORMATS, check=check, seed=number)
+            found.calibrate(24)
+            for kind, some in assignments(found, random.Random(number), given.each).items():
+                measured = found.measure_together(some)
+                pairs.setdefault(kind, []).extend(
+                    (found.predict(one), float(error)) for one, error in zip(some, measured, strict=True)
+                )
+        print(f"\n{name}: {given.draws} draws, 24 assignments calibrated in each")
+        print(HEAD)
+        for kind, some in pairs.items():
+            told(kind, some)
+        every = [pair for some in pairs.values() for pair in some if pair[0].error > 0 and pair[1] > 0]
+        promised = [prediction.low <= error <= prediction.high for prediction, error in every if prediction.level]
+        guesses = [prediction.low <= error <= prediction.high for prediction, error in every if not prediction.level]
+        print(
+            f"promised: {sum(promised)} of {len(promised)} inside; guesses: {sum(guesses)} of {len(guesses)}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
