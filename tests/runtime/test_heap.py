@@ -11,7 +11,11 @@ from assay.runtime import heap
 def resident(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What the process is said to have in memory, which returning it cuts to 10."""
     now = [10]
-    monkeypatch.setattr(heap, "_LIBC", SimpleNamespace(malloc_trim=lambda _pad: now.__setitem__(0, 10)))
+
+    def malloc_trim(_pad: int) -> None:
+        now[0] = 10
+
+    monkeypatch.setattr(heap, "_LIBC", SimpleNamespace(malloc_trim=malloc_trim))
     monkeypatch.setattr(heap, "_resident", lambda: now[0])
     monkeypatch.setattr(heap._Heap, "resident", 0)
     monkeypatch.setattr(heap._Heap, "most", 0)
