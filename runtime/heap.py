@@ -16,18 +16,27 @@ _BLOCK = 1 << 20
 
 
 class _Heap:
-    """What the process had in memory when freed memory was last returned."""
+    """What the process had in memory when freed memory was last returned, and the most when that was asked for."""
 
     resident = 0
+    most = 0
 
 
 def give_back(grown: int = 0) -> None:
-    """Return freed memory to the system, where the C library can, if the process has ``grown`` by so many bytes since
-    that was last done: what is returned has to be got anew."""
+    """Return freed memory to the system, where the C library can.
+
+    What is returned has to be got anew, which takes longer than to write to it. So with ``grown`` it is done only where
+    the process has so many bytes more than after the last time, and no less than ever before: up to there its peak
+    stays as it is.
+    """
     trim = getattr(_LIBC, "malloc_trim", None)
-    if trim is not None and _resident() >= _Heap.resident + grown:
+    if trim is None:
+        return
+    resident = _resident()
+    if not grown or resident >= max(_Heap.resident + grown, _Heap.most):
         trim(0)
         _Heap.resident = _resident()
+    _Heap.most = max(_Heap.most, resident)
 
 
 def _resident() -> int:

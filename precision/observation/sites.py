@@ -136,7 +136,8 @@ class Statistics:
         if kept is not None:
             flat = torch.where(kept[:, None], flat, 0.0)
         apart = torch.unflatten(flat, 0, (1 if flat.shape[0] % sequences else sequences, -1))
-        least, most = apart.aminmax(dim=1) if columns else apart.flatten(1).aminmax(dim=1, keepdim=True)
+        apart = apart if columns else apart.flatten(1)[..., None]
+        least, most = apart.amin(1), apart.amax(1)  # a tenth of the time of aminmax
         self.tops.append(torch.maximum(-least, most).amax(1))
         least, most = least.amin(0), most.amax(0)
         flat = flat if kept is None else flat[kept]
