@@ -21,7 +21,7 @@ from assay.precision.choice.explanation import untrusted
 from assay.precision.choice.judging import Judge
 from assay.precision.choice.problem import Quantity
 from assay.precision.choice.recommendation import Recommender
-from assay.precision.choice.roofline import Cost, Roofline, Shape
+from assay.precision.choice.roofline import Cost, Roofline, Shape, stored_apart
 from assay.precision.metrics import metric_named
 from assay.precision.observation.observing import observe
 from assay.precision.observation.qparams import QParams
@@ -92,6 +92,7 @@ class Audit:
     ) -> None:
         self.metric = metric_named(metric)
         schemes = formats_of(formats, target)
+        model = model.module(check_guards=False) if isinstance(model, torch.export.ExportedProgram) else model
         self.model = in_float32(model)
         self.bits = bits or min((p.element_size() * 8 for p in model.parameters() if p.is_floating_point()), default=32)
         """Of the model's own weights: what a site costs that is left as it is."""
@@ -128,7 +129,7 @@ class Audit:
             self.observed.every,
             shape or Shape.of(self.model),
             self.bits,
-            sum(parameter.numel() for parameter in self.model.parameters()),
+            *stored_apart(model, self.observed.every, bits),
         )
 
     @property

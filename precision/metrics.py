@@ -116,6 +116,11 @@ def mask_of(batch: Batch) -> torch.Tensor | None:
     return mask > 0 if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None
 
 
+def padding_of(batch: Any) -> torch.Tensor | None:
+    """The same of every sequence that a model sees; None where it sees two kinds, an encoder's and a decoder's."""
+    return mask_of(batch) if isinstance(batch, Mapping) and "decoder_input_ids" not in batch else None
+
+
 def _valid(output: torch.Tensor, batch: Batch) -> torch.Tensor:
     """Which positions of [B, T, ...] count, bool [B, T, 1, ...]; all where no attention mask has that shape."""
     mask = mask_of(batch)
@@ -144,7 +149,13 @@ class KL(Metric):
     name, unit, power, factor = "kl", "nats per token", 1.0, 2.0
 
     def output(self, outputs: Any, batch: Batch) -> torch.Tensor:
-        return _tensor(outputs, "logits")
+        logits = _tensor(outputs, "logits")
+        if logits.dim() not in (2, 3) or logits.shape[-1] < 2:
+            raise WrongShape(
+                f"expected logits [B, C] or [B, T, V] of at least two classes for metric='kl', got "
+                f"{list(logits.shape)}: take metric='relative' or a loss of your own"
+            )
+        return logits
 
     def cotangent(self, output: torch.Tensor, batch: Batch, generator: torch.Generator) -> torch.Tensor:
         root = output.detach().softmax(-1).sqrt_()

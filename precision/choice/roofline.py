@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import astuple, dataclass, replace
+
+import torch
 
 from assay.configs import architectures, table
 from assay.precision.errors import UnknownDevice, WrongShape
 from assay.precision.observation.sites import Site, heads_among
+from assay.precision.observation.tracer import tensors_of
 from assay.precision.schemes import Quantizer, Scheme, scheme_named
 from assay.runtime.errors import unknown
 
@@ -146,22 +149,42 @@ def running(device: Device, scheme: Scheme) -> Running:
     return Running(scheme.compute, True)
 
 
+def stored_apart(model: torch.nn.Module, sites: Collection[Site], bits: int | None) -> tuple[dict[str, int], float]:
+    """Bits of an element of each weight, by the name of its site, and the bytes of parameters that no site holds.
+
+    bits: of every weight, where the model is given in another dtype than it is stored in; None: of each its own.
+    """
+    stored = {name.removesuffix(".weight"): bits or 8 * each.element_size() for name, each in tensors_of(model)}
+    whole = sum(each.numel() * (bits or 8 * each.element_size()) for each in model.parameters())
+    buffers = {name for name, _ in model.named_buffers()}
+    held = [site for site in sites if site.parameters and not site.tied and str(site) not in buffers]
+    rest = whole - sum(site.parameters * stored.get(str(site), bits or 32) for site in held)
+    return stored, max(rest, 0) / 8
+
+
 class Roofline:
     """Costs of a model's sites on a device. Sites without a scheme ("") are in the model's own dtype of ``bits`` bits.
 
     Costs of sites add up to the model's, so a choice may be made by them. device: None, and nothing takes time: `told`
-    says that it isn't known. parameters: of the whole model, what no site
-    holds included, as weights and biases of norms; None: no more than those of the sites.
+    says that it isn't known. stored: bits of an element of each weight by its site's name, where not ``bits``. rest:
+    bytes of weights that no site holds, as those of norms and biases.
     """
 
     def __init__(
-        self, device: Device | None, sites: Iterable[Site], shape: Shape, bits: int = 16, parameters: int | None = None
+        self,
+        device: Device | None,
+        sites: Iterable[Site],
+        shape: Shape,
+        bits: int = 16,
+        stored: Mapping[str, int] | None = None,
+        rest: float = 0.0,
     ) -> None:
         self.device = device
         self.shape = shape
         self.sites = {str(site): site for site in sites}
         self._own = bits / 8
-        self._parameters = parameters
+        self._stored = stored or {}
+        self._rest = rest
         self._own_arithmetic = "fp32" if bits > 16 and device and "fp32" in device.rates else "bf16"
         self._heads = heads_among(self.sites.values())
         experts: dict[str, set[str]] = defaultdict(set)
@@ -187,8 +210,7 @@ class Roofline:
         that no site holds."""
         seen = sum(site.place == "kv_cache" for site in self.sites.values())
         attention = [self._attention(None)] * max(self.shape.layers - seen, 0)
-        held = sum(site.parameters for site in self.sites.values() if not site.tied)
-        return sum(attention, Cost(bytes=max((self._parameters or 0) - held, 0) * self._own))
+        return sum(attention, Cost(bytes=self._rest))
 
     def total(self, assignment: Mapping[str, str]) -> Cost:
         """Of the model under an assignment, site name to scheme name. A tied weight has the scheme of the other's."""
@@ -241,7 +263,7 @@ class Roofline:
     def _embedding(self, site: Site, scheme: Scheme | None) -> Cost:
         width = site.shape[-1]
         stored = scheme.weight if scheme else None
-        row = self._own * width if stored is None else _bits(stored, (1, width)) / 8
+        row = self._own_bytes(site) * width if stored is None else _bits(stored, (1, width)) / 8
         counts = (self.shape.batch * self.shape.prompt, self.shape.batch)
         times = [self._time(0.0, self._own_arithmetic, count * (row + self._own * width)) for count in counts]
         return Cost(0.0 if site.tied else self._weight(site, scheme), 0.0, *times)
@@ -272,9 +294,14 @@ class Roofline:
     def _weight(self, site: Site, scheme: Scheme | None) -> float:
         """Bytes of a weight, scales included; each expert has scales of its own."""
         if scheme is None or scheme.weight is None:
-            return self._own * site.parameters
+            return self._own_bytes(site) * site.parameters
         held = site.shape[0] if len(site.shape) == 3 else 1
         return held * _bits(scheme.weight, site.shape[-2:]) / 8
+
+    def _own_bytes(self, site: Site) -> float:
+        """Of an element of a weight that is left as it is."""
+        bits = self._stored.get(site.tied or str(site))
+        return self._own if bits is None else bits / 8
 
     def _time(self, operations: float, arithmetic: str, moved: float) -> float:
         if self.device is None:

@@ -13,7 +13,7 @@ import torch
 
 from assay.formats.errors import UnknownOption
 from assay.precision.errors import BadAssignment, BadModel, NoData
-from assay.precision.metrics import Metric, mask_of
+from assay.precision.metrics import Metric, padding_of
 from assay.precision.observation.handlers import traced
 from assay.precision.observation.qparams import QParams, menu_of
 from assay.precision.observation.running import batch_size, call, evaluating, mapping
@@ -151,7 +151,7 @@ def observe(
     for index, batch in enumerate(batches):
         within = opened(index, observer) if opened is not None else traced(model, observer)
         observer.sequences = batch_size(batch)
-        observer.mask = None if "decoder_input_ids" in mapping(batch) else mask_of(mapping(batch))
+        observer.mask = padding_of(batch)
         with torch.no_grad(), evaluating(model), within as tracer:
             outputs = call(model, batch)
         ran, given = ran | tracer.ran, given | tracer.given

@@ -117,3 +117,19 @@ def batch_size(batch: Any) -> int:
         if isinstance(value, torch.Tensor) and value.dim() and value.shape[0]:
             return int(value.shape[0])
     raise NoData("expected batches of tensors with a sequence or more in the first dimension, got one without")
+
+
+def rows_kept(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Which rows of values [B, T, ..., K], [B, H, T, K] or [B * T, K] are no padding by a ``mask`` [B, T]; None: all
+    may be."""
+    if mask is None or bool(mask.all()):
+        return None
+    mask, rows = mask.to(x.device), x.shape[:-1]
+    if rows == (mask.numel(),):
+        return mask.flatten()
+    for place in (1, 2):
+        if len(rows) > place and (rows[0], rows[place]) == mask.shape:
+            shape = [1] * len(rows)
+            shape[0], shape[place] = mask.shape
+            return mask.view(shape).expand(rows).flatten()
+    return None

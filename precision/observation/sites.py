@@ -13,6 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from assay.configs import architectures
 from assay.precision.errors import BadModel
+from assay.precision.observation.running import rows_kept
 from assay.precision.observation.serving import USUAL, Served
 from assay.precision.observation.streaming import Weights
 from assay.precision.observation.tracer import LookUp, Product, Tracer, tensors_of
@@ -197,6 +198,8 @@ class Observer:
         self._experts = {name.removesuffix(".weight"): len(p) for name, p in tensors_of(model) if p.dim() > 2}
         self._inputs: dict[str, str] = {}
         """Of each linear, the first that was given the same tensor."""
+        self._turned: dict[tuple[str, int | None], tuple[object, ...]] = {}
+        """Shape of each weight, and whether its columns are contiguous, in its first product."""
         self._left = _Marks()
         """Which site a tensor comes from as it is."""
         self._taken = _Marks()
@@ -209,16 +212,22 @@ class Observer:
             self._note(name, "linear", weight, expert, x)
             self._inputs[name] = self._taken[x] = self._taken[x] or name
         self._trace(name, x)
+        turned = weight.dim() == 2 and weight.stride(0) < weight.stride(1)
+        if self._turned.setdefault((name, expert), (*weight.shape, turned)) != (*weight.shape, turned):
+            raise BadModel(
+                f"expected products with {name} from one side, got some with its transpose too: give the model a "
+                "parameter of its own for these, or hand the audit a model in which it is a copy"
+            )
         self._hold(name, weight, expert)
         seen = self.statistics.setdefault((name, ""), Statistics())
         steps = self.tracer.steps if self.tracer is not None else None
         for each in (x,) if steps is None else steps.joined(x):
-            seen.add(each, sequences=self.sequences, kept=self._kept(each))
+            seen.add(each, sequences=self.sequences, kept=rows_kept(each, self.mask))
         if expert is not None:
             seen.experts[expert] = seen.experts.get(expert, 0) + x.numel() // max(x.shape[-1], 1)
         output = product(x, weight)
         if self.sites[name].role == "router":
-            kept = self._kept(output)
+            kept = rows_kept(output, self.mask)
             logits = output.detach().flatten(0, -2)[slice(None) if kept is None else kept]
             seen.logits.append(logits[:: -(-logits.shape[0] // _ROUTED)].clone())
         return output
@@ -243,7 +252,7 @@ class Observer:
         # The length of a row of scores changes with the sequence.
         seen = self.statistics.setdefault((name, part), Statistics())
         columns = role not in ("scores", "probabilities")
-        seen.add(x, columns, self.sequences, self._kept(x))
+        seen.add(x, columns, self.sequences, rows_kept(x, self.mask))
         if role == "residual" and x.dim() == 3:
             seen.peaks.append(torch.linalg.vector_norm(x.detach(), torch.inf, dim=-1))
         return x
@@ -262,20 +271,6 @@ class Observer:
         for name, first in self._inputs.items():
             found.setdefault((self.sites[name].unit, self.sites[name].shape[-1], of(first)), []).append(name)
         return list(found.values())
-
-    def _kept(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Which rows of values [B, T, ..., K], [B, H, T, K] or [B * T, K] are no padding; None: all may be."""
-        if self.mask is None or bool(self.mask.all()):
-            return None
-        mask, rows = self.mask.to(x.device), x.shape[:-1]
-        if rows == (mask.numel(),):
-            return mask.flatten()
-        for place in (1, 2):
-            if len(rows) > place and (rows[0], rows[place]) == mask.shape:
-                shape = [1] * len(rows)
-                shape[0], shape[place] = mask.shape
-                return mask.view(shape).expand(rows).flatten()
-        return None
 
     def _trace(self, name: str, x: torch.Tensor) -> None:
         """A site that is passed from several places has no source."""

@@ -107,6 +107,8 @@ class Tracer(TorchFunctionMode):
         own = [(f"{here}.{attribute}".removesuffix(".weight"), each) for attribute, each in self._own(weight)]
         for name, parameter in own or sorted(found, key=lambda pair: pair[0] != here):
             offset = weight.storage_offset() - parameter.storage_offset()
+            if parameter.dim() > weight.dim() and (parameter.dim(), weight.dim()) != (3, 2):
+                continue  # a layer of several experts, or a head of one
             whole = parameter.numel() // (parameter.shape[0] if parameter.dim() > weight.dim() else 1)
             if 0 <= offset < max(parameter.numel(), 1) and weight.numel() == whole:
                 return name, _part(weight, parameter)

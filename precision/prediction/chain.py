@@ -146,7 +146,8 @@ class Chain:
 
     def holds(self, metric: Metric) -> bool:
         """Whether a disturbance before the first block comes out of the chain as it comes out of the model, which runs
-        last, lest what it left behind leads the chain."""
+        last, lest what it left behind leads the chain. After each block the undisturbed values pass it too, as other
+        assignments' do: what a block leaves elsewhere for those after it is these values' then."""
         visitor = _Disturber()
 
         def disturbed(_module: object, args: Any, kwargs: Any) -> Any:
@@ -162,6 +163,7 @@ class Chain:
         for block in range(len(self.blocks)):
             with traced(self.model, visitor):
                 state = self.through(0, block, state)
+                self.through(0, block, self.state(0, block))
         output = self.output(0, state, metric, visitor)
         visitor.on = True
         with self.blocks[0].register_forward_pre_hook(disturbed, with_kwargs=True), traced(self.model, visitor):

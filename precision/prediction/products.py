@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from assay.precision.errors import BadModel
-from assay.precision.metrics import Metric
+from assay.precision.metrics import Metric, padding_of
 from assay.precision.observation.observing import Observed
 from assay.precision.observation.running import batch_size, evaluating
 from assay.precision.prediction.backward import Cotangents, back_through_blocks, back_through_model
@@ -57,7 +57,9 @@ def differentiate(
 
     def visitor_of(size: int, index: int) -> Sensitivity:
         turns = Turns(index, len(batches), len(seeds), seed, exact)
-        return Sensitivity(observed.menus, observed.qparams, observed.tied, size, turns, change, set(further))
+        visitor = Sensitivity(observed.menus, observed.qparams, observed.tied, size, turns, change, set(further))
+        visitor.mask = padding_of(batches[index])
+        return visitor
 
     def form(visitor: Sensitivity, index: int) -> None:
         with evaluating(model):

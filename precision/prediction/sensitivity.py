@@ -16,6 +16,7 @@ import torch
 
 from assay.precision.observation.operations import groups
 from assay.precision.observation.qparams import QParams
+from assay.precision.observation.running import rows_kept
 from assay.precision.observation.streaming import Streamed
 from assay.precision.observation.tracer import LookUp, Product, Steps, Tracer
 from assay.precision.prediction.passed import Passed
@@ -76,6 +77,8 @@ class Sensitivity:
         """Of each cotangent."""
         self.anchor = torch.zeros((), requires_grad=True)
         self.tracer: Tracer | None = None
+        self.mask: torch.Tensor | None = None
+        """Which positions of the batch are no padding, [B, T]; None: all."""
         self.copies = False
         """Whether values are kept in copies, for a model that writes over them."""
         self.shares = 0
@@ -112,7 +115,7 @@ class Sensitivity:
 
         def back(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
             """Products from x [..., K] and the cotangents g [..., N] of the output; gives those of x."""
-            weight = read()
+            weight, g = read(), g.to(x.dtype)  # the output's is another within autocast
             gx = groups.led_back(g, weight, groups.count(x, weight))
             if steps is None:
                 form(weight, rows, x, g, gx)
@@ -174,7 +177,12 @@ class Sensitivity:
         return self._passed(x, lambda x: x.view_as(x), back)
 
     def _passed(self, x: torch.Tensor, run: Callable[[torch.Tensor], torch.Tensor], back: Callable[..., object]) -> Any:
-        return Passed.apply(self.anchor, x, run, back, self.copies)  # type: ignore[no-untyped-call]
+        def without_padding(x: torch.Tensor, g: torch.Tensor) -> object:
+            """Where nothing is compared gradients are zero, or NaN by a division that is zero there alone."""
+            kept = rows_kept(g, self.mask)
+            return back(x, g if kept is None else torch.where(kept.view(*g.shape[:-1], 1), g, 0.0))
+
+        return Passed.apply(self.anchor, x, run, without_padding, self.copies)  # type: ignore[no-untyped-call]
 
     def _schemes(self, name: str) -> list[Scheme]:
         return [SCHEMES[scheme] for scheme in self._menus.get(name, ())]

@@ -1,0 +1,182 @@
+"""Models that fooled an audit once: what they share, use twice or leave undefined is seen, or refused in one line."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from assay.precision import audit
+from assay.precision.errors import BadModel, WrongShape
+
+FORMATS = ("bf16", "fp8", "w8a16", "w4a16-g32")
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Shared:
+    """What blocks leave for those after them, elsewhere than in what they return."""
+
+    values: torch.Tensor
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, shared: Shared, first: bool) -> None:
+        super().__init__()
+        self.shared, self.first = shared, first
+        self.v, self.o = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.first:
+            self.shared.values = self.v(x)
+        return x + self.o(torch.tanh(x * self.shared.values))
+
+
+class Sharing(torch.nn.Module):
+    """Four layers, of which the first makes what all multiply with, as where layers share keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = Shared()
+        self.layers = torch.nn.ModuleList(Layer(shared, number == 0) for number in range(4))
+        self.head = torch.nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def test_blocks_that_share_a_state_are_measured_as_the_model_is() -> None:
+    """They are no chain of blocks: what one assignment leaves is no other's."""
+    torch.manual_seed(0)
+    model = Sharing().eval()
+    found = audit(model, [normal(4, 8, 32, seed=seed) for seed in range(2)], "relative", FORMATS)
+    assert found.chosen_on.chain is None
+    one, other = {"layers.3.o": "bf16"}, {"layers.0.v": "w4a16-g32"}
+    found.chosen_on.ahead([one, other])
+    alone = audit(model, [normal(4, 8, 32, seed=seed) for seed in range(2)], "relative", FORMATS)
+    assert float(found.trial(one)) == pytest.approx(float(alone.trial(one)), rel=1e-6)
+
+
+class Stacked(torch.nn.Module):
+    """The weights of all layers in one parameter of four dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.head = torch.nn.Parameter(0.2 * normal(3, 32, 4, 8)), torch.nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.w:
+            x = x + torch.einsum("btd,dhk->bthk", x, layer).flatten(-2).tanh()
+        return self.head(x)
+
+
+def test_a_parameter_of_all_layers_is_told_as_unaudited() -> None:
+    """The stored weight of one layer is not put in the place of the others'."""
+    found = audit(Stacked(), [normal(4, 8, 32)], "relative", FORMATS)
+    assert [str(site) for site in found.sites] == ["head"]
+    assert "w (3,072" in str(found.observed.unaudited)
+
+
+class BothWays(torch.nn.Module):
+    """An autoencoder whose decoder is the encoder's transpose."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(normal(columns, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(torch.nn.functional.linear(x, self.w).tanh(), self.w.t())
+
+
+@pytest.mark.parametrize("columns", [32, 16])
+def test_a_weight_that_is_multiplied_from_both_sides_is_refused(columns: int) -> None:
+    """Its stored form has scales along one side."""
+    with pytest.raises(BadModel, match="expected products with w from one side, got some with its transpose too"):
+        audit(BothWays(columns), [normal(4, 8, 32)], "relative", FORMATS)
+
+
+@pytest.mark.parametrize("shape", [(8,), (8, 1), (8, 5, 6, 7)])
+def test_outputs_that_are_no_distributions_have_no_divergence(shape: tuple[int, ...]) -> None:
+    """Of one number, or of pictures whose classes aren't the last dimension, an error of zero would be told."""
+
+    class Shaped(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.proj = torch.nn.Linear(32, torch.Size(shape[1:]).numel())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.proj(x).reshape(shape)
+
+    with pytest.raises(WrongShape, match=r"expected logits .* take metric='relative' or a loss of your own"):
+        audit(Shaped(), [normal(8, 32)], "kl", FORMATS)
+    assert audit(Shaped(), [normal(8, 32)], "relative", FORMATS).trial({"proj": "w4a16-g32"}) > 0
+
+
+class Mixed(torch.nn.Module):
+    """A table in float32, a linear in bfloat16, a buffer that is a weight, a complex parameter that is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.inner = torch.nn.Embedding(64, 32), torch.nn.Linear(32, 32).bfloat16()
+        self.register_buffer("features", normal(48, 32))
+        self.shift = torch.nn.Parameter(normal(1, 32))
+        self.turn = torch.nn.Parameter(torch.ones(3, dtype=torch.complex64))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids) + self.shift * self.turn.real.mean()
+        return torch.nn.functional.linear(x + self.inner(x.to(self.inner.weight.dtype)).float(), self.features)
+
+
+def test_bytes_are_those_of_each_tensor() -> None:
+    """By its own dtype; a buffer that is a weight counts for itself, and is no parameter's."""
+    model = Mixed().eval()
+    tensors = [*model.parameters(), *model.buffers()]
+    found = audit(model, [torch.arange(32).view(4, 8)], "relative", FORMATS)
+    assert found.cost({}).bytes == sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    assert found.cost({"table": "bf16"}).bytes == found.cost({}).bytes - 2 * 64 * 32
+    assert found.cost({"inner": "bf16"}).bytes == found.cost({}).bytes
+
+
+def test_products_within_autocast_are_audited() -> None:
+    """The gradient of a product in bfloat16 meets its weight in float32."""
+
+    class Autocast(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.head = torch.nn.Linear(32, 32), torch.nn.Linear(32, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                y = self.inner(x)
+            return self.head(y.float())
+
+    torch.manual_seed(0)
+    found = audit(Autocast(), [normal(16, 8, 32)], "relative", FORMATS)
+    assert 0.5 < found.contribution("inner", "w4a16-g32") / found.trial({"inner": "w4a16-g32"}) < 2
+
+
+def test_a_gradient_that_is_nan_at_padding_closes_no_site() -> None:
+    """A norm of a row of zeros has no derivative; nothing is compared there."""
+
+    class Normed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = torch.nn.Embedding(64, 32, padding_idx=0), torch.nn.Linear(32, 64)
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            x = self.table(input_ids)
+            return self.head(x / torch.sqrt(x.pow(2).sum(-1, keepdim=True)).clamp(min=1e-6))
+
+    torch.manual_seed(0)
+    mask = torch.ones(8, 8, dtype=torch.long)
+    mask[:4, 5:] = 0
+    batches: list[Mapping[str, Any]] = [
+        {"input_ids": (torch.arange(64).view(8, 8) * step % 63 + 1) * mask, "attention_mask": mask} for step in (1, 5)
+    ]
+    found = audit(Normed().eval(), batches, "kl", FORMATS)
+    for scheme in ("w8a16", "w4a16-g32"):
+        assert 0.5 < found.contribution("table", scheme) / found.trial({"table": scheme}) < 2
