@@ -46,7 +46,7 @@ def baselines(
 ) -> list[Baseline]:
     """Each measured as ``chosen`` was, those of fewest bytes first, the model in bfloat16 last.
 
-    Every scheme of the menus that stores weights or KV caches stands once at all linears (routers keep their format),
+    Every scheme of the menus that stores weights or KV caches stands once at all linears that it fits, routers apart,
     once with the first and the last layer and what belongs to none kept, and once at tables of embeddings too. fixed:
     names of sites that keep their own format. max_error: a budget that a baseline must keep too to be as good.
     caches: whether the model is served with KV caches, as what decodes is.
@@ -85,11 +85,13 @@ def _recipes(audit: Audit, fixed: Collection[str], caches: bool) -> Iterator[tup
             continue
         linears = [str(site) for site in fit if site.place == "linear"]
         inner = [name for name in linears if place_of(name)[0] not in ends]
-        yield f"{scheme} at every linear", dict.fromkeys(linears, scheme)
-        yield f"{scheme}, first and last layers kept", dict.fromkeys(inner, scheme)
+        every = sum(site.place == "linear" for site in sites)
+        name = scheme if len(linears) == every else f"{scheme} (fits {len(linears)} of {every})"
+        yield f"{name} at every linear", dict.fromkeys(linears, scheme)
+        yield f"{name}, first and last layers kept", dict.fromkeys(inner, scheme)
         tables = [str(site) for site in fit if site.place == "embedding"]
         if tables:
-            yield f"{scheme} at every linear and embedding", dict.fromkeys([*linears, *tables], scheme)
+            yield f"{name} at every linear and embedding", dict.fromkeys([*linears, *tables], scheme)
 
 
 def _beside(

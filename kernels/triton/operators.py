@@ -36,8 +36,14 @@ def custom_op(name: str, fake: Callable[..., Any]) -> Callable[[Callable[..., An
         @wraps(function)
         def call(*args: Any) -> Any:
             there = next(argument for argument in args if isinstance(argument, torch.Tensor))
-            with torch.cuda.device_of(there):  # type: ignore[no-untyped-call]
-                return (untraced() if "torch._dynamo" in sys.modules else function)(*args)
+            try:
+                with torch.cuda.device_of(there):  # type: ignore[no-untyped-call]
+                    return (untraced() if "torch._dynamo" in sys.modules else function)(*args)
+            except RuntimeError as error:
+                if "active drivers" not in str(error):  # Triton's words where there is no GPU
+                    raise
+                expected = "expected tensors on a GPU, or a call within assay.interpreter.faithful()"
+                raise RuntimeError(f"{name}: {expected}, got tensors on {there.device}") from None
 
         torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
         torch.library.impl(name, "default", call)

@@ -61,6 +61,7 @@ def from_directory(
     stored = commonest_dtype((stored, count) for stored, count in headers.values() if stored is not None)
     with quiet():
         transformers = optional("transformers", purpose=name, extra="audit")
+    with quiet():  # of its progress bars too, now that it is loaded
         narrow = as_stored and max_memory is None and stored.itemsize == 2
         held = stored if narrow else dtype
         model = _model(getattr(transformers, automatic), path, trust, held, headers, max_memory, device)

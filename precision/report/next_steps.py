@@ -39,6 +39,8 @@ def next_steps(content: Mapping[str, Any]) -> list[tuple[str, str]]:
             steps.append(("serve it", command))
         elif engine in _SERVES:
             steps.append(("serve it", _SERVES[engine].format(shlex.quote(str(checkpoint)))))
+    elif "compressed-tensors" in exports:
+        steps.append(("write the quantised checkpoint that it describes", _again(content, "--checkpoint")))
     if exports:
         folder = Path(next(iter(exports.values()))[0]).parent
         steps.append(("read the export as its readers do", f"assay audit --verify-export {shlex.quote(str(folder))}"))
@@ -78,6 +80,12 @@ def _engine(content: Mapping[str, Any]) -> str:
 
 
 def _again(content: Mapping[str, Any], *more: str) -> str:
-    """The command that made it with more options, of which the last holds; what was measured is kept."""
-    kept = "" if "--resume" in shlex.split(content["command"]) else " --resume"
-    return f"{content['command']} {shlex.join(more)}{kept}"
+    """The command that made it with more options, in the place of those that it had; what was measured is kept."""
+    given, named = shlex.split(content["command"]), {each for each in more if each.startswith("--")} - {"--export"}
+    for name in named:
+        given = [each for each in given if not each.startswith(f"{name}=")]
+        while name in given:
+            place = given.index(name)
+            takes = place + 1 < len(given) and not given[place + 1].startswith("--")
+            del given[place : place + 1 + takes]
+    return shlex.join([*given, *more, *([] if "--resume" in given else ["--resume"])])
