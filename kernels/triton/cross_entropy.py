@@ -245,7 +245,7 @@ def _cross_entropy_backward(
 
 def _gradient(saved, dloss):
     options = (saved.ignored, saved.smoothing, saved.reduction, saved.softcap, saved.z_loss)
-    return _cross_entropy_backward(saved.logits, saved.target, dloss, *options), *[None] * 6
+    return _cross_entropy_backward(saved.logits, saved.target, dloss, *options)
 
 
 differentiate("assay::cross_entropy", _gradient, saves="logits target")

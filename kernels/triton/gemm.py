@@ -74,7 +74,14 @@ def _gemm(a: Tensor, b: Tensor) -> Tensor:
     return product(a, b, a.dtype)
 
 
-differentiate("assay::gemm", lambda saved, dc: (gemm(dc, saved.b.t()), gemm(saved.a.t(), dc)), saves="a b")
+differentiate(
+    "assay::gemm",
+    lambda saved, dc: (
+        gemm(dc, saved.b.t()) if saved.needs.a else None,
+        gemm(saved.a.t(), dc) if saved.needs.b else None,
+    ),
+    saves="a b",
+)
 
 
 def gemm(a: Tensor, b: Tensor) -> Tensor:

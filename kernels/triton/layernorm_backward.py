@@ -96,21 +96,24 @@ def _layernorm_backward_kernel(
 
 
 def _results(
-    x: Tensor, weight: Tensor, dy: Tensor, eps: float, bias_dtype: torch.dtype
+    x: Tensor, weight: Tensor, dy: Tensor, eps: float, bias_dtype: torch.dtype, of_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape, dtype=bias_dtype)
+    shape = weight.shape if of_weight else (0,)
+    return x.new_empty(x.shape), weight.new_empty(shape), weight.new_empty(shape, dtype=bias_dtype)
 
 
 @custom_op("assay::layernorm_backward", _results)
-def _layernorm_backward(
-    x: Tensor, weight: Tensor, dy: Tensor, eps: float, bias_dtype: torch.dtype
+def norm_gradients(
+    x: Tensor, weight: Tensor, dy: Tensor, eps: float, bias_dtype: torch.dtype, of_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dx, dweight, dbias = _results(x, weight, dy, eps, bias_dtype)
+    """dx and, if those are asked for, dweight and dbias of `assay::layernorm`, from the gradient of its result."""
+    dx, dweight, dbias = _results(x, weight, dy, eps, bias_dtype, of_weight)
     mean, root = torch.empty((2, len(x)), dtype=torch.float32, device=x.device)
     if x.numel():
         strides = (x.stride(), *weight.stride(), dy.stride(), dx.stride())
         _layernorm_backward_kernel[grid](x, weight, dy, dx, mean, root, *x.shape, *strides, eps)
-    column_sums(x, dy, mean, root, dweight, dbias)
+    if of_weight:
+        column_sums(x, dy, mean, root, dweight, dbias)
     return dx, dweight, dbias
 
 
@@ -126,4 +129,5 @@ def layernorm_backward(
     check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"), dy=(dy, FLOATING, "R N"))
     if bias_dtype is not None and bias_dtype not in FLOATING:
         raise TypeError(f"bias_dtype: expected float32, bfloat16 or float16, got {bias_dtype}")
-    return _layernorm_backward(x, weight, dy, eps, bias_dtype or weight.dtype)
+    found: tuple[Tensor, Tensor, Tensor] = norm_gradients(x, weight, dy, eps, bias_dtype or weight.dtype, True)
+    return found

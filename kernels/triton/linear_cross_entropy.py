@@ -53,7 +53,10 @@ def _linear_cross_entropy(
 
 @custom_op(
     "assay::linear_cross_entropy_backward",
-    lambda x, weight, *rest: (x.new_empty(x.shape), weight.new_empty(weight.shape)),
+    lambda x, weight, *rest: (
+        x.new_empty(x.shape if rest[-2] else 0),
+        weight.new_empty(weight.shape if rest[-1] else 0),
+    ),
 )
 def _linear_cross_entropy_backward(
     x: Tensor,
@@ -65,21 +68,26 @@ def _linear_cross_entropy_backward(
     reduction: str,
     softcap: float | None,
     z_loss: float,
+    of_x: bool,
+    of_weight: bool,
 ) -> tuple[Tensor, Tensor]:
     upstream, count = upstream_and_count(target, dloss, ignored, reduction)
-    dx = x.new_empty(x.shape)
-    dweight = torch.zeros(weight.shape, dtype=torch.float32, device=x.device)
+    dx = x.new_empty(x.shape if of_x else 0)
+    dweight = weight.new_zeros(weight.shape if of_weight else 0, dtype=torch.float32)
     for chunk in _chunks(x, weight):
         logits = product(x[chunk], weight.t(), x.dtype)
         grown = logit_gradients(logits, target[chunk], upstream[chunk], count, ignored, smoothing, softcap, z_loss)
-        dx[chunk] = product(grown, weight, x.dtype)
-        dweight += product(grown.t(), x[chunk], torch.float32)
+        if of_x:
+            dx[chunk] = product(grown, weight, x.dtype)
+        if of_weight:
+            dweight += product(grown.t(), x[chunk], torch.float32)
     return dx, dweight.to(weight.dtype)
 
 
 def _gradient(saved, dloss):
     options = (saved.ignored, saved.smoothing, saved.reduction, saved.softcap, saved.z_loss)
-    return *_linear_cross_entropy_backward(saved.x, saved.weight, saved.target, dloss, *options), *[None] * 6
+    needs = saved.needs.x, saved.needs.weight
+    return _linear_cross_entropy_backward(saved.x, saved.weight, saved.target, dloss, *options, *needs)
 
 
 differentiate("assay::linear_cross_entropy", _gradient, saves="x weight target")
@@ -126,5 +134,5 @@ def linear_cross_entropy_backward(
     check(x=(x, FLOATING, "T D"), weight=(weight, ("x",), "V D"), target=(target, INT64, "T"), **upstream)
     check_loss_options(len(weight), "weight", label_smoothing, reduction, softcap)
     return _linear_cross_entropy_backward(
-        x, weight, target, dloss, ignore_index, label_smoothing, reduction, softcap, z_loss
+        *(x, weight, target, dloss, ignore_index, label_smoothing, reduction, softcap, z_loss), True, True
     )

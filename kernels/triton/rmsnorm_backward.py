@@ -83,14 +83,24 @@ def _rmsnorm_backward_kernel(
         tl.store(dx_rows + columns * dx_strides[1], dx.to(dx_ptr.dtype.element_ty), mask=kept)
 
 
-@custom_op("assay::rmsnorm_backward", lambda x, weight, *rest: (x.new_empty(x.shape), weight.new_empty(weight.shape)))
-def _rmsnorm_backward(x: Tensor, weight: Tensor, dy: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
-    dx, dweight = x.new_empty(x.shape), weight.new_empty(weight.shape)
+def _results(
+    x: Tensor, weight: Tensor, dy: Tensor, eps: float, offset: float, of_weight: bool
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), weight.new_empty(weight.shape if of_weight else 0)
+
+
+@custom_op("assay::rmsnorm_backward", _results)
+def norm_gradients(
+    x: Tensor, weight: Tensor, dy: Tensor, eps: float, offset: float, of_weight: bool
+) -> tuple[Tensor, Tensor]:
+    """dx and, if it is asked for, dweight of `assay::rmsnorm`, from the gradient of its result."""
+    dx, dweight = _results(x, weight, dy, eps, offset, of_weight)
     root = torch.empty(len(x), dtype=torch.float32, device=x.device)
     if x.numel():
         strides = (x.stride(), *weight.stride(), dy.stride(), dx.stride())
         _rmsnorm_backward_kernel[grid](x, weight, dy, dx, root, *x.shape, *strides, eps, offset)
-    column_sums(x, dy, None, root, dweight)
+    if of_weight:
+        column_sums(x, dy, None, root, dweight)
     return dx, dweight
 
 
@@ -103,4 +113,5 @@ def rmsnorm_backward(
     dweight that of weight. Raises TypeError or ValueError, naming the argument, for another dtype, shape or device.
     """
     check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"), dy=(dy, FLOATING, "R N"))
-    return _rmsnorm_backward(x, weight, dy, eps, offset)
+    found: tuple[Tensor, Tensor] = norm_gradients(x, weight, dy, eps, offset, True)
+    return found
