@@ -1,7 +1,10 @@
 """Cross-entropy of a linear layer's logits, and its gradients, by chunks of tokens.
 
 The logits of one chunk are held at a time, which are about as many numbers as x has; the gradient computes them again.
-Chunks follow one another, and the weight's gradient is summed over them in float32: there are no atomics.
+Chunks follow one another, and the weight's gradient is summed over them in float32, by each product as it is stored:
+there are no atomics. That reads and writes 8 bytes for each element of the weight, however few tokens a chunk has; so
+chunks have about D of them where that gradient is computed in 16 bits, or D / 2 in float32. Logits and their gradients,
+V numbers for each token, then take as much memory as the sum, which is V D numbers in float32.
 """
 
 from __future__ import annotations
@@ -19,17 +22,19 @@ from assay.kernels.triton.cross_entropy import (
     token_losses,
     upstream_and_count,
 )
-from assay.kernels.triton.gemm import product
+from assay.kernels.triton.gemm import product, write_product
 from assay.kernels.triton.operators import custom_op, differentiate
 
 _LEAST = 16
 
 
-def _chunks(x: Tensor, weight: Tensor) -> list[slice]:
-    """Slices of the tokens, a power of two in each."""
-    tokens = len(x)
-    parts = triton.cdiv(len(weight), max(x.shape[1], 1))
+def _chunks(x: Tensor, weight: Tensor, of_weight: bool = False) -> list[slice]:
+    """Slices of the tokens, a power of two in each; longer ones for the weight's gradient."""
+    tokens, width = x.shape
+    parts = triton.cdiv(len(weight), max(width, 1))
     size = max(_LEAST, int(triton.next_power_of_2(triton.cdiv(max(tokens, 1), parts))))
+    if of_weight:
+        size = max(size, int(triton.next_power_of_2(2 * width // x.element_size() + 1)) // 2)
     return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
 
 
@@ -73,14 +78,17 @@ def _linear_cross_entropy_backward(
 ) -> tuple[Tensor, Tensor]:
     upstream, count = upstream_and_count(target, dloss, ignored, reduction)
     dx = x.new_empty(x.shape if of_x else 0)
-    dweight = weight.new_zeros(weight.shape if of_weight else 0, dtype=torch.float32)
-    for chunk in _chunks(x, weight):
+    chunks = _chunks(x, weight, of_weight)
+    dweight = weight.new_empty(weight.shape if of_weight else 0, dtype=torch.float32 if chunks[1:] else weight.dtype)
+    if not chunks:
+        dweight.zero_()
+    for chunk in chunks:
         logits = product(x[chunk], weight.t(), x.dtype)
         grown = logit_gradients(logits, target[chunk], upstream[chunk], count, ignored, smoothing, softcap, z_loss)
         if of_x:
-            dx[chunk] = product(grown, weight, x.dtype)
+            write_product(grown, weight, dx[chunk])
         if of_weight:
-            dweight += product(grown.t(), x[chunk], torch.float32)
+            write_product(grown.t(), x[chunk], dweight, add=chunk.start > 0)
     return dx, dweight.to(weight.dtype)
 
 

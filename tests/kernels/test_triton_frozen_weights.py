@@ -16,7 +16,7 @@ WORK = {
     "add_rmsnorm": ("rmsnorm_backward", "column_sums", 1, 0),
     "layernorm": ("layernorm_backward", "column_sums", 1, 0),
     "causal_conv1d": ("causal_conv1d", "add_parts", 2, 0),
-    "linear_cross_entropy": ("linear_cross_entropy", "product", 3, 2),
+    "linear_cross_entropy": ("linear_cross_entropy", "write_product", 2, 1),
     "moe": ("moe_backward", "weight_gradient", 2, 0),
 }
 """By kernel: what is called for weights, of which module, and how often in a backward pass: for all, for x alone."""
@@ -29,9 +29,9 @@ def counted(kernel: Differentiable, frozen: bool, monkeypatch: pytest.MonkeyPatc
     place = importlib.import_module(f"assay.kernels.triton.{module}")
     work, calls = getattr(place, name), [0]
 
-    def call(*args: Any) -> Any:
+    def call(*args: Any, **options: Any) -> Any:
         calls[0] += 1
-        return work(*args)
+        return work(*args, **options)
 
     first, *others = kernel.leaves()
     leaves = [first, *(other.detach() if frozen else other for other in others)]
