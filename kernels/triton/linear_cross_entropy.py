@@ -52,7 +52,7 @@ def _linear_cross_entropy(
     loss = torch.empty(target.shape, dtype=torch.float32, device=x.device)
     for chunk in _chunks(x, weight):
         logits = product(x[chunk], weight.t(), x.dtype)
-        token_losses(logits, target[chunk], loss[chunk], ignored, smoothing, softcap, z_loss)
+        token_losses(logits, target[chunk], loss[chunk], None, ignored, smoothing, softcap, z_loss)
     return loss if reduction == "none" else reduced(loss, target, ignored, reduction)
 
 
@@ -84,7 +84,9 @@ def _linear_cross_entropy_backward(
         dweight.zero_()
     for chunk in chunks:
         logits = product(x[chunk], weight.t(), x.dtype)
-        grown = logit_gradients(logits, target[chunk], upstream[chunk], count, ignored, smoothing, softcap, z_loss)
+        grown = logit_gradients(
+            logits, target[chunk], upstream[chunk], count, None, ignored, smoothing, softcap, z_loss
+        )
         if of_x:
             write_product(grown, weight, dx[chunk])
         if of_weight:

@@ -206,7 +206,7 @@ CALLS = [
         cross_entropy_backward,
         {"logits": X, "target": LABELS},
         {"reduction": "none"},
-        (None, -100, 0.1, "none", 4.0, 0.01),
+        (None, None, -100, 0.1, "none", 4.0, 0.01),
         (*LOSS, ("dloss", torch.tensor(1.0)), ("dloss", torch.ones(3, dtype=BF16))),
     ),
     Call(linear_cross_entropy, CLASSIFIED, operator=(-100, 0.1, "mean", 4.0, 0.01), refused=LINEAR),
