@@ -12,9 +12,9 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 
 WORK = {
     "gemm": ("gemm", "product", 2, 1),
-    "rmsnorm": ("rmsnorm_backward", "column_sums", 1, 0),
-    "add_rmsnorm": ("rmsnorm_backward", "column_sums", 1, 0),
-    "layernorm": ("layernorm_backward", "column_sums", 1, 0),
+    "rmsnorm": ("rmsnorm_backward", "add_parts", 1, 0),
+    "add_rmsnorm": ("rmsnorm_backward", "add_parts", 1, 0),
+    "layernorm": ("layernorm_backward", "add_parts", 2, 0),
     "causal_conv1d": ("causal_conv1d", "add_parts", 2, 0),
     "linear_cross_entropy": ("linear_cross_entropy", "write_product", 2, 1),
     "moe": ("moe_backward", "weight_gradient", 2, 0),
