@@ -41,12 +41,11 @@ def _attention(
     return out, lse
 
 
-def _gradients(saved: SimpleNamespace, dout: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(saved: SimpleNamespace, dout: Tensor, dlse: Tensor) -> tuple[Tensor, ...]:
     given = saved.q, saved.k, saved.v, saved.slopes, saved.sinks, saved.result, saved.last_result, dout, dlse
     options = saved.scale, saved.softcap, saved.first_seen, saved.last_seen
-    *found, dslopes, dsinks = attention_gradients(*given, *options)
-    vectors = (None if saved.slopes is None else dslopes, None if saved.sinks is None else dsinks)
-    return *found, *vectors, *(None for _ in options)
+    found: tuple[Tensor, ...] = attention_gradients(*given, *options)
+    return found
 
 
 differentiate("assay::attention", _gradients, saves="q k v slopes sinks result last_result")

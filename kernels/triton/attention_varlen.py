@@ -68,9 +68,10 @@ def _heads_first(x: Tensor) -> Tensor:
     return x.transpose(0, 1)[None]
 
 
-def _gradients(saved: SimpleNamespace, dout: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(saved: SimpleNamespace, dout: Tensor, dlse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     given = saved.q, saved.k, saved.v, saved.cu_seqlens_q, saved.cu_seqlens_k, saved.result, saved.last_result
-    return *_attention_varlen_backward(*given, dout, dlse, saved.scale, saved.causal), None, None, None, None
+    found: tuple[Tensor, Tensor, Tensor] = _attention_varlen_backward(*given, dout, dlse, saved.scale, saved.causal)
+    return found
 
 
 differentiate("assay::attention_varlen", _gradients, saves="q k v cu_seqlens_q cu_seqlens_k result last_result")

@@ -122,7 +122,8 @@ def _gradient_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_L: tl.constexpr,
 ):
-    """g where an activation makes it another than dy, and this tile's sums of g and of g times x, tap by tap."""
+    """g where an activation makes it another than dy, and this tile's sums of g and of g times x, tap by tap, if there
+    is room for them."""
     batch, channels, places, there, part = _tile(B, D, L, BLOCK_R, BLOCK_L)
     part += batch * tl.cdiv(L, BLOCK_L)
     x_ptrs = x_ptr + batch * x_strides[0] + channels * x_strides[1]
@@ -135,11 +136,12 @@ def _gradient_kernel(
         g *= slope
         into = g_ptr + batch * g_strides[0] + channels * g_strides[1] + places * g_strides[2]
         tl.store(into, g, mask=there & (places < L))
-    for tap in tl.static_range(WIDTH):
-        x = _shifted(x_ptrs, x_strides[2], there, places - (WIDTH - 1 - tap), L)
-        into = dweight_ptr + (part * D + channels) * WIDTH + tap
-        tl.store(into, tl.sum(g * x, axis=1, keep_dims=True), mask=there)
-    tl.store(dbias_ptr + part * D + channels, tl.sum(g, axis=1, keep_dims=True), mask=there)
+    if dweight_ptr is not None:
+        for tap in tl.static_range(WIDTH):
+            x = _shifted(x_ptrs, x_strides[2], there, places - (WIDTH - 1 - tap), L)
+            into = dweight_ptr + (part * D + channels) * WIDTH + tap
+            tl.store(into, tl.sum(g * x, axis=1, keep_dims=True), mask=there)
+        tl.store(dbias_ptr + part * D + channels, tl.sum(g, axis=1, keep_dims=True), mask=there)
 
 
 def _blocks(places: int) -> tuple[int, int]:
@@ -170,33 +172,38 @@ def _causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor, silu: bool) -> Tenso
     return y
 
 
-def _gradients(x: Tensor, weight: Tensor, bias: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape)
+def _gradients(
+    x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor, silu: bool, of_weight: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    dweight, dbias = (each.new_empty(each.shape if of_weight else 0) for each in (weight, bias))
+    return x.new_empty(x.shape), dweight, dbias
 
 
 @custom_op("assay::causal_conv1d_backward", _gradients)
 def _causal_conv1d_backward(
-    x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor, silu: bool
+    x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor, silu: bool, of_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dx, dweight, dbias = _gradients(x, weight, bias)
+    """dx and, if those are asked for, dweight and dbias."""
+    dx, dweight, dbias = _gradients(x, weight, bias, dy, silu, of_weight)
     (batch, channels, places), width = x.shape, weight.shape[1]
     g = torch.empty(x.shape, dtype=torch.float32, device=x.device) if silu else dy
     parts = batch * triton.cdiv(places, _LONGEST)
-    sums = [torch.empty((parts, size), dtype=torch.float32, device=x.device) for size in (channels * width, channels)]
-    if x.numel():
+    sums = [x.new_empty((parts, size), dtype=torch.float32) for size in (channels * width, channels) if of_weight]
+    if x.numel() and (silu or of_weight):
         strides = (x.stride(), weight.stride(), bias.stride(0), dy.stride(), g.stride())
         _gradient_kernel[_grid(x)](
-            *(x, weight, bias, dy, g, *sums, *x.shape, *strides, width, silu, *_blocks(places)),
+            *(x, weight, bias, dy, g, *(sums or (None, None)), *x.shape, *strides, width, silu, *_blocks(places)),
             num_warps=_WARPS,
         )
     _launch(g, weight, None, dx, ahead=True, silu=False)
-    for part, total in zip(sums, (dweight, dbias), strict=True):
+    for part, total in zip(sums, (dweight, dbias), strict=False):
         add_parts(part, total)
     return dx, dweight, dbias
 
 
 def _backward(saved, dy):
-    return *_causal_conv1d_backward(saved.x, saved.weight, saved.bias, dy, saved.silu), None
+    of_weight = saved.needs.weight or saved.needs.bias
+    return _causal_conv1d_backward(saved.x, saved.weight, saved.bias, dy, saved.silu, of_weight)
 
 
 differentiate("assay::causal_conv1d", _backward, saves="x weight bias")
@@ -222,7 +229,8 @@ def causal_conv1d_backward(
     Computed in float32 from x. Each has the dtype of what it is the gradient of. Dtypes and errors as there.
     """
     _check(activation, x=x, weight=weight, bias=bias, dy=dy)
-    return _causal_conv1d_backward(x, weight, bias, dy, activation == "silu")
+    found: tuple[Tensor, Tensor, Tensor] = _causal_conv1d_backward(x, weight, bias, dy, activation == "silu", True)
+    return found
 
 
 def _check(activation: str, **tensors: Tensor) -> None:

@@ -1,7 +1,8 @@
 """Cross-entropy of logits and labels, and its gradient, with smoothing, a cap of the logits and the z-loss.
 
-A row that fits into one block is read once, a longer one twice by the gradient: first for the maximum and the sum of
-exponentials (`online_softmax`). Tokens are reduced by one program, in one order.
+The operator leaves each row's level, its maximum and sum of exponentials (`online_softmax`), to the gradient, which
+then reads the row once: two numbers, since one, their log-sum-exp in float32, has too few digits for large logits.
+Without them a row that is longer than a block is read twice. Tokens are reduced by one program, in one order.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ def _loss_kernel(
     x_ptr,
     target_ptr,
     loss_ptr,
+    level_ptr,
     R,
     N,
     x_strides,
@@ -91,6 +93,9 @@ def _loss_kernel(
         level = m_i + tl.log(l_i)
         loss += level * level * z_loss
     tl.store(loss_ptr + rows, tl.where(counted, loss, 0.0), mask=inside)
+    if level_ptr is not None:
+        tl.store(level_ptr + rows, m_i, mask=inside)
+        tl.store(level_ptr + R + rows, l_i, mask=inside)
 
 
 @triton.jit(do_not_specialize=["R", "ignored"])
@@ -117,6 +122,7 @@ def _gradient_kernel(
     target_ptr,
     upstream_ptr,
     count_ptr,
+    level_ptr,
     dx_ptr,
     R,
     N,
@@ -141,15 +147,20 @@ def _gradient_kernel(
     count = tl.load(count_ptr)
     x_rows = x_ptr + rows * x_strides[0]
     dx_rows = dx_ptr + rows * dx_strides[0]
-    m_i, l_i, _, x = _level(x_rows, inside, N, x_strides[1], softcap, BLOCK_R, BLOCK_N, ONE_BLOCK)
+    if level_ptr is None:
+        m_i, l_i, _, x = _level(x_rows, inside, N, x_strides[1], softcap, BLOCK_R, BLOCK_N, ONE_BLOCK)
+        m_i, l_i = m_i[:, None], l_i[:, None]
+    else:
+        m_i = tl.load(level_ptr + rows, mask=inside, other=0.0)
+        l_i = tl.load(level_ptr + R + rows, mask=inside, other=1.0)
     for start in range(0, BLOCK_N if ONE_BLOCK else N, BLOCK_N):
         columns = start + tl.arange(0, BLOCK_N).to(tl.int64)[None, :]
         kept = inside & (columns < N)
-        if not ONE_BLOCK:
+        if not ONE_BLOCK or level_ptr is not None:
             x = _logits(x_rows + columns * x_strides[1], kept, softcap)
-        dx = tl.exp(x - m_i[:, None]) / l_i[:, None]
+        dx = tl.exp(x - m_i) / l_i
         if LEVEL:
-            dx += dx * ((m_i + tl.log(l_i)) * (2.0 * z_loss))[:, None]
+            dx += dx * ((m_i + tl.log(l_i)) * (2.0 * z_loss))
         dx = tl.where(columns == target, dx - rest, dx) - share
         dx = dx / count * upstream
         if softcap is not None:
@@ -161,12 +172,20 @@ def _gradient_kernel(
 
 
 def token_losses(
-    logits: Tensor, target: Tensor, loss: Tensor, ignored: int, smoothing: float, softcap: float | None, z_loss: float
+    logits: Tensor,
+    target: Tensor,
+    loss: Tensor,
+    level: Tensor | None,
+    ignored: int,
+    smoothing: float,
+    softcap: float | None,
+    z_loss: float,
 ) -> None:
-    """Write the loss of each token into ``loss`` float32[T], contiguous."""
+    """Write the loss of each token into ``loss`` float32[T], and the maximum and sum of exponentials of its row into
+    ``level`` float32[2,T], both contiguous."""
     if len(target):
         _loss_kernel[grid](
-            *(logits, target, loss, *logits.shape, logits.stride(), *target.stride(), ignored, smoothing),
+            *(logits, target, loss, level, *logits.shape, logits.stride(), *target.stride(), ignored, smoothing),
             *(1.0 - smoothing, softcap, z_loss, smoothing != 0.0, z_loss != 0.0),
         )
 
@@ -192,16 +211,17 @@ def logit_gradients(
     target: Tensor,
     upstream: Tensor,
     count: Tensor,
+    level: Tensor | None,
     ignored: int,
     smoothing: float,
     softcap: float | None,
     z_loss: float,
 ) -> Tensor:
-    """The gradient of the logits, in their dtype, from what `upstream_and_count` gives."""
+    """The gradient of the logits, in their dtype, from `upstream_and_count`, and the level from `token_losses`."""
     dlogits = logits.new_empty(logits.shape)
     if dlogits.numel():
         _gradient_kernel[grid](
-            *(logits, target, upstream, count, dlogits, *logits.shape),
+            *(logits, target, upstream, count, level, dlogits, *logits.shape),
             *(logits.stride(), *target.stride(), *upstream.stride(), dlogits.stride()),
             *(ignored, smoothing / logits.shape[1], 1.0 - smoothing, softcap, z_loss, z_loss != 0.0),
         )
@@ -213,7 +233,10 @@ def loss_shape(logits: Tensor, target: Tensor, ignored: int, smoothing: float, r
     return logits.new_empty(target.shape if reduction == "none" else (), dtype=torch.float32)
 
 
-@custom_op("assay::cross_entropy", loss_shape)
+@custom_op(
+    "assay::cross_entropy",
+    lambda logits, *rest: (loss_shape(logits, *rest), logits.new_empty((2, len(logits)), dtype=torch.float32)),
+)
 def _cross_entropy(
     logits: Tensor,
     target: Tensor,
@@ -222,10 +245,12 @@ def _cross_entropy(
     reduction: str,
     softcap: float | None,
     z_loss: float,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
+    """The loss, and the level of each row, which is the gradient's alone and has none."""
     loss = torch.empty(target.shape, dtype=torch.float32, device=logits.device)
-    token_losses(logits, target, loss, ignored, smoothing, softcap, z_loss)
-    return loss if reduction == "none" else reduced(loss, target, ignored, reduction)
+    level = loss.new_empty((2, len(logits)))
+    token_losses(logits, target, loss, level, ignored, smoothing, softcap, z_loss)
+    return loss if reduction == "none" else reduced(loss, target, ignored, reduction), level
 
 
 @custom_op("assay::cross_entropy_backward", lambda logits, *rest: logits.new_empty(logits.shape))
@@ -233,6 +258,7 @@ def _cross_entropy_backward(
     logits: Tensor,
     target: Tensor,
     dloss: Tensor | None,
+    level: Tensor | None,
     ignored: int,
     smoothing: float,
     reduction: str,
@@ -240,15 +266,15 @@ def _cross_entropy_backward(
     z_loss: float,
 ) -> Tensor:
     upstream, count = upstream_and_count(target, dloss, ignored, reduction)
-    return logit_gradients(logits, target, upstream, count, ignored, smoothing, softcap, z_loss)
+    return logit_gradients(logits, target, upstream, count, level, ignored, smoothing, softcap, z_loss)
 
 
-def _gradient(saved, dloss):
+def _gradient(saved, dloss, _):
     options = (saved.ignored, saved.smoothing, saved.reduction, saved.softcap, saved.z_loss)
-    return _cross_entropy_backward(saved.logits, saved.target, dloss, *options), *[None] * 6
+    return _cross_entropy_backward(saved.logits, saved.target, dloss, saved.last_result, *options)
 
 
-differentiate("assay::cross_entropy", _gradient, saves="logits target")
+differentiate("assay::cross_entropy", _gradient, saves="logits target last_result")
 
 
 def cross_entropy(
@@ -270,7 +296,8 @@ def cross_entropy(
     """
     check(logits=(logits, FLOATING, _LABELLED), target=(target, INT64, "T"))
     check_loss_options(logits.shape[1], "logits", ignore_index, label_smoothing, reduction, softcap, z_loss)
-    return _cross_entropy(logits, target, ignore_index, label_smoothing, reduction, softcap, z_loss)
+    loss, _ = _cross_entropy(logits, target, ignore_index, label_smoothing, reduction, softcap, z_loss)
+    return loss
 
 
 def cross_entropy_backward(
@@ -291,4 +318,6 @@ def cross_entropy_backward(
     upstream = {} if dloss is None else {"dloss": (dloss, FLOAT32, "T" if reduction == "none" else "")}
     check(logits=(logits, FLOATING, _LABELLED), target=(target, INT64, "T"), **upstream)
     check_loss_options(logits.shape[1], "logits", ignore_index, label_smoothing, reduction, softcap, z_loss)
-    return _cross_entropy_backward(logits, target, dloss, ignore_index, label_smoothing, reduction, softcap, z_loss)
+    return _cross_entropy_backward(
+        logits, target, dloss, None, ignore_index, label_smoothing, reduction, softcap, z_loss
+    )

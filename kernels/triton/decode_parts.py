@@ -25,7 +25,7 @@ LN_2 = tl.constexpr(math.log(2.0))
 _MULTIPROCESSORS = 132  # of an H100 or H200
 _LEAST_KEYS = 256  # of a program: fewer are read sooner than merged
 MOST_SPLITS = 128
-_ROWS = 16  # that a program merges
+_MERGED = 4096  # elements of parts that a program reads at once
 
 
 @triton.jit
@@ -64,43 +64,40 @@ def normalised(acc, l_i, AXIS: tl.constexpr):
     return tl.trans(acc) if AXIS == 0 else acc
 
 
-@triton.jit(do_not_specialize=["ROWS", "SPLITS"])
+@triton.jit(do_not_specialize=["SPLITS"])
 def _merge_kernel(
     parts_ptr,
     part_lse_ptr,
     out_ptr,
     lse_ptr,
-    ROWS,
     SPLITS,
     out_scale,
     D: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_P: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """The parts of each row weighted by 2^lse; a part without keys has an lse of -inf, and no weight."""
-    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    """A row's parts weighted by 2^lse; a part without keys has an lse of -inf, and no weight."""
+    row = tl.program_id(0).to(tl.int64)
+    splits = tl.arange(0, BLOCK_S)[None, :]
     d = tl.arange(0, BLOCK_D).to(tl.int64)[None, :]
-    inside = row < ROWS
-    kept = inside[:, None] & (d < D)
     lse_ptrs = part_lse_ptr + row * SPLITS
-    part_ptrs = parts_ptr + row[:, None] * SPLITS * D + d
-
-    m_i = tl.full([BLOCK_R], -float("inf"), tl.float32)
-    for split in range(SPLITS):
-        m_i = tl.maximum(m_i, tl.load(lse_ptrs + split, mask=inside, other=-float("inf")))
+    lse = tl.load(lse_ptrs + splits, mask=splits < SPLITS, other=-float("inf"))
+    m_i = tl.max(lse, axis=1)
     shift = finite_shift(m_i)
+    l_i = tl.sum(tl.exp2(lse - shift[:, None]), axis=1)
 
-    l_i = tl.zeros([BLOCK_R], tl.float32)
-    acc = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
-    for split in range(SPLITS):
-        weight = tl.exp2(tl.load(lse_ptrs + split, mask=inside, other=-float("inf")) - shift)
-        l_i += weight
-        acc += weight[:, None] * tl.load(part_ptrs + split * D, mask=kept, other=0.0)
+    acc = tl.zeros([BLOCK_P, BLOCK_D], tl.float32)
+    for start in range(0, SPLITS, BLOCK_P):
+        split = (start + tl.arange(0, BLOCK_P))[:, None]
+        weight = tl.exp2(tl.load(lse_ptrs + split, mask=split < SPLITS, other=-float("inf")) - shift[:, None])
+        part_ptrs = parts_ptr + (row * SPLITS + split) * D + d
+        acc += weight * tl.load(part_ptrs, mask=(split < SPLITS) & (d < D), other=0.0)
 
-    acc = normalised(acc, l_i, 1) * out_scale
-    tl.store(out_ptr + row[:, None] * D + d, acc.to(out_ptr.dtype.element_ty), mask=kept)
+    acc = normalised(tl.sum(acc, axis=0)[None, :], l_i, 1) * out_scale
+    tl.store(out_ptr + row * D + d, acc.to(out_ptr.dtype.element_ty), mask=d < D)
     if lse_ptr is not None:
-        tl.store(lse_ptr + row, m_i * LN_2 + tl.log(l_i), mask=inside)
+        tl.store(lse_ptr + row + tl.arange(0, 1), m_i * LN_2 + tl.log(l_i))
 
 
 def splits_for(programs: int, keys: int, resident: int) -> int:
@@ -124,10 +121,11 @@ def merge_parts(parts: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor | None
     """Write the whole of parts[B,H,S,D] with part_lse[B,H,S], times a factor, into out[B,H,D]; its lse, in base e, into
     lse[B,H]."""
     batch, heads, splits, width = parts.shape
-    rows = batch * heads
-    _merge_kernel[(triton.cdiv(rows, _ROWS),)](
-        *(parts, part_lse, out, lse, rows, splits, out_scale),
+    block_s, block_d = triton.next_power_of_2(splits), max(16, triton.next_power_of_2(width))
+    _merge_kernel[(batch * heads,)](
+        *(parts, part_lse, out, lse, splits, out_scale),
         D=width,
-        BLOCK_R=_ROWS,
-        BLOCK_D=max(16, triton.next_power_of_2(width)),
+        BLOCK_S=block_s,
+        BLOCK_P=max(1, min(block_s, _MERGED // block_d)),
+        BLOCK_D=block_d,
     )

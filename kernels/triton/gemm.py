@@ -9,9 +9,17 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, check
-from assay.kernels.triton.gemm_described import described_product, is_described
+from assay.kernels.triton.gemm_described import is_described, write_described_product
 from assay.kernels.triton.operators import custom_op, differentiate
-from assay.kernels.triton.tiles import fitting_tiles, size_class, tile_configs, tile_grid, tile_of_program, tile_range
+from assay.kernels.triton.tiles import (
+    RESTORED,
+    fitting_tiles,
+    size_class,
+    tile_configs,
+    tile_grid,
+    tile_of_program,
+    tile_range,
+)
 
 _CONFIGS = tile_configs(
     *((128, 256, 64, 8, 3), (128, 128, 64, 8, 3), (128, 64, 64, 4, 4), (64, 128, 64, 4, 3)),
@@ -19,7 +27,12 @@ _CONFIGS = tile_configs(
 )
 
 
-@triton.autotune(configs=_CONFIGS, key=["M_CLASS", "N", "K"], prune_configs_by={"early_config_prune": fitting_tiles})
+@triton.autotune(
+    configs=_CONFIGS,
+    key=["M_CLASS", "N", "K_CLASS", "ADD"],
+    prune_configs_by={"early_config_prune": fitting_tiles},
+    **RESTORED,
+)
 @triton.jit(do_not_specialize=["M"])
 def _gemm_kernel(
     a_ptr,
@@ -29,9 +42,11 @@ def _gemm_kernel(
     N,
     K,
     M_CLASS,
+    K_CLASS,
     a_strides,
     b_strides,
     c_strides,
+    ADD: tl.constexpr,  # to what c holds
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -55,18 +70,26 @@ def _gemm_kernel(
         b_ptrs += step_b
 
     c_ptrs = c_ptr + rows * c_strides[0] + columns * c_strides[1]
+    if ADD:
+        acc += tl.load(c_ptrs, mask=in_rows & in_columns, other=0.0).to(tl.float32)
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=in_rows & in_columns)
 
 
 def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """a b of a[M,K] and b[K,N] of one dtype, stored in another from a float32 accumulator."""
+    c = torch.empty((a.shape[0], b.shape[1]), dtype=dtype, device=a.device)
+    write_product(a, b, c)
+    return c
+
+
+def write_product(a: Tensor, b: Tensor, c: Tensor, add: bool = False) -> None:
+    """Write a b into c[M,N], in any dtype and strides; or add it to what is there, in float32, before it is rounded."""
     (m, k), n = a.shape, b.shape[1]
     if is_described(a, b):
-        return described_product(a, b, dtype)
-    c = torch.empty((m, n), dtype=dtype, device=a.device)
-    if c.numel():
-        _gemm_kernel[tile_grid(m, n)](a, b, c, m, n, k, size_class(m), a.stride(), b.stride(), c.stride())
-    return c
+        write_described_product(a, b, c, add)
+    elif c.numel():
+        classes = size_class(m), size_class(k)
+        _gemm_kernel[tile_grid(m, n)](a, b, c, m, n, k, *classes, a.stride(), b.stride(), c.stride(), ADD=add)
 
 
 @custom_op("assay::gemm", lambda a, b: a.new_empty((a.shape[0], b.shape[1])))
@@ -74,7 +97,14 @@ def _gemm(a: Tensor, b: Tensor) -> Tensor:
     return product(a, b, a.dtype)
 
 
-differentiate("assay::gemm", lambda saved, dc: (gemm(dc, saved.b.t()), gemm(saved.a.t(), dc)), saves="a b")
+differentiate(
+    "assay::gemm",
+    lambda saved, dc: (
+        gemm(dc, saved.b.t()) if saved.needs.a else None,
+        gemm(saved.a.t(), dc) if saved.needs.b else None,
+    ),
+    saves="a b",
+)
 
 
 def gemm(a: Tensor, b: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ Where the rows are few, K is split: each part has tiles of its own, whose float3
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,21 +16,22 @@ from torch import Tensor
 
 from assay.kernels.triton.columns import add_parts
 from assay.kernels.triton.descriptors import describable, described
-from assay.kernels.triton.tiles import size_class, tile_numbered, tile_range
+from assay.kernels.triton.tiles import RESTORED, size_class, tile_numbered, tile_range
 
 _FEW_ROWS = 64  # as many as a tile has at least, for Hopper's tensor cores
 _PROGRAMS = 128  # that a split aims at
 _MOST_PARTS = 16
 _LEAST_PART = 128  # of K
 _NARROWEST = 33  # columns from which on tiles are wide enough
+_MOST_ADDED = 64  # sums of a thread that its registers hold beside what they are added to
 _AT_ONCE = 4  # programs on a CPU, where nothing but their loop is of interest
 
 
 def _sets_tiles(arguments: Mapping[str, Any]) -> None:
-    """A configuration's hook: the sizes of the operands' tiles, those of b as it lies."""
+    """A configuration's hook: the sizes of the operands' tiles, as these lie."""
     m, n, k = (arguments[f"BLOCK_{side}"] for side in "MNK")
-    arguments["a"].block_shape = [m, k]
-    arguments["b"].block_shape = [n, k] if arguments["TURNED"] else [k, n]
+    arguments["a"].block_shape = [k, m] if arguments["A_TURNED"] else [m, k]
+    arguments["b"].block_shape = [n, k] if arguments["B_TURNED"] else [k, n]
 
 
 _CONFIGS = [
@@ -50,13 +52,22 @@ _CONFIGS = [
 ]
 
 
-def _fitting(configs: list[triton.Config], arguments: Mapping[str, Any], **_: Any) -> list[triton.Config]:
-    """Flat tiles for few rows, and only for these."""
-    return [config for config in configs if (config.kwargs["BLOCK_M"] == _FEW_ROWS) == (arguments["M"] <= _FEW_ROWS)]
+def _fitting(configs: list[triton.Config], arguments: Mapping[str, Any], *, ADD: bool, **_: Any) -> list[triton.Config]:
+    """Flat tiles for few rows, and only for these; where they are added, those whose threads have room for more."""
+    most = _MOST_ADDED if ADD else math.inf
+    return [
+        config
+        for config in configs
+        if (config.kwargs["BLOCK_M"] == _FEW_ROWS) == (arguments["M"] <= _FEW_ROWS)
+        and config.kwargs["BLOCK_M"] * config.kwargs["BLOCK_N"] / (32 * config.num_warps) <= most
+    ]
 
 
 @triton.autotune(
-    configs=_CONFIGS, key=["M_CLASS", "N", "K", "TURNED"], prune_configs_by={"early_config_prune": _fitting}
+    configs=_CONFIGS,
+    key=["M_CLASS", "N", "K_CLASS", "ADD", "A_TURNED", "B_TURNED"],
+    prune_configs_by={"early_config_prune": _fitting},
+    **RESTORED,
 )
 @triton.jit(do_not_specialize=["M"])
 def _gemm_described_kernel(
@@ -67,9 +78,12 @@ def _gemm_described_kernel(
     N,
     K,
     M_CLASS,
+    K_CLASS,
     parts,
     c_strides,
-    TURNED: tl.constexpr,
+    A_TURNED: tl.constexpr,
+    B_TURNED: tl.constexpr,
+    ADD: tl.constexpr,  # to what c holds
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -85,44 +99,39 @@ def _gemm_described_kernel(
 
         acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for start in range(first, last, BLOCK_K):
-            left = a.load([row, start])
-            right = b.load([column, start]).T if TURNED else b.load([start, column])
+            left = a.load([start, row]).T if A_TURNED else a.load([row, start])
+            right = b.load([column, start]).T if B_TURNED else b.load([start, column])
             acc = tl.dot(left, right, acc)
 
         rows, columns, in_rows, in_columns = tile_range(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N)
         c_ptrs = c_ptr + (place // whole).to(tl.int64) * c_strides[0] + rows * c_strides[1] + columns * c_strides[2]
+        if ADD:
+            acc += tl.load(c_ptrs, mask=in_rows & in_columns, other=0.0).to(tl.float32)
         tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=in_rows & in_columns)
 
 
 def is_described(a: Tensor, b: Tensor) -> bool:
-    """Whether a[M,K] and b[K,N] are matrices of 16 bits, not narrow, that descriptors can copy; b either way round."""
-    return (
-        a.element_size() == 2 and b.shape[1] >= _NARROWEST and describable(a) and (describable(b) or describable(b.t()))
-    )
+    """Whether a[M,K] and b[K,N] are matrices of 16 bits, not narrow, that descriptors can copy, either way round."""
+    lie_well = all(describable(x) or describable(x.t()) for x in (a, b))
+    return a.element_size() == 2 and b.shape[1] >= _NARROWEST and lie_well
 
 
-def described_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a b of a[M,K] and b[K,N] for which `is_described`, stored in a dtype from float32 sums."""
+def write_described_product(a: Tensor, b: Tensor, c: Tensor, add: bool) -> None:
+    """As `write_product`, of a[M,K] and b[K,N] for which `is_described`."""
     (m, k), n = a.shape, b.shape[1]
-    turned = not describable(b)
+    turned = not describable(a), not describable(b)
+    operands = [described(x.t() if is_turned else x) for x, is_turned in zip((a, b), turned, strict=True)]
     parts = parts_of(m, n, k)
-    c = torch.empty((m, n), dtype=dtype, device=a.device)
-    sums = c[None] if parts == 1 else torch.empty((parts, m, n), dtype=torch.float32, device=a.device)
+    into = c[None] if parts == 1 else torch.empty((parts, m, n), dtype=torch.float32, device=a.device)
     _gemm_described_kernel[lambda meta: (min(_programs(a), _tiles(meta, m, n) * parts),)](
-        described(a),
-        described(b.t() if turned else b),
-        sums,
-        m,
-        n,
-        k,
-        size_class(m),
-        parts,
-        sums.stride(),
-        TURNED=turned,
+        *(*operands, into, m, n, k, size_class(m), size_class(k), parts, into.stride(), *turned),
+        ADD=add and parts == 1,
     )
     if parts > 1:
-        add_parts(sums.view(parts, m * n), c)
-    return c
+        total = torch.empty((m, n), dtype=torch.float32, device=a.device) if add or not c.is_contiguous() else c
+        add_parts(into.view(parts, m * n), total)
+        if total is not c:
+            c.copy_(total + c if add else total)
 
 
 def parts_of(m: int, n: int, k: int) -> int:

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, check, check_numbers
-from assay.kernels.triton.layernorm_backward import layernorm_backward
+from assay.kernels.triton.layernorm_backward import norm_gradients
 from assay.kernels.triton.operators import custom_op, differentiate
 from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
 
@@ -82,9 +82,8 @@ def _layernorm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 differentiate(
     "assay::layernorm",
-    lambda saved, dy: (
-        *layernorm_backward(saved.x, saved.weight, dy, eps=saved.eps, bias_dtype=saved.bias.dtype),
-        None,
+    lambda saved, dy: norm_gradients(
+        *(saved.x, saved.weight, dy, saved.eps, saved.bias.dtype), saved.needs.weight or saved.needs.bias
     ),
     saves="x weight bias",
 )

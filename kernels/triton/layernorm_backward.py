@@ -2,7 +2,7 @@
 
 With r = 1 / sqrt(variance + eps), h = (x - mean) r and g = dy weight: dx = r (g - mean g - h mean(g h)) of each row;
 dweight = sum dy h and dbias = sum dy over the rows (`columns`). Rows that fit into one block are read once, longer ones
-four times.
+four times and once more for dweight and dbias.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, check, check_numbers
-from assay.kernels.triton.columns import column_sums
+from assay.kernels.triton.columns import SUMMED, add_parts, column_sums, rows_of_part
 from assay.kernels.triton.operators import custom_op
-from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
+from assay.kernels.triton.rows import BLOCKS, CONFIGS
 
 
 @triton.jit
 def _grown(dy_ptrs, weight_ptrs, kept, in_columns):
     weight = tl.load(weight_ptrs, mask=in_columns, other=0.0).to(tl.float32)
-    return tl.load(dy_ptrs, mask=kept, other=0.0).to(tl.float32) * weight
+    dy = tl.load(dy_ptrs, mask=kept, other=0.0).to(tl.float32)
+    return dy, dy * weight
 
 
-@triton.autotune(configs=CONFIGS, key=["N"])
+@triton.autotune(configs=CONFIGS, key=["N"], prune_configs_by=SUMMED)
 @triton.heuristics(BLOCKS)
-@triton.jit(do_not_specialize=["R"])
+@triton.jit(do_not_specialize=["R", "run"])
 def _layernorm_backward_kernel(
     x_ptr,
     weight_ptr,
@@ -34,8 +35,10 @@ def _layernorm_backward_kernel(
     dx_ptr,
     mean_ptr,
     root_ptr,
+    parts_ptr,
     R,
     N,
+    run,
     x_strides,
     stride_weight,
     dy_strides,
@@ -45,72 +48,100 @@ def _layernorm_backward_kernel(
     BLOCK_N: tl.constexpr,
     ONE_BLOCK: tl.constexpr,
 ):
-    rows = (tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]
+    """dx, and of rows of one block this run's parts of dweight and dbias, of others each row's mean and root."""
     block = tl.arange(0, BLOCK_N).to(tl.int64)[None, :]
-    x_rows = x_ptr + rows * x_strides[0]
-    dy_rows = dy_ptr + rows * dy_strides[0]
-    dx_rows = dx_ptr + rows * dx_strides[0]
-
     length = BLOCK_N if ONE_BLOCK else N  # loops of one turn, known to the compiler
     x = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
-    total = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
-    for start in range(0, length, BLOCK_N):
-        columns = start + block
-        x = tl.load(x_rows + columns * x_strides[1], mask=(rows < R) & (columns < N), other=0.0).to(tl.float32)
-        total += x
-    mean = (tl.sum(total, axis=1) / N)[:, None]
-    tl.store(mean_ptr + rows, mean, mask=rows < R)
-
-    squares = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
-    for start in range(0, length, BLOCK_N):
-        columns = start + block
-        if not ONE_BLOCK:
-            x = tl.load(x_rows + columns * x_strides[1], mask=(rows < R) & (columns < N), other=0.0).to(tl.float32)
-        centred = tl.where(columns < N, x - mean, 0.0)
-        squares += centred * centred
-    root = tl.rsqrt(tl.sum(squares, axis=1) / N + eps)[:, None]
-    tl.store(root_ptr + rows, root, mask=rows < R)
-
+    dy = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
     grown = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
-    sums = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
-    inner = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
-    for start in range(0, length, BLOCK_N):
-        columns = start + block
-        kept = (rows < R) & (columns < N)
-        if not ONE_BLOCK:
-            x = tl.load(x_rows + columns * x_strides[1], mask=kept, other=0.0).to(tl.float32)
-        grown = _grown(dy_rows + columns * dy_strides[1], weight_ptr + columns * stride_weight, kept, columns < N)
-        sums += grown
-        inner += tl.where(columns < N, grown * ((x - mean) * root), 0.0)
-    first = (tl.sum(sums, axis=1) / N)[:, None]
-    second = (tl.sum(inner, axis=1) / N)[:, None]
+    of_weight = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+    of_bias = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+    height = BLOCK_R if parts_ptr is None else run
+    for first_row in range(0, height, BLOCK_R):
+        rows = (tl.program_id(0).to(tl.int64) * height + first_row + tl.arange(0, BLOCK_R))[:, None]
+        x_rows = x_ptr + rows * x_strides[0]
+        dy_rows = dy_ptr + rows * dy_strides[0]
+        dx_rows = dx_ptr + rows * dx_strides[0]
 
-    for start in range(0, length, BLOCK_N):
-        columns = start + block
-        kept = (rows < R) & (columns < N)
-        if not ONE_BLOCK:
-            x = tl.load(x_rows + columns * x_strides[1], mask=kept, other=0.0).to(tl.float32)
-            grown = _grown(dy_rows + columns * dy_strides[1], weight_ptr + columns * stride_weight, kept, columns < N)
-        dx = ((grown - first) - (x - mean) * root * second) * root
-        tl.store(dx_rows + columns * dx_strides[1], dx.to(dx_ptr.dtype.element_ty), mask=kept)
+        total = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+        for start in range(0, length, BLOCK_N):
+            columns = start + block
+            x = tl.load(x_rows + columns * x_strides[1], mask=(rows < R) & (columns < N), other=0.0).to(tl.float32)
+            total += x
+        mean = (tl.sum(total, axis=1) / N)[:, None]
+        if mean_ptr is not None:
+            tl.store(mean_ptr + rows, mean, mask=rows < R)
+
+        squares = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+        for start in range(0, length, BLOCK_N):
+            columns = start + block
+            if not ONE_BLOCK:
+                x = tl.load(x_rows + columns * x_strides[1], mask=(rows < R) & (columns < N), other=0.0).to(tl.float32)
+            centred = tl.where(columns < N, x - mean, 0.0)
+            squares += centred * centred
+        root = tl.rsqrt(tl.sum(squares, axis=1) / N + eps)[:, None]
+        if root_ptr is not None:
+            tl.store(root_ptr + rows, root, mask=rows < R)
+
+        sums = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+        inner = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+        for start in range(0, length, BLOCK_N):
+            columns = start + block
+            kept = (rows < R) & (columns < N)
+            if not ONE_BLOCK:
+                x = tl.load(x_rows + columns * x_strides[1], mask=kept, other=0.0).to(tl.float32)
+            weight_ptrs = weight_ptr + columns * stride_weight
+            dy, grown = _grown(dy_rows + columns * dy_strides[1], weight_ptrs, kept, columns < N)
+            sums += grown
+            inner += tl.where(columns < N, grown * ((x - mean) * root), 0.0)
+        first = (tl.sum(sums, axis=1) / N)[:, None]
+        second = (tl.sum(inner, axis=1) / N)[:, None]
+
+        for start in range(0, length, BLOCK_N):
+            columns = start + block
+            kept = (rows < R) & (columns < N)
+            if not ONE_BLOCK:
+                x = tl.load(x_rows + columns * x_strides[1], mask=kept, other=0.0).to(tl.float32)
+                weight_ptrs = weight_ptr + columns * stride_weight
+                _, grown = _grown(dy_rows + columns * dy_strides[1], weight_ptrs, kept, columns < N)
+            dx = ((grown - first) - (x - mean) * root * second) * root
+            tl.store(dx_rows + columns * dx_strides[1], dx.to(dx_ptr.dtype.element_ty), mask=kept)
+        if parts_ptr is not None:
+            of_weight += tl.where(rows < R, dy * ((x - mean) * root), 0.0)
+            of_bias += dy
+    if parts_ptr is not None:
+        into = parts_ptr + tl.program_id(0).to(tl.int64) * N + block
+        tl.store(into, tl.sum(of_weight, axis=0)[None, :], mask=block < N)
+        tl.store(into + tl.num_programs(0).to(tl.int64) * N, tl.sum(of_bias, axis=0)[None, :], mask=block < N)
 
 
 def _results(
-    x: Tensor, weight: Tensor, dy: Tensor, eps: float, bias_dtype: torch.dtype
+    x: Tensor, weight: Tensor, dy: Tensor, eps: float, bias_dtype: torch.dtype, of_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape, dtype=bias_dtype)
+    shape = weight.shape if of_weight else (0,)
+    return x.new_empty(x.shape), weight.new_empty(shape), weight.new_empty(shape, dtype=bias_dtype)
 
 
 @custom_op("assay::layernorm_backward", _results)
-def _layernorm_backward(
-    x: Tensor, weight: Tensor, dy: Tensor, eps: float, bias_dtype: torch.dtype
+def norm_gradients(
+    x: Tensor, weight: Tensor, dy: Tensor, eps: float, bias_dtype: torch.dtype, of_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dx, dweight, dbias = _results(x, weight, dy, eps, bias_dtype)
-    mean, root = torch.empty((2, len(x)), dtype=torch.float32, device=x.device)
+    """dx and, if those are asked for, dweight and dbias of `assay::layernorm`, from the gradient of its result."""
+    dx, dweight, dbias = _results(x, weight, dy, eps, bias_dtype, of_weight)
+    run = rows_of_part(x) if of_weight else 0
+    parts = x.new_empty((2, triton.cdiv(len(x), run), x.shape[1]), dtype=torch.float32) if run else None
+    both = x.new_empty((2, len(x)), dtype=torch.float32) if of_weight and parts is None else None
+    mean, root = (None, None) if both is None else both
     if x.numel():
         strides = (x.stride(), *weight.stride(), dy.stride(), dx.stride())
-        _layernorm_backward_kernel[grid](x, weight, dy, dx, mean, root, *x.shape, *strides, eps)
-    column_sums(x, dy, mean, root, dweight, dbias)
+        _layernorm_backward_kernel[lambda meta: (triton.cdiv(len(x), run or meta["BLOCK_R"]),)](
+            x, weight, dy, dx, mean, root, parts, *x.shape, run, *strides, eps
+        )
+    if parts is not None:
+        for part, total in zip(parts, (dweight, dbias), strict=True):
+            add_parts(part, total)
+    elif mean is not None and root is not None:
+        column_sums(x, dy, mean, root, dweight, dbias)
     return dx, dweight, dbias
 
 
@@ -127,4 +158,5 @@ def layernorm_backward(
     check_numbers(eps=eps, least=0.0)
     if bias_dtype is not None and bias_dtype not in FLOATING:
         raise TypeError(f"bias_dtype: expected float32, bfloat16 or float16, got {bias_dtype}")
-    return _layernorm_backward(x, weight, dy, eps, bias_dtype or weight.dtype)
+    found: tuple[Tensor, Tensor, Tensor] = norm_gradients(x, weight, dy, eps, bias_dtype or weight.dtype, True)
+    return found

@@ -191,9 +191,9 @@ def _mixture(
 
 differentiate(
     "assay::moe",
-    lambda saved, dy: (
-        *expert_gradients(saved.x, saved.w_gate_up, saved.w_down, saved.weights, saved.ids, dy),
-        None,
+    lambda saved, dy: expert_gradients(
+        *(saved.x, saved.w_gate_up, saved.w_down, saved.weights, saved.ids, dy),
+        *(saved.needs.w_gate_up, saved.needs.w_down),
     ),
     saves="x w_gate_up w_down weights ids",
 )
@@ -202,7 +202,7 @@ differentiate(
 def _fp8_gradients(saved: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     tensors = saved.x, saved.w_gate_up, saved.w_down, saved.scale_gate_up, saved.scale_down, saved.weights, saved.ids
     dx, dweights = fp8_expert_gradients(*tensors, dy, saved.side)
-    return dx, None, None, None, None, dweights, None, None
+    return dx, None, None, None, None, dweights
 
 
 differentiate("assay::moe_fp8", _fp8_gradients, saves="x w_gate_up w_down scale_gate_up scale_down weights ids")

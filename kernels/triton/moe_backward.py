@@ -147,34 +147,38 @@ def _pair_gradient_kernel(
     tl.store(grown_ptrs + F, of_up.to(grown_ptr.dtype.element_ty), mask=inside)
 
 
-def _results(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, *_: object) -> Gradients:
+def _results(
+    x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor, dy: Tensor, of_up: bool, of_down: bool
+) -> Gradients:
     return (
         x.new_empty(x.shape),
-        w_gate_up.new_empty(w_gate_up.shape),
-        w_down.new_empty(w_down.shape),
+        w_gate_up.new_empty(w_gate_up.shape if of_up else 0),
+        w_down.new_empty(w_down.shape if of_down else 0),
         weights.new_empty(weights.shape),
     )
 
 
 @custom_op("assay::moe_backward", _results)
 def expert_gradients(
-    x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor, dy: Tensor
+    x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor, dy: Tensor, of_up: bool, of_down: bool
 ) -> Gradients:
-    """dx, dw_gate_up, dw_down and dweights of `assay::moe`, from the gradient of its result."""
-    choices = ids.shape[1]
-    results = _results(x, w_gate_up, w_down, weights)
+    """dx, dw_gate_up and dw_down, if they are asked for, and dweights of `assay::moe`, from the gradient of its
+    result."""
     if not (ids.numel() and w_down.numel()):
-        for gradient in results:
-            gradient.zero_()
-        return results
-    dx, dw_gate_up, dw_down, dweights = results
+        dx, dw_gate_up, dw_down, dweights = _results(x, w_gate_up, w_down, weights, ids, dy, of_up, of_down)
+        return dx.zero_(), dw_gate_up.zero_(), dw_down.zero_(), dweights.zero_()
+    choices = ids.shape[1]
     pairs = sort_by_expert(ids.contiguous(), len(w_down), _TALLEST[x.element_size()])
-    hidden = torch.empty((ids.numel(), w_down.shape[2]), dtype=x.dtype, device=x.device)
-    grown = _pair_gradients(x, w_gate_up, w_down, weights, dy, pairs, dweights, hidden)
-    dx.copy_(mixed(grown, w_gate_up, pairs, ids.contiguous(), None))
-    weight_gradient(grown, x, pairs, choices, dw_gate_up)
-    weight_gradient(hidden, dy, pairs, choices, dw_down.transpose(1, 2))
-    return results
+    hidden = torch.empty((ids.numel(), w_down.shape[2]), dtype=x.dtype, device=x.device) if of_down else None
+    grown, dweights = _pair_gradients(x, w_gate_up, w_down, weights, dy, pairs, hidden)
+    dx = mixed(grown, w_gate_up, pairs, ids.contiguous(), None)
+    dw_gate_up = w_gate_up.new_empty(w_gate_up.shape if of_up else 0)
+    dw_down = w_down.new_empty(w_down.shape if of_down else 0)
+    if of_up:
+        weight_gradient(grown, x, pairs, choices, dw_gate_up)
+    if hidden is not None:
+        weight_gradient(hidden, dy, pairs, choices, dw_down.transpose(1, 2))
+    return dx, dw_gate_up, dw_down, dweights
 
 
 @custom_op("assay::moe_fp8_backward", lambda x, *rest: (x.new_empty(x.shape), rest[4].new_empty(rest[4].shape)))
@@ -192,10 +196,9 @@ def fp8_expert_gradients(
     """dx and dweights of `assay::moe_fp8`, from the gradient of its result."""
     if not (ids.numel() and w_down.numel()):
         return x.new_zeros(x.shape), weights.new_zeros(weights.shape)
-    dweights = weights.new_empty(weights.shape)
     pairs = sort_by_expert(ids.contiguous(), len(w_down), _TALLEST_OF_CODES[x.element_size()])
     scales = scale_gate_up, scale_down.transpose(1, 2)
-    grown = _pair_gradients(x, w_gate_up, w_down, weights, dy, pairs, dweights, None, scales, side)
+    grown, dweights = _pair_gradients(x, w_gate_up, w_down, weights, dy, pairs, None, scales, side)
     by_block = side > 1
     given = scale_gate_up.transpose(1, 2) if by_block else None
     return mixed(grown, w_gate_up, pairs, ids.contiguous(), None, given, side if by_block else 0), dweights
@@ -208,12 +211,11 @@ def _pair_gradients(
     weights: Tensor,
     dy: Tensor,
     pairs: Sorted,
-    dweights: Tensor,
     hidden: Tensor | None,
     scales: tuple[Tensor | None, Tensor | None] = (None, None),
     side: int = 0,
-) -> Tensor:
-    """The gradients of gate and up [T*k,2F] of sorted rows. Written are dweights[T,k] and, where given, hidden[T*k,F],
+) -> tuple[Tensor, Tensor]:
+    """The gradients of gate and up [T*k,2F] of sorted rows, and dweights[T,k]. Written is, where given, hidden[T*k,F],
     weight * silu(gate) * up. ``scales``: of w_gate_up[E,2F,D] and w_down[E,F,D], for blocks of ``side`` as in `mixed`.
     """
     (tokens, choices), (experts, d, f) = weights.shape, w_down.shape
@@ -228,8 +230,7 @@ def _pair_gradients(
         *(up_strides, down_strides, *map(strides_of, scales), side, *up_lies, *down_lies),
         BLOCK_M=pairs.height,
     )
-    dweights.copy_(parts.sum(1).view(dweights.shape))
-    return grown
+    return grown, parts.sum(1).view(weights.shape)
 
 
 def moe_backward(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tensor, dy: Tensor) -> Gradients:
@@ -241,7 +242,7 @@ def moe_backward(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, 
     another dtype, shape or device.
     """
     check_experts(x, w_gate_up, w_down, weights, ids, dy=(dy, ("x",), "T D"))
-    return expert_gradients(x, w_gate_up, w_down, weights, ids, dy)
+    return expert_gradients(x, w_gate_up, w_down, weights, ids, dy, True, True)
 
 
 def moe_fp8_backward(

@@ -122,9 +122,8 @@ def _moe_route(logits: Tensor, top_k: int, renormalize: bool, sigmoid: bool) -> 
 
 differentiate(
     "assay::moe_route",
-    lambda saved, dweights, _: (
-        route_gradient(saved.logits, saved.result, saved.last_result, dweights, saved.renormalize, saved.sigmoid),
-        *[None] * 3,
+    lambda saved, dweights, _: route_gradient(
+        saved.logits, saved.result, saved.last_result, dweights, saved.renormalize, saved.sigmoid
     ),
     saves="logits result last_result",
 )

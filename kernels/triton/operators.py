@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, wraps
+from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,7 +60,7 @@ def custom_op(name: str, fake: Callable[..., Any]) -> Callable[[Callable[..., An
         def backward(ctx: Any, *upstream: torch.Tensor) -> Any:
             if name not in _GRADIENTS:
                 raise NotImplementedError(f"{name} has no gradient: detach its arguments, or run it under no_grad")
-            return _GRADIENTS[name].of(ctx, upstream)
+            return _GRADIENTS[name].of(ctx, names, upstream)
 
         torch.library.register_autograd(name, backward, setup_context=save)
         return operator
@@ -68,11 +69,13 @@ def custom_op(name: str, fake: Callable[..., Any]) -> Callable[[Callable[..., An
 
 
 def differentiate(name: str, gradients: Callable[..., Any], saves: str) -> None:
-    """Give the operator ``name`` a gradient: ``gradients(saved, *upstream)``, of each of its arguments one, or None.
+    """Give the operator ``name`` a gradient: ``gradients(saved, *upstream)``, that of its first argument or a tuple of
+    those of the first few; the others have none.
 
     ``saved`` has those arguments as attributes that ``saves`` names ("x weight"), and options all; "result" is the
-    operator's own result, or the first of several, and "last_result" the last.
-    The gradients are operators themselves, and have none.
+    operator's own result, or the first of several, and "last_result" the last. ``saved.needs`` says of each argument
+    whether its gradient is asked for (not that of a frozen weight): what is given for another is dropped, and best not
+    computed. The gradients are operators themselves, and have none.
     """
     _GRADIENTS[name] = Gradients(gradients, saves.split())
 
@@ -91,7 +94,10 @@ class Gradients:
         given |= {"result": results[0], "last_result": results[-1]}
         ctx.save_for_backward(*(given[name] for name in self.saves))
 
-    def of(self, ctx: Any, upstream: tuple[torch.Tensor, ...]) -> Any:
-        """The gradients, of what was kept and those of the results."""
+    def of(self, ctx: Any, names: list[str], upstream: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+        """The gradients that are needed of the arguments, from what was kept and the gradients of the results."""
+        needs = dict(zip(names, ctx.needs_input_grad, strict=False))  # torch passes the operator one argument more
         saved = ctx.options | dict(zip(self.saves, ctx.saved_tensors, strict=True))
-        return self.function(SimpleNamespace(**saved), *upstream)
+        found = self.function(SimpleNamespace(**saved, needs=SimpleNamespace(**needs)), *upstream)
+        found = found if isinstance(found, tuple) else (found,)
+        return tuple(gradient if needs[name] else None for name, gradient in zip_longest(names, found))

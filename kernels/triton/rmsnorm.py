@@ -13,7 +13,7 @@ from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, check, check_numbers
 from assay.kernels.triton.operators import custom_op, differentiate
-from assay.kernels.triton.rmsnorm_backward import rmsnorm_backward
+from assay.kernels.triton.rmsnorm_backward import norm_gradients
 from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
 
 
@@ -87,11 +87,7 @@ def _rmsnorm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
 
 differentiate(
     "assay::rmsnorm",
-    lambda saved, dy: (
-        *rmsnorm_backward(saved.x, saved.weight, dy, eps=saved.eps, offset=saved.offset),
-        None,
-        None,
-    ),
+    lambda saved, dy: norm_gradients(saved.x, saved.weight, dy, saved.eps, saved.offset, saved.needs.weight),
     saves="x weight",
 )
 
@@ -105,10 +101,10 @@ def _add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return y, total
 
 
-def _added_gradients(saved: Any, dy: Tensor, dtotal: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-    dx, dweight = rmsnorm_backward(saved.last_result, saved.weight, dy, eps=saved.eps)
+def _added_gradients(saved: Any, dy: Tensor, dtotal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    dx, dweight = norm_gradients(saved.last_result, saved.weight, dy, saved.eps, 0.0, saved.needs.weight)
     dx = dx + dtotal
-    return dx, dx.to(saved.residual.dtype), dweight, None
+    return dx, dx.to(saved.residual.dtype), dweight
 
 
 differentiate("assay::add_rmsnorm", _added_gradients, saves="residual weight last_result")

@@ -79,7 +79,7 @@ def _rope_backward(cos: Tensor, sin: Tensor, dy: Tensor, interleaved: bool) -> T
 
 
 def _turned_back(saved, dy):
-    return rope_backward(saved.cos, saved.sin, dy, interleaved=saved.interleaved), None, None, None
+    return rope_backward(saved.cos, saved.sin, dy, interleaved=saved.interleaved)
 
 
 differentiate("assay::rope", _turned_back, saves="cos sin")

@@ -18,10 +18,8 @@ def _selective_scan(u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, s
 
 
 def _gradients(saved, dy):
-    found = selective_scan_backward(
-        *(saved.u, saved.delta, saved.a, saved.b, saved.c, saved.skip, dy), softplus=saved.softplus
-    )
-    return *found, None
+    given = saved.u, saved.delta, saved.a, saved.b, saved.c, saved.skip
+    return selective_scan_backward(*given, dy, softplus=saved.softplus)
 
 
 differentiate("assay::selective_scan", _gradients, saves="u delta a b c skip")

@@ -66,7 +66,7 @@ def _swiglu(gate: Tensor, up: Tensor, limit: float | None) -> Tensor:
 
 differentiate(
     "assay::swiglu",
-    lambda saved, dy: (*swiglu_backward(saved.gate, saved.up, dy, limit=saved.limit), None),
+    lambda saved, dy: swiglu_backward(saved.gate, saved.up, dy, limit=saved.limit),
     saves="gate up",
 )
 

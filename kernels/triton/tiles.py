@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 _NARROW = 32
 _SHORT = 16
@@ -108,3 +109,21 @@ def run_length(group: int, block: int) -> int:
 def size_class(size: int) -> int:
     """The power of two that a batch size is tuned as: one that varies from call to call is not tuned at each value."""
     return int(triton.next_power_of_2(size))
+
+
+_sums: list[Tensor] = []
+
+
+def _keep(arguments: Mapping[str, Any], reset_only: bool = False) -> None:
+    if arguments["ADD"] and not reset_only:
+        _sums.append(arguments["c_ptr"].clone())
+
+
+def _put_back(arguments: Mapping[str, Any], exception: Exception | None) -> None:
+    if arguments["ADD"]:
+        arguments["c_ptr"].copy_(_sums.pop())
+
+
+RESTORED: dict[str, Any] = {"pre_hook": _keep, "post_hook": _put_back}
+"""A tuner's hooks: each configuration that it times finds c as it was, where the kernel would add to it. As its
+``restore_value``, which copies c for every launch that is timed."""

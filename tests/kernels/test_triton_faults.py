@@ -42,7 +42,7 @@ def faulty_module(module: str, old: str, new: str, folder: Path, parts: Sequence
     assert spec.origin is not None
     source = Path(spec.origin).read_text()
     assert old in source, f"{module} has no line {old!r}: the fault can't be planted"
-    name = f"faulty_{module.rpartition('.')[2]}_{abs(hash((old, new)))}"
+    name = f"faulty_{module.rpartition('.')[2]}_{abs(hash((old, new, folder)))}"
     path = folder / f"{name}.py"
     path.write_text(source.replace(old, new, 1).replace('"assay::', f'"{name}::'))
     found = importlib.util.spec_from_file_location(name, path)

@@ -317,3 +317,20 @@ def test_an_exported_kernel_is_one_operator(kernel: Differentiable) -> None:
     exported = torch.export.export(Module(), given)
     assert f"torch.ops.assay.{kernel.kernel.__name__}.default" in exported.module().code
     assert torch.equal(exported.module()(*given), kernel.call(*given))
+
+
+@pytest.mark.parametrize("columns", [37, 5000, 20000])
+def test_a_loss_leaves_what_its_gradient_needs_of_each_row(columns: int) -> None:
+    """The gradient takes the maximum and the sum that the loss left, and is right with them as without."""
+    logits, target = torch.randn(5, columns), torch.tensor([3, -100, 0, 36, 1])
+    loss, level = torch.ops.assay.cross_entropy(logits, target, -100, 0.1, "sum", 4.0, 0.01)
+    options = (-100, 0.1, "sum", 4.0, 0.01)
+    backward = torch.ops.assay.cross_entropy_backward
+    found, expected = (backward(logits, target, None, given, *options) for given in (level, None))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-8)
+    plain = (-100, 0.0, "sum", None, 0.0)
+    once, twice = (
+        backward(logits, target, None, level * torch.tensor([[1.0], [factor]]), *plain) for factor in (1.0, 2.0)
+    )
+    assert loss.isfinite()
+    assert torch.equal(once[0, 4:], 2.0 * twice[0, 4:])

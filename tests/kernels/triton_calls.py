@@ -165,14 +165,14 @@ CALLS = [
         rmsnorm_backward,
         {"x": X, "weight": WEIGHT, "dy": RESIDUAL},
         {"offset": 1.0},
-        (1e-6, 1.0),
+        (1e-6, 1.0, True),
         (*NORM, ("dy", torch.zeros(1, 37))),
     ),
     Call(
         layernorm_backward,
         {"x": X, "weight": WEIGHT, "dy": RESIDUAL},
         {"bias_dtype": BF16},
-        (1e-5, BF16),
+        (1e-5, BF16, True),
         (*NORM, ("dy", torch.zeros(1, 37)), ("bias_dtype", torch.int32)),
     ),
     *(
@@ -206,14 +206,14 @@ CALLS = [
         cross_entropy_backward,
         {"logits": X, "target": LABELS},
         {"reduction": "none"},
-        (None, -100, 0.1, "none", 4.0, 0.01),
+        (None, None, -100, 0.1, "none", 4.0, 0.01),
         (*LOSS, ("dloss", torch.tensor(1.0)), ("dloss", torch.ones(3, dtype=BF16))),
     ),
     Call(linear_cross_entropy, CLASSIFIED, operator=(-100, 0.1, "mean", 4.0, 0.01), refused=LINEAR),
     Call(
         linear_cross_entropy_backward,
         CLASSIFIED,
-        operator=(None, -100, 0.1, "mean", 4.0, 0.01),
+        operator=(None, -100, 0.1, "mean", 4.0, 0.01, True, True),
         refused=(*LINEAR, ("dloss", torch.ones(3))),
     ),
     Call(gemm, PRODUCT, refused=(("b", torch.zeros(65, 7, dtype=torch.float16)), ("b", torch.zeros(2, 4)))),
@@ -326,6 +326,7 @@ CALLS = [
     Call(
         moe_backward,
         MIXTURE | {"dy": torch.randn(17, 5).t()},
+        operator=(True, True),
         refused=(
             *(("dy", torch.zeros(5, 16)), ("dy", torch.zeros(5, 17, dtype=BF16)), ("weights", torch.zeros(5, 1))),
             *(("w_down", torch.zeros(3, 9, 17)), ("ids", torch.zeros(5, 2, dtype=torch.int64))),

@@ -26,7 +26,7 @@ SCAN_CALLS = [
         causal_conv1d_backward,
         {**CONVOLVED, "dy": torch.randn(2, 5, 7)},
         {"activation": "silu"},
-        (True,),
+        (True, True),
         (*CHANNELS, ("dy", torch.zeros(2, 5, 8))),
     ),
     Call(selective_scan, SCANNED, {"softplus": True}, (True,), STATES),
