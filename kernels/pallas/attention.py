@@ -93,6 +93,7 @@ def _forward(
         return b, jax.lax.div(h, heads // groups), j, 0
 
     return call(
+        "attention",
         functools.partial(_attention_kernel, scale=scale, geometry=Geometry.of(causal, queries, keys)),
         *(q, k, v),
         grid=(batch, heads, pl.cdiv(queries, BLOCK_Q), pl.cdiv(keys, BLOCK_K)),

@@ -119,6 +119,7 @@ def attention_gradients(
 
     given = specs(lambda b, h, i, j: (b, h, i, 0), lambda b, h, i, j: (b, div(h, shared), j, 0))
     dq = call(
+        "attention_backward",
         functools.partial(_queries_kernel, scale=scale, geometry=geometry),
         *arrays,
         grid=(batch, heads, query_blocks, key_blocks),
@@ -133,12 +134,13 @@ def attention_gradients(
         lambda b, g, j, t: (b, g, j, 0),
     )
     dk, dv = call(
+        "attention_backward",
         functools.partial(_keys_kernel, scale=scale, geometry=geometry, query_blocks=query_blocks),
         *arrays,
         grid=(batch, groups, key_blocks, shared * query_blocks),
         in_specs=given,
-        out_specs=given[1:3],
-        out_shape=[jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (k, v)],
+        out_specs=tuple(given[1:3]),
+        out_shape=tuple(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (k, v)),
         scratch_shapes=[pltpu.VMEM((BLOCK_K, size), jnp.float32) for size in (width, width_v)],
         compiler_params=parameters,
     )

@@ -111,6 +111,7 @@ def _losses(logits: jax.Array, target: jax.Array, options: _Options) -> tuple[ja
     if not tokens:
         return (jnp.zeros((0, 1)),) * 3
     return call(
+        "cross_entropy",
         functools.partial(_loss_kernel, classes=classes, options=options),
         *(logits, target.astype(jnp.int32)[:, None]),
         grid=(pl.cdiv(tokens, _BLOCK_T), pl.cdiv(classes, _BLOCK_V)),
@@ -133,6 +134,7 @@ def _gradient(
     if options.reduction == "mean":
         upstream /= jnp.maximum(jnp.sum(target != options.ignored), 1)
     return call(
+        "cross_entropy_backward",
         functools.partial(_gradient_kernel, classes=classes, options=options),
         *(logits, target.astype(jnp.int32)[:, None], m, l_i, upstream.astype(jnp.float32)[:, None]),
         grid=(pl.cdiv(tokens, _BLOCK_T), pl.cdiv(classes, _BLOCK_V)),

@@ -41,6 +41,7 @@ def _gemm(a: jax.Array, b: jax.Array) -> jax.Array:
     if not a.size or not b.size:
         return jnp.zeros((rows, columns), a.dtype)
     return call(
+        "gemm",
         functools.partial(_gemm_kernel, inner=inner),
         *(a, b),
         grid=(pl.cdiv(rows, _BLOCK_M), pl.cdiv(columns, _BLOCK_N), pl.cdiv(inner, _BLOCK_K)),

@@ -43,6 +43,7 @@ def _turned(x: jax.Array, cos: jax.Array, sin: jax.Array, interleaved: bool, bac
     block = pl.BlockSpec((1, height, heads, width), lambda b, i: (b, i, 0, 0))
     angles = pl.BlockSpec((height, width), lambda b, i: (i, 0))
     return call(
+        "rope",
         functools.partial(_rope_kernel, interleaved=interleaved),
         *(x, cos, sin),
         grid=(batch, pl.cdiv(places, height)),

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from assay.kernels.pallas.add_rmsnorm import add_rmsnorm
 from assay.kernels.pallas.attention import attention
 from assay.kernels.pallas.attention_decode import attention_decode
+from assay.kernels.pallas.calls import as_on_gpu
 from assay.kernels.pallas.causal_conv1d import causal_conv1d
 from assay.kernels.pallas.cross_entropy import cross_entropy
 from assay.kernels.pallas.gemm import gemm
@@ -183,15 +184,28 @@ KERNELS = {
         others=(*(factor.astype(jnp.float8_e4m3fn) for factor in EIGHT), SCALES, SCALES.T[:, :4]),
     ),
 }
+TRITON = "__gpu$xla.gpu.triton"
+ON_GPU = ("softmax", "rmsnorm", "layernorm", "add_rmsnorm", "swiglu")
 EVERY = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 
 
 @EVERY
 def test_results_and_gradients_of_a_batch_are_right(kernel: Kernel) -> None:
     """Under jit, vmap and vjp at once each result and gradient is jax's own, to float32's precision."""
+    check(kernel, kernel.derived(kernel.function))
+
+
+@pytest.mark.parametrize("name", ON_GPU)
+def test_a_grid_for_gpus_gives_right_results_and_gradients(name: str) -> None:
+    """As above, where a CPU interprets the grids for GPUs."""
+    check(KERNELS[name], as_on_gpu(KERNELS[name].derived(KERNELS[name].function)))
+
+
+def check(kernel: Kernel, derived: Callable[..., Any]) -> None:
+    """Raise AssertionError unless what is derived from the kernel is that which is derived from jax's own words."""
     arrays = kernel.arrays(jnp.float32)
     right = jax.tree.leaves(kernel.derived(kernel.right)(*arrays))
-    found = jax.tree.leaves(kernel.derived(kernel.function)(*arrays))
+    found = jax.tree.leaves(derived(*arrays))
     for one, other in zip(found, right, strict=True):
         assert one.shape == other.shape
         scale = max(1.0, float(jnp.abs(other).max()))
@@ -205,6 +219,29 @@ def test_a_kernel_and_its_gradients_are_lowered_for_a_tpu(kernel: Kernel, dtype:
     program = jax.export.export(kernel.derived(kernel.function), platforms=["tpu"])(*kernel.arrays(dtype)).mlir_module()
     assert "tpu_custom_call" in program
     assert program.count("stablehlo.while") == kernel.loops
+
+
+@pytest.mark.parametrize("name", ON_GPU)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_a_kernel_and_its_gradients_are_lowered_for_cuda(name: str, dtype: Any) -> None:
+    """Where there is no GPU, a batch at once: Triton's modules stand in the program, and no interpreter's loops."""
+    program = lowered_for_cuda(KERNELS[name], dtype)
+    assert TRITON in program
+    assert "stablehlo.while" not in program
+
+
+@pytest.mark.parametrize("name", sorted(KERNELS.keys() - set(ON_GPU)))
+def test_a_kernel_without_a_grid_for_gpus_says_so(name: str) -> None:
+    """Where it is lowered for CUDA, in one line that begins with its name and says what else there is."""
+    with pytest.raises(NotImplementedError, match=rf"^{name}.*: this Pallas kernel has no grid for GPUs; lower it for"):
+        lowered_for_cuda(KERNELS[name], jnp.float32)
+
+
+def lowered_for_cuda(kernel: Kernel, dtype: Any) -> str:
+    """The program of a batch's results and gradients."""
+    checks = [jax.export.DisabledSafetyCheck.custom_call(TRITON)]
+    exported = jax.export.export(kernel.derived(kernel.function), platforms=["cuda"], disabled_checks=checks)
+    return str(exported(*kernel.arrays(dtype)).mlir_module())
 
 
 @pytest.mark.evidence
