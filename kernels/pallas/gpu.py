@@ -6,8 +6,11 @@ The functions of the other files take the same grids where they are lowered for 
 from __future__ import annotations
 
 from assay.kernels.pallas import add_rmsnorm as _add_rmsnorm
+from assay.kernels.pallas import attention as _attention
+from assay.kernels.pallas import gemm as _gemm
 from assay.kernels.pallas import layernorm as _layernorm
 from assay.kernels.pallas import rmsnorm as _rmsnorm
+from assay.kernels.pallas import rope as _rope
 from assay.kernels.pallas import softmax as _softmax
 from assay.kernels.pallas import swiglu as _swiglu
 from assay.kernels.pallas.calls import as_on_gpu
@@ -21,3 +24,8 @@ layernorm_backward = as_on_gpu(_layernorm.layernorm_backward)
 add_rmsnorm = as_on_gpu(_add_rmsnorm.add_rmsnorm)
 swiglu = as_on_gpu(_swiglu.swiglu)
 swiglu_backward = as_on_gpu(_swiglu.swiglu_backward)
+rope = as_on_gpu(_rope.rope)
+rope_backward = as_on_gpu(_rope.rope_backward)
+gemm = as_on_gpu(_gemm.gemm)
+attention = as_on_gpu(_attention.attention)
+attention_backward = as_on_gpu(_attention.attention_backward)

@@ -185,7 +185,7 @@ KERNELS = {
     ),
 }
 TRITON = "__gpu$xla.gpu.triton"
-ON_GPU = ("softmax", "rmsnorm", "layernorm", "add_rmsnorm", "swiglu")
+ON_GPU = ("softmax", "rmsnorm", "layernorm", "add_rmsnorm", "swiglu", "rope", "gemm", "attention")
 EVERY = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 
 
