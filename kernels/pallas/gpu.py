@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from assay.kernels.pallas import add_rmsnorm as _add_rmsnorm
 from assay.kernels.pallas import attention as _attention
+from assay.kernels.pallas import cross_entropy as _cross_entropy
 from assay.kernels.pallas import gemm as _gemm
 from assay.kernels.pallas import layernorm as _layernorm
 from assay.kernels.pallas import rmsnorm as _rmsnorm
@@ -29,3 +30,5 @@ rope_backward = as_on_gpu(_rope.rope_backward)
 gemm = as_on_gpu(_gemm.gemm)
 attention = as_on_gpu(_attention.attention)
 attention_backward = as_on_gpu(_attention.attention_backward)
+cross_entropy = as_on_gpu(_cross_entropy.cross_entropy)
+cross_entropy_backward = as_on_gpu(_cross_entropy.cross_entropy_backward)

@@ -25,7 +25,7 @@ def warps(elements: int) -> int:
 
 def load(ref: Any, first: tuple[Any, ...], shape: tuple[int, ...]) -> jax.Array:
     """The block of ``ref`` that begins at ``first``; zero is what lies behind an end of it."""
-    return plt.load(_at(ref, first, shape), mask=_inside(ref, first, shape), other=0.0)
+    return plt.load(_at(ref, first, shape), mask=_inside(ref, first, shape), other=jnp.zeros((), ref.dtype))
 
 
 def store(ref: Any, first: tuple[Any, ...], block: jax.Array) -> None:

@@ -81,6 +81,8 @@ SIZES = {  # with tails, and with several blocks where there are any
     "pallas.swiglu_backward (gpu)": {"R": 150, "N": 37},
     "pallas.rope (gpu)": {"B": 2, "S": 30, "H": 3, "D": 64},
     "pallas.rope_backward (gpu)": {"B": 2, "S": 30, "H": 3, "D": 64},
+    "pallas.cross_entropy (gpu)": {"T": 30, "V": 700},
+    "pallas.cross_entropy_backward (gpu)": {"T": 30, "V": 700},
     "pallas.gemm (gpu)": {"M": 5, "N": 70, "K": 100},
     "pallas.attention (gpu)": {"B": 1, "H": 4, "Hkv": 2, "Sq": 70, "Sk": 90, "D": 8, "Dv": 8},
     "pallas.attention_backward (gpu)": {"B": 1, "H": 4, "Hkv": 2, "Sq": 70, "Sk": 90, "D": 8, "Dv": 8},

@@ -185,7 +185,7 @@ KERNELS = {
     ),
 }
 TRITON = "__gpu$xla.gpu.triton"
-ON_GPU = ("softmax", "rmsnorm", "layernorm", "add_rmsnorm", "swiglu", "rope", "gemm", "attention")
+ON_GPU = ("softmax", "rmsnorm", "layernorm", "add_rmsnorm", "swiglu", "rope", "gemm", "attention", "cross_entropy")
 EVERY = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 
 
