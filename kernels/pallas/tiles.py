@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+import functools
+import operator
 from typing import Any
 
 import jax
@@ -39,4 +40,4 @@ def _at(ref: Any, first: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
 
 def _inside(ref: Any, first: tuple[Any, ...], shape: tuple[int, ...]) -> jax.Array:
     places = [start + jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis, start in enumerate(first)]
-    return math.prod(place < size for place, size in zip(places, ref.shape, strict=True))
+    return functools.reduce(operator.and_, (place < size for place, size in zip(places, ref.shape, strict=True)))
