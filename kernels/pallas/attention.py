@@ -15,7 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from assay.kernels.pallas.arguments import check_array
 from assay.kernels.pallas.attention_backward import attention_gradients
-from assay.kernels.pallas.attention_blocks import BLOCK_K, BLOCK_Q, GPU_K, GPU_Q, Geometry, check_attention
+from assay.kernels.pallas.attention_blocks import BLOCK_K, BLOCK_Q, GPU_K, GPU_Q, Geometry, check_attention, gpu_stages
 from assay.kernels.pallas.calls import call, call_on_gpu
 from assay.kernels.pallas.products import dot
 from assay.kernels.pallas.tiles import load, side, store
@@ -126,6 +126,7 @@ def _on_gpu(
         functools.partial(_gpu_kernel, scale=scale, geometry=geometry),
         *(q, k, v),
         warps=4,
+        stages=gpu_stages(q.dtype),
         grid=(*q.shape[:2], pl.cdiv(geometry.queries, GPU_Q)),
         in_specs=[whole(q), whole(k, shared), whole(v, shared)],
         out_specs=tuple(None if one is None else whole(one) for one in results),

@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.lax import div, rem
 
-from assay.kernels.pallas.attention_blocks import BLOCK_K, BLOCK_Q, GPU_K, GPU_Q, Geometry
+from assay.kernels.pallas.attention_blocks import BLOCK_K, BLOCK_Q, GPU_K, GPU_Q, Geometry, gpu_stages
 from assay.kernels.pallas.calls import call, call_on_gpu
 from assay.kernels.pallas.products import dot
 from assay.kernels.pallas.tiles import load, side, store
@@ -158,6 +158,7 @@ def _on_gpu(*arrays: jax.Array, kernel: Any, of_keys: bool, results: Any, interp
     found = call_on_gpu(
         *(kernel, *arrays),
         warps=4,
+        stages=gpu_stages(arrays[0].dtype),
         grid=(*resulting[0].shape[:2], pl.cdiv(resulting[0].shape[2], GPU_K if of_keys else GPU_Q)),
         in_specs=[whole(array, place in (1, 2)) for place, array in enumerate(arrays)],
         out_specs=tuple(whole(result, of_keys) for result in resulting),

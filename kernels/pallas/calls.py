@@ -57,9 +57,10 @@ def call(
     return jax.lax.platform_dependent(*arrays, cpu=on_cpu, tpu=on_tpu, cuda=gpu or none, default=none)
 
 
-def call_on_gpu(kernel: Callable[..., None], *arrays: jax.Array, warps: int, **options: Any) -> Any:
-    """``pl.pallas_call(kernel, **options)(*arrays)``, compiled by Triton for so many warps a program."""
-    return pl.pallas_call(kernel, compiler_params=plt.CompilerParams(num_warps=warps), **options)(*arrays)
+def call_on_gpu(kernel: Callable[..., None], *arrays: jax.Array, warps: int, stages: int = 3, **options: Any) -> Any:
+    """``pl.pallas_call(kernel, **options)(*arrays)``, compiled by Triton for so many warps and stages of a loop."""
+    parameters = plt.CompilerParams(num_warps=warps, num_stages=stages)
+    return pl.pallas_call(kernel, compiler_params=parameters, **options)(*arrays)
 
 
 def _no_grid(*arrays: jax.Array, name: str, results: Any) -> Any:

@@ -1,9 +1,11 @@
 """The Pallas kernels under `jax.jit`, `jax.vmap` and `jax.grad`, and lowered for a TPU without one."""
 
 import functools
+import importlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -228,6 +230,37 @@ def test_a_kernel_and_its_gradients_are_lowered_for_cuda(name: str, dtype: Any) 
     program = lowered_for_cuda(KERNELS[name], dtype)
     assert TRITON in program
     assert "stablehlo.while" not in program
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(name, dtype, marks=() if (name, dtype) == ("softmax", "bfloat16") else pytest.mark.evidence)
+        for name in ON_GPU
+        for dtype in ("float32", "bfloat16", "float16")
+    ],
+)
+def test_a_kernel_and_its_gradients_are_compiled_for_sm_90(
+    name: str, dtype: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the Triton that is installed, which needs no GPU for it, from what jax would hand to its own."""
+    triton = pytest.importorskip("triton")
+    compiler = pytest.importorskip("triton.backends.compiler")
+    lowering = importlib.import_module("jax._src.pallas.triton.lowering")
+    modules, lower = [], lowering.lower_jaxpr_to_triton_module
+
+    def keep(*arguments: Any, **options: Any) -> Any:
+        result = lower(*arguments, **options)
+        modules.append(str(result.module.operation.get_asm()))
+        return result
+
+    monkeypatch.setattr(lowering, "lower_jaxpr_to_triton_module", keep)
+    lowered_for_cuda(KERNELS[name], jnp.dtype(dtype))
+    assert len(modules) >= 2
+    for module in modules:
+        (tmp_path / "kernel.ttir").write_text(module)
+        compiled = triton.compile(str(tmp_path / "kernel.ttir"), target=compiler.GPUTarget("cuda", 90, 32))
+        assert ".target sm_90" in compiled.asm["ptx"]
 
 
 @pytest.mark.parametrize("name", sorted(KERNELS.keys() - set(ON_GPU)))
