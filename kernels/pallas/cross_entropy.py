@@ -101,6 +101,7 @@ def _gradient_of_logits(
     m: jax.Array,
     l_i: jax.Array,
     upstream: jax.Array,
+    *,
     classes: int,
     options: _Options,
 ) -> jax.Array:
@@ -119,7 +120,7 @@ def _gradient_kernel(*refs: Any, classes: int, options: _Options) -> None:
     *inputs, dx_ref = refs
     column = _classes(pl.program_id(1) * _BLOCK_V, dx_ref.shape)
     blocks = [ref[...] for ref in inputs]
-    dx_ref[...] = _gradient_of_logits(column, *blocks, classes, options).astype(dx_ref.dtype)
+    dx_ref[...] = _gradient_of_logits(column, *blocks, classes=classes, options=options).astype(dx_ref.dtype)
 
 
 def _gpu_loss_kernel(x_ref: Any, target_ref: Any, loss_ref: Any, m_ref: Any, l_ref: Any, *, options: _Options) -> None:
@@ -142,7 +143,7 @@ def _gpu_gradient_kernel(x_ref: Any, *refs: Any, options: _Options) -> None:
     first, first_class = pl.program_id(0) * _GPU_T, pl.program_id(1) * _GPU_V
     x = load(x_ref, (first, first_class), (_GPU_T, _GPU_V))
     of_tokens = [load(ref, (first, 0), (_GPU_T, 1)) for ref in inputs]
-    dx = _gradient_of_logits(_classes(first_class, x.shape), x, *of_tokens, x_ref.shape[1], options)
+    dx = _gradient_of_logits(_classes(first_class, x.shape), x, *of_tokens, classes=x_ref.shape[1], options=options)
     store(dx_ref, (first, first_class), dx)
 
 
