@@ -10,23 +10,21 @@ import jax.numpy as jnp
 
 from assay.kernels.pallas.arguments import check_array
 from assay.kernels.pallas.rmsnorm import rmsnorm_backward
-from assay.kernels.pallas.rows import by_rows
+from assay.kernels.pallas.rows import Rows, by_rows
 
 
-def _add_rmsnorm_kernel(
-    x_ref: Any, residual_ref: Any, weight_ref: Any, y_ref: Any, total_ref: Any, *, eps: float
-) -> None:
-    total = x_ref[...].astype(jnp.float32) + residual_ref[...].astype(jnp.float32)
-    total_ref[...] = total.astype(total_ref.dtype)
-    root = jax.lax.rsqrt(jnp.mean(total * total, axis=1, keepdims=True) + eps)
-    y_ref[...] = (total * root * weight_ref[...].astype(jnp.float32)).astype(y_ref.dtype)
+def _of_rows(
+    rows: Rows, x: jax.Array, residual: jax.Array, weight: jax.Array, *, eps: float
+) -> tuple[jax.Array, jax.Array]:
+    total = x + residual
+    return total * jax.lax.rsqrt(rows.mean(total * total) + eps) * weight, total
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 @functools.partial(jax.jit, static_argnums=3)
 def _add_rmsnorm(x: jax.Array, residual: jax.Array, weight: jax.Array, eps: float) -> tuple[jax.Array, jax.Array]:
-    kernel = functools.partial(_add_rmsnorm_kernel, eps=eps)
-    return by_rows(kernel, [x, residual], [weight], results=[x.dtype, x.dtype])
+    function = functools.partial(_of_rows, eps=eps)
+    return by_rows("add_rmsnorm", function, [x, residual], [weight], results=[x.dtype, x.dtype])
 
 
 def _saving(x: jax.Array, residual: jax.Array, weight: jax.Array, eps: float) -> Any:

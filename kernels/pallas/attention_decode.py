@@ -86,6 +86,7 @@ def _decode(
     cache = pl.BlockSpec((1, page, groups, width), of_page)
     block = pl.BlockSpec((1, groups, group, width), of_sequence)
     out = call(
+        "attention_decode",
         _decode_kernel,
         *(block_table, jnp.minimum(seq_lens, pages * page), scales),
         *(q.reshape(batch, groups, group, width), k_cache, v_cache),

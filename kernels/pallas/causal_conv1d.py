@@ -88,6 +88,7 @@ def _causal_conv1d(x: jax.Array, weight: jax.Array, bias: jax.Array, silu: bool)
     height = rows_of_block(places)
     block = pl.BlockSpec((1, height, places), lambda i, b: (b, i, 0))
     return call(
+        "causal_conv1d",
         functools.partial(_kernel, silu=silu),
         *(x, weight, bias[:, None]),
         grid=(pl.cdiv(channels, height), batch),
@@ -109,16 +110,17 @@ def _causal_conv1d_backward(
     block = pl.BlockSpec((1, height, places), lambda i, b: (b, i, 0))
     taps, ones = (pl.BlockSpec((height, size), lambda i, b: (i, 0)) for size in (width, 1))
     dx, dweight, dbias = call(
+        "causal_conv1d_backward",
         functools.partial(_backward_kernel, silu=silu),
         *(x, dy, weight, bias[:, None]),
         grid=(pl.cdiv(channels, height), batch),
         in_specs=[block, block, taps, ones],
-        out_specs=[block, taps, ones],
-        out_shape=[
+        out_specs=(block, taps, ones),
+        out_shape=(
             jax.ShapeDtypeStruct(x.shape, x.dtype),
             jax.ShapeDtypeStruct(weight.shape, weight.dtype),
             jax.ShapeDtypeStruct((channels, 1), bias.dtype),
-        ],
+        ),
         scratch_shapes=[pltpu.VMEM((height, size), jnp.float32) for size in (width, 1)],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
     )

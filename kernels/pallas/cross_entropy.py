@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,9 +12,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from assay.kernels.pallas.arguments import check_array, check_choice
-from assay.kernels.pallas.calls import call
+from assay.kernels.pallas.calls import call, call_on_gpu
+from assay.kernels.pallas.tiles import load, store
 
 _BLOCK_T, _BLOCK_V = 128, 512
+_GPU_T, _GPU_V = 8, 512
 _REDUCTIONS = ("mean", "sum", "none")
 
 
@@ -24,16 +27,41 @@ class _Options(NamedTuple):
     softcap: float | None
     z_loss: float
 
-    def capped(self, x_ref: Any) -> jax.Array:
+    def capped(self, x: jax.Array) -> jax.Array:
         """The logits in float32, c tanh(x / c) under a cap c."""
-        x = x_ref[...].astype(jnp.float32)
-        c = self.softcap
+        x, c = x.astype(jnp.float32), self.softcap
         return x if c is None else c - 2.0 * c / (jnp.exp(x * (2.0 / c)) + 1.0)
 
 
-def _classes(shape: tuple[int, ...]) -> jax.Array:
-    """Which class each column of the block is."""
-    return pl.program_id(1) * _BLOCK_V + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+def _classes(first: Any, shape: tuple[int, ...]) -> jax.Array:
+    """Which class each column of a block is that begins with the ``first``."""
+    return first + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+
+
+def _grown(
+    x: jax.Array, column: jax.Array, target: jax.Array, classes: int, sums: Sequence[jax.Array]
+) -> tuple[jax.Array, ...]:
+    """Maximum, sum of exponentials, logit of the label and sum of logits, grown by a block of capped logits."""
+    m, l_i, label, total = sums
+    inside = column < classes
+    x = jnp.where(inside, x, -jnp.inf)
+    m_new = jnp.maximum(m, jnp.max(x, axis=1, keepdims=True))
+    shift = jnp.where(jnp.abs(m_new) < jnp.inf, m_new, 0.0)  # or infinity less infinity is NaN
+    l_i = l_i * jnp.exp(m - shift) + jnp.sum(jnp.exp(x - shift), axis=1, keepdims=True)
+    label += jnp.sum(jnp.where(column == target, x, 0.0), axis=1, keepdims=True)
+    return m_new, l_i, label, total + jnp.sum(jnp.where(inside, x, 0.0), axis=1, keepdims=True)
+
+
+def _loss(target: jax.Array, sums: Sequence[jax.Array], classes: int, options: _Options) -> jax.Array:
+    """The loss of each token, from what `_grown` gives in the end."""
+    m, l_i, label, total = sums
+    level = jnp.log(l_i)
+    loss = level - (label - m)
+    if options.smoothing:
+        loss = loss * (1.0 - options.smoothing) + (level - (total / classes - m)) * options.smoothing
+    if options.z_loss:
+        loss += (m + level) * (m + level) * options.z_loss
+    return jnp.where(target == options.ignored, 0.0, loss)
 
 
 def _loss_kernel(
@@ -56,48 +84,72 @@ def _loss_kernel(
         for ref in (l_ref, label_ref, total_ref):
             ref[...] = jnp.zeros_like(ref)
 
-    x, column = options.capped(x_ref), _classes(x_ref.shape)
-    inside = column < classes
-    x = jnp.where(inside, x, -jnp.inf)
-    m_new = jnp.maximum(m_ref[...], jnp.max(x, axis=1, keepdims=True))
-    shift = jnp.where(jnp.abs(m_new) < jnp.inf, m_new, 0.0)  # or infinity less infinity is NaN
-    l_ref[...] = l_ref[...] * jnp.exp(m_ref[...] - shift) + jnp.sum(jnp.exp(x - shift), axis=1, keepdims=True)
-    m_ref[...] = m_new
-    label_ref[...] += jnp.sum(jnp.where(column == target_ref[...], x, 0.0), axis=1, keepdims=True)
-    total_ref[...] += jnp.sum(jnp.where(inside, x, 0.0), axis=1, keepdims=True)
+    x, target, refs = options.capped(x_ref[...]), target_ref[...], (m_ref, l_ref, label_ref, total_ref)
+    column = _classes(pl.program_id(1) * _BLOCK_V, x.shape)
+    for ref, grown in zip(refs, _grown(x, column, target, classes, [ref[...] for ref in refs]), strict=True):
+        ref[...] = grown
 
     @pl.when(pl.program_id(1) == pl.num_programs(1) - 1)
     def _() -> None:
-        level, m = jnp.log(l_ref[...]), m_ref[...]
-        loss = level - (label_ref[...] - m)
-        if options.smoothing:
-            loss = loss * (1.0 - options.smoothing) + (level - (total_ref[...] / classes - m)) * options.smoothing
-        if options.z_loss:
-            loss += (m + level) * (m + level) * options.z_loss
-        loss_ref[...] = jnp.where(target_ref[...] == options.ignored, 0.0, loss)
+        loss_ref[...] = _loss(target, [ref[...] for ref in refs], classes, options)
 
 
-def _gradient_kernel(
-    x_ref: Any,
-    target_ref: Any,
-    m_ref: Any,
-    l_ref: Any,
-    upstream_ref: Any,
-    dx_ref: Any,
+def _gradient_of_logits(
+    column: jax.Array,
+    x: jax.Array,
+    target: jax.Array,
+    m: jax.Array,
+    l_i: jax.Array,
+    upstream: jax.Array,
     *,
     classes: int,
     options: _Options,
-) -> None:
-    target = target_ref[...]
-    dx = jnp.exp(options.capped(x_ref) - m_ref[...]) / l_ref[...]
+) -> jax.Array:
+    dx = jnp.exp(options.capped(x) - m) / l_i
     if options.z_loss:
-        dx += dx * (m_ref[...] + jnp.log(l_ref[...])) * (2.0 * options.z_loss)
-    dx = jnp.where(_classes(x_ref.shape) == target, dx - (1.0 - options.smoothing), dx) - options.smoothing / classes
-    dx *= upstream_ref[...]
+        dx += dx * (m + jnp.log(l_i)) * (2.0 * options.z_loss)
+    dx = jnp.where(column == target, dx - (1.0 - options.smoothing), dx) - options.smoothing / classes
+    dx *= upstream
     if options.softcap is not None:
-        small = jnp.exp(-2.0 * jnp.abs(x_ref[...].astype(jnp.float32)) / options.softcap)
+        small = jnp.exp(-2.0 * jnp.abs(x.astype(jnp.float32)) / options.softcap)
         dx *= 4.0 * small / ((1.0 + small) * (1.0 + small))  # 1 - tanh^2
-    dx_ref[...] = jnp.where(target == options.ignored, 0.0, dx).astype(dx_ref.dtype)
+    return jnp.where(target == options.ignored, 0.0, dx)
+
+
+def _gradient_kernel(*refs: Any, classes: int, options: _Options) -> None:
+    *inputs, dx_ref = refs
+    column = _classes(pl.program_id(1) * _BLOCK_V, dx_ref.shape)
+    blocks = [ref[...] for ref in inputs]
+    dx_ref[...] = _gradient_of_logits(column, *blocks, classes=classes, options=options).astype(dx_ref.dtype)
+
+
+def _gpu_loss_kernel(x_ref: Any, target_ref: Any, loss_ref: Any, m_ref: Any, l_ref: Any, *, options: _Options) -> None:
+    """The blocks of classes are steps of the program that has the tokens."""
+    first, classes = pl.program_id(0) * _GPU_T, x_ref.shape[1]
+    target = load(target_ref, (first, 0), (_GPU_T, 1))
+
+    def step(block: Any, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        x = options.capped(load(x_ref, (first, block * _GPU_V), (_GPU_T, _GPU_V)))
+        return _grown(x, _classes(block * _GPU_V, x.shape), target, classes, sums)
+
+    nothing = (jnp.full((_GPU_T, 1), -jnp.inf), *[jnp.zeros((_GPU_T, 1))] * 3)
+    sums = jax.lax.fori_loop(0, pl.cdiv(classes, _GPU_V), step, nothing)
+    for ref, result in zip((loss_ref, m_ref, l_ref), (_loss(target, sums, classes, options), *sums[:2]), strict=True):
+        store(ref, (first, 0), result)
+
+
+def _gpu_gradient_kernel(x_ref: Any, *refs: Any, options: _Options) -> None:
+    *inputs, dx_ref = refs
+    first, first_class = pl.program_id(0) * _GPU_T, pl.program_id(1) * _GPU_V
+    x = load(x_ref, (first, first_class), (_GPU_T, _GPU_V))
+    of_tokens = [load(ref, (first, 0), (_GPU_T, 1)) for ref in inputs]
+    dx = _gradient_of_logits(_classes(first_class, x.shape), x, *of_tokens, classes=x_ref.shape[1], options=options)
+    store(dx_ref, (first, first_class), dx)
+
+
+def _on_gpu(*arrays: jax.Array, kernel: Any, class_blocks: int, results: Any, interpret: bool = False) -> Any:
+    grid = (pl.cdiv(len(arrays[0]), _GPU_T), class_blocks)
+    return call_on_gpu(kernel, *arrays, warps=4, grid=grid, out_shape=results, interpret=interpret)
 
 
 _OF_LOGITS = pl.BlockSpec((_BLOCK_T, _BLOCK_V), lambda i, j: (i, j))
@@ -110,13 +162,21 @@ def _losses(logits: jax.Array, target: jax.Array, options: _Options) -> tuple[ja
     tokens, classes = logits.shape
     if not tokens:
         return (jnp.zeros((0, 1)),) * 3
+    results = (jax.ShapeDtypeStruct((tokens, 1), jnp.float32),) * 3
     return call(
+        "cross_entropy",
         functools.partial(_loss_kernel, classes=classes, options=options),
         *(logits, target.astype(jnp.int32)[:, None]),
+        gpu=functools.partial(
+            _on_gpu,
+            kernel=functools.partial(_gpu_loss_kernel, options=options),
+            class_blocks=1,
+            results=results,
+        ),
         grid=(pl.cdiv(tokens, _BLOCK_T), pl.cdiv(classes, _BLOCK_V)),
         in_specs=[_OF_LOGITS, _OF_TOKENS],
         out_specs=(_OF_TOKENS,) * 3,
-        out_shape=(jax.ShapeDtypeStruct((tokens, 1), jnp.float32),) * 3,
+        out_shape=results,
         scratch_shapes=[pltpu.VMEM((_BLOCK_T, 1), jnp.float32)] * 2,
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
     )
@@ -129,16 +189,24 @@ def _gradient(
     tokens, classes = logits.shape
     if not tokens:
         return logits
+    result = jax.ShapeDtypeStruct(logits.shape, logits.dtype)
     upstream = jnp.broadcast_to(dloss, (tokens,))
     if options.reduction == "mean":
         upstream /= jnp.maximum(jnp.sum(target != options.ignored), 1)
     return call(
+        "cross_entropy_backward",
         functools.partial(_gradient_kernel, classes=classes, options=options),
         *(logits, target.astype(jnp.int32)[:, None], m, l_i, upstream.astype(jnp.float32)[:, None]),
+        gpu=functools.partial(
+            _on_gpu,
+            kernel=functools.partial(_gpu_gradient_kernel, options=options),
+            class_blocks=pl.cdiv(classes, _GPU_V),
+            results=result,
+        ),
         grid=(pl.cdiv(tokens, _BLOCK_T), pl.cdiv(classes, _BLOCK_V)),
         in_specs=[_OF_LOGITS, *[_OF_TOKENS] * 4],
         out_specs=_OF_LOGITS,
-        out_shape=jax.ShapeDtypeStruct(logits.shape, logits.dtype),
+        out_shape=result,
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
     )
 

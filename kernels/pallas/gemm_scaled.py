@@ -51,6 +51,7 @@ def _gemm(a: jax.Array, b: jax.Array, scale_a: jax.Array, scale_b: jax.Array, *,
     if not a.size or not b.size:
         return jnp.zeros((rows, columns), jnp.bfloat16)
     return call(
+        "gemm_int8" if a.dtype == jnp.int8 else "gemm_fp8",
         functools.partial(_gemm_kernel, inner=inner, by_block=by_block),
         *(a, b, scale_a, scale_b),
         grid=(pl.cdiv(rows, _BLOCK), pl.cdiv(columns, _BLOCK), pl.cdiv(inner, _BLOCK)),

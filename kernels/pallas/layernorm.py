@@ -6,59 +6,45 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from assay.kernels.pallas.arguments import check_array
-from assay.kernels.pallas.rows import add_rows, by_rows
+from assay.kernels.pallas.rows import Rows, by_rows
 
 
-def _normalised(x_ref: Any, eps: float) -> tuple[jax.Array, jax.Array]:
+def _normalised(rows: Rows, x: jax.Array, eps: float) -> tuple[jax.Array, jax.Array]:
     """(x - mean) / root and 1 / root of each row. The variance is that of differences, so that nothing cancels."""
-    x = x_ref[...].astype(jnp.float32)
-    centred = x - jnp.mean(x, axis=1, keepdims=True)
-    root = jax.lax.rsqrt(jnp.mean(centred * centred, axis=1, keepdims=True) + eps)
+    centred = x - rows.mean(x)
+    root = jax.lax.rsqrt(rows.mean(centred * centred) + eps)
     return centred * root, root
 
 
-def _layernorm_kernel(x_ref: Any, weight_ref: Any, bias_ref: Any, y_ref: Any, *, eps: float) -> None:
-    h, _ = _normalised(x_ref, eps)
-    y = h * weight_ref[...].astype(jnp.float32) + bias_ref[...].astype(jnp.float32)
-    y_ref[...] = y.astype(y_ref.dtype)
+def _of_rows(rows: Rows, x: jax.Array, weight: jax.Array, bias: jax.Array, *, eps: float) -> tuple[jax.Array]:
+    h, _ = _normalised(rows, x, eps)
+    return (h * weight + bias,)
 
 
-def _layernorm_backward_kernel(
-    x_ref: Any,
-    dy_ref: Any,
-    weight_ref: Any,
-    dx_ref: Any,
-    dweight_ref: Any,
-    dbias_ref: Any,
-    weight_grown_ref: Any,
-    bias_grown_ref: Any,
-    *,
-    eps: float,
-    rows: int,
-) -> None:
+def _gradients_of_rows(
+    rows: Rows, x: jax.Array, dy: jax.Array, weight: jax.Array, *, eps: float
+) -> tuple[jax.Array, ...]:
     """With g = dy weight: dx = (g - mean(g) - h mean(g h)) / root; dweight sums dy h, and dbias dy."""
-    h, root = _normalised(x_ref, eps)
-    dy = dy_ref[...].astype(jnp.float32)
-    g = dy * weight_ref[...].astype(jnp.float32)
-    shared = jnp.mean(g, axis=1, keepdims=True) + h * jnp.mean(g * h, axis=1, keepdims=True)
-    dx_ref[...] = ((g - shared) * root).astype(dx_ref.dtype)
-    add_rows(dweight_ref, weight_grown_ref, dy * h, rows)
-    add_rows(dbias_ref, bias_grown_ref, dy, rows)
+    h, root = _normalised(rows, x, eps)
+    g = dy * weight
+    return (g - (rows.mean(g) + h * rows.mean(g * h))) * root, dy * h, dy
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 @functools.partial(jax.jit, static_argnums=3)
 def _layernorm(x: jax.Array, weight: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
-    return by_rows(functools.partial(_layernorm_kernel, eps=eps), [x], [weight, bias], results=[x.dtype])
+    function = functools.partial(_of_rows, eps=eps)
+    return by_rows("layernorm", function, [x], [weight, bias], results=[x.dtype])
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
 def _layernorm_backward(x: jax.Array, weight: jax.Array, dy: jax.Array, eps: float, bias_dtype: Any) -> Any:
-    kernel = functools.partial(_layernorm_backward_kernel, eps=eps, rows=len(x))
-    return by_rows(kernel, [x, dy], [weight], results=[x.dtype], sums=[weight.dtype, bias_dtype])
+    function = functools.partial(_gradients_of_rows, eps=eps)
+    return by_rows(
+        "layernorm_backward", function, [x, dy], [weight], results=[x.dtype], sums=[weight.dtype, bias_dtype]
+    )
 
 
 def _saving(x: jax.Array, weight: jax.Array, bias: jax.Array, eps: float) -> tuple[jax.Array, tuple[jax.Array, ...]]:

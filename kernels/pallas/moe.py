@@ -77,6 +77,7 @@ def _grouped(
         return pl.BlockSpec((1, 1, _BLOCK, _BLOCK), lambda i, j, k, expert, used: (expert[i], part, j, k))
 
     return call(
+        "moe",
         functools.partial(kernel, inner=inner),
         *(expert, used, rows, *[weights] * parts),
         grid_spec=pltpu.PrefetchScalarGridSpec(

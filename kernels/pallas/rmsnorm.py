@@ -3,54 +3,39 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from assay.kernels.pallas.arguments import check_array
-from assay.kernels.pallas.rows import add_rows, by_rows
+from assay.kernels.pallas.rows import Rows, by_rows
 
 
-def _rmsnorm_kernel(x_ref: Any, weight_ref: Any, y_ref: Any, *, eps: float, offset: float) -> None:
-    x = x_ref[...].astype(jnp.float32)
-    root = jax.lax.rsqrt(jnp.mean(x * x, axis=1, keepdims=True) + eps)
-    y_ref[...] = (x * root * (weight_ref[...].astype(jnp.float32) + offset)).astype(y_ref.dtype)
+def _of_rows(rows: Rows, x: jax.Array, weight: jax.Array, *, eps: float, offset: float) -> tuple[jax.Array]:
+    return (x * jax.lax.rsqrt(rows.mean(x * x) + eps) * (weight + offset),)
 
 
-def _rmsnorm_backward_kernel(
-    x_ref: Any,
-    dy_ref: Any,
-    weight_ref: Any,
-    dx_ref: Any,
-    dweight_ref: Any,
-    grown_ref: Any,
-    *,
-    eps: float,
-    offset: float,
-    rows: int,
-) -> None:
+def _gradients_of_rows(
+    rows: Rows, x: jax.Array, dy: jax.Array, weight: jax.Array, *, eps: float, offset: float
+) -> tuple[jax.Array, jax.Array]:
     """With h = x / root and g = dy (weight + offset): dx = (g - h mean(g h)) / root, and dweight sums dy h."""
-    x, dy = x_ref[...].astype(jnp.float32), dy_ref[...].astype(jnp.float32)
-    root = jax.lax.rsqrt(jnp.mean(x * x, axis=1, keepdims=True) + eps)
-    h, g = x * root, dy * (weight_ref[...].astype(jnp.float32) + offset)
-    dx_ref[...] = ((g - h * jnp.mean(g * h, axis=1, keepdims=True)) * root).astype(dx_ref.dtype)
-    add_rows(dweight_ref, grown_ref, dy * h, rows)
+    root = jax.lax.rsqrt(rows.mean(x * x) + eps)
+    h, g = x * root, dy * (weight + offset)
+    return (g - h * rows.mean(g * h)) * root, dy * h
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _rmsnorm(x: jax.Array, weight: jax.Array, eps: float, offset: float) -> jax.Array:
-    kernel = functools.partial(_rmsnorm_kernel, eps=eps, offset=offset)
-    return by_rows(kernel, [x], [weight], results=[x.dtype])
+    function = functools.partial(_of_rows, eps=eps, offset=offset)
+    return by_rows("rmsnorm", function, [x], [weight], results=[x.dtype])
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
 def _rmsnorm_backward(
     x: jax.Array, weight: jax.Array, dy: jax.Array, eps: float, offset: float
 ) -> tuple[jax.Array, jax.Array]:
-    kernel = functools.partial(_rmsnorm_backward_kernel, eps=eps, offset=offset, rows=len(x))
-    return by_rows(kernel, [x, dy], [weight], results=[x.dtype], sums=[weight.dtype])
+    function = functools.partial(_gradients_of_rows, eps=eps, offset=offset)
+    return by_rows("rmsnorm_backward", function, [x, dy], [weight], results=[x.dtype], sums=[weight.dtype])
 
 
 def _saving(x: jax.Array, weight: jax.Array, eps: float, offset: float) -> tuple[jax.Array, tuple[jax.Array, ...]]:

@@ -12,10 +12,14 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import triton as plt
 
 from assay.kernels.pallas.arguments import check_array
-from assay.kernels.pallas.calls import call
+from assay.kernels.pallas.calls import call, call_on_gpu
 from assay.kernels.pallas.rows import rows_of_block
+from assay.kernels.pallas.tiles import side, warps
+
+_GPU_BLOCK = 2**11  # elements of a GPU's block
 
 
 def _rope_kernel(x_ref: Any, cos_ref: Any, sin_ref: Any, y_ref: Any, *, interleaved: bool) -> None:
@@ -27,6 +31,38 @@ def _rope_kernel(x_ref: Any, cos_ref: Any, sin_ref: Any, y_ref: Any, *, interlea
     else:
         partner = jnp.roll(x, x.shape[2] // 2, axis=2)
     y_ref[0] = (x * cos_ref[...][:, None] + partner * sin_ref[...][:, None]).astype(y_ref.dtype)
+
+
+def _gpu_kernel(
+    x_ref: Any, cos_ref: Any, sin_ref: Any, y_ref: Any, *, interleaved: bool, heads: int, block: tuple[int, int]
+) -> None:
+    """Each row of [B S H,D] is a head at a place. What a TPU rolls to its partner is loaded from there."""
+    (rows, width), places = x_ref.shape, cos_ref.shape[0]
+    row, column = pl.program_id(0) * block[0] + jnp.arange(block[0])[:, None], jnp.arange(block[1])[None]
+    place = jax.lax.rem(jax.lax.div(row, heads), places)
+    partner = column ^ 1 if interleaved else jax.lax.rem(column + width // 2, width)
+    inside = (row < rows) & (column < width)
+
+    def taken(ref: Any, row: jax.Array, column: jax.Array) -> jax.Array:
+        return plt.load(ref.at[row, column], mask=inside, other=0.0).astype(jnp.float32)
+
+    y = taken(x_ref, row, column) * taken(cos_ref, place, column)
+    y += taken(x_ref, row, partner) * taken(sin_ref, place, column)
+    plt.store(y_ref.at[row, column], y.astype(y_ref.dtype), mask=inside)
+
+
+def _on_gpu(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool, interpret: bool = False) -> jax.Array:
+    rows = x.reshape(-1, x.shape[3])
+    block = max(1, _GPU_BLOCK // side(x.shape[3])), side(x.shape[3])
+    y = call_on_gpu(
+        functools.partial(_gpu_kernel, interleaved=interleaved, heads=x.shape[2], block=block),
+        *(rows, cos, sin),
+        warps=warps(block[0] * block[1]),
+        grid=(pl.cdiv(len(rows), block[0]),),
+        out_shape=jax.ShapeDtypeStruct(rows.shape, x.dtype),
+        interpret=interpret,
+    )
+    return y.reshape(x.shape)
 
 
 @functools.partial(jax.jit, static_argnames=("interleaved", "back"))
@@ -43,8 +79,10 @@ def _turned(x: jax.Array, cos: jax.Array, sin: jax.Array, interleaved: bool, bac
     block = pl.BlockSpec((1, height, heads, width), lambda b, i: (b, i, 0, 0))
     angles = pl.BlockSpec((height, width), lambda b, i: (i, 0))
     return call(
+        "rope",
         functools.partial(_rope_kernel, interleaved=interleaved),
         *(x, cos, sin),
+        gpu=functools.partial(_on_gpu, interleaved=interleaved),
         grid=(batch, pl.cdiv(places, height)),
         in_specs=[block, angles, angles],
         out_specs=block,

@@ -70,6 +70,7 @@ def _selective_scan(
     by_channels = pl.BlockSpec((1, _PLACES, width), lambda i, j, k: (i, k, j))
     by_states = pl.BlockSpec((1, _PLACES, states), lambda i, j, k: (i, k, 0))
     y = call(
+        "selective_scan",
         functools.partial(_kernel, softplus=softplus),
         *(u.mT, delta.mT, a.T, b.mT, c.mT, skip[None]),
         grid=(batch, pl.cdiv(channels, width), pl.cdiv(places, _PLACES)),

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from assay.kernels.pallas.arguments import check_array
-from assay.kernels.pallas.rows import by_rows
+from assay.kernels.pallas.rows import Rows, by_rows
 
 
-def _softmax_kernel(x_ref: Any, y_ref: Any) -> None:
-    x = x_ref[...].astype(jnp.float32)
-    weights = jnp.exp(x - jnp.max(x, axis=1, keepdims=True))
-    y_ref[...] = (weights / jnp.sum(weights, axis=1, keepdims=True)).astype(y_ref.dtype)
+def _of_rows(rows: Rows, x: jax.Array) -> tuple[jax.Array]:
+    weights = jnp.exp(x - rows.max(x))
+    return (weights / rows.sum(weights),)
 
 
-def _softmax_backward_kernel(y_ref: Any, dy_ref: Any, dx_ref: Any) -> None:
-    y, dy = y_ref[...].astype(jnp.float32), dy_ref[...].astype(jnp.float32)
-    dx_ref[...] = (y * (dy - jnp.sum(y * dy, axis=1, keepdims=True))).astype(dx_ref.dtype)
+def _gradient_of_rows(rows: Rows, y: jax.Array, dy: jax.Array) -> tuple[jax.Array]:
+    return (y * (dy - rows.sum(y * dy)),)
 
 
 @jax.custom_vjp
 @jax.jit
 def _softmax(x: jax.Array) -> jax.Array:
-    return by_rows(_softmax_kernel, [x], results=[x.dtype])
+    return by_rows("softmax", _of_rows, [x], results=[x.dtype])
 
 
 @jax.jit
 def _softmax_backward(y: jax.Array, dy: jax.Array) -> jax.Array:
-    return by_rows(_softmax_backward_kernel, [y, dy], results=[y.dtype])
+    return by_rows("softmax_backward", _gradient_of_rows, [y, dy], results=[y.dtype])
 
 
 def _saving(x: jax.Array) -> tuple[jax.Array, jax.Array]:

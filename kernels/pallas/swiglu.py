@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from assay.kernels.pallas.arguments import check_array
-from assay.kernels.pallas.rows import by_rows
+from assay.kernels.pallas.rows import Rows, by_rows
 
 
 def silu_and_slope(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -23,38 +23,36 @@ def silu_and_slope(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.where(x == -jnp.inf, 0.0, x * sigmoid), sigmoid * (1.0 + finite * other)
 
 
-def _clamped(gate_ref: Any, up_ref: Any, limit: float | None) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """gate and up in float32 within the limit, and where it doesn't bind them."""
-    gate, up = gate_ref[...].astype(jnp.float32), up_ref[...].astype(jnp.float32)
+def _clamped(gate: jax.Array, up: jax.Array, limit: float | None) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """gate and up within the limit, and where it doesn't bind them."""
     bound = jnp.inf if limit is None else limit
     return jnp.minimum(gate, bound), jnp.clip(up, -bound, bound), ~(gate > bound), ~(jnp.abs(up) > bound)
 
 
-def _swiglu_kernel(gate_ref: Any, up_ref: Any, y_ref: Any, *, limit: float | None) -> None:
-    gate, up, _, _ = _clamped(gate_ref, up_ref, limit)
-    y_ref[...] = (silu_and_slope(gate)[0] * up).astype(y_ref.dtype)
+def _of_rows(rows: Rows, gate: jax.Array, up: jax.Array, *, limit: float | None) -> tuple[jax.Array]:
+    gate, up, *_ = _clamped(gate, up, limit)
+    return (silu_and_slope(gate)[0] * up,)
 
 
-def _swiglu_backward_kernel(
-    gate_ref: Any, up_ref: Any, dy_ref: Any, dgate_ref: Any, dup_ref: Any, *, limit: float | None
-) -> None:
-    gate, up, gate_free, up_free = _clamped(gate_ref, up_ref, limit)
-    dy = dy_ref[...].astype(jnp.float32)
+def _gradients_of_rows(
+    rows: Rows, gate: jax.Array, up: jax.Array, dy: jax.Array, *, limit: float | None
+) -> tuple[jax.Array, jax.Array]:
+    gate, up, gate_free, up_free = _clamped(gate, up, limit)
     opened, slope = silu_and_slope(gate)
-    dgate_ref[...] = jnp.where(gate_free, dy * up * slope, 0.0).astype(dgate_ref.dtype)
-    dup_ref[...] = jnp.where(up_free, dy * opened, 0.0).astype(dup_ref.dtype)
+    return jnp.where(gate_free, dy * up * slope, 0.0), jnp.where(up_free, dy * opened, 0.0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 @functools.partial(jax.jit, static_argnums=2)
 def _swiglu(gate: jax.Array, up: jax.Array, limit: float | None) -> jax.Array:
-    return by_rows(functools.partial(_swiglu_kernel, limit=limit), [gate, up], results=[gate.dtype])
+    function = functools.partial(_of_rows, limit=limit)
+    return by_rows("swiglu", function, [gate, up], results=[gate.dtype])
 
 
 @functools.partial(jax.jit, static_argnums=3)
 def _swiglu_backward(gate: jax.Array, up: jax.Array, dy: jax.Array, limit: float | None) -> Any:
-    kernel = functools.partial(_swiglu_backward_kernel, limit=limit)
-    return by_rows(kernel, [gate, up, dy], results=[gate.dtype, up.dtype])
+    function = functools.partial(_gradients_of_rows, limit=limit)
+    return by_rows("swiglu_backward", function, [gate, up, dy], results=[gate.dtype, up.dtype])
 
 
 _swiglu.defvjp(

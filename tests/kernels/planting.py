@@ -37,12 +37,13 @@ def kernel_of(entry: Entry) -> Any:
 
 
 def planted(entry: Entry, fault: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The entry's function, with the fault in the file that has it; the function's own file imports that."""
+    """The entry's function, with the fault in the file that has it; the function's own file imports that, or the files
+    between them ("by")."""
     module, _, name = entry.target.partition(":")
     package, _, own = module.rpartition(".")
     folder = Path(str(importlib.import_module(package).__file__)).parent
     found = None
-    for file in dict.fromkeys((fault["file"], own)):
+    for file in dict.fromkeys((fault["file"], *fault.get("by", ()), own)):
         source = (folder / f"{file}.py").read_text(encoding="utf-8")
         if file == fault["file"]:
             assert fault["old"] in source

@@ -20,10 +20,11 @@ pytest.importorskip("jax")
 
 import jax.numpy as jnp
 
-from assay.kernels.pallas import arguments
+from assay.kernels.pallas import arguments, gpu
 from assay.kernels.pallas.add_rmsnorm import add_rmsnorm
 from assay.kernels.pallas.attention import attention, attention_backward
 from assay.kernels.pallas.attention_decode import attention_decode
+from assay.kernels.pallas.calls import as_on_gpu
 from assay.kernels.pallas.causal_conv1d import causal_conv1d, causal_conv1d_backward
 from assay.kernels.pallas.cross_entropy import cross_entropy, cross_entropy_backward
 from assay.kernels.pallas.gemm import gemm
@@ -39,6 +40,7 @@ from assay.kernels.pallas.swiglu import swiglu, swiglu_backward
 keep_roundings()  # before JAX's backend starts
 
 ENTRIES = {entry.name: entry for entry in entries() if entry.group == "pallas"}
+ON_GPU = {name: ENTRIES[name.removesuffix(" (gpu)")] for name in ENTRIES if name.endswith(" (gpu)")}
 FOLDER = Path(arguments.__file__).parent
 SIZES = {  # with tails, and with several blocks where there are any
     "pallas.softmax": {"R": 300, "N": 37},
@@ -68,6 +70,22 @@ SIZES = {  # with tails, and with several blocks where there are any
     "pallas.causal_conv1d": {"B": 2, "D": 300, "L": 37, "W": 4},
     "pallas.causal_conv1d_backward": {"B": 2, "D": 300, "L": 37, "W": 4},
     "pallas.selective_scan": {"B": 2, "D": 300, "L": 37, "S": 3},
+    "pallas.softmax (gpu)": {"R": 150, "N": 37},
+    "pallas.softmax_backward (gpu)": {"R": 150, "N": 37},
+    "pallas.rmsnorm (gpu)": {"R": 150, "N": 37},
+    "pallas.rmsnorm_backward (gpu)": {"R": 150, "N": 2050},
+    "pallas.layernorm (gpu)": {"R": 150, "N": 37},
+    "pallas.layernorm_backward (gpu)": {"R": 150, "N": 2050},
+    "pallas.add_rmsnorm (gpu)": {"R": 150, "N": 37},
+    "pallas.swiglu (gpu)": {"R": 150, "N": 37},
+    "pallas.swiglu_backward (gpu)": {"R": 150, "N": 37},
+    "pallas.rope (gpu)": {"B": 2, "S": 30, "H": 3, "D": 64},
+    "pallas.rope_backward (gpu)": {"B": 2, "S": 30, "H": 3, "D": 64},
+    "pallas.cross_entropy (gpu)": {"T": 30, "V": 700},
+    "pallas.cross_entropy_backward (gpu)": {"T": 30, "V": 700},
+    "pallas.gemm (gpu)": {"M": 5, "N": 70, "K": 100},
+    "pallas.attention (gpu)": {"B": 1, "H": 4, "Hkv": 2, "Sq": 70, "Sk": 90, "D": 8, "Dv": 8},
+    "pallas.attention_backward (gpu)": {"B": 1, "H": 4, "Hkv": 2, "Sq": 70, "Sk": 90, "D": 8, "Dv": 8},
 }
 FAULTS = tomllib.loads(Path(__file__).with_name("pallas_faults.toml").read_text())["fault"]
 FIRST = {fault["entry"]: fault for fault in reversed(FAULTS)}
@@ -81,9 +99,21 @@ PLANTED = [
 def test_every_kernel_is_examined() -> None:
     """Each function that takes arguments of users is named by an entry of the survey's table, and has five faults."""
     public = public_functions(FOLDER)
-    assert public == {entry.target for entry in ENTRIES.values()}
+    assert public == {entry.target for name, entry in ENTRIES.items() if name not in ON_GPU}
     assert ENTRIES.keys() == SIZES.keys()
     assert all([ENTRIES[fault["entry"]].target for fault in FAULTS].count(target) >= 5 for target in public)
+
+
+def test_every_grid_for_gpus_is_examined() -> None:
+    """Each function of `gpu` is named by an entry, as the same function with its grid for TPUs is: same op, contract
+    and dtypes."""
+    functions = {f"{gpu.__name__}:{name}" for name, value in vars(gpu).items() if hasattr(value, "__wrapped__")}
+    assert functions == {ENTRIES[name].target for name in ON_GPU}
+    for name, other in ON_GPU.items():
+        entry, wrapped = ENTRIES[name], kernel_of(ENTRIES[name]).__wrapped__
+        assert wrapped is kernel_of(other)
+        assert entry.dtypes == other.dtypes
+        assert (entry.settings.spec, entry.settings.contract) == (other.settings.spec, other.settings.contract)
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -111,7 +141,8 @@ def test_bundled_kernels_at_length(entry: Entry, dtype: str) -> None:
 def test_a_planted_fault_is_found(fault: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """One replacement alone makes a kernel fail that passes without it."""
     entry = ENTRIES[fault["entry"]]
-    faulty = planted(entry, fault, monkeypatch)
+    faulty = planted(ON_GPU.get(entry.name, entry), fault, monkeypatch)
+    faulty = as_on_gpu(faulty) if entry.name in ON_GPU else faulty
     dtype, options = fault.get("dtype", "float32"), fault.get("options", {})
     assert first_failure(faulty, entry, SIZES[entry.name], dtype, options) != ""
 

@@ -1,9 +1,11 @@
 """The Pallas kernels under `jax.jit`, `jax.vmap` and `jax.grad`, and lowered for a TPU without one."""
 
 import functools
+import importlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -19,6 +21,7 @@ import jax.numpy as jnp
 from assay.kernels.pallas.add_rmsnorm import add_rmsnorm
 from assay.kernels.pallas.attention import attention
 from assay.kernels.pallas.attention_decode import attention_decode
+from assay.kernels.pallas.calls import as_on_gpu
 from assay.kernels.pallas.causal_conv1d import causal_conv1d
 from assay.kernels.pallas.cross_entropy import cross_entropy
 from assay.kernels.pallas.gemm import gemm
@@ -183,15 +186,28 @@ KERNELS = {
         others=(*(factor.astype(jnp.float8_e4m3fn) for factor in EIGHT), SCALES, SCALES.T[:, :4]),
     ),
 }
+TRITON = "__gpu$xla.gpu.triton"
+ON_GPU = ("softmax", "rmsnorm", "layernorm", "add_rmsnorm", "swiglu", "rope", "gemm", "attention", "cross_entropy")
 EVERY = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 
 
 @EVERY
 def test_results_and_gradients_of_a_batch_are_right(kernel: Kernel) -> None:
     """Under jit, vmap and vjp at once each result and gradient is jax's own, to float32's precision."""
+    check(kernel, kernel.derived(kernel.function))
+
+
+@pytest.mark.parametrize("name", ON_GPU)
+def test_a_grid_for_gpus_gives_right_results_and_gradients(name: str) -> None:
+    """As above, where a CPU interprets the grids for GPUs."""
+    check(KERNELS[name], as_on_gpu(KERNELS[name].derived(KERNELS[name].function)))
+
+
+def check(kernel: Kernel, derived: Callable[..., Any]) -> None:
+    """Raise AssertionError unless what is derived from the kernel is that which is derived from jax's own words."""
     arrays = kernel.arrays(jnp.float32)
     right = jax.tree.leaves(kernel.derived(kernel.right)(*arrays))
-    found = jax.tree.leaves(kernel.derived(kernel.function)(*arrays))
+    found = jax.tree.leaves(derived(*arrays))
     for one, other in zip(found, right, strict=True):
         assert one.shape == other.shape
         scale = max(1.0, float(jnp.abs(other).max()))
@@ -205,6 +221,60 @@ def test_a_kernel_and_its_gradients_are_lowered_for_a_tpu(kernel: Kernel, dtype:
     program = jax.export.export(kernel.derived(kernel.function), platforms=["tpu"])(*kernel.arrays(dtype)).mlir_module()
     assert "tpu_custom_call" in program
     assert program.count("stablehlo.while") == kernel.loops
+
+
+@pytest.mark.parametrize("name", ON_GPU)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_a_kernel_and_its_gradients_are_lowered_for_cuda(name: str, dtype: Any) -> None:
+    """Where there is no GPU, a batch at once: Triton's modules stand in the program, and no interpreter's loops."""
+    program = lowered_for_cuda(KERNELS[name], dtype)
+    assert TRITON in program
+    assert "stablehlo.while" not in program
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(name, dtype, marks=() if (name, dtype) == ("softmax", "bfloat16") else pytest.mark.evidence)
+        for name in ON_GPU
+        for dtype in ("float32", "bfloat16", "float16")
+    ],
+)
+def test_a_kernel_and_its_gradients_are_compiled_for_sm_90(
+    name: str, dtype: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the Triton that is installed, which needs no GPU for it, from what jax would hand to its own."""
+    triton = pytest.importorskip("triton")
+    compiler = pytest.importorskip("triton.backends.compiler")
+    lowering = importlib.import_module("jax._src.pallas.triton.lowering")
+    modules, lower = [], lowering.lower_jaxpr_to_triton_module
+
+    def keep(*arguments: Any, **options: Any) -> Any:
+        result = lower(*arguments, **options)
+        modules.append(str(result.module.operation.get_asm()))
+        return result
+
+    monkeypatch.setattr(lowering, "lower_jaxpr_to_triton_module", keep)
+    lowered_for_cuda(KERNELS[name], jnp.dtype(dtype))
+    assert len(modules) >= 2
+    for module in modules:
+        (tmp_path / "kernel.ttir").write_text(module)
+        compiled = triton.compile(str(tmp_path / "kernel.ttir"), target=compiler.GPUTarget("cuda", 90, 32))
+        assert ".target sm_90" in compiled.asm["ptx"]
+
+
+@pytest.mark.parametrize("name", sorted(KERNELS.keys() - set(ON_GPU)))
+def test_a_kernel_without_a_grid_for_gpus_says_so(name: str) -> None:
+    """Where it is lowered for CUDA, in one line that begins with its name and says what else there is."""
+    with pytest.raises(NotImplementedError, match=rf"^{name}.*: this Pallas kernel has no grid for GPUs; lower it for"):
+        lowered_for_cuda(KERNELS[name], jnp.float32)
+
+
+def lowered_for_cuda(kernel: Kernel, dtype: Any) -> str:
+    """The program of a batch's results and gradients."""
+    checks = [jax.export.DisabledSafetyCheck.custom_call(TRITON)]
+    exported = jax.export.export(kernel.derived(kernel.function), platforms=["cuda"], disabled_checks=checks)
+    return str(exported(*kernel.arrays(dtype)).mlir_module())
 
 
 @pytest.mark.evidence
