@@ -181,8 +181,8 @@ class Audit:
 
     def positions(self, assignment: Mapping[str, str], batches: Sequence[Any]) -> Curve:
         """The error over positions of long sequences. Raises BadAssignment, NoData, WrongShape as `measured_over`."""
-        model, chosen = self.model, self.checked(assignment)
-        return measured_over(model, normalised(batches, model), self.metric, self.observed, chosen)
+        given, chosen = normalised(batches, self.model), self.checked(assignment)
+        return measured_over(self.model, given, self.metric, self.observed, chosen)
 
     def predictor_over(self, batches: Sequence[Any], further: int = 0) -> Predictor:
         """What predicts, by its `predict`, the errors of checked assignments over other sequences: longer ones, or of
@@ -285,9 +285,7 @@ class Audit:
 
     def random_assignment(self, draw: random.Random, share: float = 1.0, *, fine: bool = False) -> dict[str, str]:
         """A random scheme at every site, or at a random share of them (one at least); 0: one wherever it may stand.
-
-        fine: of the half of each menu with the smaller errors, as what is recommended mostly has.
-        """
+        fine: of the half of each menu with the smaller errors, as what is recommended mostly has."""
         return random_assignment(self.predictor, draw, share, fine=fine)
 
     def checked(self, assignment: Mapping[str, str]) -> dict[str, str]:
