@@ -11,7 +11,7 @@ from assay.precision.observation.operations.attention import multihead, scaled_d
 from assay.precision.observation.operations.contraction import baddbmm, einsum, grouped, matmul
 from assay.precision.observation.operations.convolution import convolution, transposed_convolution
 from assay.precision.observation.operations.recurrence import gru, layers, lstm, one, rnn_relu, rnn_tanh
-from assay.precision.observation.tracer import Handler, Tracer, Visitor
+from assay.precision.observation.tracer import Handler, Tracer, Visitor, opens
 from assay.runtime.heap import give_back
 
 _GROWN = 1 << 25
@@ -42,7 +42,7 @@ def _enter(tracer: Tracer, name: str, module: torch.nn.Module) -> Callable[..., 
     def enter(_module: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tracer.path.append(name)
         tracer.ran.add(name)
-        if norm and args and isinstance(args[0], torch.Tensor):
+        if norm and args and isinstance(args[0], torch.Tensor) and opens(args[0]) and args[0].is_floating_point():
             return (tracer.beside(f"{name}:input", args[0]), *args[1:]), kwargs
         return None
 
@@ -62,7 +62,7 @@ def _leave(tracer: Tracer, name: str, module: torch.nn.Module) -> Callable[..., 
         if suffix is None or output is None:
             return None
         first = output[0] if isinstance(output, tuple) else output
-        if not isinstance(first, torch.Tensor) or not first.is_floating_point():
+        if not isinstance(first, torch.Tensor) or not opens(first) or not first.is_floating_point():
             return None
         first = tracer.beside(f"{name}:{suffix}", first)
         return (first, *output[1:]) if isinstance(output, tuple) else first

@@ -168,7 +168,8 @@ def observe(
         done(index + 1)
     if not sum(float(each.sum()) for each in shares) > 0:
         raise NoData(
-            f"expected outputs to compare, got none but padding or zeros ({metric.name}): check attention_mask"
+            f"expected outputs to compare, got none but padding or zeros ({metric.name}): an attention_mask [B, T] is "
+            "above 0 at tokens, 0 at padding; one that is added to scores has another name or shape"
         )
     if not any(site.place == "linear" for site in observer.sites.values()):
         raise BadModel(
@@ -195,7 +196,7 @@ def observe(
         menus=menus,
         tied=tied,
         cast=tuple(name for name, site in sites.items() if not site.tied and site.place in SCHEMES["bf16"].places),
-        sources={tied.get(name, name): site.source for name, site in sites.items() if site.source},
+        sources=_sources(sites, tied),
         statistics=observer.statistics,
         weights=observer.weights,
         qparams=QParams(
@@ -212,6 +213,19 @@ def observe(
         every=tuple(sites.values()),
         unaudited=unaudited(model, sites, ran, given),
     )
+
+
+def _sources(sites: Mapping[str, Site], tied: Mapping[str, str]) -> dict[str, str]:
+    """From where each site is given values as they are, by the names that schemes stand at. A head that is given rows
+    of its own table, as they are, has none: what is stored there is one scheme's."""
+    found = {tied.get(name, name): site.source for name, site in sites.items() if site.source}
+    for owner in tied.values():
+        path = [owner]
+        while (before := found.get(path[-1])) is not None and before not in path:
+            path.append(before)
+        if before == owner:
+            del found[owner]
+    return found
 
 
 def _scales_kept(model: torch.nn.Module) -> int | None:

@@ -82,6 +82,7 @@ class Tracer(TorchFunctionMode):
         """Of the product that a visitor is given, where it is one step's."""
         self._parameters = _by_storage(model)
         self._modules = dict(model.named_modules())
+        self._stacks = {name.removesuffix(".weight"): len(each) for name, each in tensors_of(model) if each.dim() > 2}
         self.streams = bool(streamed_parameters(model))
         """Whether weights come and go with their modules."""
 
@@ -89,7 +90,7 @@ class Tracer(TorchFunctionMode):
         several = (arg if isinstance(arg, list | tuple) else (arg,) for arg in args)
         self.given.update(id(each) for some in several for each in some if type(each) is torch.nn.Parameter)
         handler = self._handlers.get(func)
-        if handler is None:
+        if handler is None or not opens(*args):
             return func(*args, **(kwargs or {}))
         return handler(self, func, args, kwargs or {})
 
@@ -111,6 +112,10 @@ class Tracer(TorchFunctionMode):
             if 0 <= offset < max(parameter.numel(), 1) and weight.numel() == whole:
                 return name, _part(weight, parameter)
         return None
+
+    def holds_matrices(self, weight: torch.Tensor, found: Found) -> bool:
+        """Whether [E, ...] are the matrices of the parameter that was ``found``, not a matrix's parts: its heads."""
+        return found[1] is None and self._stacks.get(found[0]) == len(weight)
 
     def streamed(self, weight: torch.Tensor) -> Streamed | None:
         """How a weight of the module that is running is read again; None for one that stays in memory."""
@@ -163,6 +168,15 @@ class Tracer(TorchFunctionMode):
         return self.visitor.values(f"{name}:logits", output) if architectures.gives_logits(name) else output
 
 
+def opens(*args: Any) -> bool:
+    """Whether sites can be looked at in a call with these arguments: none is sparse or nested, and neither vmap nor
+    another transform of torch.func runs, in which a tensor stands for several."""
+    strided = all(
+        each.layout == torch.strided and not each.is_nested for each in args if isinstance(each, torch.Tensor)
+    )
+    return strided and not torch._C._are_functorch_transforms_active()
+
+
 def _part(weight: torch.Tensor, parameter: torch.Tensor) -> int | None:
     """Which expert of a parameter [E, N, K] a weight [N, K] lies in."""
     if parameter.dim() != 3 or weight.dim() != 2:
@@ -179,6 +193,6 @@ def _by_storage(model: torch.nn.Module) -> dict[int, list[tuple[str, torch.Tenso
     """Weights by the storage that they lie in."""
     found: dict[int, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in tensors_of(model):
-        if tensor.dim() > 1 and tensor.is_floating_point() and not tensor.is_meta:
+        if tensor.dim() > 1 and tensor.is_floating_point() and not tensor.is_meta and opens(tensor):
             found.setdefault(tensor.untyped_storage().data_ptr(), []).append((name.removesuffix(".weight"), tensor))
     return found
