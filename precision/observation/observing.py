@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ from assay.runtime.shelf import Shelf
 
 _SAME = 1e-3
 """Relative difference of outputs that summation in another order may make."""
+_CAST = re.compile(r"BFloat16|Half|Double")
+"""In what torch says of two dtypes that don't go together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +156,7 @@ def observe(
         observer.sequences = batch_size(batch)
         observer.mask = None if "decoder_input_ids" in mapping(batch) else mask_of(mapping(batch))
         with torch.no_grad(), evaluating(model), within as tracer:
-            outputs = call(model, batch)
+            outputs = _called(model, batch)
         ran, given = ran | tracer.ran, given | tracer.given
         reference = metric.output(outputs, mapping(batch)).detach()
         if not reference.is_floating_point() or not reference.dim():
@@ -174,7 +177,7 @@ def observe(
     if not any(site.place == "linear" for site in observer.sites.values()):
         raise BadModel(
             "expected a model with linear, convolutional or recurrent layers, got one that runs none: is it the right "
-            "module? Packed sequences have no sites"
+            "module? Packed sequences, TorchScript, torch.vmap, sparse and nested tensors have no sites"
         )
     sites = observer.sites
     tied = {name: site.tied for name, site in sites.items() if site.tied}
@@ -246,6 +249,20 @@ def _menus(sites: Mapping[str, Site], formats: Sequence[str], served: Served) ->
         name: tuple(scheme for scheme in menu_of(site, formats) if served.allows(site, scheme, name in heads))
         for name, site in sites.items()
     }
+
+
+def _called(model: torch.nn.Module, batch: Any) -> Any:
+    """The model's outputs. Raises BadModel where it casts to the 16 bits that its weights no longer have."""
+    try:
+        return call(model, batch)
+    except RuntimeError as error:
+        said = str(error).partition("\n")[0]
+        if not _CAST.search(said):
+            raise
+        raise BadModel(
+            f"expected a forward that runs in float32, as an audit does, got a cast to another dtype in it ({said}): "
+            "cast to that of the weight or the input instead"
+        ) from error
 
 
 def _check(model: torch.nn.Module, batch: Any, metric: Metric, reference: torch.Tensor) -> None:

@@ -90,7 +90,7 @@ class Tracer(TorchFunctionMode):
         several = (arg if isinstance(arg, list | tuple) else (arg,) for arg in args)
         self.given.update(id(each) for some in several for each in some if type(each) is torch.nn.Parameter)
         handler = self._handlers.get(func)
-        if handler is None or not opens(*args):
+        if handler is None or not opens(*args, *(kwargs or {}).values()):
             return func(*args, **(kwargs or {}))
         return handler(self, func, args, kwargs or {})
 

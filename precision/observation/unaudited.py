@@ -84,11 +84,13 @@ def unaudited(
 
 def _why(model: torch.nn.Module, name: str, ran: Collection[str], given: bool) -> str:
     owner = name.rpartition(".")[0]
+    module = model.get_submodule(owner) if owner else model
+    if isinstance(module, torch.jit.ScriptModule):
+        return "in TorchScript"
     if owner not in ran and not given:
         return "didn't run on this data"
-    module = model.get_submodule(owner) if owner else model
     if isinstance(module, torch.nn.modules.conv._ConvNd):
         return f"a {type(module).__name__}"
     if isinstance(module, torch.nn.RNNBase):
         return f"packed sequences of {type(module).__name__}"
-    return f"in {type(module).__name__}, not the weight of a product"
+    return f"in {type(module).__name__}, the weight of no product that can be seen into"
