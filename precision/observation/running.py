@@ -16,7 +16,7 @@ def in_float32(model: torch.nn.Module | torch.export.ExportedProgram) -> torch.n
     """The module to audit: itself if its weights are float32, else a float32 copy of it. Streamed weights stay where
     they are, and are looked at as they pass.
 
-    Raises BadModel for what is no module, is TorchScript, can't be copied, has lazy, NaN or infinite weights (named), or
+    Raises BadModel for what is no module or TorchScript, can't be copied, has lazy, NaN or infinite weights (named), or
     streams weights of another dtype.
     """
     if isinstance(model, torch.export.ExportedProgram):
@@ -25,8 +25,8 @@ def in_float32(model: torch.nn.Module | torch.export.ExportedProgram) -> torch.n
         raise BadModel(f"expected a torch.nn.Module or an exported program, got {type(model).__name__}")
     if isinstance(model, torch.jit.ScriptModule):
         raise BadModel(
-            "expected a module in Python or an exported program, got TorchScript (torch.jit), whose calls can't be seen: "
-            "give the module that it was made from"
+            "expected a module in Python or an exported program, got TorchScript (torch.jit), whose calls can't be "
+            "seen: give the module that it was made from"
         )
     streamed = streamed_parameters(model)
     for name, parameter in model.named_parameters():
@@ -116,20 +116,34 @@ def normalised(batches: Iterable[Any], model: torch.nn.Module) -> list[Any]:
 
 
 def _mapped(of: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """A batch with a function of each of its tensors."""
+    """A batch with a function of each of its tensors, in lists, named tuples and dataclasses too."""
     if isinstance(value, torch.Tensor):
         return of(value)
     if isinstance(value, Mapping):
         return {key: _mapped(of, each) for key, each in value.items()}
     if isinstance(value, tuple | list):
         mapped = [_mapped(of, each) for each in value]
-        return type(value)(*mapped) if hasattr(value, "_fields") else mapped if isinstance(value, list) else tuple(mapped)
+        if hasattr(value, "_fields"):
+            return type(value)(*mapped)
+        return mapped if isinstance(value, list) else tuple(mapped)
     if is_dataclass(value) and not isinstance(value, type):
         made = copy.copy(value)
         for each in fields(value):
             object.__setattr__(made, each.name, _mapped(of, getattr(value, each.name)))
         return made
     return value
+
+
+def tensors_in(batch: Any) -> list[torch.Tensor]:
+    """The tensors of a batch, however deep."""
+    found: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    _mapped(note, batch)
+    return found
 
 
 def mapping(batch: Any) -> Mapping[str, Any]:
@@ -139,13 +153,7 @@ def mapping(batch: Any) -> Mapping[str, Any]:
 
 def batch_size(batch: Any) -> int:
     """Sequences in a batch: the first dimension of its first tensor. Raises NoData where there is none."""
-    sizes: list[int] = []
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        sizes.extend([tensor.size(0)] if tensor.dim() else [])
-        return tensor
-
-    _mapped(note, batch)
-    for size in filter(None, sizes):
-        return size
+    for tensor in tensors_in(batch):
+        if tensor.dim() and tensor.size(0):
+            return tensor.size(0)
     raise NoData("expected batches of tensors with a sequence or more in the first dimension, got one without")
