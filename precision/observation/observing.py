@@ -21,7 +21,7 @@ from assay.precision.observation.running import batch_size, call, evaluating, ma
 from assay.precision.observation.serving import USUAL, Served
 from assay.precision.observation.sites import Observer, Site, Statistics, heads_among
 from assay.precision.observation.streaming import Weights, streamed_parameters
-from assay.precision.observation.tracer import Tracer, Visitor
+from assay.precision.observation.tracer import HEAD, Tracer, Visitor
 from assay.precision.observation.unaudited import Unaudited, unaudited
 from assay.precision.schemes import SCHEMES, scheme_named
 from assay.runtime.shelf import Shelf
@@ -180,6 +180,10 @@ def observe(
             "module? Packed sequences, TorchScript, torch.vmap, sparse and nested tensors have no sites"
         )
     sites = observer.sites
+    for table in [name for name, site in sites.items() if site.tied == name + HEAD]:
+        for site in sites.values():  # the weight is the table's, whatever comes first
+            site.tied = table if table + HEAD in (site, site.tied) else site.tied
+        sites[table].tied = ""
     tied = {name: site.tied for name, site in sites.items() if site.tied}
     menus = _menus(sites, formats, served)
     for name, owner in tied.items():  # a table that a linear shares takes what the linear may take

@@ -23,6 +23,9 @@ LookUp = Callable[[torch.Tensor], torch.Tensor]
 """A table [V, D] to the rows [..., D] that indices stand for."""
 Found = tuple[str, int | None]
 """The name of the parameter that a weight is, or lies in, and which of the matrices [E, N, K] it is there."""
+HEAD = ":head"
+"""What the name of a table of embeddings ends in where something is multiplied with it: a use of its own, as that of a
+module with the same weight is."""
 Handler = Callable[["Tracer", Any, Any, Any], Any]
 """What is done instead of a function of torch: (tracer, function, args, kwargs) to a result."""
 
@@ -163,6 +166,9 @@ class Tracer(TorchFunctionMode):
     ) -> torch.Tensor:
         """A product with the parameter that was ``found``; logits of a head or a router are a site of their own."""
         name, expert = found
+        table = getattr(self._modules.get(name), "weight", weight)
+        if isinstance(self._modules.get(name), torch.nn.Embedding) and weight.shape == table.shape:
+            name += HEAD if weight.stride() == table.stride() else ""
         self.role, self.steps = role, steps
         output = self.visitor.linear(name, x, weight, expert, product)
         return self.visitor.values(f"{name}:logits", output) if architectures.gives_logits(name) else output

@@ -9,6 +9,7 @@ import torch
 
 from assay.precision.observation.sites import Site
 from assay.precision.observation.streaming import streamed_parameters
+from assay.precision.observation.tracer import HEAD
 
 _TOLD = 3
 """Parameters that are named in a line."""
@@ -70,7 +71,7 @@ def unaudited(
     for name, values in model.named_parameters(remove_duplicate=False):
         names.setdefault(streamed.get(name) or id(values), []).append(name)
         sizes[name] = values
-    held = {str(site) for site in sites.values() if site.shape}
+    held = {str(site).removesuffix(HEAD) for site in sites.values() if site.shape}
     shut = [
         Shut(several[0], sizes[several[0]].numel(), _why(model, several[0], ran, id(sizes[several[0]]) in given))
         for several in names.values()
