@@ -85,7 +85,6 @@ class Tracer(TorchFunctionMode):
         """Of the product that a visitor is given, where it is one step's."""
         self._parameters = _by_storage(model)
         self._modules = dict(model.named_modules())
-        self._stacks = {name.removesuffix(".weight"): len(each) for name, each in tensors_of(model) if each.dim() > 2}
         self.streams = bool(streamed_parameters(model))
         """Whether weights come and go with their modules."""
 
@@ -116,9 +115,11 @@ class Tracer(TorchFunctionMode):
                 return name, _part(weight, parameter)
         return None
 
-    def holds_matrices(self, weight: torch.Tensor, found: Found) -> bool:
-        """Whether [E, ...] are the matrices of the parameter that was ``found``, not a matrix's parts: its heads."""
-        return found[1] is None and self._stacks.get(found[0]) == len(weight)
+    def holds_matrices(self, weight: torch.Tensor) -> bool:
+        """Whether the first dimension of [E, ...] counts matrices of a parameter, not parts of one matrix, as heads."""
+        held = [*self._own(weight), *self._parameters.get(weight.untyped_storage().data_ptr(), ())]
+        counts = (count for _, each in held for count in zip(each.shape[:-2], each.stride(), strict=False))
+        return weight.dim() > 2 and (weight.shape[0], weight.stride(0)) in counts
 
     def streamed(self, weight: torch.Tensor) -> Streamed | None:
         """How a weight of the module that is running is read again; None for one that stays in memory."""
