@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from assay.precision.observation.running import tensors_in
 from assay.precision.observation.streaming import streamed_parameters
 from assay.precision.prediction.perturbations import Key, perturbations_of
 from assay.precision.prediction.quadratic_form import Products
@@ -118,9 +119,11 @@ def fingerprint(model: torch.nn.Module, batches: Sequence[Any], *settings: objec
         several = isinstance(batch, tuple | list)
         entries = batch.items() if isinstance(batch, Mapping) else enumerate(batch) if several else [("", batch)]
         for key, value in entries:
-            shown = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
-            digest.update(f"{key} {shown}".encode())
-            digest.update(_bytes(value) if isinstance(value, torch.Tensor) else b"")
+            held = tensors_in(value)
+            shown = repr(value) if not isinstance(value, torch.Tensor) else ""
+            digest.update(f"{key} {shown} {[(each.dtype, _size(each)) for each in held]}".encode())
+            for each in held:
+                digest.update(_bytes(each))
     digest.update(repr(settings).encode())
     for name in ("torch", "numpy", "transformers", "xllamacpp"):
         with suppress(PackageNotFoundError):
@@ -130,7 +133,16 @@ def fingerprint(model: torch.nn.Module, batches: Sequence[Any], *settings: objec
     return digest.hexdigest()
 
 
+def _size(tensor: torch.Tensor) -> list[list[int]]:
+    """The shape; of a nested tensor those of its parts."""
+    return [list(each.shape) for each in (tensor.unbind() if tensor.is_nested else [tensor])]
+
+
 def _bytes(tensor: torch.Tensor) -> bytes:
+    if tensor.is_nested:
+        return b"".join(map(_bytes, tensor.unbind()))
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 

@@ -18,6 +18,7 @@ from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from assay.precision.choice.problem import Floats, Problem, Solution, Totals
+from assay.runtime.silence import without_lines
 
 Mask = NDArray[np.bool_]
 """Which options may be taken, [options]."""
@@ -247,11 +248,12 @@ def _one_each(problem: Problem, places: NDArray[np.int64]) -> Any:
 
 
 def _milp(costs: Floats, gap: float, deadline: Deadline, **program: Any) -> Floats | None:
-    """The solution, [options]. What presolve maps back has to be repaired at times, of which HiGHS (in scipy 1.17)
-    prints a line: small programs go without."""
+    """The solution, [options]. HiGHS (in scipy 1.17) prints a line whenever it repairs a solution, which those that
+    presolve maps back often need: small programs go without, and the line stays out of the output."""
     many = len(costs) > _MANY
     options = {"time_limit": max(deadline.left, 0.05), "mip_rel_gap": gap if many else 0.0, "presolve": many}
-    result = milp(costs, options=options, **program)
+    with without_lines("HighsMipSolverData::"):
+        result = milp(costs, options=options, **program)
     return None if result.x is None else np.asarray(result.x)
 
 

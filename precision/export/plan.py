@@ -10,6 +10,7 @@ from assay.configs.architectures import fused_name
 from assay.precision.errors import CannotExport
 from assay.precision.export.target import Recipe
 from assay.precision.observation.sites import Site
+from assay.precision.observation.tracer import HEAD
 from assay.precision.schemes import Scheme, scheme_named
 from assay.runtime.errors import listed
 
@@ -128,6 +129,8 @@ def plan_of(
             plan.note(name, scheme.name, "only weights, inputs of linears and the KV cache can be given a format")
         elif site.place == "embedding" and (reason := tables(scheme, bool(site.tied) or name in owners)):
             plan.note(name, scheme.name, reason)
+        elif name.endswith(HEAD):
+            plan.note(name, scheme.name, "no serving stack has a name for a product with a table of embeddings")
         elif site.role == "convolution":
             plan.note(name, scheme.name, "no serving stack loads a quantised convolution")
         elif site.role == "recurrence":
@@ -141,9 +144,11 @@ def plan_of(
             if site.place == "embedding":
                 plan.tables.add(name)
     for name, site in sites.items():  # a tied weight follows the site that owns it
-        if site.tied in plan.linears and name not in assignment:
+        if site.tied in plan.linears and name not in assignment and not name.endswith(HEAD):
             plan.linears[name] = plan.linears[site.tied]
-    left = tuple(name for name, site in sites.items() if site.shape and name not in plan.weights)
+    left = tuple(
+        name for name, site in sites.items() if site.shape and name not in plan.weights and not name.endswith(HEAD)
+    )
     every = {name for name, site in sites.items() if site.place == "kv_cache"}
     shared = {scheme.name for scheme in plan.caches.values()}
     return replace(plan, left=left, cache=shared.pop() if set(plan.caches) == every and len(shared) == 1 else "")

@@ -3,15 +3,18 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch.utils import checkpoint
 
 from assay.configs import architectures
+from assay.precision.errors import BadModel
 from assay.precision.observation.operations.attention import multihead, scaled_dot_product
 from assay.precision.observation.operations.contraction import baddbmm, einsum, grouped, matmul
 from assay.precision.observation.operations.convolution import convolution, transposed_convolution
 from assay.precision.observation.operations.recurrence import gru, layers, lstm, one, rnn_relu, rnn_tanh
-from assay.precision.observation.tracer import Handler, Tracer, Visitor
+from assay.precision.observation.tracer import Handler, Tracer, Visitor, opens
 from assay.runtime.heap import give_back
 
 _GROWN = 1 << 25
@@ -24,16 +27,34 @@ def traced(model: torch.nn.Module, visitor: Visitor) -> Iterator[Tracer]:
     tracer = Tracer(model, visitor, _HANDLERS)
     handles = []
     for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):  # which nothing can be seen in
+            continue
         handles.append(module.register_forward_pre_hook(_enter(tracer, name, module), with_kwargs=True))
         handles.append(module.register_forward_hook(_leave(tracer, name, module), always_call=True))
     try:
         visitor.tracer = tracer
-        with tracer:
+        with tracer, _without_checkpoints():
             yield tracer
     finally:
         visitor.tracer = None
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def _without_checkpoints() -> Iterator[None]:
+    """Within, torch.utils.checkpoint calls what it is given, no more: in a backward pass no site would be open."""
+
+    class Called:
+        @staticmethod
+        def apply(run: Callable[..., Any], _keeps_rng: bool, *args: Any) -> Any:
+            return run(*args)
+
+    def around(*_args: Any, **_kwargs: Any) -> Iterator[None]:
+        yield
+
+    with patch.multiple(checkpoint, CheckpointFunction=Called, _checkpoint_without_reentrant_generator=around):
+        yield
 
 
 def _enter(tracer: Tracer, name: str, module: torch.nn.Module) -> Callable[..., Any]:
@@ -42,7 +63,7 @@ def _enter(tracer: Tracer, name: str, module: torch.nn.Module) -> Callable[..., 
     def enter(_module: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tracer.path.append(name)
         tracer.ran.add(name)
-        if norm and args and isinstance(args[0], torch.Tensor):
+        if norm and args and isinstance(args[0], torch.Tensor) and opens(args[0]) and args[0].is_floating_point():
             return (tracer.beside(f"{name}:input", args[0]), *args[1:]), kwargs
         return None
 
@@ -62,7 +83,7 @@ def _leave(tracer: Tracer, name: str, module: torch.nn.Module) -> Callable[..., 
         if suffix is None or output is None:
             return None
         first = output[0] if isinstance(output, tuple) else output
-        if not isinstance(first, torch.Tensor) or not first.is_floating_point():
+        if not isinstance(first, torch.Tensor) or not opens(first) or not first.is_floating_point():
             return None
         first = tracer.beside(f"{name}:{suffix}", first)
         return (first, *output[1:]) if isinstance(output, tuple) else first
@@ -76,7 +97,8 @@ def is_norm(module: torch.nn.Module) -> bool:
 
 def is_layer(name: str, module: torch.nn.Module) -> bool:
     """Whether a module is one of a stack of layers: numbered, and with modules of its own."""
-    return name.rpartition(".")[2].isdecimal() and any(module.children())
+    listed = name.rpartition(".")[2].isdecimal() and not isinstance(module, torch.jit.ScriptModule)
+    return listed and any(module.children())
 
 
 def _product(x_at: int, *, transposed: bool, names: tuple[str, ...] = ()) -> Handler:
@@ -136,6 +158,13 @@ def _softmax(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     return tracer.visitor.values(tracer.site("probabilities"), func(scores, *args[1:], **kwargs))
 
 
+def _gradient(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    raise BadModel(
+        "expected a forward without a backward pass of its own, got gradients in it, as forces of an energy: audit the "
+        "part that gives what they are of"
+    )
+
+
 _aten, _functional, _Tensor = torch.ops.aten, torch.nn.functional, torch.Tensor
 _PRODUCTS = (torch.matmul, _Tensor.matmul, _Tensor.__matmul__, torch.mm, _Tensor.mm)
 _ATEN_PRODUCTS = (_aten.matmul.default, _aten.mm.default, _aten.bmm.default)
@@ -166,6 +195,7 @@ _CALLS: dict[Handler, tuple[Any, ...]] = {
     one(gru): (torch.gru_cell, _aten.gru_cell.default),
     one(rnn_tanh): (torch.rnn_tanh_cell, _aten.rnn_tanh_cell.default),
     one(rnn_relu): (torch.rnn_relu_cell, _aten.rnn_relu_cell.default),
+    _gradient: (torch.autograd.grad, torch.autograd.backward, _Tensor.backward),
     _gather: (_Tensor.__getitem__, torch.index_select, _Tensor.index_select),
 }
 _HANDLERS = {call: handler for handler, calls in _CALLS.items() for call in calls}

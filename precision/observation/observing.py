@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -20,13 +21,15 @@ from assay.precision.observation.running import batch_size, call, evaluating, ma
 from assay.precision.observation.serving import USUAL, Served
 from assay.precision.observation.sites import Observer, Site, Statistics, heads_among
 from assay.precision.observation.streaming import Weights, streamed_parameters
-from assay.precision.observation.tracer import Tracer, Visitor
+from assay.precision.observation.tracer import HEAD, Tracer, Visitor
 from assay.precision.observation.unaudited import Unaudited, unaudited
 from assay.precision.schemes import SCHEMES, scheme_named
 from assay.runtime.shelf import Shelf
 
 _SAME = 1e-3
 """Relative difference of outputs that summation in another order may make."""
+_CAST = re.compile(r"BFloat16|Half|Double")
+"""In what torch says of two dtypes that don't go together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +156,7 @@ def observe(
         observer.sequences = batch_size(batch)
         observer.mask = padding_of(batch)
         with torch.no_grad(), evaluating(model), within as tracer:
-            outputs = call(model, batch)
+            outputs = _called(model, batch)
         ran, given = ran | tracer.ran, given | tracer.given
         reference = metric.output(outputs, mapping(batch)).detach()
         if not reference.is_floating_point() or not reference.dim():
@@ -168,14 +171,19 @@ def observe(
         done(index + 1)
     if not sum(float(each.sum()) for each in shares) > 0:
         raise NoData(
-            f"expected outputs to compare, got none but padding or zeros ({metric.name}): check attention_mask"
+            f"expected outputs to compare, got none but padding or zeros ({metric.name}): an attention_mask [B, T] is "
+            "above 0 at tokens, 0 at padding; one that is added to scores has another name or shape"
         )
     if not any(site.place == "linear" for site in observer.sites.values()):
         raise BadModel(
             "expected a model with linear, convolutional or recurrent layers, got one that runs none: is it the right "
-            "module? Packed sequences have no sites"
+            "module? Packed sequences, TorchScript, torch.vmap, sparse and nested tensors have no sites"
         )
     sites = observer.sites
+    for table in [name for name, site in sites.items() if site.tied == name + HEAD]:
+        for site in sites.values():  # the weight is the table's, whatever comes first
+            site.tied = table if table + HEAD in (site, site.tied) else site.tied
+        sites[table].tied = ""
     tied = {name: site.tied for name, site in sites.items() if site.tied}
     menus = _menus(sites, formats, served)
     for name, owner in tied.items():  # a table that a linear shares takes what the linear may take
@@ -195,7 +203,7 @@ def observe(
         menus=menus,
         tied=tied,
         cast=tuple(name for name, site in sites.items() if not site.tied and site.place in SCHEMES["bf16"].places),
-        sources={tied.get(name, name): site.source for name, site in sites.items() if site.source},
+        sources=_sources(sites, tied),
         statistics=observer.statistics,
         weights=observer.weights,
         qparams=QParams(
@@ -212,6 +220,19 @@ def observe(
         every=tuple(sites.values()),
         unaudited=unaudited(model, sites, ran, given),
     )
+
+
+def _sources(sites: Mapping[str, Site], tied: Mapping[str, str]) -> dict[str, str]:
+    """From where each site is given values as they are, by the names that schemes stand at. A head that is given rows
+    of its own table, as they are, has none: what is stored there is one scheme's."""
+    found = {tied.get(name, name): site.source for name, site in sites.items() if site.source}
+    for owner in tied.values():
+        path = [owner]
+        while (before := found.get(path[-1])) is not None and before not in path:
+            path.append(before)
+        if before == owner:
+            del found[owner]
+    return found
 
 
 def _scales_kept(model: torch.nn.Module) -> int | None:
@@ -232,6 +253,20 @@ def _menus(sites: Mapping[str, Site], formats: Sequence[str], served: Served) ->
         name: tuple(scheme for scheme in menu_of(site, formats) if served.allows(site, scheme, name in heads))
         for name, site in sites.items()
     }
+
+
+def _called(model: torch.nn.Module, batch: Any) -> Any:
+    """The model's outputs. Raises BadModel where it casts to the 16 bits that its weights no longer have."""
+    try:
+        return call(model, batch)
+    except RuntimeError as error:
+        said = str(error).partition("\n")[0]
+        if not _CAST.search(said):
+            raise
+        raise BadModel(
+            f"expected a forward that runs in float32, as an audit does, got a cast to another dtype in it ({said}): "
+            "cast to that of the weight or the input instead"
+        ) from error
 
 
 def _check(model: torch.nn.Module, batch: Any, metric: Metric, reference: torch.Tensor) -> None:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -15,14 +16,22 @@ def in_float32(model: torch.nn.Module | torch.export.ExportedProgram) -> torch.n
     """The module to audit: itself if its weights are float32, else a float32 copy of it. Streamed weights stay where
     they are, and are looked at as they pass.
 
-    Raises BadModel for what is no module, has NaN or infinite weights (named), or streams weights of another dtype.
+    Raises BadModel for what is no module or TorchScript, can't be copied, has lazy, NaN or infinite weights (named), or
+    streams weights of another dtype.
     """
     if isinstance(model, torch.export.ExportedProgram):
         model = model.module(check_guards=False)
     if not isinstance(model, torch.nn.Module):
         raise BadModel(f"expected a torch.nn.Module or an exported program, got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise BadModel(
+            "expected a module in Python or an exported program, got TorchScript (torch.jit), whose calls can't be "
+            "seen: give the module that it was made from"
+        )
     streamed = streamed_parameters(model)
     for name, parameter in model.named_parameters():
+        if torch.nn.parameter.is_lazy(parameter):
+            raise BadModel(f"expected weights, got {name} of a lazy module that has not run: run the model once before")
         if name in streamed:
             if parameter.is_floating_point() and parameter.dtype != torch.float32:
                 raise BadModel(
@@ -32,8 +41,19 @@ def in_float32(model: torch.nn.Module | torch.export.ExportedProgram) -> torch.n
             count = int((~parameter.isfinite()).sum())
             raise BadModel(f"expected finite weights, got {count} NaN or infinities in {name}: load the model anew")
     if not streamed and any(p.is_floating_point() and p.dtype != torch.float32 for p in model.parameters()):
-        return copy.deepcopy(model).float()
+        return _copied(model).float()
     return model
+
+
+def _copied(model: torch.nn.Module) -> torch.nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except (RuntimeError, TypeError) as error:
+        line = str(error).partition(". ")[0]
+        raise BadModel(
+            f"expected a model in float32, or one that can be copied into it, got one that can't be ({line}): give it "
+            "with model.float(), or in place of torch.nn.utils.weight_norm use parametrizations.weight_norm"
+        ) from error
 
 
 @contextmanager
@@ -66,7 +86,8 @@ def evaluating(model: torch.nn.Module, *, traced: bool = True) -> Iterator[None]
 
 
 def call(model: torch.nn.Module, batch: Any) -> Any:
-    """The model's outputs for a copy of a batch: a dict of keyword arguments, a tuple of positional ones, a tensor."""
+    """The model's outputs for a copy of a batch: a dict of keyword arguments, a tuple of positional ones, or the only
+    one, such as a tensor."""
     batch = _mapped(torch.Tensor.clone, batch)
     if isinstance(batch, Mapping):
         return model(**batch)
@@ -95,14 +116,34 @@ def normalised(batches: Iterable[Any], model: torch.nn.Module) -> list[Any]:
 
 
 def _mapped(of: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """A batch with a function of each of its tensors."""
+    """A batch with a function of each of its tensors, in lists, named tuples and dataclasses too."""
     if isinstance(value, torch.Tensor):
         return of(value)
     if isinstance(value, Mapping):
         return {key: _mapped(of, each) for key, each in value.items()}
     if isinstance(value, tuple | list):
-        return tuple(_mapped(of, each) for each in value)
+        mapped = [_mapped(of, each) for each in value]
+        if hasattr(value, "_fields"):
+            return type(value)(*mapped)
+        return mapped if isinstance(value, list) else tuple(mapped)
+    if is_dataclass(value) and not isinstance(value, type):
+        made = copy.copy(value)
+        for each in fields(value):
+            object.__setattr__(made, each.name, _mapped(of, getattr(value, each.name)))
+        return made
     return value
+
+
+def tensors_in(batch: Any) -> list[torch.Tensor]:
+    """The tensors of a batch, however deep."""
+    found: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    _mapped(note, batch)
+    return found
 
 
 def mapping(batch: Any) -> Mapping[str, Any]:
@@ -112,10 +153,9 @@ def mapping(batch: Any) -> Mapping[str, Any]:
 
 def batch_size(batch: Any) -> int:
     """Sequences in a batch: the first dimension of its first tensor. Raises NoData where there is none."""
-    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, Sequence) else [batch]
-    for value in values:
-        if isinstance(value, torch.Tensor) and value.dim() and value.shape[0]:
-            return int(value.shape[0])
+    for tensor in tensors_in(batch):
+        if tensor.dim() and tensor.size(0):
+            return tensor.size(0)
     raise NoData("expected batches of tensors with a sequence or more in the first dimension, got one without")
 
 

@@ -142,6 +142,8 @@ class Statistics:
         self.tops.append(torch.maximum(-least, most).amax(1))
         least, most = least.amin(0), most.amax(0)
         flat = flat if kept is None else flat[kept]
+        if not flat.numel():  # padding alone
+            return
         flat = flat if columns else flat.reshape(-1, 1)
         largest = torch.maximum(-least, most)
         total, square = (torch.linalg.vector_norm(flat, order, dim=0) ** order for order in (1, 2))
@@ -229,7 +231,7 @@ class Observer:
         if self.sites[name].role == "router":
             kept = rows_kept(output, self.mask)
             logits = output.detach().flatten(0, -2)[slice(None) if kept is None else kept]
-            seen.logits.append(logits[:: -(-logits.shape[0] // _ROUTED)].clone())
+            seen.logits.append(logits[:: max(-(-logits.shape[0] // _ROUTED), 1)].clone())
         return output
 
     def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:

@@ -23,6 +23,9 @@ LookUp = Callable[[torch.Tensor], torch.Tensor]
 """A table [V, D] to the rows [..., D] that indices stand for."""
 Found = tuple[str, int | None]
 """The name of the parameter that a weight is, or lies in, and which of the matrices [E, N, K] it is there."""
+HEAD = ":head"
+"""What the name of a table of embeddings ends in where something is multiplied with it: a use of its own, as that of a
+module with the same weight is."""
 Handler = Callable[["Tracer", Any, Any, Any], Any]
 """What is done instead of a function of torch: (tracer, function, args, kwargs) to a result."""
 
@@ -89,7 +92,7 @@ class Tracer(TorchFunctionMode):
         several = (arg if isinstance(arg, list | tuple) else (arg,) for arg in args)
         self.given.update(id(each) for some in several for each in some if type(each) is torch.nn.Parameter)
         handler = self._handlers.get(func)
-        if handler is None:
+        if handler is None or not opens(*args, *(kwargs or {}).values()):
             return func(*args, **(kwargs or {}))
         return handler(self, func, args, kwargs or {})
 
@@ -113,6 +116,12 @@ class Tracer(TorchFunctionMode):
             if 0 <= offset < max(parameter.numel(), 1) and weight.numel() == whole:
                 return name, _part(weight, parameter)
         return None
+
+    def holds_matrices(self, weight: torch.Tensor) -> bool:
+        """Whether the first dimension of [E, ...] counts matrices of a parameter, not parts of one matrix, as heads."""
+        held = [*self._own(weight), *self._parameters.get(weight.untyped_storage().data_ptr(), ())]
+        counts = (count for _, each in held for count in zip(each.shape[:-2], each.stride(), strict=False))
+        return weight.dim() > 2 and (weight.shape[0], weight.stride(0)) in counts
 
     def streamed(self, weight: torch.Tensor) -> Streamed | None:
         """How a weight of the module that is running is read again; None for one that stays in memory."""
@@ -160,9 +169,21 @@ class Tracer(TorchFunctionMode):
     ) -> torch.Tensor:
         """A product with the parameter that was ``found``; logits of a head or a router are a site of their own."""
         name, expert = found
+        table = getattr(self._modules.get(name), "weight", weight)
+        if isinstance(self._modules.get(name), torch.nn.Embedding) and weight.shape == table.shape:
+            name += HEAD if weight.stride() == table.stride() else ""
         self.role, self.steps = role, steps
         output = self.visitor.linear(name, x, weight, expert, product)
         return self.visitor.values(f"{name}:logits", output) if architectures.gives_logits(name) else output
+
+
+def opens(*args: Any) -> bool:
+    """Whether sites can be looked at in a call with these arguments: none is sparse or nested, and neither vmap nor
+    another transform of torch.func runs, in which a tensor stands for several."""
+    strided = all(
+        each.layout == torch.strided and not each.is_nested for each in args if isinstance(each, torch.Tensor)
+    )
+    return strided and not torch._C._are_functorch_transforms_active()
 
 
 def _part(weight: torch.Tensor, parameter: torch.Tensor) -> int | None:
@@ -181,6 +202,6 @@ def _by_storage(model: torch.nn.Module) -> dict[int, list[tuple[str, torch.Tenso
     """Weights by the storage that they lie in."""
     found: dict[int, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in tensors_of(model):
-        if tensor.dim() > 1 and tensor.is_floating_point() and not tensor.is_meta:
+        if tensor.dim() > 1 and tensor.is_floating_point() and not tensor.is_meta and opens(tensor):
             found.setdefault(tensor.untyped_storage().data_ptr(), []).append((name.removesuffix(".weight"), tensor))
     return found

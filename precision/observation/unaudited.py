@@ -9,6 +9,7 @@ import torch
 
 from assay.precision.observation.sites import Site
 from assay.precision.observation.streaming import streamed_parameters
+from assay.precision.observation.tracer import HEAD
 
 _TOLD = 3
 """Parameters that are named in a line."""
@@ -70,7 +71,7 @@ def unaudited(
     for name, values in model.named_parameters(remove_duplicate=False):
         names.setdefault(streamed.get(name) or id(values), []).append(name)
         sizes[name] = values
-    held = {str(site) for site in sites.values() if site.shape}
+    held = {str(site).removesuffix(HEAD) for site in sites.values() if site.shape}
     shut = [
         Shut(several[0], sizes[several[0]].numel(), _why(model, several[0], ran, id(sizes[several[0]]) in given))
         for several in names.values()
@@ -84,11 +85,13 @@ def unaudited(
 
 def _why(model: torch.nn.Module, name: str, ran: Collection[str], given: bool) -> str:
     owner = name.rpartition(".")[0]
+    module = model.get_submodule(owner) if owner else model
+    if isinstance(module, torch.jit.ScriptModule):
+        return "in TorchScript"
     if owner not in ran and not given:
         return "didn't run on this data"
-    module = model.get_submodule(owner) if owner else model
     if isinstance(module, torch.nn.modules.conv._ConvNd):
         return f"a {type(module).__name__}"
     if isinstance(module, torch.nn.RNNBase):
         return f"packed sequences of {type(module).__name__}"
-    return f"in {type(module).__name__}, not the weight of a product"
+    return f"in {type(module).__name__}, the weight of no product that can be seen into"

@@ -50,7 +50,9 @@ def grouped(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     ends = kwargs.get("offs", args[2] if len(args) > 2 else None)
     found = tracer.named(weight)
     others = [*args[3:], *(value for name, value in kwargs.items() if name not in ("offs", "out_dtype"))]
-    if found is None or x.dim() != 2 or weight.dim() != 3 or ends is None or any(each is not None for each in others):
+    if x.dim() != 2 or ends is None or any(each is not None for each in others):
+        return func(*args, **kwargs)
+    if found is None or weight.dim() != 3 or not tracer.holds_matrices(weight):
         return func(*args, **kwargs)
     pieces, start = [], 0
     gathered = tracer.gathered[-1] if tracer.gathered else None
@@ -113,7 +115,7 @@ def _by_letters(
     tracer: Tracer, letters: _Letters, x: torch.Tensor, weight: torch.Tensor, found: Found
 ) -> torch.Tensor | None:
     """The product; None for matrices that aren't along the first dimension of a parameter, which hold no experts."""
-    if letters.matrices and (letters.matrices != letters.weight[0] or weight.dim() < 3 or found[1] is not None):
+    if letters.matrices and (letters.matrices != letters.weight[0] or not tracer.holds_matrices(weight)):
         return None
     at = {letter: x.shape[place] for place, letter in enumerate(letters.x)}
     at |= {letter: weight.shape[place] for place, letter in enumerate(letters.weight)}
@@ -142,7 +144,7 @@ def _product(tracer: Tracer, weight: torch.Tensor, x: torch.Tensor, found: Found
     dimension of x stands beside."""
     if weight.dim() == 2:
         return tracer.product(weight, x, found, _linear)
-    if x.dim() < 3 or x.shape[-3] not in (1, len(weight)):
+    if x.dim() < 3 or x.shape[-3] not in (1, len(weight)) or not tracer.holds_matrices(weight):
         return None
     rows = x.expand(*x.shape[:-3], len(weight), *x.shape[-2:]).unbind(-3)
     return torch.stack([tracer.product(weight[e], each, (found[0], e), _linear) for e, each in enumerate(rows)], -3)

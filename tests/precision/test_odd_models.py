@@ -1,0 +1,329 @@
+"""Models that an audit can't see all of: what it makes of them, and the line in which it refuses the rest."""
+
+from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from assay.precision import audit
+from assay.precision.auditing import Audit
+from assay.precision.cache import fingerprint
+from assay.precision.errors import BadModel, NoData
+from assay.precision.observation.observing import _sources
+from assay.precision.observation.running import batch_size, call, normalised
+from assay.precision.observation.sites import Site, Statistics
+from tests.precision.small_models import FORMATS
+
+_IDS = [torch.randint(0, 64, (4, 8), generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
+
+
+class _Odd(nn.Module):
+    """Two linears with something between them."""
+
+    def __init__(self, between: Callable[[Any, torch.Tensor], torch.Tensor], **parts: nn.Module) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 8)
+        self.between = between
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.between(self, self.first(x)))
+
+
+class _Tokens(nn.Module):
+    """A table of embeddings and a head."""
+
+    def __init__(self, *, tied: bool = False) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(64, 32), nn.Linear(32, 64)
+        if tied:
+            self.head.weight = self.table.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.table(ids))
+
+
+class TransformerPreNorm(_Tokens):
+    """A whole model whose name ends as a norm's."""
+
+
+def _audited(model: nn.Module, batches: Any = None, metric: str = "relative", **options: Any) -> Audit:
+    torch.manual_seed(0)
+    batches = [torch.randn(6, 5, 16) for _ in range(2)] if batches is None else batches
+    return audit(model.eval(), batches, metric, FORMATS, **options)
+
+
+def _linears(found: Audit) -> set[str]:
+    """The names of the linears, whose errors are predicted and measured."""
+    names = {str(site) for site in found.sites if site.shape and not site.tied}
+    assignment = dict.fromkeys(names, "w8a16")
+    prediction, measured = found.predict(assignment), found.trial(assignment)
+    assert prediction.low <= measured <= prediction.high
+    return names
+
+
+def _parameter(between: Callable[[Any, torch.Tensor], torch.Tensor], *shape: int) -> _Odd:
+    model = _Odd(between)
+    model.weight = nn.Parameter(torch.randn(shape) / 4)
+    return model
+
+
+def _nested(model: Any, x: torch.Tensor, **layout: Any) -> torch.Tensor:
+    nested = torch.nested.as_nested_tensor([x[0], x[1, :3], *x[2:]], **layout)
+    return torch.nested.to_padded_tensor(model.inner(model.norm(nested)), 0.0)
+
+
+_PARTLY: dict[str, Callable[[], _Odd]] = {
+    "by heads": lambda: _Odd(
+        lambda m, x: torch.einsum("bthd,hdc->bthc", x.unflatten(-1, (4, 4)), m.inner.weight.view(4, 4, 4)).flatten(2),
+        inner=nn.Linear(4, 16),
+    ),
+    "by heads in bmm": lambda: _Odd(
+        lambda m, x: (
+            (x.unflatten(-1, (4, 4)).transpose(1, 2) @ m.inner.weight.view(4, 4, 4)).transpose(1, 2).flatten(2)
+        ),
+        inner=nn.Linear(4, 16),
+    ),
+    "ensemble": lambda: _parameter(
+        lambda m, x: torch.vmap(lambda w: functional.linear(x, w))(m.weight).mean(0), 3, 16, 16
+    ),
+    "mapped": lambda: _Odd(lambda m, x: torch.vmap(m.inner)(x), inner=nn.Linear(16, 16)),
+    "derived": lambda: _Odd(lambda m, x: torch.func.jvp(m.inner, (x,), (x,))[1], inner=nn.Linear(16, 16)),
+    "nested": lambda: _Odd(_nested, inner=nn.Linear(16, 16), norm=nn.LayerNorm(16)),
+    "jagged": lambda: _Odd(
+        lambda m, x: _nested(m, x, layout=torch.jagged), inner=nn.Linear(16, 16), norm=nn.LayerNorm(16)
+    ),
+    "scripted": lambda: _Odd(lambda m, x: m.inner(x), inner=torch.jit.script(nn.Sequential(nn.Linear(16, 16)))),
+    "recorded": lambda: _Odd(
+        lambda m, x: m.inner(x), inner=torch.jit.trace(nn.Linear(16, 16), torch.ones(2, 16), check_trace=False)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _PARTLY)
+@pytest.mark.filterwarnings("ignore")
+def test_what_cannot_be_seen_into_runs_as_it_is_and_is_told(name: str) -> None:
+    """Views of a matrix by heads, vmap, nested tensors and TorchScript have no site; the linears around them do."""
+    found = _audited(_PARTLY[name]())
+    assert _linears(found) == {"first", "last"}
+    (shut,) = found.observed.unaudited.shut
+    assert shut.name in ("inner.weight", "inner.0.weight", "weight")
+    assert ("TorchScript" in shut.why) == (name in ("scripted", "recorded"))
+
+
+def test_matrices_of_a_parameter_are_experts_all_the_same() -> None:
+    """What a parameter of three dimensions is multiplied with by its first one is a site."""
+    model = _parameter(
+        lambda m, x: torch.einsum("bthd,hdc->bthc", x.unflatten(-1, (4, 4)), m.weight).flatten(2), 4, 4, 4
+    )
+    assert _linears(_audited(model)) == {"first", "weight", "last"}
+
+
+class _Graph(nn.Module):
+    """A graph convolution, its adjacency an argument and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 8)
+        self.register_buffer("own", torch.eye(12).to_sparse())
+
+    def forward(self, x: torch.Tensor, adjacency: torch.Tensor) -> torch.Tensor:
+        return self.own @ self.last(adjacency @ self.first(x).relu())
+
+
+def test_sparse_tensors_are_no_weights() -> None:
+    """Sparse arguments and buffers, which have no storage, are left as they are, and told apart by their values."""
+    batches = [(torch.randn(12, 16), torch.eye(12).to_sparse()) for _ in range(2)]
+    assert _linears(_audited(_Graph(), batches)) == {"first", "last"}
+    others = [(x, adjacency * 2) for x, adjacency in batches]
+    assert fingerprint(_Graph(), batches[:1]) != fingerprint(_Graph(), others[:1])
+
+
+def test_a_head_right_behind_its_table_is_audited() -> None:
+    """A head that is given rows of the table whose weight is its own, as they are, has no source."""
+    found = _audited(_Tokens(tied=True), _IDS, "kl")
+    assert _linears(found) == {"table"}
+    assert found.observed.sources == {}
+
+
+def test_sources_never_lead_back() -> None:
+    """Where the values of a table come to its own head by way of other sites, the others keep their sources."""
+    sites = [
+        Site("table", "embedding", "embedding"),
+        Site("0:residual", "activation", "residual", source="table"),
+        Site("norm:input", "activation", "input", source="0:residual"),
+        Site("head", "linear", "linear", source="0:residual", tied="table"),
+    ]
+    found = _sources({str(site): site for site in sites}, {"head": "table"})
+    assert found == {"0:residual": "table", "norm:input": "0:residual"}
+
+
+def test_a_model_whose_name_ends_as_a_norm_takes_tokens() -> None:
+    """Integers that a module named as a norm is given are no values of a site."""
+    found = _audited(TransformerPreNorm(), _IDS, "kl")
+    assert _linears(found) == {"table", "head"}
+
+
+class _Masked(nn.Module):
+    """Takes a mask, and leaves it to whoever compares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x).relu())
+
+
+def _batch(mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"x": torch.randn(6, 5, 16, generator=torch.Generator().manual_seed(0)), "attention_mask": mask}
+
+
+def test_a_batch_of_padding_alone_adds_nothing() -> None:
+    """Beside other batches it changes no statistic, by itself there is nothing to compare."""
+    tokens, padding = _batch(torch.ones(6, 5)), _batch(torch.zeros(6, 5))
+    found, expected = _audited(_Masked(), [tokens, padding]), _audited(_Masked(), [tokens])
+    assert _linears(found) == {"first", "last"}
+    for key, seen in expected.observed.statistics.items():
+        assert found.observed.statistics[key].real == seen.real
+        assert torch.equal(found.observed.statistics[key].largest, seen.largest)
+    with pytest.raises(NoData, match=r"none but padding .* above 0 at tokens"):
+        _audited(_Masked(), [_batch(torch.zeros(6, 5))])
+
+
+def test_statistics_of_no_rows_are_empty() -> None:
+    """Values that are all padding are counted and give no sample."""
+    seen = Statistics()
+    seen.add(torch.randn(2, 3, 4), sequences=2, kept=torch.zeros(6, dtype=torch.bool))
+    assert (seen.count, seen.real, seen.rows, seen.largest) == (6, 0, [], None)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_layers_are_audited_as_plain_ones(reentrant: bool) -> None:
+    """torch.utils.checkpoint is a plain call while sites are open: its linears are predicted as without it."""
+    inner = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+    model = _Odd(lambda m, x: checkpoint(m.inner, x, use_reentrant=reentrant), inner=inner)
+    found = _audited(model)
+    assert _linears(found) == {"first", "inner.0", "inner.2", "last"}
+    model.between = lambda m, x: m.inner(x)
+    plain, everything = _audited(model), dict.fromkeys(map(str, found.sites), "bf16")
+    assert found.predict(everything) == plain.predict(everything)
+    x = torch.randn(2, 16, requires_grad=True)
+    checkpoint(inner, x, use_reentrant=reentrant).sum().backward()
+    assert x.grad is not None, "checkpoints are left as they were"
+
+
+_Pair = namedtuple("_Pair", "x y")
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    x: torch.Tensor
+    rest: list[torch.Tensor]
+
+
+class _Given(nn.Module):
+    """Takes what holds two tensors."""
+
+    def __init__(self, of: Callable[[Any], list[torch.Tensor]]) -> None:
+        super().__init__()
+        self.first, self.last, self.of = nn.Linear(16, 16), nn.Linear(16, 8), of
+
+    def forward(self, given: Any) -> torch.Tensor:
+        return self.last(self.first(torch.cat(self.of(given), 1)).relu())
+
+
+def _held() -> list[tuple[Callable[[Any], list[torch.Tensor]], Any]]:
+    x, y = torch.randn(6, 2, 16), torch.randn(6, 3, 16, dtype=torch.float64)
+    return [
+        (lambda given: [*given, given.pop()], {"given": [x, y]}),
+        (lambda given: [given.x, given.y], {"given": _Pair(x, y)}),
+        (lambda given: [given.x, *given.rest], {"given": _Inputs(x, [y])}),
+        (lambda given: [given.x, *given.rest], _Inputs(x, [y])),
+        (lambda given: [given["x"], given["y"][0]], ({"x": x, "y": (y,)},)),
+    ]
+
+
+@pytest.mark.parametrize("case", range(5))
+def test_batches_keep_their_kind_however_deep(case: int) -> None:
+    """Lists, named tuples and dataclasses come as they were given, in float32, and copies of them each time."""
+    of, batch = _held()[case]
+    assert _linears(_audited(_Given(of), [batch])) == {"first", "last"}
+    assert batch_size(batch) == 6
+    model = _Given(of)
+    (given,) = normalised([batch], model)
+    assert type(given) is type(batch)
+    assert torch.equal(call(model, given), call(model, given))
+
+
+def test_what_is_kept_is_kept_by_every_value_of_a_batch() -> None:
+    """Long tensors within lists count, of which a printed line shows the ends."""
+    x, other = torch.zeros(2, 2000), torch.zeros(2, 2000)
+    other[0, 1000] = 1.0
+    model = nn.Linear(2, 2)
+    assert fingerprint(model, [{"xs": [x]}]) == fingerprint(model, [{"xs": [x.clone()]}])
+    assert fingerprint(model, [{"xs": [x]}]) != fingerprint(model, [{"xs": [other]}])
+
+
+class _Energy(nn.Module):
+    """Gives forces."""
+
+    def __init__(self, *, backward: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.backward = nn.Linear(16, 16), nn.Linear(16, 1), backward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            x = x.clone().requires_grad_(True)
+            energy = self.last(self.first(x).tanh()).sum()
+            if not self.backward:
+                return torch.autograd.grad(energy, x)[0]
+            energy.backward()
+        assert x.grad is not None
+        return x.grad
+
+
+def _weight_normed() -> nn.Module:
+    return _Odd(lambda m, x: m.inner(x), inner=nn.utils.weight_norm(nn.Linear(16, 16))).bfloat16()
+
+
+_REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "lazy": (lambda: _Odd(lambda m, x: m.inner(x), inner=nn.LazyLinear(16)), "inner.weight .*run the model once"),
+    "scripted": (lambda: torch.jit.script(nn.Linear(16, 8)), "TorchScript"),
+    "recorded": (lambda: torch.jit.trace(nn.Linear(16, 8), torch.ones(2, 16)), "TorchScript"),
+    "weight norm": (_weight_normed, r"copied .*parametrizations\.weight_norm"),
+    "cast": (lambda: _Odd(lambda m, x: x.to(torch.bfloat16)).bfloat16(), "float32.*BFloat16.*cast to that of"),
+    "forces": (lambda: _Energy(backward=False), "gradients in it, as forces"),
+    "backward": (lambda: _Energy(backward=True), "gradients in it, as forces"),
+}
+
+
+@pytest.mark.parametrize("name", _REFUSED)
+@pytest.mark.filterwarnings("ignore")
+def test_what_cannot_be_audited_is_refused_in_a_line(name: str) -> None:
+    """The line says what was expected, what came, and what to do."""
+    build, expected = _REFUSED[name]
+    with pytest.raises(BadModel, match=expected) as caught:
+        _audited(build())
+    assert str(caught.value).startswith("expected ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_the_refusals_advise_is_audited() -> None:
+    """Weights normed by a parametrisation, lazy layers that have run, and casts to a weight's dtype."""
+    normed = _Odd(lambda m, x: m.inner(x), inner=nn.utils.parametrizations.weight_norm(nn.Linear(16, 16))).bfloat16()
+    lazy = _Odd(lambda m, x: m.inner(x), inner=nn.LazyLinear(16))
+    lazy(torch.ones(2, 16))
+    cast = _Odd(lambda m, x: x.to(m.last.weight.dtype)).bfloat16()
+    assert _linears(_audited(normed)) >= {"first", "last"}
+    assert _linears(_audited(lazy)) == {"first", "inner", "last"}
+    assert _linears(_audited(cast)) == {"first", "last"}
