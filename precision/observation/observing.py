@@ -256,9 +256,17 @@ def _menus(sites: Mapping[str, Site], formats: Sequence[str], served: Served) ->
 
 
 def _called(model: torch.nn.Module, batch: Any) -> Any:
-    """The model's outputs. Raises BadModel where it casts to the 16 bits that its weights no longer have."""
+    """The model's outputs. Raises BadModel where it casts to the 16 bits that its weights no longer have, or where the
+    batch has what it doesn't take."""
     try:
         return call(model, batch)
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise BadModel(
+            f"expected batches of what the model takes, got more ({error}): what a loss of your own needs from a batch, "
+            "forward takes too, and may leave unused"
+        ) from error
     except RuntimeError as error:
         said = str(error).partition("\n")[0]
         if not _CAST.search(said):

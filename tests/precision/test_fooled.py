@@ -141,6 +141,13 @@ def test_bytes_are_those_of_each_tensor() -> None:
     assert found.cost({"inner": "bf16"}).bytes == found.cost({}).bytes
 
 
+def test_a_batch_of_more_than_the_model_takes_is_refused() -> None:
+    """With what a loss of one's own has to do for its labels."""
+    x, labels = normal(8, 32), torch.arange(8)
+    with pytest.raises(BadModel, match=r"got more \(.*'labels'\): what a loss of your own needs from a batch, forward"):
+        audit(torch.nn.Linear(32, 16), [{"input": x, "labels": labels}], lambda out, batch: out.sum(1), FORMATS)
+
+
 def test_products_within_autocast_are_audited() -> None:
     """The gradient of a product in bfloat16 meets its weight in float32."""
 
