@@ -264,8 +264,8 @@ def _called(model: torch.nn.Module, batch: Any) -> Any:
         if "unexpected keyword argument" not in str(error):
             raise
         raise BadModel(
-            f"expected batches of what the model takes, got more ({error}): what a loss of your own needs from a batch, "
-            "forward takes too, and may leave unused"
+            f"expected batches of what the model takes, got more ({error}): what a loss of your own needs from a "
+            "batch, forward takes too, and may leave unused"
         ) from error
     except RuntimeError as error:
         said = str(error).partition("\n")[0]
