@@ -68,9 +68,10 @@ class Failure:
 
     What the kernel gave, what is right, and how far off it may be.
 
-    ``index`` is where ``output`` is wrong by the largest ``ratio``, |``got`` - ``golden``| / ``radius``; ``violations``
-    of its ``elements`` are wrong. ``greatest_absolute`` is the largest |got - golden| of these, ``greatest_relative``
-    the largest |got - golden| / |golden|; None where no element has one. ``side`` is where the errors of a bias lean,
+    ``index`` is where ``output`` is wrong by the largest ``ratio``, |``got`` - ``golden``| / ``radius``, which has the
+    store's share of a gap between numbers near ``golden``; ``violations`` of its ``elements`` are wrong.
+    ``greatest_absolute`` is the largest |got - golden| of these, ``greatest_relative`` the largest
+    |got - golden| / |golden|; None where no element has one. ``side`` is where the errors of a bias lean,
     ``device_lost`` whether the device can't be used any more by the process that called the kernel; ``aspect``, which
     of `ASPECTS` it breaks.
     """

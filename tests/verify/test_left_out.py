@@ -194,3 +194,14 @@ def test_experts_that_tie_have_no_order() -> None:
     for ids, right in (([0, 1], [1, 1]), ([1, 0], [1, 1]), ([2, 0], [0, 1]), ([0, 2], [1, 0])):
         mask = admissible("moe_route", logits, chosen=torch.tensor([ids]), top_k=2)
         assert mask.tolist() == [[bool(each) for each in right]]
+
+
+def test_what_is_allowed_is_told_where_the_right_number_lies() -> None:
+    """A large wrong number has wide gaps around it, which are no measure of how far it is off."""
+    failure = Oracle(Contract()).judge(HUGE, all_contents(HUGE), (exact() * 1e6,)).failure
+    assert failure is not None
+    assert failure.got is not None
+    assert failure.golden is not None
+    assert failure.radius is not None
+    assert failure.radius < 1e-5 * abs(failure.golden)
+    assert failure.ratio == abs(failure.got - failure.golden) / failure.radius

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from assay.formats.rounding import ulp_towards
 from assay.golden.arithmetic import Arb, BallArithmetic, RoundingModel
 from assay.golden.arithmetic.chance import Chance
 from assay.golden.arithmetic.model import EVALUATION
@@ -94,7 +96,8 @@ class Oracle:
             )
             if bool(judgement.broken.any()):
                 ratio = torch.where(limits.judged, judgement.ratio, torch.nan)
-                return replace(result, failure=failure_of(case, tensor.name, got, judgement), ratio=ratio)
+                failure = failure_of(case, tensor.name, got, judgement)
+                return replace(result, failure=failure, ratio=ratio, worst=max(result.worst, failure.ratio or 0.0))
         return result
 
     def _left_out(self, output: str, limits: Tolerance, *, finite: bool) -> Counter[tuple[str, str]]:
@@ -273,11 +276,17 @@ def _run(case: Case, values: Values, xp: Any, chosen: Values | None) -> tuple[An
 
 
 def failure_of(case: Case, name: str, got: torch.Tensor, judgement: Judgement) -> Failure:
-    """The failure that the worst element of a judgement shows."""
+    """The failure that the worst element of a judgement shows, with what the store may add where the golden lies: far
+    off, where numbers are farther apart, that is more, and no measure of how far."""
     index, limits = judgement.worst_index(), judgement.tolerance
     y, golden = float(got[index]), float(limits.golden[index])
     violations = int(judgement.broken.sum())
-    regular = torch.isfinite(torch.tensor([y, golden])).all()
+    regular = math.isfinite(y) and math.isfinite(golden)
+    radius, ratio = float(judgement.radius[index]), float(judgement.ratio[index])
+    if regular:
+        gap = float(ulp_towards(limits.golden[index], torch.tensor(y), limits.out))
+        radius = min(radius, float(limits.inner[index]) + limits.share * gap)
+        ratio = max(ratio, abs(y - golden) / radius) if radius else ratio
     kind = "nonfinite" if not regular else "exact" if bool(limits.exact[index]) else "contract"
     return Failure(
         kind,
@@ -287,8 +296,8 @@ def failure_of(case: Case, name: str, got: torch.Tensor, judgement: Judgement) -
         index,
         y,
         golden,
-        float(judgement.radius[index]) if regular else None,
-        float(judgement.ratio[index]),
+        radius if regular else None,
+        ratio,
         violations,
         got.numel(),
         *_greatest(got, judgement),
