@@ -57,7 +57,7 @@ class Audit:
     One forward pass looks; others predict, with four backward passes.
     model: a module or an exported program; it is left as it was. Weights of 16 bits are computed with in float32.
     batches: dicts of keyword arguments, tuples of positional ones, or the only one; the first dimension of tensors is
-    that of sequences. An ``attention_mask`` [B, T] takes padding out of the metric.
+    that of sequences. An ``attention_mask`` [B, T] takes padding out of the metric and of what is fitted.
     check: held-out batches like them, which `measure` and what `recommend` reports are over; what is fitted, predicted
     and chosen only sees ``batches``. None: they are over ``batches`` too.
     metric: "kl", nats per position at the logits; "relative", of last_hidden_state, logits or a tensor; or a loss,
@@ -129,7 +129,7 @@ class Audit:
             self.observed.every,
             shape or Shape.of(self.model),
             self.bits,
-            *stored_apart(model, self.observed.every, bits),
+            *stored_apart(model, self.observed.every, bits, self.bits),
         )
 
     @property

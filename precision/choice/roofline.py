@@ -149,16 +149,19 @@ def running(device: Device, scheme: Scheme) -> Running:
     return Running(scheme.compute, True)
 
 
-def stored_apart(model: torch.nn.Module, sites: Collection[Site], bits: int | None) -> tuple[dict[str, int], float]:
+def stored_apart(
+    model: torch.nn.Module, sites: Collection[Site], bits: int | None, usual: int
+) -> tuple[dict[str, int], float]:
     """Bits of an element of each weight, by the name of its site, and the bytes of parameters that no site holds.
 
-    bits: of every weight, where the model is given in another dtype than it is stored in; None: of each its own.
+    bits: of every weight, where the model is given in another dtype than it is stored in; None: of each its own, and
+    ``usual`` of one that isn't known by its site's name.
     """
     stored = {name.removesuffix(".weight"): bits or 8 * each.element_size() for name, each in tensors_of(model)}
     whole = sum(each.numel() * (bits or 8 * each.element_size()) for each in model.parameters())
     buffers = {name for name, _ in model.named_buffers()}
     held = [site for site in sites if site.parameters and not site.tied and str(site) not in buffers]
-    rest = whole - sum(site.parameters * stored.get(str(site), bits or 32) for site in held)
+    rest = whole - sum(site.parameters * stored.get(str(site), usual) for site in held)
     return stored, max(rest, 0) / 8
 
 

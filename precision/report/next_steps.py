@@ -81,11 +81,11 @@ def _engine(content: Mapping[str, Any]) -> str:
 
 def _again(content: Mapping[str, Any], *more: str) -> str:
     """The command that made it with more options, in the place of those that it had; what was measured is kept."""
-    given, named = shlex.split(content["command"]), {each for each in more if each.startswith("--")} - {"--export"}
-    for name in named:
-        given = [each for each in given if not each.startswith(f"{name}=")]
-        while name in given:
-            place = given.index(name)
-            takes = place + 1 < len(given) and not given[place + 1].startswith("--")
-            del given[place : place + 1 + takes]
+    given = shlex.split(content["command"])
+    for name, after in pairwise([*more, "--"]):
+        if name.startswith("--") and name != "--export":  # which may be repeated
+            given = [each for each in given if not each.startswith(f"{name}=")]
+            while name in given:
+                place = given.index(name)
+                del given[place : place + (1 if after.startswith("--") else 2)]
     return shlex.join([*given, *more, *([] if "--resume" in given else ["--resume"])])

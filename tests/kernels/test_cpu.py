@@ -195,3 +195,12 @@ def test_arguments_are_named_in_errors(name: str) -> None:
     call, error, argument = WRONG[name]
     with pytest.raises(error, match=f"^{argument}: expected"):
         call()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="where a GPU is, Triton refuses tensors on a CPU by itself")
+def test_a_triton_kernel_says_what_a_cpu_needs() -> None:
+    """Its own words are of drivers."""
+    from assay.kernels.triton.softmax import softmax
+
+    with pytest.raises(RuntimeError, match=r"assay::softmax: expected tensors on a GPU, or a call within .*faithful"):
+        softmax(torch.randn(4, 100))

@@ -255,6 +255,16 @@ def test_what_to_do_next_follows_from_what_was_found(content: dict[str, Any]) ->
     assert next_steps({**made, "command": ""}) == []
 
 
+def test_an_option_is_replaced_with_its_own_value_only(content: dict[str, Any]) -> None:
+    """A flag that stands before the model doesn't take it along, and no option is there twice."""
+    made = {**copy.deepcopy(content), "command": "assay audit --checkpoint m --text t.txt", "positions": None}
+    made |= {"exports": [], "settings": {**content["settings"], "target": "vllm"}}
+    assert next_steps(made)[0][1] == "assay audit m --text t.txt --checkpoint --resume"
+    described = {**made, "exports": [{"format": "compressed-tensors", "paths": ["out/export/config.json"]}]}
+    words = "write the quantised checkpoint that it describes"
+    assert dict(next_steps(described))[words] == "assay audit m --text t.txt --checkpoint --resume"
+
+
 @pytest.mark.parametrize("out", ["--out out/", "--out=out"])
 def test_intervals_at_the_length_of_the_context_are_a_command_away(content: dict[str, Any], out: str) -> None:
     """Where errors over long positions were measured, no interval is for those: the same audit over sequences as long,

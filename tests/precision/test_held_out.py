@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -164,6 +165,28 @@ def test_a_pair_is_judged_by_what_the_others_fit() -> None:
     for count in (3, 8):
         found = Calibration.fitted([*pairs[:count], Measured(1e-3, 4e-3, 4.0)])
         assert found.interval(Measured(1e-3, 0.0, 4.0))[2] >= 3.6e-3
+
+
+def test_a_simple_assignment_says_where_it_fits() -> None:
+    """Groups of 128 don't divide rows of 32: of two linears it stands at one, and its name has that."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(128, 32), torch.nn.Tanh(), torch.nn.Linear(32, 16))
+    found = audit(model, [torch.randn(8, 128)], "relative", ["w8a16", "w4a16-g128"], check=[torch.randn(8, 128)])
+    found.calibrate(4)
+    names = [each.name for each in baselines(found, found.recommend(max_bytes=found.cost({}).bytes / 2))]
+    assert "w4a16-g128 (fits 1 of 2) at every linear" in names
+    assert "w8a16 at every linear" in names
+
+
+def test_what_is_learnt_is_predicted_as_it_was_measured() -> None:
+    """Whatever the calibration multiplies predictions by."""
+    model, batches = made()
+    found, one = audit(model, batches, "relative", FORMATS), {"layers.1.proj": "w4a16-g32"}
+    found.calibrate(8)
+    halved = replace(found.predictor, calibration=replace(found.predictor.calibration, scale=0.5))
+    for predictor in (found.predictor, halved):
+        measured = 1.3 * predictor.predict(one).error
+        assert predictor.corrected(one, measured).predict(one).error == pytest.approx(measured, rel=1e-6)
 
 
 def test_what_is_learnt_refits_the_interval() -> None:
