@@ -33,8 +33,8 @@ MAY_IMPORT = {
 }
 TOP = "package"  # the folder that is `assay` itself
 MACHINE_PATH = re.compile(r"(^|[^a-zA-Z])/(work|farm|tmp)/")
-LONGEST_FILE = 350
-MOST_FILES = 9
+LONGEST_FILE = 800
+MOST_FILES = 15
 
 
 def upward_imports(root: Path) -> list[str]:
@@ -179,7 +179,7 @@ def test_a_circle_of_imports_is_found(tmp_path: Path, late: str) -> None:
 
 
 def test_no_folder_is_a_corridor() -> None:
-    """A folder that has rooms has at most nine files beside them."""
+    """A folder that has rooms has at most fifteen files beside them."""
     folders = {path.parent for floor in MAY_IMPORT for path in (ROOT / floor).rglob("*.py")}
     crowded = {
         str(folder.relative_to(ROOT)): len(files)
