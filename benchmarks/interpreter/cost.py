@@ -20,7 +20,7 @@ import json, torch, triton
 from assay.kernels.triton.softmax import softmax
 from assay.verify import examine
 from assay.interpreter import faithful
-from assay.interpreter.checks import self_test
+from assay.interpreter.self_test import self_test
 with faithful():
     wrong = {claim: reason for claim, reason in self_test().items() if reason}
 verdict = examine(softmax, "softmax", dtype="bfloat16", examples=20)
@@ -38,7 +38,7 @@ def versions() -> int:
             subprocess.run([sys.executable, "-m", *install], check=True)
         settings = {**os.environ, "PYTHONPATH": str(environment)}
         ours = _last_line([sys.executable, "-c", _TRY], settings)
-        plain = [sys.executable, "-W", "ignore", "-m", "assay.interpreter.checks"]
+        plain = [sys.executable, "-W", "ignore", "-m", "assay.interpreter.self_test"]
         own = json.loads(_last_line(plain, {**settings, "TRITON_INTERPRET": "1"}))
         print(f"{ours}  (Triton's own interpreter: {sum(map(bool, own.values()))} of {len(own)} wrong)", flush=True)
         result = json.loads(ours)
