@@ -5,8 +5,8 @@ the function on tensors that hold an arithmetic's numbers. Called by `assay.veri
 place of an op's name, and by the registry for names that say a reference.
 
 1. `spec` makes the spec, and the definition: numbers become tensors, the reference is called, its results numbers;
-2. `evaluation` sees every ATen operation of that call: what has a lowering rule is computed by it, views share memory, in-place
-   operations write, all else is decomposed by PyTorch until it has;
+2. `evaluation` sees every ATen operation of that call: lowering rules compute, views share memory, in-place
+   operations write, all else is decomposed by PyTorch until it has a rule;
 3. `rules` are the table: what each operation is in terms of the arithmetic; `tensor` is the tensor;
 4. `examples` makes the text of the tensors of example inputs, where there is none.
 """

@@ -1,7 +1,7 @@
 """Running a reference in an arithmetic: a dispatch mode that sees every ATen operation, and computes with numbers.
 
-An operation with a lowering rule is computed by it; views change a tensor's geometry; in-place operations write what their
-functional form gives; anything else is decomposed as PyTorch does it, and its parts come here again. Floating-point
+An operation with a lowering rule is computed by it; views change a tensor's geometry; in-place operations write what
+their functional form gives; anything else is decomposed as PyTorch does it, and its parts come here again. Floating-point
 tensors from outside (parameters, buffers, constants) are numbers from their first use on, and never written to.
 """
 
@@ -242,11 +242,7 @@ class Evaluation(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def refusal(self, func: Any, why: str) -> MissingOperation:
         """The error of an operation that can't be evaluated."""
         name = str(func)
-        mend = (
-            ""
-            if "random" in why
-            else f"; to add it, write its rule in assay.golden.lowering.rules: @rule({name[5:]!r})"
-        )
+        mend = "" if "random" in why else f"; to add one, write @rule({name[5:]!r}) in assay.golden.lowering.rules"
         return MissingOperation(f"{asking_line()}: {name} {why}{mend}")
 
 
