@@ -2,7 +2,8 @@
 
 An operation with a lowering rule is computed by it; views change a tensor's geometry; in-place operations write what
 their functional form gives; anything else is decomposed as PyTorch does it, and its parts come here again.
-Floating-point tensors from outside (parameters, buffers, constants) are numbers from their first use on, and never written to.
+Floating-point tensors from outside (parameters, buffers, constants) are numbers from their first use on, and are never
+written to.
 """
 
 from __future__ import annotations
