@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from assay.kernels.cpu.compiling import compiled, composed
-from assay.kernels.triton.attention_options import attention_options
+from assay.kernels.triton.attention import check_attention
 
 
 @composed
@@ -32,7 +32,7 @@ def attention(
     float32[B,H,Sq], -inf in such a row. Raises TypeError or ValueError, naming the argument, for another dtype, shape
     or option.
     """
-    _, _, factor, cap, first, last = attention_options(q, k, v, causal, scale, window, softcap, False, None, None)
+    _, _, factor, cap, first, last = check_attention(q, k, v, causal, scale, window, softcap, False, None, None)
     batch, heads, queries, keys, shared = *q.shape[:3], *k.shape[2:0:-1]
     grouped = q.float().reshape(batch, shared, heads // shared * queries, q.shape[3])
     scores = (grouped @ k.float().mT).mul_(factor)
