@@ -134,7 +134,7 @@ def rmsnorm_backward(
     dweight that of weight. Raises TypeError or ValueError, naming the argument, for another dtype, shape or device.
     """
     check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"), dy=(dy, FLOATING, "R N"))
-    check_numbers(eps=eps, least=0.0)
+    check_numbers(eps=eps, minimum=0.0)
     check_numbers(offset=offset)
     found: tuple[Tensor, Tensor] = norm_gradients(x, weight, dy, eps, offset, True)
     return found
