@@ -25,7 +25,7 @@ from assay.runtime.errors import unknown
 from assay.runtime.own_modules import import_own
 
 _BUILT_IN = "assay.golden.definitions"
-_REFERENCES = "assay.golden.reference"
+_REFERENCES = "assay.golden.lowering"
 _REGISTRY: dict[str, Spec] = {}  # by name and by reference
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from assay.golden.reference import reference_spec
+from assay.golden.lowering import reference_spec
 from assay.verify import examine
 from assay.verify.explanation.fault_models import fault_models_of
 from assay.verify.mutation.power import power

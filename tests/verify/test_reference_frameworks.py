@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from assay.golden import evaluate
-from assay.golden.reference import reference_spec
+from assay.golden.lowering import reference_spec
 from assay.verify import examine
 
 
