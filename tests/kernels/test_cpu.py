@@ -25,7 +25,7 @@ from assay.kernels.cpu.softmax import log_softmax, softmax
 from assay.kernels.cpu.swiglu import swiglu
 from assay.verify.campaign.table import Entry, entries
 from assay.verify.examination.procedure import examination
-from assay.verify.execution.compiled import is_compiled
+from assay.verify.harness.compiled import is_compiled
 from tests.kernels.planting import first_failure, kernel_of, planted, public_functions
 
 ENTRIES = {entry.name: entry for entry in entries() if entry.group == "cpu"}
