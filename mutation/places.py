@@ -18,7 +18,19 @@ from functools import cache
 from types import CodeType, FrameType
 from typing import Any
 
-_LIBRARIES = ("numpy", "torch", "jax", "chex", "unittest", "pytest", "_pytest", "pluggy", "scipy._lib", "assay.verify")
+_LIBRARIES = (
+    "numpy",
+    "torch",
+    "jax",
+    "chex",
+    "unittest",
+    "pytest",
+    "_pytest",
+    "pluggy",
+    "scipy._lib",
+    "assay.verify",
+    "assay.mutation",
+)
 _TESTS = re.compile(r"^test|(^|_)tests?$|^conftest$")
 _NOT_TESTS = ("numpy.testing", "torch.testing")
 _REDUCTIONS = {"all", "item", "tolist", "cpu", "numpy"}

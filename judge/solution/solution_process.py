@@ -226,7 +226,7 @@ def _text() -> str:
     for part in (host_events, host_watch, host_bytes, host_data, host):
         source = Path(str(part.__file__)).read_text(encoding="utf-8").splitlines()
         for node in ast.parse("\n".join(source)).body:
-            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("assay.verify"):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("assay.judge"):
                 source[node.lineno - 1 : node.end_lineno] = [""] * ((node.end_lineno or 0) - node.lineno + 1)
         lines += source
     return "\n".join(lines)
