@@ -186,7 +186,7 @@ class Meaning:
         gives = ", ".join(f"y{k}:{_dtype(expected[k])}[{_dims(expected[k])}]" for k in kept)
         definition = reference_spec(reference, f"{takes} -> {gives}", name=self.name)
         sizes = {name: size for name, size in self.instance.sizes.items() if type(size) is int}
-        case = Case(definition.reference, sizes, {name: _dtype(value) for name, value in values.items()})
+        case = Case(definition.qualified_name, sizes, {name: _dtype(value) for name, value in values.items()})
         return case, values
 
     def _names(self, arguments: Sequence[Any], floating: Mapping[int, Tensor]) -> list[str]:
