@@ -25,7 +25,7 @@ from assay.runtime.errors import unknown
 from assay.runtime.own_modules import import_own
 
 _BUILT_IN = "assay.golden.definitions"
-_REFERENCES = "assay.golden.reference"
+_REFERENCES = "assay.golden.lowering"
 _REGISTRY: dict[str, Spec] = {}  # by name and by qualified name
 
 
@@ -43,8 +43,8 @@ class Tile:
 
 
 TilingRule = Callable[[int, int, Mapping[str, int], Mapping[str, Any], Mapping[str, Any]], Tile | None]
-"""``rule(first, count, sizes, options, tensors)``: the `Tile` with the results at ``count`` indices from ``first``, or at
-fewer of them; None if they can't be computed alone. ``tensors`` are the call's by name; empty if unknown."""
+"""``rule(first, count, sizes, options, tensors)``: the `Tile` with the results at ``count`` indices from ``first``,
+or at fewer of them; None if they can't be computed alone. ``tensors`` are the call's by name; empty if unknown."""
 
 
 @dataclass(frozen=True)

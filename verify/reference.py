@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from assay.golden.reference import example_of, reference_spec
+from assay.golden.lowering import example_of, reference_spec
 from assay.verify.errors import SettingError
 
 Reference = Callable[..., Any]

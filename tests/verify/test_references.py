@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from assay.golden.errors import DefinitionError
-from assay.golden.reference import example_of
+from assay.golden.lowering import example_of
 from assay.golden.registry import spec
 from assay.verify import Contract, examine
 from assay.verify.errors import SettingError

@@ -13,7 +13,7 @@ import torch
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from assay.golden.reference import reference_spec
+from assay.golden.lowering import reference_spec
 from assay.runtime.environment import generators_kept, seed_generators, standard_environment
 from assay.runtime.errors import one_line
 from assay.verify.cases.case import Case

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from assay.golden.evaluation.binding import run
-from assay.golden.reference.altered import Change, Place, altered, places_of
+from assay.golden.lowering.altered import Change, Place, altered, places_of
 from assay.golden.registry import Spec, spec
 from assay.runtime.errors import AssayError
 from assay.verify.cases.case import all_contents
