@@ -15,7 +15,7 @@ from torch import Tensor
 from assay.kernels.triton.arguments import FLOAT32, FLOATING, REDUCTIONS, check, check_choice, check_loss_options
 from assay.kernels.triton.online_softmax import finite_shift
 from assay.kernels.triton.operators import custom_op, differentiate
-from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
+from assay.kernels.triton.rows import CONFIGS, HEURISTICS, grid
 
 INT64 = (torch.int64,)
 _BLOCK_T = 1024
@@ -37,13 +37,15 @@ def _logits(ptrs, kept, softcap):
 
 
 @triton.jit
-def _level(x_rows, inside, N, stride, softcap, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, ONE_BLOCK: tl.constexpr):
+def _level(
+    x_rows, inside, N, stride, softcap, ROWS_PER_PROGRAM: tl.constexpr, BLOCK_N: tl.constexpr, SINGLE_PASS: tl.constexpr
+):
     """Maximum, sum of exponentials and sum of each row's capped logits, and the last block of them."""
-    m_i = tl.full([BLOCK_R], -float("inf"), tl.float32)
-    l_i = tl.zeros([BLOCK_R], tl.float32)
-    total = tl.zeros([BLOCK_R], tl.float32)
-    x = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
-    for start in range(0, BLOCK_N if ONE_BLOCK else N, BLOCK_N):
+    m_i = tl.full([ROWS_PER_PROGRAM], -float("inf"), tl.float32)
+    l_i = tl.zeros([ROWS_PER_PROGRAM], tl.float32)
+    total = tl.zeros([ROWS_PER_PROGRAM], tl.float32)
+    x = tl.zeros([ROWS_PER_PROGRAM, BLOCK_N], tl.float32)
+    for start in range(0, BLOCK_N if SINGLE_PASS else N, BLOCK_N):
         columns = start + tl.arange(0, BLOCK_N).to(tl.int64)[None, :]
         kept = inside & (columns < N)
         x = _logits(x_rows + columns * stride, kept, softcap)
@@ -56,7 +58,7 @@ def _level(x_rows, inside, N, stride, softcap, BLOCK_R: tl.constexpr, BLOCK_N: t
 
 
 @triton.autotune(configs=CONFIGS, key=["N"])
-@triton.heuristics(BLOCKS)
+@triton.heuristics(HEURISTICS)
 @triton.jit(do_not_specialize=["R", "ignored"])
 def _loss_kernel(
     x_ptr,
@@ -74,16 +76,18 @@ def _loss_kernel(
     z_loss,
     SMOOTH: tl.constexpr,
     LEVEL: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    ROWS_PER_PROGRAM: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    ONE_BLOCK: tl.constexpr,
+    SINGLE_PASS: tl.constexpr,
 ):
-    rows = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    rows = tl.program_id(0).to(tl.int64) * ROWS_PER_PROGRAM + tl.arange(0, ROWS_PER_PROGRAM)
     inside = rows < R
     target = tl.load(target_ptr + rows * stride_target, mask=inside, other=0)
     counted = inside & (target != ignored)
     x_rows = x_ptr + rows * x_strides[0]
-    m_i, l_i, total, _ = _level(x_rows[:, None], inside[:, None], N, x_strides[1], softcap, BLOCK_R, BLOCK_N, ONE_BLOCK)
+    m_i, l_i, total, _ = _level(
+        x_rows[:, None], inside[:, None], N, x_strides[1], softcap, ROWS_PER_PROGRAM, BLOCK_N, SINGLE_PASS
+    )
     known = counted & (target >= 0) & (target < N)
     label = _capped(tl.load(x_rows + target * x_strides[1], mask=known, other=0.0).to(tl.float32), softcap)
     loss = tl.log(l_i) - (label - m_i)
@@ -115,7 +119,7 @@ def _reduce_kernel(loss_ptr, target_ptr, into_ptr, R, stride_target, ignored, ME
 
 
 @triton.autotune(configs=CONFIGS, key=["N"])
-@triton.heuristics(BLOCKS)
+@triton.heuristics(HEURISTICS)
 @triton.jit(do_not_specialize=["R", "ignored"])
 def _gradient_kernel(
     x_ptr,
@@ -136,11 +140,11 @@ def _gradient_kernel(
     softcap,
     z_loss,
     LEVEL: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    ROWS_PER_PROGRAM: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    ONE_BLOCK: tl.constexpr,
+    SINGLE_PASS: tl.constexpr,
 ):
-    rows = (tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]
+    rows = (tl.program_id(0).to(tl.int64) * ROWS_PER_PROGRAM + tl.arange(0, ROWS_PER_PROGRAM))[:, None]
     inside = rows < R
     target = tl.load(target_ptr + rows * stride_target, mask=inside, other=0)
     upstream = tl.load(upstream_ptr + rows * stride_upstream, mask=inside, other=0.0)
@@ -148,15 +152,15 @@ def _gradient_kernel(
     x_rows = x_ptr + rows * x_strides[0]
     dx_rows = dx_ptr + rows * dx_strides[0]
     if level_ptr is None:
-        m_i, l_i, _, x = _level(x_rows, inside, N, x_strides[1], softcap, BLOCK_R, BLOCK_N, ONE_BLOCK)
+        m_i, l_i, _, x = _level(x_rows, inside, N, x_strides[1], softcap, ROWS_PER_PROGRAM, BLOCK_N, SINGLE_PASS)
         m_i, l_i = m_i[:, None], l_i[:, None]
     else:
         m_i = tl.load(level_ptr + rows, mask=inside, other=0.0)
         l_i = tl.load(level_ptr + R + rows, mask=inside, other=1.0)
-    for start in range(0, BLOCK_N if ONE_BLOCK else N, BLOCK_N):
+    for start in range(0, BLOCK_N if SINGLE_PASS else N, BLOCK_N):
         columns = start + tl.arange(0, BLOCK_N).to(tl.int64)[None, :]
         kept = inside & (columns < N)
-        if not ONE_BLOCK or level_ptr is not None:
+        if not SINGLE_PASS or level_ptr is not None:
             x = _logits(x_rows + columns * x_strides[1], kept, softcap)
         dx = tl.exp(x - m_i) / l_i
         if LEVEL:

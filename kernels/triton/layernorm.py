@@ -13,11 +13,11 @@ from torch import Tensor
 from assay.kernels.triton.arguments import FLOATING, check, check_numbers
 from assay.kernels.triton.layernorm_backward import norm_gradients
 from assay.kernels.triton.operators import custom_op, differentiate
-from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
+from assay.kernels.triton.rows import CONFIGS, HEURISTICS, grid
 
 
 @triton.autotune(configs=CONFIGS, key=["N"])
-@triton.heuristics(BLOCKS)
+@triton.heuristics(HEURISTICS)
 @triton.jit(do_not_specialize=["R"])
 def _layernorm_kernel(
     x_ptr,
@@ -31,18 +31,18 @@ def _layernorm_kernel(
     stride_bias,
     y_strides,
     eps,
-    BLOCK_R: tl.constexpr,
+    ROWS_PER_PROGRAM: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    ONE_BLOCK: tl.constexpr,
+    SINGLE_PASS: tl.constexpr,
 ):
-    rows = (tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]
+    rows = (tl.program_id(0).to(tl.int64) * ROWS_PER_PROGRAM + tl.arange(0, ROWS_PER_PROGRAM))[:, None]
     block = tl.arange(0, BLOCK_N).to(tl.int64)[None, :]
     x_rows = x_ptr + rows * x_strides[0]
     y_rows = y_ptr + rows * y_strides[0]
 
-    length = BLOCK_N if ONE_BLOCK else N  # loops of one turn, known to the compiler
-    x = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
-    total = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+    length = BLOCK_N if SINGLE_PASS else N  # loops of one turn, known to the compiler
+    x = tl.zeros([ROWS_PER_PROGRAM, BLOCK_N], tl.float32)
+    total = tl.zeros([ROWS_PER_PROGRAM, BLOCK_N], tl.float32)
     for start in range(0, length, BLOCK_N):
         columns = start + block
         kept = (rows < R) & (columns < N)
@@ -50,10 +50,10 @@ def _layernorm_kernel(
         total += x
     mean = (tl.sum(total, axis=1) / N)[:, None]
 
-    squares = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+    squares = tl.zeros([ROWS_PER_PROGRAM, BLOCK_N], tl.float32)
     for start in range(0, length, BLOCK_N):
         columns = start + block
-        if not ONE_BLOCK:
+        if not SINGLE_PASS:
             kept = (rows < R) & (columns < N)
             x = tl.load(x_rows + columns * x_strides[1], mask=kept, other=0.0).to(tl.float32)
         centred = tl.where(columns < N, x - mean, 0.0)
@@ -63,7 +63,7 @@ def _layernorm_kernel(
     for start in range(0, length, BLOCK_N):
         columns = start + block
         kept = (rows < R) & (columns < N)
-        if not ONE_BLOCK:
+        if not SINGLE_PASS:
             x = tl.load(x_rows + columns * x_strides[1], mask=kept, other=0.0).to(tl.float32)
         weight = tl.load(weight_ptr + columns * stride_weight, mask=columns < N, other=0.0).to(tl.float32)
         bias = tl.load(bias_ptr + columns * stride_bias, mask=columns < N, other=0.0).to(tl.float32)
@@ -96,5 +96,5 @@ def layernorm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float = 1e-5) -> 
     dtype. Raises TypeError or ValueError, naming the argument, for another dtype, shape or device.
     """
     check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"), bias=(bias, FLOATING, "N"))
-    check_numbers(eps=eps, least=0.0)
+    check_numbers(eps=eps, minimum=0.0)
     return _layernorm(x, weight, bias, eps)

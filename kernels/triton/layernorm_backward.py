@@ -15,7 +15,7 @@ from torch import Tensor
 from assay.kernels.triton.arguments import FLOATING, check, check_numbers
 from assay.kernels.triton.columns import SUMMED, add_parts, column_sums, rows_of_part
 from assay.kernels.triton.operators import custom_op
-from assay.kernels.triton.rows import BLOCKS, CONFIGS
+from assay.kernels.triton.rows import CONFIGS, HEURISTICS
 
 
 @triton.jit
@@ -26,7 +26,7 @@ def _grown(dy_ptrs, weight_ptrs, kept, in_columns):
 
 
 @triton.autotune(configs=CONFIGS, key=["N"], prune_configs_by=SUMMED)
-@triton.heuristics(BLOCKS)
+@triton.heuristics(HEURISTICS)
 @triton.jit(do_not_specialize=["R", "run"])
 def _layernorm_backward_kernel(
     x_ptr,
@@ -44,26 +44,26 @@ def _layernorm_backward_kernel(
     dy_strides,
     dx_strides,
     eps,
-    BLOCK_R: tl.constexpr,
+    ROWS_PER_PROGRAM: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    ONE_BLOCK: tl.constexpr,
+    SINGLE_PASS: tl.constexpr,
 ):
     """dx, and of rows of one block this run's parts of dweight and dbias, of others each row's mean and root."""
     block = tl.arange(0, BLOCK_N).to(tl.int64)[None, :]
-    length = BLOCK_N if ONE_BLOCK else N  # loops of one turn, known to the compiler
-    x = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
-    dy = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
-    grown = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
-    of_weight = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
-    of_bias = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
-    height = BLOCK_R if parts_ptr is None else run
-    for first_row in range(0, height, BLOCK_R):
-        rows = (tl.program_id(0).to(tl.int64) * height + first_row + tl.arange(0, BLOCK_R))[:, None]
+    length = BLOCK_N if SINGLE_PASS else N  # loops of one turn, known to the compiler
+    x = tl.zeros([ROWS_PER_PROGRAM, BLOCK_N], tl.float32)
+    dy = tl.zeros([ROWS_PER_PROGRAM, BLOCK_N], tl.float32)
+    grown = tl.zeros([ROWS_PER_PROGRAM, BLOCK_N], tl.float32)
+    of_weight = tl.zeros([ROWS_PER_PROGRAM, BLOCK_N], tl.float32)
+    of_bias = tl.zeros([ROWS_PER_PROGRAM, BLOCK_N], tl.float32)
+    height = ROWS_PER_PROGRAM if parts_ptr is None else run
+    for first_row in range(0, height, ROWS_PER_PROGRAM):
+        rows = (tl.program_id(0).to(tl.int64) * height + first_row + tl.arange(0, ROWS_PER_PROGRAM))[:, None]
         x_rows = x_ptr + rows * x_strides[0]
         dy_rows = dy_ptr + rows * dy_strides[0]
         dx_rows = dx_ptr + rows * dx_strides[0]
 
-        total = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+        total = tl.zeros([ROWS_PER_PROGRAM, BLOCK_N], tl.float32)
         for start in range(0, length, BLOCK_N):
             columns = start + block
             x = tl.load(x_rows + columns * x_strides[1], mask=(rows < R) & (columns < N), other=0.0).to(tl.float32)
@@ -72,10 +72,10 @@ def _layernorm_backward_kernel(
         if mean_ptr is not None:
             tl.store(mean_ptr + rows, mean, mask=rows < R)
 
-        squares = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+        squares = tl.zeros([ROWS_PER_PROGRAM, BLOCK_N], tl.float32)
         for start in range(0, length, BLOCK_N):
             columns = start + block
-            if not ONE_BLOCK:
+            if not SINGLE_PASS:
                 x = tl.load(x_rows + columns * x_strides[1], mask=(rows < R) & (columns < N), other=0.0).to(tl.float32)
             centred = tl.where(columns < N, x - mean, 0.0)
             squares += centred * centred
@@ -83,12 +83,12 @@ def _layernorm_backward_kernel(
         if root_ptr is not None:
             tl.store(root_ptr + rows, root, mask=rows < R)
 
-        sums = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
-        inner = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+        sums = tl.zeros([ROWS_PER_PROGRAM, BLOCK_N], tl.float32)
+        inner = tl.zeros([ROWS_PER_PROGRAM, BLOCK_N], tl.float32)
         for start in range(0, length, BLOCK_N):
             columns = start + block
             kept = (rows < R) & (columns < N)
-            if not ONE_BLOCK:
+            if not SINGLE_PASS:
                 x = tl.load(x_rows + columns * x_strides[1], mask=kept, other=0.0).to(tl.float32)
             weight_ptrs = weight_ptr + columns * stride_weight
             dy, grown = _grown(dy_rows + columns * dy_strides[1], weight_ptrs, kept, columns < N)
@@ -100,7 +100,7 @@ def _layernorm_backward_kernel(
         for start in range(0, length, BLOCK_N):
             columns = start + block
             kept = (rows < R) & (columns < N)
-            if not ONE_BLOCK:
+            if not SINGLE_PASS:
                 x = tl.load(x_rows + columns * x_strides[1], mask=kept, other=0.0).to(tl.float32)
                 weight_ptrs = weight_ptr + columns * stride_weight
                 _, grown = _grown(dy_rows + columns * dy_strides[1], weight_ptrs, kept, columns < N)
@@ -134,7 +134,7 @@ def norm_gradients(
     mean, root = (None, None) if both is None else both
     if x.numel():
         strides = (x.stride(), *weight.stride(), dy.stride(), dx.stride())
-        _layernorm_backward_kernel[lambda meta: (triton.cdiv(len(x), run or meta["BLOCK_R"]),)](
+        _layernorm_backward_kernel[lambda meta: (triton.cdiv(len(x), run or meta["ROWS_PER_PROGRAM"]),)](
             x, weight, dy, dx, mean, root, parts, *x.shape, run, *strides, eps
         )
     if parts is not None:
@@ -155,7 +155,7 @@ def layernorm_backward(
     for another dtype, shape or device.
     """
     check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"), dy=(dy, FLOATING, "R N"))
-    check_numbers(eps=eps, least=0.0)
+    check_numbers(eps=eps, minimum=0.0)
     if bias_dtype is not None and bias_dtype not in FLOATING:
         raise TypeError(f"bias_dtype: expected float32, bfloat16 or float16, got {bias_dtype}")
     found: tuple[Tensor, Tensor, Tensor] = norm_gradients(x, weight, dy, eps, bias_dtype or weight.dtype, True)

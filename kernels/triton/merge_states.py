@@ -13,11 +13,11 @@ from torch import Tensor
 from assay.kernels.triton.arguments import FLOAT32, FLOATING, check
 from assay.kernels.triton.online_softmax import finite_shift
 from assay.kernels.triton.operators import custom_op
-from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
+from assay.kernels.triton.rows import CONFIGS, HEURISTICS, grid
 
 
 @triton.autotune(configs=CONFIGS, key=["N"])
-@triton.heuristics(BLOCKS)
+@triton.heuristics(HEURISTICS)
 @triton.jit(do_not_specialize=["R"])
 def _merge_states_kernel(
     o_a_ptr,
@@ -33,11 +33,11 @@ def _merge_states_kernel(
     lse_a_strides,
     o_b_strides,
     lse_b_strides,
-    BLOCK_R: tl.constexpr,
+    ROWS_PER_PROGRAM: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    ONE_BLOCK: tl.constexpr,
+    SINGLE_PASS: tl.constexpr,
 ):
-    rows = (tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]
+    rows = (tl.program_id(0).to(tl.int64) * ROWS_PER_PROGRAM + tl.arange(0, ROWS_PER_PROGRAM))[:, None]
     token, head = rows // H, rows % H
     inside = rows < R
     empty: tl.constexpr = -float("inf")
@@ -53,7 +53,7 @@ def _merge_states_kernel(
     share = tl.where(total == 0.0, 0.0, 1.0 / total)  # of two empty states nothing is seen
     o_a_rows = o_a_ptr + token * o_a_strides[0] + head * o_a_strides[1]
     o_b_rows = o_b_ptr + token * o_b_strides[0] + head * o_b_strides[1]
-    for start in range(0, BLOCK_N if ONE_BLOCK else N, BLOCK_N):
+    for start in range(0, BLOCK_N if SINGLE_PASS else N, BLOCK_N):
         columns = start + tl.arange(0, BLOCK_N).to(tl.int64)[None, :]
         kept = inside & (columns < N)
         seen_a, seen_b = kept & (lse_a != empty), kept & (lse_b != empty)

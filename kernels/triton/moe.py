@@ -19,8 +19,8 @@ from assay.kernels.triton.arguments import (
     FLOATING,
     INT32,
     check,
-    check_experts,
-    check_fp8_experts,
+    check_moe,
+    check_moe_fp8,
     check_shape,
 )
 from assay.kernels.triton.moe_backward import expert_gradients, fp8_expert_gradients
@@ -42,7 +42,7 @@ from assay.kernels.triton.moe_tiles import (
 )
 from assay.kernels.triton.operators import custom_op, differentiate
 from assay.kernels.triton.swiglu import silu
-from assay.kernels.triton.tiles import size_class
+from assay.kernels.triton.tiles import size_bucket
 
 _CODES = (torch.uint8,)
 _TALLEST_OF_CODES = 16  # rows of a block where registers hold float32 weights made of codes, too
@@ -182,7 +182,7 @@ def _mixture(
         blocks = len(pairs.blocks)
         _gate_up_kernel[grouped_grid(blocks, f)](
             *(x, w, scales[0], zeros[0], pairs.order, pairs.blocks, hidden),
-            *(blocks, experts, d, f, choices, size_class(tokens * choices), x.stride(), strides),
+            *(blocks, experts, d, f, choices, size_bucket(tokens * choices), x.stride(), strides),
             *(strides_of(scales[0]), strides_of(zeros[0]), side, group_of(zeros[0], d), *lying),
             BLOCK_M=pairs.height,
         )
@@ -216,7 +216,7 @@ def moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tens
     comes twice counts twice; an id outside of 0 .. E-1 adds nothing. Raises TypeError or ValueError, naming the
     argument, for another dtype, shape or device.
     """
-    check_experts(x, w_gate_up, w_down, weights, ids)
+    check_moe(x, w_gate_up, w_down, weights, ids)
     return _moe(x, w_gate_up, w_down, weights, ids)
 
 
@@ -238,7 +238,7 @@ def moe_fp8(
     multiply float32 sums. Tokens and routing weights have gradients, codes and scales have none (`moe_fp8_backward`).
     Raises TypeError or ValueError, naming the argument, for another dtype, shape, granularity or device.
     """
-    side = check_fp8_experts(x, w_gate_up, w_down, scale_gate_up, scale_down, weights, ids, granularity)
+    side = check_moe_fp8(x, w_gate_up, w_down, scale_gate_up, scale_down, weights, ids, granularity)
     found: Tensor = _moe_fp8(x, w_gate_up, w_down, scale_gate_up, scale_down, weights, ids, side)
     return found
 

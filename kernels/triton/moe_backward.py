@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import check_experts, check_fp8_experts
+from assay.kernels.triton.arguments import check_moe, check_moe_fp8
 from assay.kernels.triton.moe_shares import mixed
 from assay.kernels.triton.moe_sort import Sorted, sort_by_expert
 from assay.kernels.triton.moe_tiles import (
@@ -31,7 +31,7 @@ from assay.kernels.triton.moe_tiles import (
 from assay.kernels.triton.moe_weight_gradient import weight_gradient
 from assay.kernels.triton.operators import custom_op
 from assay.kernels.triton.swiglu_backward import silu_and_slope
-from assay.kernels.triton.tiles import size_class
+from assay.kernels.triton.tiles import size_bucket
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 _TALLEST = {2: 128, 4: 64}  # rows of a block that a thread's registers have room for, by an element's bytes
@@ -226,7 +226,7 @@ def _pair_gradients(
     down, down_strides, *down_lies = weights_as(w_down)
     _pair_gradient_kernel[grouped_grid(blocks, f)](
         *(x, dy, up, down, *scales, weights.contiguous(), pairs.order, pairs.blocks, grown, hidden, parts),
-        *(blocks, experts, d, f, choices, parts.shape[1], size_class(count), x.stride(), dy.stride()),
+        *(blocks, experts, d, f, choices, parts.shape[1], size_bucket(count), x.stride(), dy.stride()),
         *(up_strides, down_strides, *map(strides_of, scales), side, *up_lies, *down_lies),
         BLOCK_M=pairs.height,
     )
@@ -241,7 +241,7 @@ def moe_backward(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, 
     An id outside of 0 .. E-1 has a weight's gradient of zero. Raises TypeError or ValueError, naming the argument, for
     another dtype, shape or device.
     """
-    check_experts(x, w_gate_up, w_down, weights, ids, dy=(dy, ("x",), "T D"))
+    check_moe(x, w_gate_up, w_down, weights, ids, dy=(dy, ("x",), "T D"))
     return expert_gradients(x, w_gate_up, w_down, weights, ids, dy, True, True)
 
 
@@ -265,7 +265,7 @@ def moe_fp8_backward(
     gate and up before they are rounded. Raises TypeError or ValueError, naming the argument, for another dtype, shape,
     granularity or device.
     """
-    side = check_fp8_experts(
+    side = check_moe_fp8(
         *(x, w_gate_up, w_down, scale_gate_up, scale_down, weights, ids, granularity), dy=(dy, ("x",), "T D")
     )
     found: tuple[Tensor, Tensor] = fp8_expert_gradients(

@@ -26,7 +26,7 @@ from assay.kernels.triton.moe_tiles import (
     weights_from,
     weights_tile,
 )
-from assay.kernels.triton.tiles import size_class
+from assay.kernels.triton.tiles import size_bucket
 
 _TILE = 4096  # elements that a program of the last kernel adds up
 _TUNING = grouped_configs(
@@ -153,7 +153,7 @@ def mixed(
     blocks = len(pairs.blocks)
     _share_kernel[grouped_grid(blocks, n)](
         *(given, own, scales, zeros, weights, pairs.order, pairs.blocks, shares),
-        *(blocks, experts, n, k, size_class(tokens * choices), strides, strides_of(scales), strides_of(zeros)),
+        *(blocks, experts, n, k, size_bucket(tokens * choices), strides, strides_of(scales), strides_of(zeros)),
         *(side, group_of(zeros, k), by_descriptor, *lying),
         BLOCK_M=pairs.height,
     )

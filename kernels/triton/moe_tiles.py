@@ -17,8 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from assay.kernels.triton.descriptors import ALIGNMENT, describable, described
-from assay.kernels.triton.tiles import fits_dtype, run_length, tile_of_program
+from assay.kernels.triton.layouts import ALIGNMENT, can_use_tma, make_descriptor
+from assay.kernels.triton.tiles import k_per_scale, matches_dtype, pid_to_mn
 
 _MOST_SUMS = {2: 96, 4: 64}  # float32 sums of a thread, by the bytes of what is multiplied
 _MOST_DESCRIBED_SUMS = 128  # where descriptors copy the weights: operands of products don't lie in registers there
@@ -34,7 +34,7 @@ def grouped_configs(
     products have, ``descriptors`` those that may be descriptors: of weights (True), or of sorted rows.
     """
 
-    def sets_tiles(arguments: Mapping[str, Any]) -> None:
+    def set_block_shapes(arguments: Mapping[str, Any]) -> None:
         for name, of_weights in descriptors.items():
             if isinstance(arguments[name], TensorDescriptor):
                 outer, inner = arguments["BLOCK_N" if of_weights else "BLOCK_M"], arguments["BLOCK_K"]
@@ -55,7 +55,7 @@ def grouped_configs(
         for config in configs:
             sums = keywords["BLOCK_M"] * config.kwargs["BLOCK_N"] / (32 * config.num_warps)
             fits = sums * held <= most_sums and sums * config.kwargs["BLOCK_K"] <= most_products
-            if fits and fits_dtype(config, dtype):
+            if fits and matches_dtype(config, dtype):
                 kept.append(config)
         return kept
 
@@ -64,7 +64,7 @@ def grouped_configs(
             {"BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP_M": 8},
             num_warps=warps,
             num_stages=stages,
-            pre_hook=sets_tiles,
+            pre_hook=set_block_shapes,
         )
         for block_n, block_k, warps, stages in tiles
     ]
@@ -80,7 +80,7 @@ def _tensor(argument: Any) -> Tensor:
 def tile_of_expert(blocks_ptr, BLOCKS, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
     """This program's expert (E or more of a block without rows), first sorted row, the row past the last, and the
     number of its tile of columns."""
-    tile_m, tile_n = tile_of_program(BLOCKS * BLOCK_M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    tile_m, tile_n = pid_to_mn(BLOCKS * BLOCK_M, N, BLOCK_M, BLOCK_N, GROUP_M)
     block_ptr = blocks_ptr + tile_m * 3
     return tl.load(block_ptr), tl.load(block_ptr + 1), tl.load(block_ptr + 2), tile_n
 
@@ -122,7 +122,7 @@ def numbers_tile(packed, scales, zeros, start, K, GROUP: tl.constexpr):
     A scale and a zero-point, which are as `scales_at` takes them, go with each GROUP codes; zero beyond K.
     """
     BLOCK_K: tl.constexpr = packed.shape[1] * 2
-    RUN: tl.constexpr = run_length(GROUP, BLOCK_K)
+    RUN: tl.constexpr = k_per_scale(GROUP, BLOCK_K)
     places = start + tl.arange(0, BLOCK_K // RUN) * RUN
     scale = _of_groups(scales, places, K, GROUP).to(tl.float32)
     zero = _of_groups(zeros, places, K, GROUP).to(tl.float32)
@@ -189,15 +189,15 @@ def weights_as(w: Tensor, part: int = 0, *, copied: bool = True) -> tuple[Any, t
     """
     if copied and w.element_size() <= 2:
         for along_k, lying in ((True, w.transpose(1, 2)), (False, w)):
-            if describable(lying) and (along_k or part * w.element_size() % ALIGNMENT == 0):
-                return described(lying), w.stride(), True, along_k
+            if can_use_tma(lying) and (along_k or part * w.element_size() % ALIGNMENT == 0):
+                return make_descriptor(lying), w.stride(), True, along_k
     return w, w.stride(), False, False
 
 
 def rows_as(rows: Tensor) -> tuple[Any, bool]:
     """rows[P,K] as a kernel takes them: a descriptor or a tensor, and which it is."""
-    by_descriptor = rows.element_size() == 2 and describable(rows)
-    return (described(rows) if by_descriptor else rows), by_descriptor
+    by_descriptor = rows.element_size() == 2 and can_use_tma(rows)
+    return (make_descriptor(rows) if by_descriptor else rows), by_descriptor
 
 
 def strides_of(scales: Tensor | None) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.moe_sort import Sorted
-from assay.kernels.triton.tiles import fits_dtype, products_of, size_class, tile_configs, tile_numbered
+from assay.kernels.triton.tiles import macs_per_thread, matches_dtype, size_bucket, tile_configs, tile_id_to_mn
 
 _CONFIGS = tile_configs(
     *(
@@ -30,7 +30,7 @@ def _fitting(configs: list[triton.Config], arguments: Mapping[str, Any], **_: An
     """Of float32 those alone that the registers of their threads have room for."""
     operand = arguments["rows_ptr"]
     most = _MOST_PRODUCTS if operand.dtype == torch.float32 else math.inf
-    return [config for config in configs if products_of(config) <= most and fits_dtype(config, operand.dtype)]
+    return [config for config in configs if macs_per_thread(config) <= most and matches_dtype(config, operand.dtype)]
 
 
 @triton.autotune(configs=_CONFIGS, key=["P_CLASS", "E", "M", "N"], prune_configs_by={"early_config_prune": _fitting})
@@ -57,7 +57,7 @@ def _weight_gradient_kernel(
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
     program = tl.program_id(0).to(tl.int64)
     expert = program // tiles
-    tile_m, tile_n = tile_numbered(program % tiles, M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    tile_m, tile_n = tile_id_to_mn(program % tiles, M, N, BLOCK_M, BLOCK_N, GROUP_M)
     m, n = tile_m * BLOCK_M + tl.arange(0, BLOCK_M), tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     begin = tl.load(ends_ptr + expert - 1, mask=expert > 0, other=0)
     end = tl.load(ends_ptr + expert)
@@ -83,5 +83,5 @@ def weight_gradient(rows: Tensor, tokens: Tensor, pairs: Sorted, choices: int, d
         lambda meta: (experts * triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)
     ](
         *(rows, tokens, pairs.order, pairs.ends, dw),
-        *(experts, m, n, choices, size_class(len(rows)), tokens.stride(), dw.stride()),
+        *(experts, m, n, choices, size_bucket(len(rows)), tokens.stride(), dw.stride()),
     )

@@ -16,7 +16,7 @@ from triton.language.extra import libdevice
 
 from assay.kernels.triton.arguments import FLOATING, check, check_choice
 from assay.kernels.triton.operators import custom_op
-from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
+from assay.kernels.triton.rows import CONFIGS, HEURISTICS, grid
 
 _GROUP = 128
 _FP8 = ("row", "tensor", "group128")
@@ -24,12 +24,12 @@ _INT8 = ("row", "tensor")
 
 
 @triton.jit
-def _groups_of_program(x_ptr, N, ACROSS, x_strides, BLOCK_R: tl.constexpr):
-    """The groups [BLOCK_R,1] (int64) of this program: their numbers, rows, first columns, and where x has them.
+def _groups_of_program(x_ptr, N, ACROSS, x_strides, ROWS_PER_PROGRAM: tl.constexpr):
+    """The program's groups [ROWS_PER_PROGRAM,1] (int64): numbers, rows, first columns, and pointers to them in x.
 
     ACROSS groups of N columns make a row; the last may be short.
     """
-    groups = (tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]
+    groups = (tl.program_id(0).to(tl.int64) * ROWS_PER_PROGRAM + tl.arange(0, ROWS_PER_PROGRAM))[:, None]
     rows = groups // ACROSS
     first = groups % ACROSS * N
     return groups, rows, first, x_ptr + rows * x_strides[0] + first * x_strides[1]
@@ -49,15 +49,15 @@ def _range(
     N,
     COLUMNS,
     stride,
-    BLOCK_R: tl.constexpr,
+    ROWS_PER_PROGRAM: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    ONE_BLOCK: tl.constexpr,
+    SINGLE_PASS: tl.constexpr,
 ):
-    """The least and the largest number of each group [BLOCK_R,1], zero counted in, and the last block of them."""
-    low = tl.zeros([BLOCK_R], tl.float32)
-    high = tl.zeros([BLOCK_R], tl.float32)
-    x = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
-    for start in range(0, BLOCK_N if ONE_BLOCK else N, BLOCK_N):
+    """The least and largest number of each group [ROWS_PER_PROGRAM,1], zero included, and its last block of columns."""
+    low = tl.zeros([ROWS_PER_PROGRAM], tl.float32)
+    high = tl.zeros([ROWS_PER_PROGRAM], tl.float32)
+    x = tl.zeros([ROWS_PER_PROGRAM, BLOCK_N], tl.float32)
+    for start in range(0, BLOCK_N if SINGLE_PASS else N, BLOCK_N):
         columns = start + tl.arange(0, BLOCK_N).to(tl.int64)[None, :]
         kept = _kept(columns, first, inside, N, COLUMNS)
         x = tl.load(x_groups + columns * stride, mask=kept, other=0.0).to(tl.float32)
@@ -67,7 +67,7 @@ def _range(
 
 
 @triton.autotune(configs=CONFIGS, key=["N"], reset_to_zero=["span_ptr"])
-@triton.heuristics(BLOCKS)
+@triton.heuristics(HEURISTICS)
 @triton.jit(do_not_specialize=["R"])
 def _span_kernel(
     x_ptr,
@@ -75,18 +75,18 @@ def _span_kernel(
     R,
     N,
     x_strides,
-    BLOCK_R: tl.constexpr,
+    ROWS_PER_PROGRAM: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    ONE_BLOCK: tl.constexpr,
+    SINGLE_PASS: tl.constexpr,
 ):
     """The largest magnitude of x[R,N], where a zero stood."""
-    rows, _, first, x_rows = _groups_of_program(x_ptr, N, 1, x_strides, BLOCK_R)
-    low, high, _ = _range(x_rows, first, rows < R, N, N, x_strides[1], BLOCK_R, BLOCK_N, ONE_BLOCK)
+    rows, _, first, x_rows = _groups_of_program(x_ptr, N, 1, x_strides, ROWS_PER_PROGRAM)
+    low, high, _ = _range(x_rows, first, rows < R, N, N, x_strides[1], ROWS_PER_PROGRAM, BLOCK_N, SINGLE_PASS)
     tl.atomic_max(span_ptr, tl.max(tl.maximum(high, -low)), sem="relaxed")
 
 
 @triton.autotune(configs=CONFIGS, key=["N"])
-@triton.heuristics(BLOCKS)
+@triton.heuristics(HEURISTICS)
 @triton.jit(do_not_specialize=["R"])
 def _quantize_kernel(
     x_ptr,
@@ -103,18 +103,18 @@ def _quantize_kernel(
     LARGEST: tl.constexpr,  # magnitude of a code, or where codes are shifted the span of all codes
     WHOLE: tl.constexpr,  # one scale, of the magnitude behind span_ptr
     POINT: tl.constexpr,  # the code of zero; None where each group has its own
-    BLOCK_R: tl.constexpr,
+    ROWS_PER_PROGRAM: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    ONE_BLOCK: tl.constexpr,
+    SINGLE_PASS: tl.constexpr,
 ):
-    groups, rows, first, x_groups = _groups_of_program(x_ptr, N, ACROSS, x_strides, BLOCK_R)
+    groups, rows, first, x_groups = _groups_of_program(x_ptr, N, ACROSS, x_strides, ROWS_PER_PROGRAM)
     inside = groups < R
     if WHOLE:
         span = tl.load(span_ptr + tl.zeros_like(groups))
     else:
-        low, high, x = _range(x_groups, first, inside, N, COLUMNS, x_strides[1], BLOCK_R, BLOCK_N, ONE_BLOCK)
+        low, high, x = _range(x_groups, first, inside, N, COLUMNS, x_strides[1], ROWS_PER_PROGRAM, BLOCK_N, SINGLE_PASS)
         span = high - low if POINT is None else tl.maximum(high, -low)
-    scale = tl.div_rn(span, tl.full([BLOCK_R, 1], LARGEST, tl.float32))
+    scale = tl.div_rn(span, tl.full([ROWS_PER_PROGRAM, 1], LARGEST, tl.float32))
     scale = tl.where(scale == 0.0, 1.0, scale)  # of zeros, and of numbers so small that their codes are those of zero
     tl.store(scale_ptr + groups, scale, mask=groups < (1 if WHOLE else R))
 
@@ -125,12 +125,12 @@ def _quantize_kernel(
     else:
         point = POINT
     codes_groups = codes_ptr + rows * stride_codes + first
-    for start in range(0, BLOCK_N if ONE_BLOCK else N, BLOCK_N):
+    for start in range(0, BLOCK_N if SINGLE_PASS else N, BLOCK_N):
         columns = start + tl.arange(0, BLOCK_N).to(tl.int64)[None, :]
         kept = _kept(columns, first, inside, N, COLUMNS)
-        if WHOLE or not ONE_BLOCK:
+        if WHOLE or not SINGLE_PASS:
             x = tl.load(x_groups + columns * x_strides[1], mask=kept, other=0.0).to(tl.float32)
-        codes = tl.div_rn(x, tl.broadcast_to(scale, [BLOCK_R, BLOCK_N]))
+        codes = tl.div_rn(x, tl.broadcast_to(scale, [ROWS_PER_PROGRAM, BLOCK_N]))
         if codes_ptr.dtype.element_ty.is_int():
             codes = tl.clamp(libdevice.rint(codes) + point, least, least + (1 if POINT is None else 2) * LARGEST)
         tl.store(codes_groups + columns, codes.to(codes_ptr.dtype.element_ty), mask=kept)

@@ -14,7 +14,7 @@ from torch import Tensor
 from assay.kernels.triton.arguments import FLOATING, check, check_numbers
 from assay.kernels.triton.operators import custom_op, differentiate
 from assay.kernels.triton.rmsnorm_backward import norm_gradients
-from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
+from assay.kernels.triton.rows import CONFIGS, HEURISTICS, grid
 
 
 @triton.jit
@@ -26,7 +26,7 @@ def _sum_of(x_ptrs, residual_ptrs, kept, ADD: tl.constexpr):
 
 
 @triton.autotune(configs=CONFIGS, key=["N"])
-@triton.heuristics(BLOCKS)
+@triton.heuristics(HEURISTICS)
 @triton.jit(do_not_specialize=["R"])
 def _rmsnorm_kernel(
     x_ptr,
@@ -43,20 +43,20 @@ def _rmsnorm_kernel(
     eps,
     offset,
     ADD: tl.constexpr,  # without it, residual and total are not touched
-    BLOCK_R: tl.constexpr,
+    ROWS_PER_PROGRAM: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    ONE_BLOCK: tl.constexpr,
+    SINGLE_PASS: tl.constexpr,
 ):
-    rows = (tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]
+    rows = (tl.program_id(0).to(tl.int64) * ROWS_PER_PROGRAM + tl.arange(0, ROWS_PER_PROGRAM))[:, None]
     block = tl.arange(0, BLOCK_N).to(tl.int64)[None, :]
     x_rows = x_ptr + rows * x_strides[0]
     residual_rows = residual_ptr + rows * residual_strides[0]
     y_rows = y_ptr + rows * y_strides[0]
     total_rows = total_ptr + rows * y_strides[0]
 
-    length = BLOCK_N if ONE_BLOCK else N  # loops of one turn, known to the compiler
-    total = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
-    squares = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+    length = BLOCK_N if SINGLE_PASS else N  # loops of one turn, known to the compiler
+    total = tl.zeros([ROWS_PER_PROGRAM, BLOCK_N], tl.float32)
+    squares = tl.zeros([ROWS_PER_PROGRAM, BLOCK_N], tl.float32)
     for start in range(0, length, BLOCK_N):
         columns = start + block
         kept = (rows < R) & (columns < N)
@@ -69,7 +69,7 @@ def _rmsnorm_kernel(
     for start in range(0, length, BLOCK_N):
         columns = start + block
         kept = (rows < R) & (columns < N)
-        if not ONE_BLOCK:
+        if not SINGLE_PASS:
             total = _sum_of(x_rows + columns * x_strides[1], residual_rows + columns * residual_strides[1], kept, ADD)
         weight = tl.load(weight_ptr + columns * stride_weight, mask=columns < N, other=0.0).to(tl.float32) + offset
         y = total * root * weight
@@ -117,7 +117,7 @@ def rmsnorm(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: float = 0.0
     ValueError, naming the argument, for another dtype, shape or device.
     """
     check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"))
-    check_numbers(eps=eps, least=0.0)
+    check_numbers(eps=eps, minimum=0.0)
     check_numbers(offset=offset)
     return _rmsnorm(x, weight, eps, offset)
 
@@ -130,5 +130,5 @@ def add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float = 1e-
     naming the argument, for another dtype, shape or device.
     """
     check(x=(x, FLOATING, "R N"), residual=(residual, FLOATING, "R N"), weight=(weight, FLOATING, "N"))
-    check_numbers(eps=eps, least=0.0)
+    check_numbers(eps=eps, minimum=0.0)
     return _add_rmsnorm(x, residual, weight, eps)

@@ -13,12 +13,12 @@ from torch import Tensor
 from assay.kernels.triton.arguments import FLOATING, check
 from assay.kernels.triton.online_softmax import finite_shift
 from assay.kernels.triton.operators import custom_op, differentiate
-from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
+from assay.kernels.triton.rows import CONFIGS, HEURISTICS, grid
 from assay.kernels.triton.softmax_backward import log_softmax_backward, softmax_backward
 
 
 @triton.autotune(configs=CONFIGS, key=["N"])
-@triton.heuristics(BLOCKS)
+@triton.heuristics(HEURISTICS)
 @triton.jit(do_not_specialize=["R"])
 def _softmax_kernel(
     x_ptr,
@@ -28,17 +28,17 @@ def _softmax_kernel(
     x_strides,
     y_strides,
     LOG: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    ROWS_PER_PROGRAM: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    ONE_BLOCK: tl.constexpr,
+    SINGLE_PASS: tl.constexpr,
 ):
-    rows = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    rows = tl.program_id(0).to(tl.int64) * ROWS_PER_PROGRAM + tl.arange(0, ROWS_PER_PROGRAM)
     columns = tl.arange(0, BLOCK_N).to(tl.int64)[None, :]
     x_rows = x_ptr + rows[:, None] * x_strides[0]
     y_rows = y_ptr + rows[:, None] * y_strides[0]
     inside = rows[:, None] < R
 
-    if ONE_BLOCK:
+    if SINGLE_PASS:
         kept = inside & (columns < N)
         x = tl.load(x_rows + columns * x_strides[1], mask=kept, other=-float("inf")).to(tl.float32)
         shifted = x - tl.max(x, axis=1)[:, None]
@@ -47,8 +47,8 @@ def _softmax_kernel(
         y = shifted - tl.log(l_i) if LOG else weights / l_i
         tl.store(y_rows + columns * y_strides[1], y.to(y_ptr.dtype.element_ty), mask=kept)
     else:
-        m_i = tl.full([BLOCK_R], -float("inf"), tl.float32)
-        l_i = tl.zeros([BLOCK_R], tl.float32)
+        m_i = tl.full([ROWS_PER_PROGRAM], -float("inf"), tl.float32)
+        l_i = tl.zeros([ROWS_PER_PROGRAM], tl.float32)
         for start in range(0, N, BLOCK_N):
             kept = inside & (start + columns < N)
             x = tl.load(x_rows + (start + columns) * x_strides[1], mask=kept, other=-float("inf")).to(tl.float32)

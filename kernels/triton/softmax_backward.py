@@ -11,11 +11,11 @@ from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, check
 from assay.kernels.triton.operators import custom_op
-from assay.kernels.triton.rows import BLOCKS, CONFIGS, grid
+from assay.kernels.triton.rows import CONFIGS, HEURISTICS, grid
 
 
 @triton.autotune(configs=CONFIGS, key=["N"])
-@triton.heuristics(BLOCKS)
+@triton.heuristics(HEURISTICS)
 @triton.jit(do_not_specialize=["R"])
 def _softmax_backward_kernel(
     y_ptr,
@@ -27,20 +27,20 @@ def _softmax_backward_kernel(
     dy_strides,
     dx_strides,
     LOG: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    ROWS_PER_PROGRAM: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    ONE_BLOCK: tl.constexpr,
+    SINGLE_PASS: tl.constexpr,
 ):
-    rows = (tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]
+    rows = (tl.program_id(0).to(tl.int64) * ROWS_PER_PROGRAM + tl.arange(0, ROWS_PER_PROGRAM))[:, None]
     block = tl.arange(0, BLOCK_N).to(tl.int64)[None, :]
     y_rows = y_ptr + rows * y_strides[0]
     dy_rows = dy_ptr + rows * dy_strides[0]
     dx_rows = dx_ptr + rows * dx_strides[0]
 
-    length = BLOCK_N if ONE_BLOCK else N  # loops of one turn, known to the compiler
-    y = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
-    dy = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
-    products = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+    length = BLOCK_N if SINGLE_PASS else N  # loops of one turn, known to the compiler
+    y = tl.zeros([ROWS_PER_PROGRAM, BLOCK_N], tl.float32)
+    dy = tl.zeros([ROWS_PER_PROGRAM, BLOCK_N], tl.float32)
+    products = tl.zeros([ROWS_PER_PROGRAM, BLOCK_N], tl.float32)
     for start in range(0, length, BLOCK_N):
         columns = start + block
         kept = (rows < R) & (columns < N)
@@ -52,7 +52,7 @@ def _softmax_backward_kernel(
     for start in range(0, length, BLOCK_N):
         columns = start + block
         kept = (rows < R) & (columns < N)
-        if not ONE_BLOCK:
+        if not SINGLE_PASS:
             y = tl.load(y_rows + columns * y_strides[1], mask=kept, other=0.0).to(tl.float32)
             dy = tl.load(dy_rows + columns * dy_strides[1], mask=kept, other=0.0).to(tl.float32)
         dx = dy - tl.exp(y) * total if LOG else y * (dy - total)

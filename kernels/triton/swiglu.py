@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOATING, check, check_cap
+from assay.kernels.triton.arguments import FLOATING, check, check_positive
 from assay.kernels.triton.elements import CONFIGS, block_n, grid
 from assay.kernels.triton.operators import custom_op, differentiate
 from assay.kernels.triton.swiglu_backward import swiglu_backward
@@ -79,5 +79,5 @@ def swiglu(gate: Tensor, up: Tensor, *, limit: float | None = None) -> Tensor:
     dtype, shape or device, or a limit that is not positive.
     """
     check(gate=(gate, FLOATING, "R N"), up=(up, FLOATING, "R N"))
-    check_cap("limit", limit)
+    check_positive("limit", limit)
     return _swiglu(gate, up, limit)

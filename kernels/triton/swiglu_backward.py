@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOATING, check, check_cap
+from assay.kernels.triton.arguments import FLOATING, check, check_positive
 from assay.kernels.triton.elements import CONFIGS, block_n, grid
 from assay.kernels.triton.operators import custom_op
 
@@ -88,5 +88,5 @@ def swiglu_backward(gate: Tensor, up: Tensor, dy: Tensor, *, limit: float | None
     the argument, for another dtype, shape or device, or a limit that is not positive.
     """
     check(gate=(gate, FLOATING, "R N"), up=(up, FLOATING, "R N"), dy=(dy, FLOATING, "R N"))
-    check_cap("limit", limit)
+    check_positive("limit", limit)
     return _swiglu_backward(gate, up, dy, limit)
