@@ -161,7 +161,7 @@ def _jobs(
         chosen = settings.adapted(entry.settings, option)
         kinds = settings.dtypes(dtype or ()) or (len(entries) > 1 and entry.survey_dtypes) or entry.dtypes
         for kind in kinds:
-            usual = chosen.definition.usual_settings["dtype"] if kind is None else kind
+            usual = chosen.definition.default_settings["dtype"] if kind is None else kind
             own = replace(chosen, dtype=usual)
             check_asked(own, asked)
             wanted.append((entry, own))

@@ -73,7 +73,7 @@ def _campaign(target: str, op: str) -> Settings:
     if not target:
         if not op:
             raise SettingError("power: expected --spec NAME, or a kernel of `assay survey`")
-        return Settings(op, **spec(op).usual_settings)
+        return Settings(op, **spec(op).default_settings)
     found = entries_of(target, op)
     if len(found) > 1:
         names = ", ".join(entry.name for entry in found[:4])

@@ -159,7 +159,7 @@ def _question(
         raise TuneError(f"tune: {target} means several kernels; expected one package.module:function")
     own = settings.adapted(entry.settings, option, None, contract)
     kinds = settings.dtypes([dtype]) if dtype else entry.dtypes[:1]
-    usual = own.definition.usual_settings["dtype"] if kinds[0] is None else kinds[0]
+    usual = own.definition.default_settings["dtype"] if kinds[0] is None else kinds[0]
     table = replace(own, dtype=usual).as_table()
     return Question(
         target=entry.target,

@@ -221,7 +221,7 @@ def entries_of(target: str, op: str) -> list[Entry]:
             raise SettingError(
                 f"verify: {target} needs --spec, the op that it computes; of {len(specs())} ops e.g. {near}"
             )
-        return listed or [Entry(target, target, Settings(spec(op, target).reference))]
+        return listed or [Entry(target, target, Settings(spec(op, target).qualified_name))]
     found = [entry for entry in table if entry.name == target] or [
         entry for entry in table if target.lower() in entry.name.lower()
     ]

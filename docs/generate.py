@@ -140,7 +140,7 @@ def kernels() -> str:
     return _table(("op", "kernel", "written in", "dtypes", "contract", "promises", "compiled for sm_90a"), rows)
 
 
-_WRITTEN_IN = {"assay": "Triton", "pallas": "Pallas", "cuda": "CUDA C++", "cpu": "PyTorch, compiled"}
+_WRITTEN_IN = {"assay": "Triton", "pallas": "Pallas", "cuda": "CUDA C++"}
 """The groups of configs/survey.toml whose kernels are ours."""
 
 

@@ -106,7 +106,7 @@ class Settings:
     def __post_init__(self) -> None:
         """Check every field, and bring it into its one form."""
         definition = self.definition
-        self._set("spec", definition.reference)
+        self._set("spec", definition.qualified_name)
         self._set("device", str(self.device))
         fitting(Settings, vars(self))
         if self.pretend or self.emission:

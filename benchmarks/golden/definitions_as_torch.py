@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from assay.golden.arithmetic import BallArithmetic
 from assay.golden.evaluation.binding import run
 from assay.golden.evaluation.golden import golden_of
-from assay.golden.reference import reference_spec
+from assay.golden.lowering import reference_spec
 from assay.golden.registry import Spec, spec
 from benchmarks.golden.references import MODEL
 

@@ -16,7 +16,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from assay.golden.reference import reference_spec
+from assay.golden.lowering import reference_spec
 from assay.runtime.errors import AssayError
 from assay.verify import examine
 from assay.verify.explanation.fault_models.evaluation import kernel_of
@@ -25,7 +25,7 @@ from assay.verify.explanation.fault_models.references import of_reference
 
 def main() -> None:
     """Print a line for each reference, and the counts."""
-    from tests.golden.reference.small_references import SMALL
+    from tests.golden.lowering.small_references import SMALL
 
     torch.set_num_threads(1)
     asked: dict[str, Any] = {"dtype": "float32", "effort": "quick", "shrinking": False, "every_aspect": False}
@@ -50,7 +50,7 @@ def main() -> None:
         for fault in of_reference(definition):
             try:
                 found = examine(
-                    kernel_of(fault, definition.reference), reference, tensors=tensors, shapes=shapes, **asked
+                    kernel_of(fault, definition.qualified_name), reference, tensors=tensors, shapes=shapes, **asked
                 )
             except AssayError:
                 refused += 1  # an altered operation whose arguments fit no more at other sizes

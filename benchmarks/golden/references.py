@@ -22,7 +22,7 @@ from assay.formats.format import format_named
 from assay.golden.arithmetic import BallArithmetic, RoundingModel
 from assay.golden.evaluation.binding import run
 from assay.golden.evaluation.golden import golden_of
-from assay.golden.reference import reference_spec
+from assay.golden.lowering import reference_spec
 
 MODEL = RoundingModel(
     format_named("float32"), accumulator_named("float32"), ulps={"exp": 2, "log": 2, "rsqrt": 2, "div": 2}

@@ -22,14 +22,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-import assay.golden.reference  # noqa: F401  # the rows
+import assay.golden.lowering  # noqa: F401  # the rows
 from assay.formats.accumulator import accumulator_named
 from assay.formats.format import format_named
 from assay.golden.arithmetic import BallArithmetic, RoundingModel
 from assay.golden.errors import MissingOperation, Undecided
 from assay.golden.evaluation.golden import golden_of
-from assay.golden.reference.evaluation import Evaluation
-from assay.golden.reference.tensor import NumberTensor, read
+from assay.golden.lowering.evaluation import Evaluation
+from assay.golden.lowering.tensor import NumberTensor, read
 from assay.runtime.files import write_text_atomically
 
 ROOT = Path(__file__).resolve().parents[2]

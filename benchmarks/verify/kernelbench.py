@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from assay.golden.arithmetic import BallArithmetic, RoundingModel
 from assay.golden.evaluation.golden import golden_of
-from assay.golden.reference.evaluation import Evaluation
-from assay.golden.reference.tensor import NumberTensor, read
+from assay.golden.lowering.evaluation import Evaluation
+from assay.golden.lowering.tensor import NumberTensor, read
 from assay.verify.problems.reading import read_problem
 from assay.verify.problems.sizes import limits, small
 

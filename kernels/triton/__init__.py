@@ -1,6 +1,6 @@
-"""Triton kernels, one op a file with its gradient: kernels, launch, custom operators, and functions that check arguments.
+"""Triton kernels, an op and its gradient a file: kernels, launch, custom operators, functions that check arguments.
 
-Import a function from its file: ``from assay.kernels.triton.softmax import softmax``. Kernels are compiled on a GPU and,
+Import a function from its file: ``from assay.kernels.triton.softmax import softmax``. Kernels are compiled on a GPU or,
 from the same source, interpreted on a CPU (inside ``assay.interpreter.faithful()``). ``NAME_backward`` is the gradient
 of ``NAME``, which autograd uses: softmaxes, norms, SwiGLU, rope, convolution, selective scan, cross-entropy, attention,
 mixtures of experts and their routing have one. Each is also an operator of `torch.library` in the namespace ``assay``,

@@ -13,9 +13,9 @@ from torch import Tensor
 from assay.kernels.triton.attention_backward_keys import keys_kernel
 from assay.kernels.triton.attention_backward_rows import rows_kernel
 from assay.kernels.triton.attention_blocks import LOG2_E
-from assay.kernels.triton.descriptors import describable, described
+from assay.kernels.triton.layouts import can_use_tma, make_descriptor
 from assay.kernels.triton.operators import custom_op
-from assay.kernels.triton.tiles import size_class
+from assay.kernels.triton.tiles import size_bucket
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -82,7 +82,7 @@ def launch_gradients(
     group = heads // groups
     sequences = 1 if starts is None else starts[0].shape[0] - 1
     seen, seeing = triton.cdiv(keys, sequences), triton.cdiv(queries, sequences)  # of one sequence, on average
-    classes = size_class(seeing), size_class(seen)
+    classes = size_bucket(seeing), size_bucket(seen)
     if first_seen is not None and last_seen is not None:
         seen, seeing = (min(size, last_seen - first_seen + 1) for size in (seen, seeing))
     unit = LOG2_E.value
@@ -100,19 +100,19 @@ def launch_gradients(
         return triton.cdiv(places, height) if starts is None else places // height + sequences
 
     single = q.element_size() == 4  # whose rows are loaded again, by pointers
-    by_descriptor = describable(k, v)
+    by_descriptor = can_use_tma(k, v)
     rows_kernel[lambda meta: (tiles(queries * group, meta["BLOCK_M"]) * groups * batch,)](
-        *(q, *(described(x) if by_descriptor else x for x in (k, v)), (k, v) if single else None),
+        *(q, *(make_descriptor(x) if by_descriptor else x for x in (k, v)), (k, v) if single else None),
         *(out, dout, lse, dlse, *vectors, dq, delta),
         *(turned, *(x.stride() for x in (q, k, v, out, dout, lse, dlse, dq)), *strides),
-        *(*sizes, classes[0], size_class(seen), first_seen, last_seen),
+        *(*sizes, classes[0], size_bucket(seen), first_seen, last_seen),
         *(*scales, by_descriptor, width, value_width, *blocks),
     )
     if keys:
         lse = lse.contiguous()
-        by_descriptor = describable(q, dout)
+        by_descriptor = can_use_tma(q, dout)
         keys_kernel[lambda meta: (tiles(keys, meta["BLOCK_N"]) * groups * batch,)](
-            *(described(q) if by_descriptor else q, k, v, described(dout) if by_descriptor else dout),
+            *(make_descriptor(q) if by_descriptor else q, k, v, make_descriptor(dout) if by_descriptor else dout),
             *(
                 (q, dout) if single else None,
                 lse,
@@ -123,7 +123,7 @@ def launch_gradients(
                 *(x.stride() for x in (q, k, v, dout, dk, dv)),
                 *strides,
             ),
-            *(*sizes, classes[1], size_class(seeing)),
+            *(*sizes, classes[1], size_bucket(seeing)),
             *(None if bound is None else -bound for bound in (last_seen, first_seen)),
             *(*scales, by_descriptor, width, value_width, *blocks),
         )

@@ -7,11 +7,11 @@ from typing import Any
 
 import triton
 
-from assay.kernels.triton.descriptors import sets_tiles
+from assay.kernels.triton.layouts import set_block_shapes
 
-_TILES = sets_tiles(k_ptr=(1, 1, "BLOCK_N", "BLOCK_D"), v_tiles=(1, 1, "BLOCK_N", "BLOCK_DV"))
-_ROWS_TILES = sets_tiles(k_ptr=(1, 1, "BLOCK_N", "BLOCK_D"), v_ptr=(1, 1, "BLOCK_N", "BLOCK_DV"))
-_KEYS_TILES = sets_tiles(q_ptr=(1, 1, "BLOCK_M", "BLOCK_D"), dout_ptr=(1, 1, "BLOCK_M", "BLOCK_DV"))
+_TILES = set_block_shapes(k_ptr=(1, 1, "BLOCK_N", "BLOCK_D"), v_tiles=(1, 1, "BLOCK_N", "BLOCK_DV"))
+_ROWS_TILES = set_block_shapes(k_ptr=(1, 1, "BLOCK_N", "BLOCK_D"), v_ptr=(1, 1, "BLOCK_N", "BLOCK_DV"))
+_KEYS_TILES = set_block_shapes(q_ptr=(1, 1, "BLOCK_M", "BLOCK_D"), dout_ptr=(1, 1, "BLOCK_M", "BLOCK_DV"))
 
 _MOST_REGISTERS = 255
 

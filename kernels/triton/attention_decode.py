@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import check_decode, check_numbers, checked_scale
+from assay.kernels.triton.arguments import check_decode, check_numbers, check_sm_scale
 from assay.kernels.triton.decode_parts import (
     LOG2_E,
     add_block,
@@ -200,5 +200,5 @@ def attention_decode(
     """
     check_decode(q, k_cache, v_cache, block_table, seq_lens, _WIDEST)
     check_numbers(k_scale=k_scale, v_scale=v_scale)
-    scale = checked_scale(scale, q.shape[2])
+    scale = check_sm_scale(scale, q.shape[2])
     return _attention_decode(q, k_cache, v_cache, block_table, seq_lens, scale, k_scale, v_scale)

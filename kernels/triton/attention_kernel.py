@@ -25,9 +25,9 @@ from assay.kernels.triton.attention_blocks import (
     visible,
 )
 from assay.kernels.triton.attention_configs import CONFIGS, fitting
-from assay.kernels.triton.descriptors import describable, described
+from assay.kernels.triton.layouts import can_use_tma, make_descriptor
 from assay.kernels.triton.online_softmax import finite_shift, online_softmax
-from assay.kernels.triton.tiles import size_class
+from assay.kernels.triton.tiles import size_bucket
 
 _LN_2 = tl.constexpr(math.log(2.0))
 _PART = tl.constexpr(16)  # columns of the values that are attended to with care at once
@@ -266,7 +266,7 @@ def launch(
     sign = None if scale >= _LEAST_SCALE else -1.0 if scale <= -_LEAST_SCALE else 0.0  # the greatest score stays so
     scale = scale if sign is None else -scale if sign else 1.0
     masked = starts is not None or first_seen is not None or last_seen is not None
-    by_descriptor = describable(k, v)
+    by_descriptor = can_use_tma(k, v)
     vectors = slopes, sinks, *(starts or (None, None))
 
     def grid(meta: Mapping[str, int]) -> tuple[int]:
@@ -275,11 +275,11 @@ def launch(
         return (tiles * groups * batch,)
 
     _attention_kernel[grid](
-        *(q, described(k) if by_descriptor else k, k if k.element_size() == 4 else None),
-        *(v, described(v) if by_descriptor else None, *vectors, out, lse),
+        *(q, make_descriptor(k) if by_descriptor else k, k if k.element_size() == 4 else None),
+        *(v, make_descriptor(v) if by_descriptor else None, *vectors, out, lse),
         *(q.stride(), k.stride(), v.stride()),
         *(0 if vector is None else vector.stride(0) for vector in vectors),
-        *(queries, keys, sequences, group, groups, size_class(length), size_class(seen)),
+        *(queries, keys, sequences, group, groups, size_bucket(length), size_bucket(seen)),
         *(first_seen, last_seen, sign, scale * unit),
         *((None, None) if softcap is None else (2.0 * LOG2_E.value * scale / softcap, softcap * unit)),
         *(masked, width, value_width),

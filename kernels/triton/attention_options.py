@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOAT32, FLOATING, check, check_cap, check_choice, check_heads, checked_scale
+from assay.kernels.triton.arguments import (
+    FLOAT32,
+    FLOATING,
+    check,
+    check_choice,
+    check_heads,
+    check_positive,
+    check_sm_scale,
+)
 
 WIDEST = 256  # columns of a head
 Options = tuple[Tensor | None, Tensor | None, float, float | None, int | None, int | None]
@@ -34,10 +42,10 @@ def attention_options(
     slopes = slopes if alibi else None
     _check(q, k, v, slopes, sinks)
     check_choice("causal", causal, ("none", "bottom_right", "top_left"))
-    check_cap("softcap", softcap)
+    check_positive("softcap", softcap)
     if window is not None and not (_is_pair(window) and min(window) >= 0):
         raise ValueError(f"window: expected None or (left, right), whole numbers of at least 0, got {window!r}")
-    scale = checked_scale(scale, q.shape[3])
+    scale = check_sm_scale(scale, q.shape[3])
     farthest = q.shape[2] + k.shape[2]  # a bound beyond this binds no row
     offset = 0 if causal == "top_left" else k.shape[2] - q.shape[2]
     first = None if window is None else offset - min(window[0], farthest)

@@ -27,7 +27,7 @@ _NUM_WARPS = 8
 
 @triton.jit
 def _tile_indices(B, D, L, BLOCK_R: tl.constexpr, BLOCK_L: tl.constexpr):
-    """Sequences and channels [BLOCK_R, 1], steps [1, BLOCK_L] (int64), the mask of rows, and the tile's index along L."""
+    """Sequences and channels [BLOCK_R,1], steps [1,BLOCK_L] (int64), the mask of rows, and the tile's index along L."""
     pid = tl.program_id(0).to(tl.int64)
     num_pid_l = tl.cdiv(L, BLOCK_L)
     rows = (pid // num_pid_l * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]

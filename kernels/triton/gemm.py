@@ -12,13 +12,13 @@ from assay.kernels.triton.arguments import FLOATING, check
 from assay.kernels.triton.gemm_described import is_described, write_described_product
 from assay.kernels.triton.operators import custom_op, differentiate
 from assay.kernels.triton.tiles import (
-    RESTORED,
-    fitting_tiles,
-    size_class,
+    RESTORE_C,
+    pid_to_mn,
+    prune_configs,
+    size_bucket,
     tile_configs,
     tile_grid,
-    tile_of_program,
-    tile_range,
+    tile_offsets,
 )
 
 _CONFIGS = tile_configs(
@@ -29,9 +29,9 @@ _CONFIGS = tile_configs(
 
 @triton.autotune(
     configs=_CONFIGS,
-    key=["M_CLASS", "N", "K_CLASS", "ADD"],
-    prune_configs_by={"early_config_prune": fitting_tiles},
-    **RESTORED,
+    key=["M_CLASS", "N", "K_CLASS", "ACCUMULATE"],
+    prune_configs_by={"early_config_prune": prune_configs},
+    **RESTORE_C,
 )
 @triton.jit(do_not_specialize=["M"])
 def _gemm_kernel(
@@ -46,14 +46,14 @@ def _gemm_kernel(
     a_strides,
     b_strides,
     c_strides,
-    ADD: tl.constexpr,  # to what c holds
+    ACCUMULATE: tl.constexpr,  # to what c holds
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
-    tile_m, tile_n = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP_M)
-    rows, columns, in_rows, in_columns = tile_range(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N)
+    tile_m, tile_n = pid_to_mn(M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    rows, columns, in_rows, in_columns = tile_offsets(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N)
     inner = tl.arange(0, BLOCK_K).to(tl.int64)
     a_ptrs = a_ptr + rows * a_strides[0] + inner[None, :] * a_strides[1]
     b_ptrs = b_ptr + inner[:, None] * b_strides[0] + columns * b_strides[1]
@@ -70,7 +70,7 @@ def _gemm_kernel(
         b_ptrs += step_b
 
     c_ptrs = c_ptr + rows * c_strides[0] + columns * c_strides[1]
-    if ADD:
+    if ACCUMULATE:
         acc += tl.load(c_ptrs, mask=in_rows & in_columns, other=0.0).to(tl.float32)
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=in_rows & in_columns)
 
@@ -88,8 +88,8 @@ def write_product(a: Tensor, b: Tensor, c: Tensor, add: bool = False) -> None:
     if is_described(a, b):
         write_described_product(a, b, c, add)
     elif c.numel():
-        classes = size_class(m), size_class(k)
-        _gemm_kernel[tile_grid(m, n)](a, b, c, m, n, k, *classes, a.stride(), b.stride(), c.stride(), ADD=add)
+        classes = size_bucket(m), size_bucket(k)
+        _gemm_kernel[tile_grid(m, n)](a, b, c, m, n, k, *classes, a.stride(), b.stride(), c.stride(), ACCUMULATE=add)
 
 
 @custom_op("assay::gemm", lambda a, b: a.new_empty((a.shape[0], b.shape[1])))

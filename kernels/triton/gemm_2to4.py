@@ -15,12 +15,12 @@ from torch import Tensor
 from assay.kernels.triton.arguments import FLOATING, check, check_shape
 from assay.kernels.triton.operators import custom_op
 from assay.kernels.triton.tiles import (
-    fitting_dtype,
-    size_class,
+    pid_to_mn,
+    prune_configs_by_dtype,
+    size_bucket,
     tile_configs,
     tile_grid,
-    tile_of_program,
-    tile_range,
+    tile_offsets,
 )
 
 _PLACES = (torch.uint8,)
@@ -76,7 +76,9 @@ def _added(acc, repeats, values, index, b, sides, K, REPEATED: tl.constexpr, BLO
     return acc, repeats
 
 
-@triton.autotune(configs=_CONFIGS, key=["M_CLASS", "N", "K"], prune_configs_by={"early_config_prune": fitting_dtype})
+@triton.autotune(
+    configs=_CONFIGS, key=["M_CLASS", "N", "K"], prune_configs_by={"early_config_prune": prune_configs_by_dtype}
+)
 @triton.jit(do_not_specialize=["M"])
 def _gemm_2to4_kernel(
     values_ptr,
@@ -96,8 +98,8 @@ def _gemm_2to4_kernel(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
-    tile_m, tile_n = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP_M)
-    rows, columns, in_rows, in_columns = tile_range(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N)
+    tile_m, tile_n = pid_to_mn(M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    rows, columns, in_rows, in_columns = tile_offsets(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N)
     stored = tl.arange(0, BLOCK_K // 2).to(tl.int64)[None, :]
     inner = tl.arange(0, BLOCK_K).to(tl.int64)[:, None]
     values = values_ptr + rows * values_strides[0] + stored * values_strides[1], values_strides[1]
@@ -122,7 +124,7 @@ def _gemm_2to4(values: Tensor, index: Tensor, b: Tensor) -> Tensor:
     if c.numel():
         _gemm_2to4_kernel[tile_grid(m, n)](
             *(values, index, b, c),
-            *(m, n, k, size_class(m)),
+            *(m, n, k, size_bucket(m)),
             *(tensor.stride() for tensor in (values, index, b, c)),
         )
     return c

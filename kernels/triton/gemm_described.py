@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.columns import add_parts
-from assay.kernels.triton.descriptors import describable, described
-from assay.kernels.triton.tiles import RESTORED, size_class, tile_numbered, tile_range
+from assay.kernels.triton.layouts import can_use_tma, make_descriptor
+from assay.kernels.triton.reduction import sum_partials
+from assay.kernels.triton.tiles import RESTORE_C, size_bucket, tile_id_to_mn, tile_offsets
 
 _FEW_ROWS = 64  # as many as a tile has at least, for Hopper's tensor cores
 _PROGRAMS = 128  # that a split aims at
@@ -52,9 +52,11 @@ _CONFIGS = [
 ]
 
 
-def _fitting(configs: list[triton.Config], arguments: Mapping[str, Any], *, ADD: bool, **_: Any) -> list[triton.Config]:
+def _fitting(
+    configs: list[triton.Config], arguments: Mapping[str, Any], *, ACCUMULATE: bool, **_: Any
+) -> list[triton.Config]:
     """Flat tiles for few rows, and only for these; where they are added, those whose threads have room for more."""
-    most = _MOST_ADDED if ADD else math.inf
+    most = _MOST_ADDED if ACCUMULATE else math.inf
     return [
         config
         for config in configs
@@ -65,9 +67,9 @@ def _fitting(configs: list[triton.Config], arguments: Mapping[str, Any], *, ADD:
 
 @triton.autotune(
     configs=_CONFIGS,
-    key=["M_CLASS", "N", "K_CLASS", "ADD", "A_TURNED", "B_TURNED"],
+    key=["M_CLASS", "N", "K_CLASS", "ACCUMULATE", "A_TURNED", "B_TURNED"],
     prune_configs_by={"early_config_prune": _fitting},
-    **RESTORED,
+    **RESTORE_C,
 )
 @triton.jit(do_not_specialize=["M"])
 def _gemm_described_kernel(
@@ -83,7 +85,7 @@ def _gemm_described_kernel(
     c_strides,
     A_TURNED: tl.constexpr,
     B_TURNED: tl.constexpr,
-    ADD: tl.constexpr,  # to what c holds
+    ACCUMULATE: tl.constexpr,  # to what c holds
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -92,7 +94,7 @@ def _gemm_described_kernel(
     whole = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
     length = tl.cdiv(tl.cdiv(K, BLOCK_K), parts) * BLOCK_K
     for place in tl.range(tl.program_id(0), whole * parts, tl.num_programs(0)):
-        tile_m, tile_n = tile_numbered(place % whole, M, N, BLOCK_M, BLOCK_N, GROUP_M)
+        tile_m, tile_n = tile_id_to_mn(place % whole, M, N, BLOCK_M, BLOCK_N, GROUP_M)
         first = place // whole * length
         last = tl.minimum(first + length, K)
         row, column = (tile_m * BLOCK_M).to(tl.int32), (tile_n * BLOCK_N).to(tl.int32)
@@ -103,33 +105,33 @@ def _gemm_described_kernel(
             right = b.load([column, start]).T if B_TURNED else b.load([start, column])
             acc = tl.dot(left, right, acc)
 
-        rows, columns, in_rows, in_columns = tile_range(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N)
+        rows, columns, in_rows, in_columns = tile_offsets(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N)
         c_ptrs = c_ptr + (place // whole).to(tl.int64) * c_strides[0] + rows * c_strides[1] + columns * c_strides[2]
-        if ADD:
+        if ACCUMULATE:
             acc += tl.load(c_ptrs, mask=in_rows & in_columns, other=0.0).to(tl.float32)
         tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=in_rows & in_columns)
 
 
 def is_described(a: Tensor, b: Tensor) -> bool:
     """Whether a[M,K] and b[K,N] are matrices of 16 bits, not narrow, that descriptors can copy, either way round."""
-    lie_well = all(describable(x) or describable(x.t()) for x in (a, b))
+    lie_well = all(can_use_tma(x) or can_use_tma(x.t()) for x in (a, b))
     return a.element_size() == 2 and b.shape[1] >= _NARROWEST and lie_well
 
 
 def write_described_product(a: Tensor, b: Tensor, c: Tensor, add: bool) -> None:
     """As `write_product`, of a[M,K] and b[K,N] for which `is_described`."""
     (m, k), n = a.shape, b.shape[1]
-    turned = not describable(a), not describable(b)
-    operands = [described(x.t() if is_turned else x) for x, is_turned in zip((a, b), turned, strict=True)]
+    turned = not can_use_tma(a), not can_use_tma(b)
+    operands = [make_descriptor(x.t() if is_turned else x) for x, is_turned in zip((a, b), turned, strict=True)]
     parts = parts_of(m, n, k)
     into = c[None] if parts == 1 else torch.empty((parts, m, n), dtype=torch.float32, device=a.device)
     _gemm_described_kernel[lambda meta: (min(_programs(a), _tiles(meta, m, n) * parts),)](
-        *(*operands, into, m, n, k, size_class(m), size_class(k), parts, into.stride(), *turned),
-        ADD=add and parts == 1,
+        *(*operands, into, m, n, k, size_bucket(m), size_bucket(k), parts, into.stride(), *turned),
+        ACCUMULATE=add and parts == 1,
     )
     if parts > 1:
         total = torch.empty((m, n), dtype=torch.float32, device=a.device) if add or not c.is_contiguous() else c
-        add_parts(into.view(parts, m * n), total)
+        sum_partials(into.view(parts, m * n), total)
         if total is not c:
             c.copy_(total + c if add else total)
 

@@ -12,9 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOAT32, FP8, check, check_choice, check_shape
+from assay.kernels.triton.layouts import k_major
 from assay.kernels.triton.operators import custom_op
-from assay.kernels.triton.tiles import fitting_tiles, size_class, tile_configs, tile_grid, tile_of_program, tile_range
-from assay.kernels.triton.transposing import along_k
+from assay.kernels.triton.tiles import pid_to_mn, prune_configs, size_bucket, tile_configs, tile_grid, tile_offsets
 
 _GRANULARITIES = ("tensor", "row", "block")
 _SCALED = tl.constexpr(128)  # elements along K, and columns of b, that share a scale by block
@@ -26,7 +26,7 @@ _CONFIGS = tile_configs(
 
 
 @triton.autotune(
-    configs=_CONFIGS, key=["M_CLASS", "N", "K", "BY_BLOCK"], prune_configs_by={"early_config_prune": fitting_tiles}
+    configs=_CONFIGS, key=["M_CLASS", "N", "K", "BY_BLOCK"], prune_configs_by={"early_config_prune": prune_configs}
 )
 @triton.jit(do_not_specialize=["M"])
 def _gemm_fp8_kernel(
@@ -51,8 +51,8 @@ def _gemm_fp8_kernel(
     GROUP_M: tl.constexpr,
 ):
     tl.static_assert(_SCALED % BLOCK_K == 0 and _SCALED % BLOCK_N == 0)  # a tile has one scale of b
-    tile_m, tile_n = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP_M)
-    rows, columns, in_rows, in_columns = tile_range(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N)
+    tile_m, tile_n = pid_to_mn(M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    rows, columns, in_rows, in_columns = tile_offsets(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N)
     inner = tl.arange(0, BLOCK_K).to(tl.int64)
     a_ptrs = a_ptr + rows * a_strides[0] + inner[None, :] * a_strides[1]
     b_ptrs = b_ptr + inner[:, None] * b_strides[0] + columns * b_strides[1]
@@ -90,12 +90,12 @@ def _gemm_fp8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, granularit
     (m, k), n = a.shape, b.shape[1]
     c = torch.empty((m, n), dtype=torch.bfloat16, device=a.device)
     if c.numel():
-        a, b = along_k(a, b)
+        a, b = k_major(a, b)
         if granularity == "tensor":  # the one scale, at every row and column
             scale_a, scale_b = scale_a.expand(m, 1), scale_b.expand(1, n)
         _gemm_fp8_kernel[tile_grid(m, n)](
             *(a, b, scale_a, scale_b, c),
-            *(m, n, k, size_class(m)),
+            *(m, n, k, size_bucket(m)),
             *(tensor.stride() for tensor in (a, b, scale_a, scale_b, c)),
             BY_BLOCK=granularity == "block",
         )

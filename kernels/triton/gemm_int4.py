@@ -10,13 +10,13 @@ from torch import Tensor
 from assay.kernels.triton.arguments import check_int4
 from assay.kernels.triton.operators import custom_op
 from assay.kernels.triton.tiles import (
-    fitting_dtype,
-    run_length,
-    size_class,
+    k_per_scale,
+    pid_to_mn,
+    prune_configs_by_dtype,
+    size_bucket,
     tile_configs,
     tile_grid,
-    tile_of_program,
-    tile_range,
+    tile_offsets,
 )
 
 _PLAIN, _AWQ, _GPTQ = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -46,7 +46,7 @@ def _nibbles_of_rows(words, EACH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.
 @triton.autotune(
     configs=_CONFIGS,
     key=["M_CLASS", "N", "K", "GROUP", "PACKING"],
-    prune_configs_by={"early_config_prune": fitting_dtype},
+    prune_configs_by={"early_config_prune": prune_configs_by_dtype},
 )
 @triton.jit(do_not_specialize=["M"])
 def _gemm_int4_kernel(
@@ -72,12 +72,12 @@ def _gemm_int4_kernel(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
-    RUN: tl.constexpr = run_length(GROUP, BLOCK_K)
+    RUN: tl.constexpr = k_per_scale(GROUP, BLOCK_K)
     RUNS: tl.constexpr = BLOCK_K // RUN
     EACH: tl.constexpr = 2 if PACKING == _PLAIN else 8
 
-    tile_m, tile_n = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP_M)
-    rows, columns, in_rows, in_columns = tile_range(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N)
+    tile_m, tile_n = pid_to_mn(M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    rows, columns, in_rows, in_columns = tile_offsets(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N)
     words = tile_n * (BLOCK_N // 8) + tl.arange(0, BLOCK_N // 8)
     inner = tl.arange(0, BLOCK_K).to(tl.int64)
     in_words = words[None, :] < WORDS
@@ -131,7 +131,7 @@ def _gemm_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, packin
     if y.numel():
         _gemm_int4_kernel[tile_grid(m, n)](
             *(x, qweight, scales, zeros, y),
-            *(m, n, k, n // 8, size_class(m)),
+            *(m, n, k, n // 8, size_bucket(m)),
             *(tensor.stride() for tensor in (x, qweight, scales, zeros, y)),
             GROUP=max(k // max(groups, 1), 1),
             PACKING=_PACKINGS[packing].value,

@@ -11,9 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOAT32, check
+from assay.kernels.triton.layouts import k_major
 from assay.kernels.triton.operators import custom_op
-from assay.kernels.triton.tiles import fitting_tiles, size_class, tile_configs, tile_grid, tile_of_program, tile_range
-from assay.kernels.triton.transposing import along_k
+from assay.kernels.triton.tiles import pid_to_mn, prune_configs, size_bucket, tile_configs, tile_grid, tile_offsets
 
 _CONFIGS = tile_configs(
     *((128, 256, 128, 8, 3), (128, 128, 128, 8, 3), (128, 64, 128, 4, 4), (64, 128, 64, 4, 4)),
@@ -55,7 +55,7 @@ def _sum_products(
     return acc
 
 
-@triton.autotune(configs=_CONFIGS, key=["M_CLASS", "N", "K"], prune_configs_by={"early_config_prune": fitting_tiles})
+@triton.autotune(configs=_CONFIGS, key=["M_CLASS", "N", "K"], prune_configs_by={"early_config_prune": prune_configs})
 @triton.jit(do_not_specialize=["M"])
 def _gemm_int8_kernel(
     a_ptr,
@@ -78,8 +78,8 @@ def _gemm_int8_kernel(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
-    tile_m, tile_n = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP_M)
-    rows, columns, in_rows, in_columns = tile_range(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N)
+    tile_m, tile_n = pid_to_mn(M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    rows, columns, in_rows, in_columns = tile_offsets(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N)
     a_rows = a_ptr + rows * a_strides[0]
     b_columns = b_ptr + columns * b_strides[1]
 
@@ -106,10 +106,10 @@ def _gemm_int8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor
     (m, k), n = a.shape, b.shape[1]
     c = torch.empty((m, n), dtype=torch.bfloat16, device=a.device)
     if c.numel():
-        a, b = along_k(a, b)
+        a, b = k_major(a, b)
         _gemm_int8_kernel[tile_grid(m, n)](
             *(a, b, scale_a, scale_b, c),
-            *(m, n, k, size_class(m)),
+            *(m, n, k, size_bucket(m)),
             *(a.stride(), b.stride()),
             scale_a.stride(0),
             scale_b.stride(1),

@@ -15,16 +15,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.descriptors import describable, described
+from assay.kernels.triton.layouts import can_use_tma, k_major, make_descriptor
 from assay.kernels.triton.tiles import (
-    fitting_tiles,
-    size_class,
+    pid_to_mn,
+    prune_configs,
+    size_bucket,
     tile_configs,
     tile_grid,
-    tile_of_program,
-    tile_range,
+    tile_offsets,
 )
-from assay.kernels.triton.transposing import along_k
 
 _RUN = 256  # codes along K whose scales are loaded at once
 
@@ -84,8 +83,8 @@ def _gemm_scaled_kernel(
     SCALES: tl.constexpr = BYTES // SHARE
     STEPS: tl.constexpr = max(1, RUN // BLOCK_K)
 
-    tile_m, tile_n = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP_M)
-    rows, columns, in_rows, in_columns = tile_range(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N)
+    tile_m, tile_n = pid_to_mn(M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    rows, columns, in_rows, in_columns = tile_offsets(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N)
     row = (tile_m * BLOCK_M).to(tl.int32)
     inner = tl.arange(0, BYTES).to(tl.int64)
     blocks = tl.arange(0, STEPS * SCALES).to(tl.int64)[None, :]
@@ -138,9 +137,9 @@ def _codes(format: str) -> int:
 
 def tuned(*tiles: tuple[int, int, int, int, int]) -> Any:
     """The kernel, tuned among a format's tiles, which are as `tile_configs` takes them."""
-    configs = tile_configs(*tiles, hook=_sets_tiles)
+    configs = tile_configs(*tiles, pre_hook=_sets_tiles)
     tuning = triton.autotune(
-        configs=configs, key=["M_CLASS", "N", "K"], prune_configs_by={"early_config_prune": fitting_tiles}
+        configs=configs, key=["M_CLASS", "N", "K"], prune_configs_by={"early_config_prune": prune_configs}
     )
     return tuning(_gemm_scaled_kernel)
 
@@ -160,10 +159,10 @@ def scaled_product(
     (m, k), n = a.shape, b.shape[1]
     c = torch.empty((m, n), dtype=torch.bfloat16, device=a.device)
     if c.numel():
-        a, b = along_k(a, b)
+        a, b = k_major(a, b)
         kernel[tile_grid(m, n)](
-            *(a, described(a) if describable(a) else None, b, *scales, *multipliers, c),
-            *(m, n, k, k // share, size_class(m)),
+            *(a, make_descriptor(a) if can_use_tma(a) else None, b, *scales, *multipliers, c),
+            *(m, n, k, k // share, size_bucket(m)),
             *(tensor.stride() for tensor in (a, b, *scales, c)),
             FORMAT=format,
             SHARE=share,

@@ -114,7 +114,7 @@ def layernorm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float = 1e-5) -> 
     device.
     """
     check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"), bias=(bias, FLOATING, "N"))
-    check_numbers(eps=eps, least=0.0)
+    check_numbers(eps=eps, minimum=0.0)
     return _layernorm(x, weight, bias, eps)
 
 
@@ -128,7 +128,7 @@ def layernorm_backward(
     for another dtype, shape or device.
     """
     check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"), dy=(dy, FLOATING, "R N"))
-    check_numbers(eps=eps, least=0.0)
+    check_numbers(eps=eps, minimum=0.0)
     if bias_dtype is not None and bias_dtype not in FLOATING:
         raise TypeError(f"bias_dtype: expected float32, bfloat16 or float16, got {bias_dtype}")
     gradients: tuple[Tensor, Tensor, Tensor] = _layernorm_backward(x, weight, dy, eps, bias_dtype or weight.dtype, True)

@@ -201,8 +201,8 @@ def moe(x: Tensor, w_gate_up: Tensor, w_down: Tensor, weights: Tensor, ids: Tens
     """Return y[T,D]: for each token the sum over its k experts of weight * down(silu(gate x) * (up x)).
 
     x[T,D], w_gate_up[E,2F,D] (gate rows first) and w_down[E,D,F] are all float32, bfloat16 or float16; weights[T,k] is
-    float32 and ids[T,k] int32. Sums are float32; only silu(gate) * up is rounded to x's dtype in between. An expert that
-    occurs twice counts twice; an id outside of 0 .. E-1 adds nothing. Raises TypeError or ValueError, naming the
+    float32 and ids[T,k] int32. Sums are float32; only silu(gate) * up is rounded to x's dtype in between. An expert
+    that occurs twice counts twice; an id outside of 0 .. E-1 adds nothing. Raises TypeError or ValueError, naming the
     argument, for another dtype, shape or device.
     """
     check_moe(x, w_gate_up, w_down, weights, ids)

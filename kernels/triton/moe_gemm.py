@@ -1,12 +1,12 @@
 """Grouped GEMM over experts: each block of sorted rows is multiplied by its expert's weights; and the combine by token.
 
-An output tile is transposed, [BLOCK_N, BLOCK_M]: the weights' columns are the tall side of the tensor core's tile, which
-is full however few rows an expert has. Tiles of weights are loaded by TMA if their layout allows it; rows of tokens are
-gathered by pointers, since Hopper's TMA cannot gather.
+An output tile is transposed, [BLOCK_N, BLOCK_M]: the weights' columns are the tall side of the tensor core's tile,
+which is full however few rows an expert has. Tiles of weights are loaded by TMA if their layout allows it; rows of
+tokens are gathered by pointers, since Hopper's TMA cannot gather.
 
-A kernel reads the weights w[E,K,N] as floats or FP8, with one scale for each column (SCALE_BLOCK 1) or for each block of
-SCALE_BLOCK x SCALE_BLOCK (128), or as int4: two codes in a byte along K, with one scale and one zero-point for
-GROUP_SIZE codes. SCALE_BLOCK and GROUP_SIZE are 0 where there are none.
+The weights w[E,K,N] are floats; FP8, with one scale for each column (SCALE_BLOCK 1) or for each block of SCALE_BLOCK x
+SCALE_BLOCK (128); or int4, two codes in a byte along K, with one scale and one zero-point for GROUP_SIZE codes.
+SCALE_BLOCK and GROUP_SIZE are 0 where there are none.
 """
 
 from __future__ import annotations
@@ -129,7 +129,14 @@ def load_x(x_ptrs, start, stride_k, mask_m, K, BLOCK_K: tl.constexpr):
 
 @triton.jit
 def w_source(
-    w, expert, column, columns_left, strides, W_TMA: tl.constexpr, GROUP_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
+    w,
+    expert,
+    column,
+    columns_left,
+    strides,
+    W_TMA: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     """What `load_w` reads an expert's weights from: a tile of columns that begins at ``column``."""
@@ -145,7 +152,14 @@ def w_source(
 
 @triton.jit
 def load_w(
-    source, scales, zeros, start, K, W_TMA: tl.constexpr, W_K_CONTIGUOUS: tl.constexpr, GROUP_SIZE: tl.constexpr,
+    source,
+    scales,
+    zeros,
+    start,
+    K,
+    W_TMA: tl.constexpr,
+    W_K_CONTIGUOUS: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     """Weights [BLOCK_N, BLOCK_K] of a `w_source` from ``start`` on along K, zero beyond K; dequantised if int4."""

@@ -1,8 +1,8 @@
 """Routing data of a mixture of experts: token-expert pairs sorted by expert, and a block schedule for grouped GEMMs.
 
-A counting sort: a histogram of each chunk of pairs by expert, a cumulative sum, which says where the pairs of each chunk
-and expert begin, and a scatter. How many rows an expert has is known on the device alone. So that the host need not
-wait for it, the schedule has as many blocks as the worst division of pairs among experts takes; the rest is empty.
+A counting sort: a histogram of each chunk of pairs by expert, a cumulative sum, which says where the pairs of each
+chunk and expert begin, and a scatter. How many rows an expert has is known on the device alone. So that the host need
+not wait for it, the schedule has as many blocks as the worst division of pairs among experts takes; the rest is empty.
 Nothing depends on the order in which programs run.
 
 Few pairs, as in decoding, are sorted by one launch, which compares each pair with each other: the row of a pair is the
@@ -34,7 +34,7 @@ class RoutingData:
 
 
 def sort_by_expert(ids: Tensor, experts: int, max_block_m: int = 128) -> RoutingData:
-    """Sort the pairs of ids[T,k] (int32, contiguous, not empty) by expert, in blocks of at most ``max_block_m`` rows."""
+    """Sort the pairs of ids[T,k] (contiguous, not empty) by expert, in blocks of at most ``max_block_m`` rows."""
     pairs = ids.numel()
     block_m = min(_choose_block_m(pairs // experts), max_block_m)
     max_blocks = (pairs + min(pairs, experts) * (block_m - 1)) // block_m  # each expert's last block may hold one row

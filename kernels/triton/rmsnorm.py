@@ -130,7 +130,7 @@ def rmsnorm(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: float = 0.0
     ValueError, naming the argument, for another dtype, shape or device.
     """
     check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"))
-    check_numbers(eps=eps, least=0.0)
+    check_numbers(eps=eps, minimum=0.0)
     check_numbers(offset=offset)
     return _rmsnorm(x, weight, eps, offset)
 
@@ -143,7 +143,7 @@ def add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float = 1e-
     the argument, for another dtype, shape or device.
     """
     check(x=(x, FLOATING, "R N"), residual=(residual, FLOATING, "R N"), weight=(weight, FLOATING, "N"))
-    check_numbers(eps=eps, least=0.0)
+    check_numbers(eps=eps, minimum=0.0)
     return _add_rmsnorm(x, residual, weight, eps)
 
 
@@ -156,7 +156,7 @@ def rmsnorm_backward(
     dweight that of weight. Raises TypeError or ValueError, naming the argument, for another dtype, shape or device.
     """
     check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"), dy=(dy, FLOATING, "R N"))
-    check_numbers(eps=eps, least=0.0)
+    check_numbers(eps=eps, minimum=0.0)
     check_numbers(offset=offset)
     gradients: tuple[Tensor, Tensor] = _rmsnorm_backward(x, weight, dy, eps, offset, True)
     return gradients

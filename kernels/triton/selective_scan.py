@@ -93,7 +93,7 @@ def _selective_scan_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_L: tl.constexpr,
 ):
-    """y[B,D,L] and, for the backward pass, the state before each chunk, states[B,cdiv(L,BLOCK_L),S,D]; either if given."""
+    """y[B,D,L], if given, and states[B,cdiv(L,BLOCK_L),S,D], if given: the state before each chunk."""
     num_pid_d = tl.cdiv(D, BLOCK_D)
     batch = (tl.program_id(0) // num_pid_d).to(tl.int64)
     channels = ((tl.program_id(0) % num_pid_d).to(tl.int64) * BLOCK_D + tl.arange(0, BLOCK_D))[None, :]
@@ -334,10 +334,10 @@ def selective_scan(
 def selective_scan_backward(
     u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor, dy: Tensor, *, softplus: bool = False
 ) -> Gradients:
-    """Return du, ddelta[B,D,L], da[D,S], db, dc[B,S,L] and dskip[D] of `selective_scan`, from its tensors and dy[B,D,L].
+    """Return du, ddelta[B,D,L], da[D,S], db, dc[B,S,L] and dskip[D] of `selective_scan`, from its tensors and dy.
 
-    Computed in float32, from states that are recomputed. Each gradient has the dtype of its tensor. Dtypes and errors
-    as in `selective_scan`.
+    dy[B,D,L] is the gradient of its result. Computed in float32, from states that are recomputed. Each gradient has the
+    dtype of its tensor. Dtypes and errors as in `selective_scan`.
     """
     _check(u=u, delta=delta, a=a, b=b, c=c, skip=skip, dy=dy)
     return _selective_scan_backward(u, delta, a, b, c, skip, dy, softplus)

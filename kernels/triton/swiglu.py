@@ -33,7 +33,16 @@ def silu_and_derivative(x):
 
 @triton.jit
 def _load_gate_up(
-    gate_ptr, up_ptr, R, N, gate_strides, up_strides, limit, CLAMP: tl.constexpr, TILE: tl.constexpr, BLOCK_N: tl.constexpr
+    gate_ptr,
+    up_ptr,
+    R,
+    N,
+    gate_strides,
+    up_strides,
+    limit,
+    CLAMP: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
     """The program's rows, columns and mask, gate and up, and where each is clamped."""
     BLOCK_R: tl.constexpr = TILE // BLOCK_N
@@ -149,7 +158,7 @@ def swiglu(gate: Tensor, up: Tensor, *, limit: float | None = None) -> Tensor:
 
 
 def swiglu_backward(gate: Tensor, up: Tensor, dy: Tensor, *, limit: float | None = None) -> tuple[Tensor, Tensor]:
-    """Return dgate[R,N] and dup[R,N] of `swiglu`, from its gate[R,N] and up[R,N] and the gradient dy[R,N] of its result.
+    """Return dgate[R,N] and dup[R,N] of `swiglu`, from its gate[R,N] and up[R,N] and the gradient dy[R,N].
 
     Zero where a limit clamps: gate > limit, abs(up) > limit. Computed in float32. The tensors are float32, bfloat16 or
     float16, not necessarily the same; dgate has gate's dtype, dup that of up. Raises TypeError or ValueError, naming

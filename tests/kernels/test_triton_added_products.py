@@ -51,14 +51,14 @@ def test_a_tuner_that_times_an_added_product_leaves_the_sum(kernel: object) -> N
     c = torch.randn(4, 4)
     before = c.clone()
     for _ in range(2):
-        kernel.pre_hook({"c_ptr": c, "ADD": True})  # type: ignore[attr-defined]
+        kernel.pre_hook({"c_ptr": c, "ACCUMULATE": True})  # type: ignore[attr-defined]
         c += 1.0
-        kernel.post_hook({"c_ptr": c, "ADD": True}, exception=None)  # type: ignore[attr-defined]
+        kernel.post_hook({"c_ptr": c, "ACCUMULATE": True}, exception=None)  # type: ignore[attr-defined]
         assert torch.equal(c, before)
-    kernel.pre_hook({"c_ptr": c, "ADD": True}, reset_only=True)  # type: ignore[attr-defined]
-    kernel.pre_hook({"c_ptr": c, "ADD": False})  # type: ignore[attr-defined]
+    kernel.pre_hook({"c_ptr": c, "ACCUMULATE": True}, reset_only=True)  # type: ignore[attr-defined]
+    kernel.pre_hook({"c_ptr": c, "ACCUMULATE": False})  # type: ignore[attr-defined]
     c += 1.0
-    kernel.post_hook({"c_ptr": c, "ADD": False}, exception=None)  # type: ignore[attr-defined]
+    kernel.post_hook({"c_ptr": c, "ACCUMULATE": False}, exception=None)  # type: ignore[attr-defined]
     assert torch.equal(c, before + 1.0)
 
 

@@ -73,7 +73,7 @@ def failures(
 
 def test_every_gradient_of_the_table_can_be_examined() -> None:
     """Each op with a backward spec is known, and the compositions that are asked are no ops of the table."""
-    forward = {op: spec(op).gradient_of for op in specs() if spec(op).gradient_of}
+    forward = {op: spec(op).outputs.gradient_of for op in specs() if spec(op).outputs.gradient_of}
     assert {op: pair_of(op).forward.name for op in forward} == forward
     assert not {"softmax_gradient", "cross_entropy_gradient"} & set(specs())
 

@@ -37,7 +37,7 @@ class Job:
         """About how long it takes, in units of a softmax's case: what is slow is begun first."""
         sets = min(math.prod(map(len, self.settings.options.values())), 4)
         cases = self.settings.fuzzed + 30 + 30 * sets
-        return cases * self.entry.cost * (3.0 if self.settings.definition.work else 1.0)
+        return cases * self.entry.cost * (3.0 if self.settings.definition.sizes.work else 1.0)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def parse_line(line: str, target: str = "") -> tuple[Settings, str, Case, str]:
         content: dict[str, Any] = json.loads(text)
         named, given, aspect = content.pop("target"), content.pop("case"), content.pop("aspect", "")
         target = target or named
-        case = Case.from_dict({**given, "spec": spec(given["spec"], target).reference})
+        case = Case.from_dict({**given, "spec": spec(given["spec"], target).qualified_name})
         if aspect not in ("", *ASPECTS):
             raise ReproError(f"repro line: {unknown('aspect', aspect, ASPECTS)}")
         return Settings.from_table({"spec": case.spec, **content}), target, case, aspect

@@ -69,7 +69,7 @@ def refused_by_reference(
 ) -> str:
     """The words of an error on arguments that the reference, called by PyTorch, refuses too; empty where it is none."""
     definition: Any = case.definition
-    if not definition.typed or not isinstance(error, ERRORS):
+    if not definition.needs_dtypes or not isinstance(error, ERRORS):
         return ""
     try:
         definition.definition.forms[0](*arguments, **keywords)

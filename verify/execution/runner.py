@@ -213,7 +213,7 @@ class Bench:
         return None
 
     def _alone(self, case: Case, outputs: tuple[torch.Tensor, ...]) -> Finding | None:
-        symbol = case.definition.independent(case.options)
+        symbol = case.definition.row_axis(case.options)
         if case.protocol != "alone" or symbol is None or case.sizes[symbol] < 2:
             return None
         signature, rows = case.signature, case.sizes[symbol]

@@ -103,4 +103,5 @@ class Pace:
 def _work(case: Case) -> tuple[float, float]:
     """About how many operations a case takes, and how many programs of a kernel."""
     definition = case.definition
-    return max(definition.cost(case.sizes), 1), prod(max(case.sizes.get(symbol, 1), 1) for symbol in definition.grid)
+    programs = prod(max(case.sizes.get(symbol, 1), 1) for symbol in definition.axes.grid)
+    return max(definition.cost(case.sizes), 1), programs

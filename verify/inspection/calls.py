@@ -92,13 +92,13 @@ def _sizes(
     """A size for each symbol: the wanted one, as near as the op and its entry allow."""
     definition = sampler.definition
     sizes: dict[str, int] = {}
-    for symbol in sorted(signature.symbols, key=lambda name: name in definition.multiples):
+    for symbol in sorted(signature.symbols, key=lambda name: name in definition.sizes.multiples):
         size = wanted.get(symbol, _ORDINARY)
-        given = sampler.shapes.get(symbol) or definition.sizes.get(symbol, ())
+        given = sampler.shapes.get(symbol) or definition.sizes.allowed.get(symbol, ())
         if given and symbol not in said and (within or not _is_free(given)):
             size = min(given, key=lambda other: (abs(other - size), other))
         step = definition.step(signature, symbol, sizes)
-        sizes[symbol] = max(-(-size // step) * step, int(options.get(definition.least.get(symbol, ""), 0) or 0))
+        sizes[symbol] = max(-(-size // step) * step, int(options.get(definition.sizes.minimum.get(symbol, ""), 0) or 0))
     sizes = sampler.tied_sizes(sizes)
     for symbol in signature.symbols if not said else ():
         while _largest(signature, sizes) > _MOST and sizes[symbol] > _ORDINARY:

@@ -123,7 +123,7 @@ def try_series(case: Case, attempt: Callable[[Case], Result], contract: Contract
     for single in unit_cases(case):
         result = attempt(single)
         calls.append(result)
-        if result.failure is not None or case.definition.chosen or not result.tolerances:
+        if result.failure is not None or case.definition.outputs.chosen or not result.tolerances:
             return result
         nearest: dict[Name, Score] = {}
         for way in (None, *every):

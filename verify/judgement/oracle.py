@@ -63,7 +63,7 @@ class Oracle:
         """The outputs against the goldens, element by element, ``besides`` those of these names."""
         definition, signature = case.definition, case.signature
         named = {tensor.name: output for tensor, output in zip(signature.returns, outputs, strict=True)}
-        chosen = {name: named[name].detach().cpu() for name in definition.chosen}
+        chosen = {name: named[name].detach().cpu() for name in definition.outputs.chosen}
         result = Result(case, outputs=outputs)
         wrong = self._wrong_choice(case, values, chosen)
         if wrong is not None:
@@ -163,12 +163,12 @@ class Oracle:
     def admitted(self, case: Case, values: Values, chosen: Values) -> torch.Tensor | None:
         """Which of a kernel's own choices the contract admits, element by element; None: intervals judge them all."""
         definition = case.definition
-        if definition.admissible is None:
+        if definition.outputs.accepts is None:
             return None
         xp = BallArithmetic(self.contract.model(definition, case.input_format))
         tensors = [xp.exact(value) for value in values.values()]
-        ids = chosen[definition.chosen[0]].to(torch.int64)
-        right: torch.Tensor = definition.admissible(xp, *tensors, ids, **case.options)
+        ids = chosen[definition.outputs.chosen[0]].to(torch.int64)
+        right: torch.Tensor = definition.outputs.accepts(xp, *tensors, ids, **case.options)
         return right
 
     def _wrong_choice(self, case: Case, values: Values, chosen: Values) -> tuple[Failure, torch.Tensor] | None:
@@ -176,7 +176,7 @@ class Oracle:
         right = self.admitted(case, values, chosen)
         if right is None or bool(right.all()):
             return None
-        name = case.definition.chosen[0]
+        name = case.definition.outputs.chosen[0]
         index = tuple(int(place) for place in (~right).nonzero()[0])
         place = [tensor.name for tensor in case.signature.returns].index(name)
         best = self._evaluate(case, values, None, BallArithmetic())[place]
@@ -198,7 +198,7 @@ class Oracle:
 
 def _has_one_order(definition: Spec) -> bool:
     """Whether all kernels overflow at the same places: in products and gradients that hangs on the order of factors."""
-    return not definition.work and definition.gradient_of is None
+    return not definition.sizes.work and definition.outputs.gradient_of is None
 
 
 def tolerances_of(
@@ -251,7 +251,7 @@ def _one_number(golden: Golden) -> Golden:
 
 def _is_finite(definition: Spec, values: Values) -> bool:
     """Whether all numbers are that a result depends on."""
-    unused = definition.unused(*values.values()) if definition.unused else {}
+    unused = definition.inputs.unused(*values.values()) if definition.inputs.unused else {}
     return all(
         bool((value.double().isfinite() | unused.get(name, torch.tensor(False))).all())
         for name, value in values.items()

@@ -84,7 +84,7 @@ def _located(
             continue
         if int(good.max()) < int(bad.min()):
             low, high = int(good.max()), int(bad.min())
-            while high - low > 1 and symbol in case.sizes and not case.definition.parts.get(symbol):
+            while high - low > 1 and symbol in case.sizes and not case.definition.axes.tiling.get(symbol):
                 middle = (low + high) // 2
                 one = replace(cut, index={**cut.index, symbol: torch.tensor([middle])})
                 low, high = (low, middle) if _judged(oracle, part, one, values, outputs).failure else (middle, high)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from assay.golden.evaluation.cutting import Axis, Cut, axes_of, cut
-from assay.golden.registry import Apart
+from assay.golden.registry import Tile
 from assay.golden.signature import TensorSpec, dimension
 from assay.verify.cases.case import Case
 
@@ -22,7 +22,7 @@ Blocks = dict[Axis, list[int]]
 _MOST = 256  # blocks of an axis
 _TILES = (16, 64, 128)
 _COUNTED = (2**15, 2**16)  # rows that 16 bits count
-_NEIGHBOURS = (4, 1)  # places of a `Part`, fewer where these are too much work
+_NEIGHBOURS = (4, 1)  # places of a tiling rule, fewer where these are too much work
 _PARTS = 6
 _WORK = 2.0**25  # operations, and
 _ELEMENTS = 2.0**20  # numbers of the tensors, that take about a sixth of a second each
@@ -56,12 +56,12 @@ def cuts_of(
         yield Cut(), case
         return
     strange = _strange(case, outputs)
-    axes = axes_of(case.definition, case.signature, case.sizes, case.definition.independent(case.options))
+    axes = axes_of(case.definition, case.signature, case.sizes, case.definition.row_axis(case.options))
     blocks = {axis: _blocks(axis, strange.get(axis.symbol, []), case.sizes[axis.symbol], chance) for axis in axes}
     parts, left = _parts(case, values, blocks, strange, chance), 1.0
-    for place, (part, apart) in enumerate(parts):
+    for place, (part, tile) in enumerate(parts):
         share = left / (len(parts) - place)
-        found = _thinned(part, blocks, apart, share)
+        found = _thinned(part, blocks, tile, share)
         load = _load(part, found)
         if load <= (_PATIENCE if left == 1 else share):
             left -= load
@@ -75,7 +75,7 @@ def _strange(case: Case, outputs: tuple[Tensor, ...]) -> dict[str, list[int]]:
         for index in strange_places(output):
             for text, place in zip(tensor.dims, index, strict=True):
                 found.setdefault(text, []).append(place)
-    for symbol, groups in case.definition.groups.items():
+    for symbol, groups in case.definition.axes.groups.items():
         if symbol in found and groups in case.sizes:
             shared = case.sizes[symbol] // max(case.sizes[groups], 1)
             found.setdefault(groups, []).extend(place // shared for place in found[symbol])
@@ -97,12 +97,12 @@ def _parts(
     blocks: Blocks,
     strange: Mapping[str, list[int]],
     chance: random.Random,
-) -> list[tuple[Case, Apart | None]]:
-    """Neighbours along a symbol that has a `Part`, each with the case under its options, the cheapest first, so that
-    what they leave is for the others; else the case."""
-    found: list[tuple[Case, Apart]] = []
+) -> list[tuple[Case, Tile | None]]:
+    """Return tiles along a symbol that has a tiling rule, each with the case under its options, the cheapest first, so
+    that the work they leave goes to the others; without such a symbol, the case."""
+    found: list[tuple[Case, Tile]] = []
     least: list[float] = []
-    for symbol, part in case.definition.parts.items():
+    for symbol, part in case.definition.axes.tiling.items():
         size = case.sizes[symbol]
         middles = [size, 0, *strange.get(symbol, []), *(tile for tile in _TILES if tile < size)]
         middles += [chance.randrange(size) for _ in range(_PARTS)]
@@ -110,19 +110,19 @@ def _parts(
             firsts = dict.fromkeys(min(max(0, middle - count // 2), max(size - count, 0)) for middle in middles)
             alone = (part(first, min(count, size), case.sizes, case.options, values) for first in firsts)
             made = islice(filter(None, alone), _PARTS)
-            found = [(replace(case, options=dict(apart.options)), apart) for apart in made]
-            least = [_load(one, _thinned(one, blocks, apart, 0.0)) for one, apart in found]
+            found = [(replace(case, options=dict(tile.options)), tile) for tile in made]
+            least = [_load(one, _thinned(one, blocks, tile, 0.0)) for one, tile in found]
             if found and sum(least) <= 1:
                 break
     return [found[place] for place in sorted(range(len(found)), key=least.__getitem__)] or [(case, None)]
 
 
-def _thinned(case: Case, blocks: Blocks, apart: Apart | None, most: float) -> Cut:
+def _thinned(case: Case, blocks: Blocks, tile: Tile | None, most: float) -> Cut:
     """The first of the blocks of each axis, as many as so much work has room for: the costliest axis is halved."""
 
     def made(chosen: Blocks) -> Cut:
         kept = {axis: torch.tensor(sorted(some)) for axis, some in chosen.items()}
-        return cut(case.definition, case.signature, case.sizes, kept, apart)
+        return cut(case.definition, case.signature, case.sizes, kept, tile)
 
     while _load(case, found := made(blocks)) > most:
         fewer = [{**blocks, axis: kept[: (len(kept) + 1) // 2]} for axis, kept in blocks.items() if len(kept) > 1]
@@ -141,7 +141,7 @@ def _load(case: Case, part: Cut) -> float:
             len(part.index[text]) if text in part.index else dimension(text, sizes) for text in tensor.dims
         )
 
-    for symbol in case.definition.picked:
+    for symbol in case.definition.axes.gathered:
         sizes[symbol] = min(
             sizes[symbol], sum(count(tensor) for tensor in case.signature.tensors if tensor.bound == symbol)
         )

@@ -13,7 +13,7 @@ import torch
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from assay.golden.reference import reference_spec
+from assay.golden.lowering import reference_spec
 from assay.runtime.environment import generators_kept, seed_generators, standard_environment
 from assay.runtime.errors import one_line
 from assay.verify.cases.case import Case
@@ -186,7 +186,7 @@ class Meaning:
         gives = ", ".join(f"y{k}:{_dtype(expected[k])}[{_dims(expected[k])}]" for k in kept)
         definition = reference_spec(reference, f"{takes} -> {gives}", name=self.name)
         sizes = {name: size for name, size in self.instance.sizes.items() if type(size) is int}
-        case = Case(definition.reference, sizes, {name: _dtype(value) for name, value in values.items()})
+        case = Case(definition.qualified_name, sizes, {name: _dtype(value) for name, value in values.items()})
         return case, values
 
     def _names(self, arguments: Sequence[Any], floating: Mapping[int, Tensor]) -> list[str]:

@@ -69,7 +69,7 @@ def measured(
     started = time.perf_counter()
     settings = replace(settings.anywhere(), every_aspect=False, at=())
     definition, out_dtype = settings.definition, settings.out_dtype
-    op = definition.reference if definition.typed else definition.name
+    op = definition.qualified_name if definition.needs_dtypes else definition.name
     question = ask(kernel_of(None, op), settings)
     tolerances = _tolerances(against) if against else None
     for family in families or ():

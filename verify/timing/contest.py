@@ -94,7 +94,7 @@ def contests_of(
     problem: SettingError | None = None
     for entry in chosen:
         for dtype in entry.dtypes:
-            usual = entry.settings.definition.usual_settings["dtype"] if dtype is None else dtype
+            usual = entry.settings.definition.default_settings["dtype"] if dtype is None else dtype
             try:
                 cases = list(calls(replace(entry.settings, dtype=usual), asked))
             except SettingError as error:  # of several kernels, one that hasn't such a dimension

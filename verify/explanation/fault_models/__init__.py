@@ -27,7 +27,7 @@ def fault_models_of(op: str) -> tuple[FaultModel, ...]:
     """The fault models of a spec, those of its own file, or of a reference's operations, first."""
     definition = spec(op)
     own = tuple(of_file(fault, definition) for fault in definition.faults if isinstance(fault, Fault))
-    if definition.typed:  # loading references takes a fifth of a second, which ops don't need
+    if definition.needs_dtypes:  # loading references takes a fifth of a second, which ops don't need
         from assay.verify.explanation.fault_models.references import of_reference
 
         own = (*own, *of_reference(definition))
