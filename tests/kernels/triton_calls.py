@@ -13,8 +13,7 @@ from assay.kernels.triton.gemm_2to4 import gemm_2to4
 from assay.kernels.triton.gemm_fp8 import gemm_fp8
 from assay.kernels.triton.gemm_int4 import gemm_int4
 from assay.kernels.triton.gemm_int8 import gemm_int8
-from assay.kernels.triton.gemm_mxfp8 import gemm_mxfp8
-from assay.kernels.triton.gemm_nvfp4 import gemm_nvfp4
+from assay.kernels.triton.gemm_scaled import gemm_mxfp8, gemm_nvfp4
 from assay.kernels.triton.layernorm import layernorm, layernorm_backward
 from assay.kernels.triton.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_backward
 from assay.kernels.triton.merge_states import merge_states
