@@ -228,7 +228,7 @@ def quantize_int4(x: Tensor, *, group: int = 128, symmetric: bool = False) -> tu
 
     In each ``group`` of neighbours in a row x is about (code - zero) scale, with scale = (max(x, 0) - min(x, 0)) / 15
     and zero = round(-min(x, 0) / scale); symmetric: scale = amax / 7, zero = 8, codes 1 to 15. A scale of zero becomes
-    1. Raises TypeError or ValueError, naming the argument, for another dtype or shape, or a group that is no positive int.
+    1. Raises TypeError or ValueError, naming the argument, for another dtype, shape or group.
     """
     check(x=(x, FLOATING, "R N"))
     if type(group) is not int or group < 1:
