@@ -50,7 +50,7 @@ def main() -> None:
         for fault in of_reference(definition):
             try:
                 found = examine(
-                    kernel_of(fault, definition.reference), reference, tensors=tensors, shapes=shapes, **asked
+                    kernel_of(fault, definition.qualified_name), reference, tensors=tensors, shapes=shapes, **asked
                 )
             except AssayError:
                 refused += 1  # an altered operation whose arguments fit no more at other sizes

@@ -26,7 +26,7 @@ def define_torch(name: str, signature: str, **fields: Any) -> Callable[[Callable
         options = options_of(function, len([tensor for tensor in parse(text).tensors if not tensor.keyword]))
         facts = {"stages": STAGES, "version": version_of((function,)), **fields}
         facts["options"] = {**options, **fields.get("options", {})}
-        define(name, text, typed=True, **facts)(Definition(name, (in_torch(function),)))
+        define(name, text, needs_dtypes=True, **facts)(Definition(name, (in_torch(function),)))
         return function
 
     return registered

@@ -27,7 +27,7 @@ from assay.golden.lowering.evaluation import Evaluation, branches
 from assay.golden.lowering.frameworks import in_torch
 from assay.golden.lowering.tensor import NumberTensor, read
 from assay.golden.options import Option
-from assay.golden.registry import Spec, register
+from assay.golden.registry import Sizes, Spec, register
 from assay.golden.signature import parse
 from assay.runtime.errors import AssayError
 from assay.runtime.own_modules import import_own
@@ -241,11 +241,10 @@ def reference_spec(
             options={**own, **{key: _option(value) for key, value in (options or {}).items()}},
             stages=STAGES,
             version=version_of(forms),
-            listed=False,
-            multiples=multiples or {},
-            sizes={symbol: tuple(several) for symbol, several in (sizes or {}).items()},
-            address=called,
-            typed=True,
+            public=False,
+            sizes=Sizes({symbol: tuple(allowed) for symbol, allowed in (sizes or {}).items()}, multiples or {}),
+            import_name=called,
+            needs_dtypes=True,
         )
     )
 

@@ -21,7 +21,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOAT32, FLOATING, check, check_cap, check_choice, check_heads, checked_scale
+from assay.kernels.triton.arguments import (
+    FLOAT32,
+    FLOATING,
+    check,
+    check_choice,
+    check_heads,
+    check_positive,
+    check_sm_scale,
+)
 from assay.kernels.triton.attention_backward import attention_gradients
 from assay.kernels.triton.attention_blocks import (
     LOG2_E,
@@ -37,10 +45,10 @@ from assay.kernels.triton.attention_blocks import (
     nth_block,
     sequence_of_tile,
 )
-from assay.kernels.triton.descriptors import describable, described, sets_tiles
+from assay.kernels.triton.layouts import can_use_tma, make_descriptor, set_block_shapes
 from assay.kernels.triton.online_softmax import finite_shift, online_softmax
 from assay.kernels.triton.operators import custom_op, differentiate
-from assay.kernels.triton.tiles import size_class
+from assay.kernels.triton.tiles import size_bucket
 
 MAX_HEAD_DIM = 256
 _LN_2 = tl.constexpr(math.log(2.0))
@@ -122,7 +130,7 @@ def _store(ptrs, acc, l_i, mask):
     tl.store(ptrs, acc.to(ptrs.dtype.element_ty), mask=mask)
 
 
-_PRE_HOOK = sets_tiles(k_ptr=(1, 1, "BLOCK_N", "BLOCK_D"), v_desc=(1, 1, "BLOCK_N", "BLOCK_DV"))
+_PRE_HOOK = set_block_shapes(k_ptr=(1, 1, "BLOCK_N", "BLOCK_D"), v_desc=(1, 1, "BLOCK_N", "BLOCK_DV"))
 # Only tiles whose share fits a thread's registers: accumulator, probabilities and, for float32, the FMAs' operands.
 _CONFIGS_16 = make_configs(
     _PRE_HOOK,
@@ -324,7 +332,7 @@ def launch_attention(
     q_sign = None if options.scale >= _MIN_SCALE else -1.0 if options.scale <= -_MIN_SCALE else 0.0
     scale = options.scale if q_sign is None else -options.scale if q_sign else 1.0
     has_mask = cu_seqlens is not None or min_offset is not None or max_offset is not None
-    use_tma = describable(k, v)
+    use_tma = can_use_tma(k, v)
     vectors = options.slopes, options.sinks, *(cu_seqlens or (None, None))
 
     def grid(meta: Mapping[str, int]) -> tuple[int]:
@@ -333,11 +341,11 @@ def launch_attention(
         return (num_tiles * kv_heads * batch,)
 
     _attention_kernel[grid](
-        *(q, described(k) if use_tma else k, k if k.element_size() == 4 else None),
-        *(v, described(v) if use_tma else None, *vectors, out, lse),
+        *(q, make_descriptor(k) if use_tma else k, k if k.element_size() == 4 else None),
+        *(v, make_descriptor(v) if use_tma else None, *vectors, out, lse),
         *(q.stride(), k.stride(), v.stride()),
         *(0 if vector is None else vector.stride(0) for vector in vectors),
-        *(queries, keys, sequences, group_size, kv_heads, size_class(mean_queries), size_class(attended)),
+        *(queries, keys, sequences, group_size, kv_heads, size_bucket(mean_queries), size_bucket(attended)),
         *(min_offset, max_offset, q_sign, scale * unit),
         *((None, None) if softcap is None else (2.0 * LOG2_E.value * scale / softcap, softcap * unit)),
         *(has_mask, head_dim, value_dim),
@@ -458,10 +466,10 @@ def check_attention(
     check(q=(q, FLOATING, "B H Sq D"), k=(k, ("q",), "B Hkv Sk D"), v=(v, ("q",), "B Hkv Sk Dv"), **vectors)
     check_heads(q.shape[1], "k", k.shape[1], MAX_HEAD_DIM, q=q.shape[3], v=v.shape[3])
     check_choice("causal", causal, ("none", "bottom_right", "top_left"))
-    check_cap("softcap", softcap)
+    check_positive("softcap", softcap)
     if window is not None and not (_is_pair(window) and min(window) >= 0):
         raise ValueError(f"window: expected None or (left, right), whole numbers of at least 0, got {window!r}")
-    scale = checked_scale(scale, q.shape[3])
+    scale = check_sm_scale(scale, q.shape[3])
     widest = q.shape[2] + k.shape[2]  # a wider window masks nothing
     offset = 0 if causal == "top_left" else k.shape[2] - q.shape[2]
     min_offset = None if window is None else offset - min(window[0], widest)

@@ -34,21 +34,21 @@ from assay.kernels.triton.attention_blocks import (
     sequence_of_tile,
     softcap_backward,
 )
-from assay.kernels.triton.descriptors import describable, described, sets_tiles
+from assay.kernels.triton.layouts import can_use_tma, make_descriptor, set_block_shapes
 from assay.kernels.triton.online_softmax import finite_shift
 from assay.kernels.triton.operators import custom_op
-from assay.kernels.triton.tiles import size_class
+from assay.kernels.triton.tiles import size_bucket
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 # By the most columns of K and V together: only tiles whose share fits a thread's registers. One stage is for float32.
-_DQ_HOOK = sets_tiles(k_ptr=(1, 1, "BLOCK_N", "BLOCK_D"), v_ptr=(1, 1, "BLOCK_N", "BLOCK_DV"))
+_DQ_HOOK = set_block_shapes(k_ptr=(1, 1, "BLOCK_N", "BLOCK_D"), v_ptr=(1, 1, "BLOCK_N", "BLOCK_DV"))
 _DQ_TABLE = {
     128: make_configs(_DQ_HOOK, (128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (64, 16, 8, 1), (32, 32, 8, 1)),
     256: make_configs(_DQ_HOOK, (128, 64, 8, 2), (64, 32, 4, 2), (64, 32, 8, 2), (32, 32, 8, 1), (32, 16, 8, 1)),
     512: make_configs(_DQ_HOOK, (64, 16, 8, 2), (16, 16, 8, 1)),
 }
-_DKDV_HOOK = sets_tiles(q_ptr=(1, 1, "BLOCK_M", "BLOCK_D"), dout_ptr=(1, 1, "BLOCK_M", "BLOCK_DV"))
+_DKDV_HOOK = set_block_shapes(q_ptr=(1, 1, "BLOCK_M", "BLOCK_D"), dout_ptr=(1, 1, "BLOCK_M", "BLOCK_DV"))
 _DKDV_TABLE = {
     128: make_configs(_DKDV_HOOK, (64, 128, 8, 2), (64, 64, 4, 2), (32, 64, 4, 2), (16, 64, 8, 1), (32, 32, 8, 1)),
     256: make_configs(_DKDV_HOOK, (32, 64, 4, 2), (32, 64, 8, 2), (16, 64, 8, 1)),
@@ -522,21 +522,27 @@ def launch_attention_backward(
     def count(rows: int, block: int) -> int:
         return triton.cdiv(rows, block) if cu_seqlens is None else rows // block + sequences
 
-    use_tma = describable(k, v)
+    use_tma = can_use_tma(k, v)
     _attention_dq_kernel[lambda meta: (count(queries * group_size, meta["BLOCK_M"]) * kv_heads * batch,)](
-        *(q, *(described(x) if use_tma else x for x in (k, v)), (k, v) if fp32 else None),
+        *(q, *(make_descriptor(x) if use_tma else x for x in (k, v)), (k, v) if fp32 else None),
         *(out, dout, lse, dlse, *vectors, dq, delta, dslope_rows),
         *(x.stride() for x in (q, k, v, out, dout, lse, dlse, dq)),
-        *(*vector_strides, *sizes, size_class(mean_queries), size_class(attended), min_offset, max_offset),
+        *(*vector_strides, *sizes, size_bucket(mean_queries), size_bucket(attended), min_offset, max_offset),
         *(*scales, scale, use_tma, head_dim, value_dim, *blocks),
     )
     if keys:
-        use_tma = describable(q, dout)
+        use_tma = can_use_tma(q, dout)
         _attention_dkdv_kernel[lambda meta: (count(keys, meta["BLOCK_N"]) * kv_heads * batch,)](
-            *(described(q) if use_tma else q, k, v, described(dout) if use_tma else dout, (q, dout) if fp32 else None),
+            *(
+                make_descriptor(q) if use_tma else q,
+                k,
+                v,
+                make_descriptor(dout) if use_tma else dout,
+                (q, dout) if fp32 else None,
+            ),
             *(lse.contiguous(), delta, *vectors, dk, dv),
             *(x.stride() for x in (q, k, v, dout, dk, dv)),
-            *(*vector_strides, *sizes, size_class(mean_keys), size_class(attending)),
+            *(*vector_strides, *sizes, size_bucket(mean_keys), size_bucket(attending)),
             *(None if bound is None else -bound for bound in (max_offset, min_offset)),
             *(*scales, scale, use_tma, head_dim, value_dim, *blocks),
         )

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import check_decode, check_numbers, checked_scale
+from assay.kernels.triton.arguments import check_decode, check_numbers, check_sm_scale
 from assay.kernels.triton.online_softmax import finite_shift, online_softmax
 from assay.kernels.triton.operators import custom_op
 
@@ -307,6 +307,6 @@ def attention_decode(
     """
     check_decode(q, k_cache, v_cache, block_table, seq_lens, _MAX_HEAD_DIM)
     check_numbers(k_scale=k_scale, v_scale=v_scale)
-    scale = checked_scale(scale, q.shape[2])
+    scale = check_sm_scale(scale, q.shape[2])
     out: Tensor = _attention_decode(q, k_cache, v_cache, block_table, seq_lens, scale, k_scale, v_scale)
     return out

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from assay.kernels.triton.arguments import FLOATING, INT32, check, check_choice, check_heads, checked_scale
+from assay.kernels.triton.arguments import FLOATING, INT32, check, check_choice, check_heads, check_sm_scale
 from assay.kernels.triton.attention import MAX_HEAD_DIM, launch_attention
 from assay.kernels.triton.attention_backward import launch_attention_backward
 from assay.kernels.triton.attention_blocks import AttentionOptions
@@ -155,4 +155,4 @@ def _check(
             f"cu_seqlens_q: expected at least {least} offsets, as q has {q.shape[0]} rows, got {len(cu_seqlens_q)}"
         )
     check_choice("causal", causal, ("none", "bottom_right"))
-    return checked_scale(scale, q.shape[2])
+    return check_sm_scale(scale, q.shape[2])

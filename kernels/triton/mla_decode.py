@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.triton.arguments import check_latent, checked_scale
+from assay.kernels.triton.arguments import check_mla, check_sm_scale
 from assay.kernels.triton.attention_decode import (
     LN_2,
     LOG2_E,
@@ -192,7 +192,7 @@ def mla_decode(
     shape or device. Lengths and page numbers are on the device and not checked; but a sequence is never read beyond
     the end of its row of the table.
     """
-    check_latent(q, q_rope, cache, rope_cache, block_table, seq_lens, _MAX_D, _MAX_DR)
-    scale = checked_scale(scale, q.shape[2] + q_rope.shape[2])
+    check_mla(q, q_rope, cache, rope_cache, block_table, seq_lens, _MAX_D, _MAX_DR)
+    scale = check_sm_scale(scale, q.shape[2] + q_rope.shape[2])
     out, lse = _mla_decode(q, q_rope, cache, rope_cache, block_table, seq_lens, scale)
     return (out, lse) if return_lse else out
