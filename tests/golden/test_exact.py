@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from assay.golden import Golden, specs
 from assay.golden.arithmetic import Exact, double_double, exact, exact_exponential, exact_functions, ozaki
 from assay.golden.arithmetic.double_double import DoubleDouble
-from assay.golden.arithmetic.exact_functions import FUNCTIONS
+from assay.golden.arithmetic.double_double_functions import FUNCTIONS
 from assay.golden.evaluation.binding import bind
 from assay.golden.registry import spec
 from tests.golden.drawing import Case, cases
