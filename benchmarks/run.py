@@ -34,7 +34,7 @@ def golden() -> None:
 def examination() -> None:
     """Processor time of examining each kernel of the survey that is here, quick and usual: one dtype, one thread."""
     from assay.verify.campaign.table import entries
-    from assay.verify.execution.target import load_target
+    from assay.verify.harness.target import load_target
 
     torch.set_num_threads(1)
     row = "{:44} {:28} {:>24} {:>24}".format

@@ -69,8 +69,8 @@ def fingerprint(
 
 def read(item: tuple[str, Settings], heartbeat: Heartbeat) -> Card:
     """The card of a kernel, in a worker."""
-    from assay.verify.execution.target import load_target
     from assay.verify.fingerprint.reading import card_of
+    from assay.verify.harness.target import load_target
 
     target, chosen = item
     return replace(card_of(load_target(target), chosen), kernel=target)

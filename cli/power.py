@@ -42,7 +42,7 @@ def power(
     TARGET is the name of a kernel of `assay survey`, or package.module:function with --spec: the faults take its place
     in its campaign. With --spec alone the campaign varies all options of the spec.
     """
-    from assay.verify.mutation.power import measured
+    from assay.verify.power import measured
 
     (asked,) = settings.dtypes([dtype]) if dtype else (None,)
     campaign = settings.adapted(

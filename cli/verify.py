@@ -94,7 +94,7 @@ def verify(
         from assay.interpreter import check_emulated
         from assay.verify.campaign.cache import keep, known, name_of
         from assay.verify.campaign.survey import plan, run
-        from assay.verify.execution.frameworks import check_device
+        from assay.verify.harness.frameworks import check_device
 
         check_device("cpu" if pretend else device)
         check_emulated(faithful, pretend, emission)

@@ -24,7 +24,7 @@ from assay.verify.cases.at_shape import checked_shapes
 from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.contract import Contract, contract_from_table
 from assay.verify.errors import SettingError
-from assay.verify.execution.refusals import checked
+from assay.verify.harness.refusals import checked
 
 _LARGEST_SIZE = 1025  # where a range of sizes has no "max"
 OF_THE_RUN = (

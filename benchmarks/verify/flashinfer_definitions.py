@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.golden.arithmetic import RoundingModel
-from assay.verify.problems.flashinfer_trace import is_definition
+from assay.judge.problems.flashinfer_trace import is_definition
 from benchmarks.verify.kernelbench import Found, found
 
 _SMALL = 64

@@ -21,8 +21,8 @@ from assay.golden.arithmetic import BallArithmetic, RoundingModel
 from assay.golden.evaluation.golden import golden_of
 from assay.golden.lowering.evaluation import Evaluation
 from assay.golden.lowering.tensor import NumberTensor, read
-from assay.verify.problems.reading import read_problem
-from assay.verify.problems.sizes import limits, small
+from assay.judge.problems.reading import read_problem
+from assay.judge.problems.sizes import limits, small
 
 SECONDS = 120
 LEVELS = ("level1", "level2", "level3")

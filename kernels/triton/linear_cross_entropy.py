@@ -22,7 +22,7 @@ from assay.kernels.triton.cross_entropy import (
     token_losses,
     upstream_and_count,
 )
-from assay.kernels.triton.gemm import product, write_product
+from assay.kernels.triton.gemm import matmul, matmul_into
 from assay.kernels.triton.operators import custom_op, differentiate
 
 _LEAST = 16
@@ -51,7 +51,7 @@ def _linear_cross_entropy(
 ) -> Tensor:
     loss = torch.empty(target.shape, dtype=torch.float32, device=x.device)
     for chunk in _chunks(x, weight):
-        logits = product(x[chunk], weight.t(), x.dtype)
+        logits = matmul(x[chunk], weight.t(), x.dtype)
         token_losses(logits, target[chunk], loss[chunk], None, ignored, smoothing, softcap, z_loss)
     return loss if reduction == "none" else reduced(loss, target, ignored, reduction)
 
@@ -83,14 +83,14 @@ def _linear_cross_entropy_backward(
     if not chunks:
         dweight.zero_()
     for chunk in chunks:
-        logits = product(x[chunk], weight.t(), x.dtype)
+        logits = matmul(x[chunk], weight.t(), x.dtype)
         grown = logit_gradients(
             logits, target[chunk], upstream[chunk], count, None, ignored, smoothing, softcap, z_loss
         )
         if of_x:
-            write_product(grown, weight, dx[chunk])
+            matmul_into(grown, weight, dx[chunk])
         if of_weight:
-            write_product(grown.t(), x[chunk], dweight, add=chunk.start > 0)
+            matmul_into(grown.t(), x[chunk], dweight, accumulate=chunk.start > 0)
     return dx, dweight.to(weight.dtype)
 
 

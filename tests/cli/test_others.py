@@ -14,7 +14,7 @@ from assay.verify import examine
 from assay.verify.campaign.survey import plan
 from assay.verify.campaign.table import Entry, entries, entry_from_table
 from assay.verify.errors import TableError, TargetError
-from assay.verify.execution.target import load_target
+from assay.verify.harness.target import load_target
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = runpy.run_path(str(ROOT / "docs" / "others.py"))

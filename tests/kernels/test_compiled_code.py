@@ -6,10 +6,10 @@ pytest.importorskip("triton")
 
 from triton.runtime.autotuner import Autotuner
 
+from assay.bench.inspection.arch import arch_named
+from assay.bench.inspection.calls import Asked
+from assay.bench.inspection.inspecting import Job, inspected
 from assay.verify.campaign.table import Entry, entries
-from assay.verify.inspection.arch import arch_named
-from assay.verify.inspection.calls import Asked
-from assay.verify.inspection.inspecting import Job, inspected
 from assay.verify.settings import Settings
 
 OURS = [entry for entry in entries() if entry.group == "assay" and entry.devices != ("cpu",)]

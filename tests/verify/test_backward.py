@@ -15,8 +15,8 @@ from assay.verify import BackwardVerdict, Contract, examine, examine_backward, g
 from assay.verify.cases.case import Case
 from assay.verify.errors import SettingError
 from assay.verify.examination.backward import pair_of
-from assay.verify.execution.call import Call
-from assay.verify.execution.runner import Bench
+from assay.verify.harness.call import Call
+from assay.verify.harness.runner import Bench
 from tests.verify.differentiable import (
     CrossEntropy,
     NoGradientOfWeight,

@@ -14,8 +14,8 @@ from assay.golden.inputs.values import draw
 from assay.verify import Contract, examine
 from assay.verify.cases.sampler import Sampler
 from assay.verify.examination.phases import every_cases
-from assay.verify.execution.call import Call
-from assay.verify.execution.runner import Bench
+from assay.verify.harness.call import Call
+from assay.verify.harness.runner import Bench
 
 WRONG_AT = 0x5A4B  # 1.43e16 in bfloat16
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from assay.golden.lowering import reference_spec
 from assay.verify import examine
 from assay.verify.explanation.fault_models import fault_models_of
-from assay.verify.mutation.power import power
+from assay.verify.power import power
 
 ASKED: dict[str, Any] = {"dtype": "float32", "effort": "quick", "every_aspect": False}
 

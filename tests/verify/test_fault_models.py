@@ -8,11 +8,11 @@ import torch
 from assay.golden import Fault, Spec, spec, specs
 from assay.verify import examine
 from assay.verify.cases.case import build
-from assay.verify.execution.call import Call, Finding
-from assay.verify.execution.runner import same_bits
 from assay.verify.explanation.fault_models import fault_models, fault_models_of
 from assay.verify.explanation.fault_models.evaluation import kernel_of
 from assay.verify.explanation.fault_models.fault_model import FAMILIES, FaultModel
+from assay.verify.harness.call import Call, Finding
+from assay.verify.harness.runner import same_bits
 
 from .fault_cases import drawn, names, pairs, settings_for
 

@@ -14,8 +14,8 @@ from assay.verify import Contract, examine
 from assay.verify.cases.case import Case, all_contents, build
 from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.cases.sampler import Sampler, seeded
+from assay.verify.comparison.oracle import Oracle
 from assay.verify.examination.phases import gate_cases, special_cases
-from assay.verify.judgement.oracle import Oracle
 
 from .zoo.honest_decode import decode
 

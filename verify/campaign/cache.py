@@ -28,7 +28,7 @@ from assay.verify.settings import Settings
 from assay.verify.verdict import Verdict
 
 _PACKAGES = ("kernel-assay", "torch", "triton", "jax")
-_OWN = ("configs", "formats", "golden", "interpreter", "kernels", "runtime", "verify")
+_OWN = ("configs", "formats", "golden", "interpreter", "kernels", "runtime", "verify", "bench")
 _SUFFIXES = {".py", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".pyx", ".so"}
 _MOST_READ = 1 << 24  # bytes of one package whose contents are looked at; of more, sizes and times
 

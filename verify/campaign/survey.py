@@ -17,8 +17,8 @@ from assay.runtime.process import Lost
 from assay.verify.campaign.table import Entry
 from assay.verify.examination.procedure import examination
 from assay.verify.examination.repro import parse_line
-from assay.verify.execution.target import load_target
 from assay.verify.findings import Failure, broken_by
+from assay.verify.harness.target import load_target
 from assay.verify.report.text import failure_in_words
 from assay.verify.settings import Settings
 from assay.verify.verdict import Verdict

@@ -15,8 +15,8 @@ import torch
 from assay.golden.registry import Spec, spec, specs
 from assay.verify.errors import SettingError
 from assay.verify.examination.procedure import examine
-from assay.verify.execution.group import Group, RankError, message_for
-from assay.verify.execution.runner import same_bits
+from assay.verify.harness.group import Group, RankError, message_for
+from assay.verify.harness.runner import same_bits
 from assay.verify.verdict import Verdict, joint_outcome
 
 __all__ = ["Group", "RankError", "RanksVerdict", "examine_ranks", "of_rank"]

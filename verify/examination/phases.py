@@ -316,7 +316,7 @@ def outside_cases(sampler: Sampler) -> Iterator[Case]:
 
 
 def bias_cases(sampler: Sampler) -> Iterator[Case]:
-    """Series of calls (`assay.verify.judgement.bias`): numbers of one sign, where errors add up, and of both."""
+    """Series of calls (`assay.verify.comparison.bias`): numbers of one sign, where errors add up, and of both."""
     drawn = sorted(bases(sampler, "bias", ("tile",) * 4, most=2), key=lambda case: case.definition.cost(case.sizes))
     for distribution in ("positive", "normal"):
         for base in drawn[-min(2, len(sampler.option_sets())) :]:  # where errors add up most

@@ -14,13 +14,13 @@ from assay.runtime.environment import generators_kept
 from assay.runtime.errors import AssayError, unknown
 from assay.runtime.own_modules import importable
 from assay.verify.cases.case import Case
+from assay.verify.comparison.result import Result
+from assay.verify.comparison.suspicion import second_look, takes_chance
 from assay.verify.errors import ReproError
-from assay.verify.execution.frameworks import check_device, check_framework
-from assay.verify.execution.runner import Bench
-from assay.verify.execution.target import load_target
 from assay.verify.findings import ASPECTS
-from assay.verify.judgement.result import Result
-from assay.verify.judgement.suspicion import second_look, takes_chance
+from assay.verify.harness.frameworks import check_device, check_framework
+from assay.verify.harness.runner import Bench
+from assay.verify.harness.target import load_target
 from assay.verify.settings import Settings
 
 _NAMELESS = "the kernel has no importable name; add --target package.module:function"

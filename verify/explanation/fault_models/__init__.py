@@ -1,7 +1,7 @@
 """Fault models: known faults of kernels, each a small alteration of a right definition.
 
 They explain failures (`assay.verify.explanation.explain`), measure what an examination or a test would have caught
-(`assay.verify.mutation.power`), and test the harness itself. docs/fault-models.md says how to add one.
+(`assay.verify.power`), and test the harness itself. docs/fault-models.md says how to add one.
 """
 
 from functools import cache

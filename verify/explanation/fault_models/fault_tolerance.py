@@ -9,14 +9,14 @@ import torch
 from assay.golden.arithmetic import BallArithmetic
 from assay.golden.evaluation.golden import Golden, golden_of
 from assay.verify.cases.case import Case, build
+from assay.verify.comparison.judge import Tolerance, judge
+from assay.verify.comparison.oracle import Oracle, tolerances_of
 from assay.verify.contract import Contract
-from assay.verify.execution.runner import Bench
 from assay.verify.explanation.fault_models.error_distribution import ErrorDistribution
 from assay.verify.explanation.fault_models.evaluation import evaluate, stored
 from assay.verify.explanation.fault_models.fault_model import FaultModel
 from assay.verify.explanation.fault_models.single import Single
-from assay.verify.judgement.judge import Tolerance, judge
-from assay.verify.judgement.oracle import Oracle, tolerances_of
+from assay.verify.harness.runner import Bench
 
 Tensor = torch.Tensor
 _FEW = 16 * 2.0**-24  # roundings in float32
