@@ -123,7 +123,8 @@ class DoubleDouble:
         return DoubleDouble(-self.high, None if self.low is None else -self.low, self.rad)
 
     def __add__(self, other: DoubleDouble | float) -> DoubleDouble:
-        """Add: exact on float64 operands, else Joldes, Muller & Popescu's algorithm 6, relative error 3 u^2 / (1 - 4u)."""
+        """Add: exact on float64 operands, else Joldes, Muller & Popescu's algorithm 6, relative error 3 u^2 / (1 -
+        4u)."""
         x, y = self, as_pair(other)
         rad = add_radii(x.rad, y.rad)
         high, rest = two_sum(x.high, y.high)

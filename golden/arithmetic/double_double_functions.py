@@ -152,7 +152,8 @@ _PRECISION = 320  # bits; more than enough for the cancellation in the coefficie
 
 @dataclass(frozen=True)
 class Table:
-    """Taylor coefficients [terms, nodes] about the nodes ``first`` + i 2^-9; ``lost`` bounds the float64 terms' errors."""
+    """Taylor coefficients [terms, nodes] about the nodes ``first`` + i 2^-9; ``lost`` bounds the float64 terms'
+    errors."""
 
     first: float
     high: Tensor
