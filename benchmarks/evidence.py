@@ -28,8 +28,8 @@ LIMIT = 300  # seconds of one claim; fifteen of them then fit in an hour and a q
 LINES = 25  # of the output that the page shows
 INTRO = """# Evidence
 
-Written by `./dev evidence`, which runs each claim of [evidence.toml](evidence.toml) whose sources have changed since its
-last run: at most fifteen claims, five minutes each. What only a GPU can show is in [gpu.md](gpu.md).
+Written by `./dev evidence`, which runs each claim of [evidence.toml](evidence.toml) whose sources have changed since
+its last run: at most fifteen claims, five minutes each. What only a GPU can show is in [gpu.md](gpu.md).
 """
 
 
@@ -76,7 +76,8 @@ class Evidence:
         digest, began = self.digest(name), time.monotonic()
         environment = os.environ | {"ASSAY_EVIDENCE": "1", "COLUMNS": "120", "NO_COLOR": "1"}
         words = shlex.split(self.claims[name].command)
-        words[:1] = [sys.executable] if words[0] == "python" else words[:1]
+        here = Path(sys.executable)
+        words[0] = {"python": str(here), "assay": str(here.with_name("assay"))}.get(words[0], words[0])
         try:
             done = subprocess.run(words, cwd=self.root, env=environment, capture_output=True, text=True, timeout=LIMIT)
             result = "passed" if done.returncode == 0 else f"failed with exit status {done.returncode}"

@@ -1,4 +1,4 @@
-"""Measurements: ``./dev bench [golden | examine | zoo | order | lengths | explanations] ...``, the first three without a name.
+"""Measurements: ``./dev bench [golden | examine | zoo | order | lengths | explanations] ...``, three by default.
 
 docs/evidence.toml lists most of them as claims. `order` rewrites configs/case_order.toml.
 """

@@ -1,8 +1,8 @@
 """Write docs/results/others.md, the findings in other people's kernels.
 
-``assay survey --table others``, then ``python -P docs/others.py report/survey.json``: copies the verdicts of that report
-into docs/results/others.json (rows of kernels that were not installed stay as they were), and writes the page. Without
-a file it writes the page alone.
+``assay survey --table others``, then ``python -P docs/others.py report/survey.json``: copies the verdicts of that
+report into docs/results/others.json (rows of kernels that were not installed stay as they were), and writes the page.
+Without a file it writes the page alone.
 """
 
 from __future__ import annotations
