@@ -6,23 +6,67 @@ Both are slow and meant for small cases: as oracles in tests, and where float64 
 from __future__ import annotations
 
 import math
+import threading
 from abc import abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import torch
 
-from assay.formats.format import format_named
+from assay.formats.format import Format, format_named
 from assay.golden.arithmetic.base import Arithmetic, Formula
-from assay.golden.arithmetic.codes import Ends, hull_of_codes, power_of_two
-from assay.golden.arithmetic.object_arrays import IntegerArray, Numbers, ObjectArray, each, float_below
-from assay.golden.arithmetic.object_functions import BY_OTHERS, LIMITS
-from assay.golden.arithmetic.working_precision import bits_of, working_precision
+
+ObjectArray = np.ndarray[Any, np.dtype[Any]]  # of numbers
+IntegerArray = ObjectArray  # of whole numbers, or a mask
+
 
 Scalar = Any  # one number: an arb or an mpf, of which mpmath has no types
+
+
+Ends = tuple[Fraction, Fraction]
+_QUOTIENTS = format_named("int8")  # holds every quotient to which a zero-point of four bits is added
+
+
+_ONE_AT_A_TIME = threading.RLock()
+
+
+@contextmanager
+def working_precision(bits: int, *, terms: int | None = None) -> Iterator[None]:
+    """``bits`` of precision, and power series of that many ``terms``, for one thread at a time; then as before."""
+    from flint import ctx  # loaded on first use
+
+    with _ONE_AT_A_TIME, ctx.workprec(bits):
+        kept, ctx.cap = ctx.cap, ctx.cap if terms is None else terms
+        try:
+            yield
+        finally:
+            ctx.cap = kept
+
+
+def bits_of(digits: int) -> int:
+    """How many bits hold that many decimal digits, as flint counts them."""
+    return round((digits + 1) * math.log2(10))
+
+
+def float_below(value: Fraction) -> float:
+    """The largest float at or below a fraction."""
+    near = float(value)
+    return near if Fraction(near) <= value else math.nextafter(near, -math.inf)
+
+
+class Numbers(np.ndarray[Any, np.dtype[Any]]):
+    """An object array that stays one where it has no axes: of a plain one NumPy makes its element."""
+
+
+def each(function: Callable[..., Any], *arrays: ObjectArray) -> ObjectArray:
+    """The function of the arrays' elements, one by one."""
+    given = [np.asarray(array, dtype=object) for array in arrays]
+    found = np.empty(np.broadcast_shapes(*(array.shape for array in given)), dtype=object).view(Numbers)
+    with np.errstate(all="ignore"):  # NaN is a number here
+        return np.frompyfunc(function, len(given), 1)(*given, out=found)
 
 
 class ObjectArithmetic(Arithmetic[ObjectArray, IntegerArray]):  # type: ignore[type-var]  # numpy lists shapes one by one
@@ -308,3 +352,90 @@ class Multiprecision(ObjectArithmetic):
 
     def hull(self, x: ObjectArray, y: ObjectArray) -> ObjectArray:
         return each(lambda a, b: a, x, y)
+
+
+def _softplus(xp: Any, x: ObjectArray) -> ObjectArray:
+    """log(1 + exp x), as max(x, 0) + log(1 + exp(-|x|))."""
+    above = xp.maximum(x, xp.exact(np.zeros(())))
+    below = -xp.maximum(x, -x)
+    return above + xp.apply("log1p", xp.exp(below))
+
+
+def _exp2(xp: Any, x: ObjectArray) -> ObjectArray:
+    """2^x; of a whole number exact, so that its ties can be told."""
+
+    def exact(value: Scalar, power: Scalar) -> Scalar:
+        near = float(value)
+        is_whole = abs(near) <= 2**20 and near.is_integer() and bool(value == xp.number(near))
+        return xp.number(2.0) ** int(near) if is_whole else power
+
+    power = xp.exp(x * _log_two(xp))
+    return each(exact, x, power)
+
+
+def _log2(xp: Any, x: ObjectArray) -> ObjectArray:
+    """log x / log 2; of a power of two exact."""
+
+    def exact(value: Scalar, quotient: Scalar) -> Scalar:
+        fraction, exponent = math.frexp(float(value))
+        is_power = fraction == 0.5 and bool(value == xp.number(float(value)))
+        return xp.number(float(exponent - 1)) if is_power else quotient
+
+    quotient = xp.apply("log", x) / _log_two(xp)
+    return each(exact, x, quotient)
+
+
+def _log_two(xp: Any) -> ObjectArray:
+    return xp.apply("log", xp.exact(np.full(1, 2.0)))[0]
+
+
+BY_OTHERS: dict[str, Callable[[Any, ObjectArray], ObjectArray]] = {
+    "exp2": _exp2,
+    "log2": _log2,
+    "sigmoid": lambda xp, x: xp.sigmoid(x),
+    "softplus": _softplus,
+    "log10": lambda xp, x: xp.apply("log", x) / xp.apply("log", xp.exact(np.full(1, 10.0)))[0],
+    "rsqrt": lambda xp, x: xp.apply("reciprocal", xp.apply("sqrt", x)),
+}
+_INF, _NAN = math.inf, math.nan
+LIMITS: dict[str, tuple[float, float]] = {
+    "exp": (0, _INF), "exp2": (0, _INF), "expm1": (-1, _INF), "log": (_NAN, _INF), "log2": (_NAN, _INF),
+    "log1p": (_NAN, _INF), "tanh": (-1, 1), "erf": (-1, 1), "sigmoid": (0, 1), "softplus": (0, _INF),
+    "sqrt": (_NAN, _INF), "rsqrt": (_NAN, 0), "reciprocal": (0, 0), "sin": (_NAN, _NAN), "cos": (_NAN, _NAN),
+    "log10": (_NAN, _INF), "tan": (_NAN, _NAN), "atan": (-math.pi / 2, math.pi / 2), "asinh": (-_INF, _INF),
+    "sinh": (-_INF, _INF), "cosh": (_INF, _INF), "asin": (_NAN, _NAN), "acos": (_NAN, _NAN), "acosh": (_NAN, _INF),
+    "atanh": (_NAN, _NAN), "erfc": (2, 0), "erfinv": (_NAN, _NAN), "lgamma": (_INF, _INF), "digamma": (_NAN, _INF),
+}  # fmt: skip
+"""At -inf and at inf."""
+
+
+def nearest_code(value: Fraction, format: Format) -> Fraction:
+    """The number of ``format`` nearest to ``value``, saturated; on a tie the one whose significand is even."""
+    step = Fraction(format.epsilon)
+    if format.kind == "float":
+        exponent = max(_exponent(abs(value)), format.min_exponent) if value else format.min_exponent
+        step = Fraction(2) ** (exponent - format.precision + 1)
+    rounded = round(value / step) * step  # Python's round of a fraction: exact, ties to even
+    return min(max(rounded, Fraction(format.lowest)), Fraction(format.largest))
+
+
+def power_of_two(value: Fraction, above: bool) -> float:
+    """The power of two at or above a positive number, or at or below it, of e8m0's range; zero of others."""
+    if value <= 0:
+        return 0.0
+    exponent = _exponent(value)
+    return max(2.0**-127, float(Fraction(2) ** (exponent + (above and Fraction(2) ** exponent < value))))
+
+
+def _exponent(value: Fraction) -> int:
+    """The exponent of the power of two at or below a positive number."""
+    guess = value.numerator.bit_length() - value.denominator.bit_length()
+    return guess if Fraction(2) ** guess <= value else guess - 1
+
+
+def hull_of_codes(quotient: Ends, zero: tuple[int | Fraction, int | Fraction] | None, format: Format) -> Ends:
+    """The least and the largest code of a quotient between two ends, a zero-point between two ends added."""
+    if zero is None:
+        return nearest_code(quotient[0], format), nearest_code(quotient[1], format)
+    least, most = (nearest_code(end, _QUOTIENTS) + point for end, point in zip(quotient, zero, strict=True))
+    return nearest_code(least, format), nearest_code(most, format)

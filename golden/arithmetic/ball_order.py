@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 
-from assay.golden.arithmetic.ball import Ball
-from assay.golden.arithmetic.ball_arithmetic import expm1_upper, spread_of_log
-from assay.golden.arithmetic.ball_functions import FunctionBalls
-from assay.golden.arithmetic.decisions import Order
+from assay.golden.arithmetic.ball import Ball, ElementaryBalls, expm1_upper, spread_of_log
+from assay.golden.arithmetic.base import Order
 from assay.golden.arithmetic.double_double import DoubleDouble
 from assay.golden.arithmetic.model import RADIUS_ROUNDING
 
 Tensor = torch.Tensor
+
 
 _LOG_LARGEST = math.log(torch.finfo(torch.float64).max)
 
@@ -35,7 +34,7 @@ def _product(x: Tensor) -> Tensor:
     return torch.ldexp(torch.ldexp(fraction, half), total.clamp(-3000, 3000) - half)
 
 
-class DecisionBalls(FunctionBalls):
+class OrderBalls(ElementaryBalls):
     """Ball arithmetic with choices that hang on a number's side."""
 
     def enclosure(self, x: Ball) -> tuple[Tensor, Tensor]:
@@ -150,7 +149,7 @@ class DecisionBalls(FunctionBalls):
 
     def special(self, function: Callable[..., Any], *numbers: Ball) -> Ball:
         """Arb's enclosure over the balls; a kernel's error, four functions', counts relative to 1 + |f|."""
-        from assay.golden.arithmetic.exact_arb import through_arb
+        from assay.golden.arithmetic.exact import through_arb
 
         given = [DoubleDouble(n.mid, None, torch.broadcast_to(n.radius, n.mid.shape)) for n in numbers]
         found = through_arb("special", function, *given)
