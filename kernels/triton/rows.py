@@ -1,8 +1,8 @@
-"""How kernels that work along the rows of a matrix divide it: a program takes a tile of whole rows.
+"""Row-wise kernels: how a matrix [R,N] is divided among programs.
 
-Short rows come many to a tile, so that there are few programs; a row longer than a tile is read in pieces. The division
-depends on the length of a row alone, never on their number: that makes a row's bits independent of the batch that it
-comes in. Hence the only key of the tuning is N, and kernels are not specialised for R.
+A program takes a tile of whole rows: many short ones, so that there are few programs, or one long row, which it reads
+in blocks of columns. The division depends on N alone and never on R, so a row's bits do not depend on the batch around
+it. For the same reason N is the only autotuning key, and kernels are not specialised for R.
 """
 
 from __future__ import annotations
@@ -12,33 +12,25 @@ from typing import Any
 
 import triton
 
-
-def _rows_of_a_tile(arguments: Mapping[str, Any]) -> int:
-    return max(1, int(arguments["BLOCK_N"]) // int(triton.next_power_of_2(max(arguments["N"], 1))))
-
-
-def _columns_of_a_tile(arguments: Mapping[str, Any]) -> int:
-    return int(arguments["BLOCK_N"]) // int(arguments["BLOCK_R"])
-
-
-def _one_block(arguments: Mapping[str, Any]) -> bool:
-    return bool(arguments["N"] <= arguments["BLOCK_N"])
-
-
-CONFIGS = [  # BLOCK_N is the whole tile here; BLOCKS gives a part of it to more rows than one
+CONFIGS = [  # here BLOCK_N is the size of a whole tile; HEURISTICS divides it into rows and columns
     triton.Config({"BLOCK_N": 2048}, num_warps=4),
     triton.Config({"BLOCK_N": 4096}, num_warps=4),
     triton.Config({"BLOCK_N": 8192}, num_warps=8),
     triton.Config({"BLOCK_N": 16384}, num_warps=16),
 ]
 
-BLOCKS: dict[str, Callable[[Mapping[str, Any]], int | bool]] = {  # in this order: each sees what those before it gave
-    "BLOCK_R": _rows_of_a_tile,
-    "BLOCK_N": _columns_of_a_tile,
-    "ONE_BLOCK": _one_block,
+
+def _rows_per_program(arguments: Mapping[str, Any]) -> int:
+    return max(1, int(arguments["BLOCK_N"]) // int(triton.next_power_of_2(max(arguments["N"], 1))))
+
+
+HEURISTICS: dict[str, Callable[[Mapping[str, Any]], int | bool]] = {  # evaluated in order: each sees those before it
+    "ROWS_PER_PROGRAM": _rows_per_program,
+    "BLOCK_N": lambda arguments: int(arguments["BLOCK_N"]) // int(arguments["ROWS_PER_PROGRAM"]),
+    "SINGLE_PASS": lambda arguments: bool(arguments["N"] <= arguments["BLOCK_N"]),  # a row fits into one block
 }
 
 
 def grid(arguments: Mapping[str, Any]) -> tuple[int]:
-    """A program for each tile of rows."""
-    return (triton.cdiv(arguments["R"], arguments["BLOCK_R"]),)
+    """Return one program for each tile of rows."""
+    return (triton.cdiv(arguments["R"], arguments["ROWS_PER_PROGRAM"]),)

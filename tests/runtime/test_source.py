@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from assay.golden.reference import reference_spec
+from assay.golden.lowering import reference_spec
 from assay.runtime.source import source_of
 
 TEXT = """

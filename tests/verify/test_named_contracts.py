@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor
 
 from assay.cli.settings import contract_fields
-from assay.golden.reference.spec import STAGES
+from assay.golden.lowering.spec import STAGES
 from assay.golden.registry import spec, specs
 from assay.kernels.libraries.pytorch_eager import rms_norm_cast_before_weight
 from assay.verify import Contract, examine

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from assay.golden.evaluation.binding import run
-from assay.golden.reference.altered import Change, Place, altered, places_of
+from assay.golden.lowering.altered import Change, Place, altered, places_of
 from assay.golden.registry import Spec, spec
 from assay.runtime.errors import AssayError
 from assay.verify.cases.case import all_contents
@@ -28,7 +28,7 @@ _Alteration = tuple[str, str, str, Change]  # name, family, words, what is compu
 
 def of_reference(op: Spec) -> tuple[FaultModel, ...]:
     """The faults of a reference's operations; none where a small call of it can't be made."""
-    return _of(op.reference, op.version)
+    return _of(op.qualified_name, op.version)
 
 
 @cache
