@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from assay.golden.arithmetic.decisions import Order
+from assay.golden.arithmetic.base import Order
 from assay.golden.lowering.evaluation import Evaluation
 from assay.golden.lowering.table import constant, promoted, rule
 
