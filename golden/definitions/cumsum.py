@@ -1,4 +1,4 @@
-"""Running sums along the last axis."""
+"""Running sums along the last axis, and their gradient."""
 
 from __future__ import annotations
 
@@ -65,3 +65,27 @@ def cumsum(xp: Arithmetic[N], x: N, *, reverse: bool, exclusive: bool) -> N:
         x = xp.concatenate([xp.exact(xp.native.zeros((x.shape[0], 1))), x[:, : columns - 1]], -1)
     y = xp.cumsum(x)
     return y[:, backward] if reverse else y
+
+
+@define(
+    "cumsum_backward",
+    "dy[R,N] -> dx[R,N]",
+    options={"reverse": flag(), "exclusive": flag()},
+    rows="R",
+    gradient_of="cumsum",
+    reduction=Reduction("N"),
+    faults=(
+        Fault("cumsum_gradient_direction", "the gradient is summed in the direction of the sums",
+              lambda xp, dy, *, reverse, exclusive: cumsum(xp, dy, reverse=reverse, exclusive=exclusive), "mask",
+              needs="more than one column"),
+        Fault("cumsum_gradient_includes_itself", "each place counts itself where it is not to, or the other way",
+              lambda xp, dy, *, reverse, exclusive: cumsum(xp, dy, reverse=not reverse, exclusive=not exclusive),
+              "mask"),
+        Fault("cumsum_gradient_is_dy", "the gradient is handed on as it is", lambda xp, dy, **options: dy * 1.0,
+              needs="more than one column"),
+    ),
+    exempt=("tail_of_sum_dropped", "computed_in_bfloat16", "computed_in_float16"),
+)  # fmt: skip
+def cumsum_backward(xp: Arithmetic[N], dy: N, *, reverse: bool, exclusive: bool) -> N:
+    """The running sums of dy the other way."""
+    return cumsum(xp, dy, reverse=not reverse, exclusive=exclusive)
