@@ -22,14 +22,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-import assay.golden.lowering  # noqa: F401  # the rows
+import assay.golden.lowering  # noqa: F401  # the rules
 from assay.formats.accumulator import accumulator_named
 from assay.formats.format import format_named
 from assay.golden.arithmetic import BallArithmetic, RoundingModel
 from assay.golden.errors import MissingOperation, Undecided
 from assay.golden.evaluation.golden import golden_of
-from assay.golden.lowering.evaluation import Evaluation
-from assay.golden.lowering.tensor import NumberTensor, read
+from assay.golden.lowering.dispatch import Lowering
+from assay.golden.lowering.tensor import TracedTensor, read
 from assay.runtime.files import write_text_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,7 +89,7 @@ def outcome(info: Any) -> str:
             try:
                 found = evaluated(info, wide if xp.model.certifies else leaves, tree, xp)
             except (MissingOperation, Undecided) as error:
-                words = str(error).partition(" in evaluated: ")[2].partition("; to add it")[0]
+                words = str(error).partition(" in evaluated: ")[2].partition("; to add one")[0]
                 return f"{'random' if 'draws random' in str(error) else 'missing'}: {words}"
             except NotImplementedError as error:
                 return f"missing: {str(error).splitlines()[0]}"
@@ -103,15 +103,15 @@ def outcome(info: Any) -> str:
 
 def evaluated(info: Any, leaves: list[Any], tree: Any, xp: Any) -> list[Any]:
     """The results of an operation on numbers."""
-    evaluation = Evaluation(xp)
+    ctx = Lowering(xp)
     enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
-        numbers = [evaluation.exactly(x.detach().clone()) if isinstance(x, torch.Tensor) else x for x in leaves]
+        numbers = [ctx.lift(x.detach().clone()) if isinstance(x, torch.Tensor) else x for x in leaves]
         args, kwargs = tree_unflatten(numbers, tree)
-        with evaluation:
+        with ctx:
             found = info.op(*args, **kwargs)
-        return [read(x) if isinstance(x, NumberTensor) else x for x in tree_leaves(found)]
+        return [read(x) if isinstance(x, TracedTensor) else x for x in tree_leaves(found)]
     finally:
         torch._C._set_mkldnn_enabled(enabled)
 

@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from assay.golden.arithmetic import BallArithmetic, RoundingModel
 from assay.golden.evaluation.golden import golden_of
-from assay.golden.lowering.evaluation import Evaluation
-from assay.golden.lowering.tensor import NumberTensor, read
+from assay.golden.lowering.dispatch import Lowering
+from assay.golden.lowering.tensor import TracedTensor, read
 from assay.verify.problems.reading import read_problem
 from assay.verify.problems.sizes import limits, small
 
@@ -100,15 +100,15 @@ def _copied(x: Any) -> Any:
 
 
 def _evaluated(module: Callable[..., Any], arguments: tuple[Any, ...], xp: Any) -> list[Any]:
-    evaluation = Evaluation(xp)
+    ctx = Lowering(xp)
     enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
-        numbers = tree_map(lambda x: evaluation.exactly(_copied(x)), arguments)
-        with evaluation:
+        numbers = tree_map(lambda x: ctx.lift(_copied(x)), arguments)
+        with ctx:
             results = module(*numbers)
         leaves = [x for x in tree_leaves(results) if isinstance(x, torch.Tensor)]
-        return [golden_of(read(x) if isinstance(x, NumberTensor) else xp.exact(x)) for x in leaves]
+        return [golden_of(read(x) if isinstance(x, TracedTensor) else xp.exact(x)) for x in leaves]
     finally:
         torch._C._set_mkldnn_enabled(enabled)
 

@@ -7,34 +7,36 @@ from functools import partial
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-_DEPTH = 4
+_CALL_DEPTH = 4  # of helper functions whose names are looked at
 
 
 def in_torch(reference: Callable[..., Any]) -> Callable[..., Any]:
-    """The reference itself where it is written with PyTorch; else the same function of torch tensors."""
+    """Return a reference that is written with PyTorch itself, another as the same function of torch tensors."""
     framework = framework_of(reference)
     if framework == "jax":
-        from assay.golden.lowering.jax import from_jax
+        from assay.golden.lowering.jaxpr import from_jax
 
         return from_jax(reference)
     if framework == "numpy":
-        from assay.golden.lowering.frameworks.numpy_like import from_numpy
+        from assay.golden.lowering.numpy_arrays import from_numpy
 
         return from_numpy(reference)
     return reference
 
 
 def framework_of(reference: Callable[..., Any]) -> str:
-    """ "jax", "numpy" or "torch": what the names that a function uses, and those that its helpers use, come from.
+    """Return "jax", "numpy" or "torch": where the names that a function and its helpers use come from.
 
-    JAX comes before PyTorch and PyTorch before NumPy, for functions of the former use the latter beside it.
+    JAX comes before PyTorch and PyTorch before NumPy, for functions of the former use the latter too.
     """
-    found = set(_roots(reference, _DEPTH))
-    return "jax" if found & {"jax", "jaxlib"} else "numpy" if "numpy" in found and "torch" not in found else "torch"
+    packages = set(_packages(reference, _CALL_DEPTH))
+    if packages & {"jax", "jaxlib"}:
+        return "jax"
+    return "numpy" if "numpy" in packages and "torch" not in packages else "torch"
 
 
-def _roots(value: Any, depth: int) -> Iterator[str]:
-    """The packages that a function, and what it calls of its own, come from or use."""
+def _packages(value: Any, depth: int) -> Iterator[str]:
+    """Yield the packages that a function and its helpers come from or use."""
     if isinstance(value, ModuleType):
         yield value.__name__.partition(".")[0]
         return
@@ -46,11 +48,11 @@ def _roots(value: Any, depth: int) -> Iterator[str]:
     if not isinstance(value, FunctionType) or not depth:
         return
     cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-    inside = {name: cell.cell_contents for name, cell in cells if _has_content(cell)}
+    closed_over = {name: cell.cell_contents for name, cell in cells if _has_content(cell)}
     for name in set(_names(value.__code__)):
-        used = inside.get(name, value.__globals__.get(name))
+        used = closed_over.get(name, value.__globals__.get(name))
         if isinstance(used, (ModuleType, FunctionType, partial)) or hasattr(used, "__wrapped__"):
-            yield from _roots(used, depth - 1)
+            yield from _packages(used, depth - 1)
         elif callable(used):
             yield (getattr(used, "__module__", None) or "").partition(".")[0]
 
@@ -64,7 +66,7 @@ def _has_content(cell: Any) -> bool:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The global and closed-over names that a function's code, and what is defined inside it, uses."""
+    """Yield the global and closed-over names that a function's code, nested functions included, uses."""
     yield from (*code.co_names, *code.co_freevars)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

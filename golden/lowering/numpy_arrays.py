@@ -1,7 +1,6 @@
 """A NumPy function as a function of torch tensors, by NumPy's own array protocol.
 
-An `_Array` stands for a tensor: what NumPy is asked to do with it is done by `torch._numpy`, PyTorch's implementation
-of NumPy's functions, whose parts are PyTorch's operations.
+Operations on an `_Array` are done by `torch._numpy`, PyTorch's implementation of NumPy's functions.
 """
 
 from __future__ import annotations
@@ -18,10 +17,11 @@ from torch.utils._pytree import tree_map
 from assay.golden.errors import MissingOperation
 
 torch_numpy: Any = importlib.import_module("torch._numpy")  # not public, and without types
+_REDUCTIONS = {"add": "sum", "multiply": "prod", "maximum": "amax", "minimum": "amin"}
 
 
 def from_numpy(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` of NumPy arrays as one of torch tensors, with options as keywords; its results as torch tensors."""
+    """Return a function of NumPy arrays as one of torch tensors; its options stay keywords."""
 
     def torch_function(*tensors: torch.Tensor, **options: Any) -> Any:
         results = function(*map(_Array, tensors), **options)
@@ -33,7 +33,7 @@ def from_numpy(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Array(NDArrayOperatorsMixin):
-    """A tensor that NumPy takes for an array."""
+    """A torch tensor that NumPy takes for an array."""
 
     __array_priority__ = 1000
 
@@ -41,24 +41,23 @@ class _Array(NDArrayOperatorsMixin):
         self.tensor = tensor
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        """What the ufunc gives, or the array that it is told to write to (``out=``, and in ``y += x``)."""
+        """Return the ufunc's result, or the arrays of ``out=`` (which ``y += x`` gives too) once written."""
         outs = kwargs.pop("out", None)
-        names = {"__call__": "", "reduce": {"add": "sum", "multiply": "prod", "maximum": "amax", "minimum": "amin"}}
-        found = names.get(method)
-        name = ufunc.__name__ if found == "" else found.get(ufunc.__name__) if isinstance(found, dict) else None
+        names = {"__call__": ufunc.__name__, "reduce": _REDUCTIONS.get(ufunc.__name__)}
+        name = names.get(method) or f"{ufunc.__name__}.{method}"
         if outs is None:
-            return _computed(name or f"{ufunc.__name__}.{method}", inputs, kwargs)
+            return _compute(name, inputs, kwargs)
         mask = kwargs.pop("where", True) if method == "__call__" else True
-        results = _computed(name or f"{ufunc.__name__}.{method}", inputs, kwargs)
+        results = _compute(name, inputs, kwargs)
         several = results if isinstance(results, tuple) else (results,)
-        kept = tuple(
-            result if out is None else _written(out, result, mask) for out, result in zip(outs, several, strict=True)
+        written = tuple(
+            result if out is None else _write(out, result, mask) for out, result in zip(outs, several, strict=True)
         )
-        return kept if isinstance(results, tuple) else kept[0]
+        return written if isinstance(results, tuple) else written[0]
 
     def __array_function__(self, function: Any, types: Any, args: Sequence[Any], kwargs: Any) -> Any:
-        home = function.__module__.removeprefix("numpy").lstrip(".")
-        return _computed(f"{home}.{function.__name__}".lstrip("."), args, kwargs)
+        module = function.__module__.removeprefix("numpy").lstrip(".")
+        return _compute(f"{module}.{function.__name__}".lstrip("."), args, kwargs)
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise MissingOperation(
@@ -90,7 +89,7 @@ class _Array(NDArrayOperatorsMixin):
 
 
 def _check_out(out: Any) -> None:
-    """Raise `MissingOperation` where results are to be written to an array of NumPy's own, which can't hold them."""
+    """Raise `MissingOperation` if results should be written to an array of NumPy's own, which can't hold them."""
     if isinstance(out, np.ndarray):
         mend = "make it of an argument, as by numpy.zeros_like(x), or write y = y + x in place of y += x"
         raise MissingOperation(
@@ -98,14 +97,14 @@ def _check_out(out: Any) -> None:
         )
 
 
-def _written(out: Any, result: Any, mask: Any) -> Any:
-    """``out`` with a result written into it, where the mask allows, by NumPy's rules of shapes and of dtypes."""
+def _write(out: Any, result: Any, mask: Any) -> Any:
+    """Write a result into ``out`` where the mask allows, by NumPy's rules of shapes and dtypes."""
     _check_out(out)
     value = result.tensor if isinstance(result, _Array) else torch.as_tensor(result)
     if not torch.can_cast(value.dtype, out.tensor.dtype):
         raise TypeError(f"numpy: cannot cast from {value.dtype} to the {out.tensor.dtype} of the array to write to")
-    wide = torch.broadcast_shapes(value.shape, out.tensor.shape)  # type: ignore[no-untyped-call]
-    if wide != out.tensor.shape:
+    shape = torch.broadcast_shapes(value.shape, out.tensor.shape)  # type: ignore[no-untyped-call]
+    if shape != out.tensor.shape:
         raise ValueError(f"numpy: a result of {tuple(value.shape)} does not fit an array of {tuple(out.tensor.shape)}")
     if mask is not True:
         chosen = mask.tensor if isinstance(mask, _Array) else torch.as_tensor(mask)
@@ -114,13 +113,13 @@ def _written(out: Any, result: Any, mask: Any) -> Any:
     return out
 
 
-def _computed(name: str, args: Sequence[Any], kwargs: Any) -> Any:
-    found: Any = torch_numpy
+def _compute(name: str, args: Sequence[Any], kwargs: Any) -> Any:
+    function: Any = torch_numpy
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is None:
+        function = getattr(function, part, None)
+    if function is None:
         raise MissingOperation(f"numpy.{name} has no counterpart in torch._numpy; write the reference without it")
-    return _call(found, args, kwargs)
+    return _call(function, args, kwargs)
 
 
 def _call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -129,14 +128,14 @@ def _call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def _unwrapped(value: Any) -> Any:
-    def one(part: Any) -> Any:
+    def unwrap(part: Any) -> Any:
         if isinstance(part, _Array):
             return torch_numpy.ndarray(part.tensor)
         if isinstance(part, (np.ndarray, np.generic)):
             return torch_numpy.ndarray(torch.as_tensor(part))
         return getattr(torch_numpy, part.__name__, part) if isinstance(part, type) else part
 
-    return tree_map(one, value)
+    return tree_map(unwrap, value)
 
 
 def _wrapped(value: Any) -> Any:
