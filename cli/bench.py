@@ -20,10 +20,10 @@ from assay.runtime.files import write_text_atomically
 from assay.verify.errors import BenchError
 
 if TYPE_CHECKING:
+    from assay.bench.timing.gate import Change
+    from assay.bench.timing.record import Record
     from assay.cli.bench_runs import Timed
     from assay.verify.campaign.table import Entry
-    from assay.verify.timing.gate import Change
-    from assay.verify.timing.record import Record
 
 _PIPED_WIDTH = 200
 _COMPARED_RUNS = 7
@@ -95,15 +95,15 @@ def bench(
     Each call has other numbers than the one before, and some are judged; of a kernel that is wrong in one no time is
     told. Exits with 1 where a kernel was wrong, or became slower than --compare says.
     """
+    from assay.bench.inspection.calls import Asked
+    from assay.bench.timing.contest import Ways, machine
+    from assay.bench.timing.gate import compared
+    from assay.bench.timing.page import change_words
+    from assay.bench.timing.profile import counters
+    from assay.bench.timing.record import history
     from assay.cli.bench_runs import is_problem, of_kernels, of_solutions
     from assay.verify.cases.at_shape import read_sizes
-    from assay.verify.execution.frameworks import check_device
-    from assay.verify.inspection.calls import Asked
-    from assay.verify.timing.contest import Ways, machine
-    from assay.verify.timing.gate import compared
-    from assay.verify.timing.page import change_words
-    from assay.verify.timing.profile import counters
-    from assay.verify.timing.record import history
+    from assay.verify.harness.frameworks import check_device
 
     if against not in ("usual", "none", "all"):
         raise BenchError(f"--against {against}; expected usual, none or all")
@@ -138,11 +138,11 @@ def bench(
         for words in [*map(change_words, changes), *told]:
             print(words)
     if out is not None:
-        from assay.verify.timing.page import markdown
+        from assay.bench.timing.page import markdown
 
         print(f"assay: wrote {write_text_atomically(out, markdown(record, changes))}", file=sys.stderr)
     if plot is not None:
-        from assay.verify.timing.plots import plots
+        from assay.bench.timing.plots import plots
 
         known = history(save) if save is not None and save.is_dir() else [*past, record]
         print(f"assay: wrote {write_text_atomically(plot, plots(known))}", file=sys.stderr)
@@ -182,8 +182,8 @@ def _chosen(
 
 
 def _recorded(timed: Timed, device: str) -> Record:
-    from assay.verify.timing.contest import machine, versions
-    from assay.verify.timing.record import Record
+    from assay.bench.timing.contest import machine, versions
+    from assay.bench.timing.record import Record
 
     return Record(
         made=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -210,7 +210,7 @@ def _commit() -> str:
 
 
 def _report(record: Record, changes: Sequence[Change], *, as_json: bool) -> None:
-    from assay.verify.timing import page
+    from assay.bench.timing import page
 
     if as_json:
         print(page.as_json(record, changes))

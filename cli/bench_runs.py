@@ -14,11 +14,11 @@ from assay.runtime.process import Lost
 from assay.verify.errors import BenchError, TargetError
 
 if TYPE_CHECKING:
+    from assay.bench.inspection.calls import Asked
+    from assay.bench.timing.contest import Ways
+    from assay.bench.timing.record import Line
+    from assay.judge.verdict import SolutionVerdict
     from assay.verify.campaign.table import Entry
-    from assay.verify.inspection.calls import Asked
-    from assay.verify.judging.verdict import SolutionVerdict
-    from assay.verify.timing.contest import Ways
-    from assay.verify.timing.record import Line
 
 _SILENT = 3600.0
 
@@ -41,13 +41,13 @@ def of_kernels(
     kernels: Sequence[Entry], sizes: Asked, ways: Ways, count: int, *, against: str, compiles: bool
 ) -> Timed:
     """Kernels by turns with what else does the same. Raises `TargetError` and `BenchError`."""
-    from assay.verify.timing.contest import Run, contests_of, run
-    from assay.verify.timing.record import lines_of
+    from assay.bench.timing.contest import Run, contests_of, run
+    from assay.bench.timing.record import lines_of
 
     contests = tuple(contests_of(kernels, sizes, ways, against=against, compiles=compiles))
     if not contests:
         raise TargetError(f"bench: none of these kernels can be timed on {ways.device}")
-    runs = _in_processes(run, Run(contests, ways), count, "assay.verify.timing.contest")
+    runs = _in_processes(run, Run(contests, ways), count, "assay.bench.timing.contest")
     first = runs[0][0]
     peak = f"{first.peak.device}, {first.peak.source}" if first.peak else ""
     return Timed(lines_of(contests, runs), first.clock, peak)
@@ -58,15 +58,15 @@ def of_solutions(
 ) -> Timed:
     """Solutions of a problem, each by turns with the reference at all stated sizes; ``trace`` gets what the last run
     gave as FlashInfer Bench writes it. Raises `BenchError` and `ProblemError`."""
-    from assay.verify.judging.lines import lines_of
-    from assay.verify.judging.trace import write_traces
-    from assay.verify.problems.reading import read
+    from assay.judge.lines import lines_of
+    from assay.judge.problems.reading import read
+    from assay.judge.trace import write_traces
 
     if not solutions:
         raise BenchError(f"{problem}: is a problem; expected its solutions behind it: assay bench PROBLEM SOLUTION...")
     for solution in solutions:
         read(problem, solution)
-    runs = _in_processes(_judged, (problem, tuple(solutions), dict(asked)), count, "assay.verify.judging.procedure")
+    runs = _in_processes(_judged, (problem, tuple(solutions), dict(asked)), count, "assay.judge.procedure")
     if trace is not None:
         print(f"assay: wrote {write_traces(trace, *runs[-1])}", file=sys.stderr)
     return Timed(lines_of(runs), "time.perf_counter in processes of their own, by turns with the reference")
@@ -74,7 +74,7 @@ def of_solutions(
 
 def _judged(item: tuple[str, tuple[str, ...], dict[str, Any]], heartbeat: Heartbeat) -> list[SolutionVerdict]:
     """Each solution in turn, in a worker."""
-    from assay.verify.judging.procedure import judge
+    from assay.judge.procedure import judge
 
     problem, solutions, asked = item
     found = []

@@ -46,8 +46,8 @@ def fingerprint(
 
     said: dict[str, Any] = {"framework": framework, "device": device, "timeout": timeout}
     (asked,) = settings.dtypes([dtype]) if dtype else (None,)
-    definition = registry.spec(spec, target)
-    chosen = settings.adapted(Settings(definition.reference), option, shape, dtype=asked, out_dtype=out_dtype, **said)
+    op = registry.spec(spec, target).qualified_name
+    chosen = settings.adapted(Settings(op), option, shape, dtype=asked, out_dtype=out_dtype, **said)
     pool = Pool(1, preload="assay.verify.fingerprint", timeout=_PATIENCE, quiet=False)
     with pool, ProgressBar("read", 1, 1.0):
         ((_, answer),) = pool.run(read, [(target, chosen)])
@@ -69,8 +69,8 @@ def fingerprint(
 
 def read(item: tuple[str, Settings], heartbeat: Heartbeat) -> Card:
     """The card of a kernel, in a worker."""
-    from assay.verify.execution.target import load_target
     from assay.verify.fingerprint.reading import card_of
+    from assay.verify.harness.target import load_target
 
     target, chosen = item
     return replace(card_of(load_target(target), chosen), kernel=target)

@@ -24,10 +24,10 @@ from assay.runtime.process import Lost
 from assay.verify.errors import SettingError, TargetError
 
 if TYPE_CHECKING:
+    from assay.bench.inspection.arch import Arch
+    from assay.bench.inspection.inspecting import Job
+    from assay.bench.inspection.page import Inspected
     from assay.verify.campaign.table import Entry
-    from assay.verify.inspection.arch import Arch
-    from assay.verify.inspection.inspecting import Job
-    from assay.verify.inspection.page import Inspected
 
 _PIPED_WIDTH = 220
 _BUNDLED = "assay"  # their group in the survey's table
@@ -79,11 +79,11 @@ def inspect(
     jobs = _jobs(targets or [], spec, inputs, arch, dtype, option, shape, layout)
     if not jobs:
         raise TargetError("inspect: none of these kernels is here; `assay survey` says how to install them")
-    from assay.verify.inspection.arch import arch_named
-    from assay.verify.inspection.page import Inspected
+    from assay.bench.inspection.arch import arch_named
+    from assay.bench.inspection.page import Inspected
 
     device = arch_named(arch)
-    with compiling(), Pool(worker_count(), preload="assay.verify.inspection.inspecting") as pool:
+    with compiling(), Pool(worker_count(), preload="assay.bench.inspection.inspecting") as pool:
         answers = _answers([replace(job, arch=device.name, pruned=pruned) for job in jobs], pool)
     every = [
         Inspected(job.name, job.dtype, tuple(answer))
@@ -119,7 +119,7 @@ def compiling() -> Iterator[None]:
 
 def _answers(jobs: Sequence[Job], pool: Pool) -> list[Any]:
     """What came of each job; where there are fewer of them than workers, each is compiled in shares."""
-    from assay.verify.inspection.inspecting import inspect_job, merged
+    from assay.bench.inspection.inspecting import inspect_job, merged
 
     shares = max(worker_count() // len(jobs), 1)
     split = [replace(job, share=share, shares=shares) for job in jobs for share in range(shares)]
@@ -145,14 +145,14 @@ def _jobs(
     layout: Sequence[str] | None,
 ) -> list[Job]:
     """A job for each kernel and each of its dtypes; mistakes are told before any compiler starts."""
+    from assay.bench.inspection.calls import Asked, check_asked
     from assay.verify.cases.at_shape import read_sizes
-    from assay.verify.inspection.calls import Asked, check_asked
 
     asked = Asked(tuple(read_sizes(text, "--shape") for text in shape or ()), settings.tensor_layouts(layout))
     if inputs:
         if op or len(targets) != 1 or ":" not in targets[0]:
             raise SettingError(f"--inputs {inputs}: expected one package.module:function beside it, and no --spec")
-        from assay.verify.inspection.inspecting import Job
+        from assay.bench.inspection.inspecting import Job
 
         return [Job(targets[0], targets[0], arch, asked=asked, inputs=inputs)]
     wanted = []
@@ -161,11 +161,11 @@ def _jobs(
         chosen = settings.adapted(entry.settings, option)
         kinds = settings.dtypes(dtype or ()) or (len(entries) > 1 and entry.survey_dtypes) or entry.dtypes
         for kind in kinds:
-            usual = chosen.definition.usual_settings["dtype"] if kind is None else kind
+            usual = chosen.definition.default_settings["dtype"] if kind is None else kind
             own = replace(chosen, dtype=usual)
             check_asked(own, asked)
             wanted.append((entry, own))
-    from assay.verify.inspection.inspecting import Job
+    from assay.bench.inspection.inspecting import Job
 
     return [Job(entry.name, entry.target, arch, own, asked) for entry, own in wanted]
 
@@ -217,7 +217,7 @@ def _as_dict(every: Sequence[Inspected], device: Arch) -> dict[str, Any]:
 
 
 def _write(path: Path, every: Sequence[Inspected], device: Arch) -> None:
-    from assay.verify.inspection.page import markdown
+    from assay.bench.inspection.page import markdown
 
     arguments = [word for word in sys.argv[1:] if word]
     page = markdown(every, device, _versions(), " ".join(["assay", *arguments]))
@@ -226,7 +226,7 @@ def _write(path: Path, every: Sequence[Inspected], device: Arch) -> None:
 
 def _print(every: Sequence[Inspected], device: Arch, *, each: bool) -> None:
     """The table, and under it what is wrong."""
-    from assay.verify.inspection.page import HEAD, finding_lines, rows
+    from assay.bench.inspection.page import HEAD, finding_lines, rows
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in HEAD:

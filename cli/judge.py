@@ -19,7 +19,7 @@ from assay.runtime.process import Lost
 from assay.verify.errors import SettingError
 
 _PASSED = ("PASS", "WARN")
-_PRELOAD = "assay.verify.judging.procedure"
+_PRELOAD = "assay.judge.procedure"
 
 
 def judge(
@@ -108,8 +108,8 @@ def _contract(fields: list[str] | None) -> str | None:
 
 def _one(item: tuple[str, str, dict[str, Any], Path | None], heartbeat: Any) -> tuple[str, str, bool]:
     """A verdict as text and as JSON, and whether it is a pass, in a worker."""
-    from assay.verify.judging.procedure import judge
-    from assay.verify.judging.trace import write_traces
+    from assay.judge.procedure import judge
+    from assay.judge.trace import write_traces
 
     problem, solution, asked, trace = item
     verdict = judge(problem, solution, **asked)
@@ -120,7 +120,7 @@ def _one(item: tuple[str, str, dict[str, Any], Path | None], heartbeat: Any) -> 
 
 def _listed(path: Path, asked: dict[str, Any], out: Path | None, *, jobs: int, engine: str, part: str) -> int:
     """Judge what a list names; lines go to ``out``, or to standard output."""
-    from assay.verify.judging.batch import SILENT, add, items, run, stored
+    from assay.judge.batch import SILENT, add, items, run, stored
 
     every = items(path, asked)
     number, of = part_of(part, len(every))

@@ -42,7 +42,7 @@ def power(
     TARGET is the name of a kernel of `assay survey`, or package.module:function with --spec: the faults take its place
     in its campaign. With --spec alone the campaign varies all options of the spec.
     """
-    from assay.verify.mutation.power import measured
+    from assay.verify.power import measured
 
     (asked,) = settings.dtypes([dtype]) if dtype else (None,)
     campaign = settings.adapted(
@@ -73,7 +73,7 @@ def _campaign(target: str, op: str) -> Settings:
     if not target:
         if not op:
             raise SettingError("power: expected --spec NAME, or a kernel of `assay survey`")
-        return Settings(op, **spec(op).usual_settings)
+        return Settings(op, **spec(op).default_settings)
     found = entries_of(target, op)
     if len(found) > 1:
         names = ", ".join(entry.name for entry in found[:4])

@@ -44,7 +44,7 @@ def repro(
         verdict = answer
     print(verdict)
     if sanitized:
-        from assay.verify.execution.compute_sanitizer import sanitize
+        from assay.verify.harness.compute_sanitizer import sanitize
 
         print(f"  {sanitize(line, target)}")
     return int(not verdict.passed)
@@ -52,8 +52,8 @@ def repro(
 
 def repeat(item: tuple[str, str], heartbeat: Heartbeat) -> Verdict:
     """What the case of a line shows now, in a worker."""
+    from assay.verify.comparison.result import by_reason
     from assay.verify.examination.repro import parse_line, run_line
-    from assay.verify.judgement.result import by_reason
 
     result = run_line(*item, lambda case, seconds: heartbeat("", seconds))
     failure = result.failure

@@ -68,7 +68,7 @@ def survey(
         from assay.verify.campaign.cache import keep, known, name_of
         from assay.verify.campaign.survey import not_run, plan, run
         from assay.verify.campaign.table import entries
-        from assay.verify.execution.frameworks import check_device
+        from assay.verify.harness.frameworks import check_device
 
         check_device(device)
         asked = {"effort": effort, "examples": examples, "seed": seed, "device": device}

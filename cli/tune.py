@@ -20,8 +20,8 @@ from assay.runtime.structure import plain
 from assay.verify.errors import TuneError
 
 if TYPE_CHECKING:
-    from assay.verify.tuning.record import Candidate, Question, Record
-    from assay.verify.tuning.space import Space
+    from assay.bench.tuning.record import Candidate, Question, Record
+    from assay.bench.tuning.space import Space
 
 _PIPED_WIDTH = 200
 _PRELOAD = "assay.verify.campaign.survey"
@@ -76,9 +76,9 @@ def tune(
     a GPU a Triton kernel's candidates are ordered by a model of their compiled code, and none is timed.
     Exits with 1 where no candidate keeps the contract, or a replay finds something else than its record says.
     """
-    from assay.verify.execution.frameworks import check_device
-    from assay.verify.tuning.record import read
-    from assay.verify.tuning.searching import Search, changed
+    from assay.bench.tuning.record import read
+    from assay.bench.tuning.searching import Search, changed
+    from assay.verify.harness.frameworks import check_device
 
     if (replay is None) == (not target):
         raise TuneError("tune: expected a TARGET, package.module:function, or --replay FILE.json")
@@ -121,7 +121,7 @@ def tune(
 
 
 def _space(choices: Sequence[str] | None, path: Path | None) -> Space:
-    from assay.verify.tuning.space import Space, read_space
+    from assay.bench.tuning.space import Space, read_space
 
     if path is not None:
         if choices:
@@ -150,16 +150,16 @@ def _question(
 ) -> Question:
     from dataclasses import replace
 
+    from assay.bench.tuning.record import Question
     from assay.cli.verify import entries_of
     from assay.verify.cases.at_shape import read_sizes
-    from assay.verify.tuning.record import Question
 
     (entry, *others) = entries_of(target, spec)
     if others or ":" not in entry.target:
         raise TuneError(f"tune: {target} means several kernels; expected one package.module:function")
     own = settings.adapted(entry.settings, option, None, contract)
     kinds = settings.dtypes([dtype]) if dtype else entry.dtypes[:1]
-    usual = own.definition.usual_settings["dtype"] if kinds[0] is None else kinds[0]
+    usual = own.definition.default_settings["dtype"] if kinds[0] is None else kinds[0]
     table = replace(own, dtype=usual).as_table()
     return Question(
         target=entry.target,
@@ -192,7 +192,7 @@ def _report(record: Record) -> None:
 
 
 def _row(one: Candidate) -> tuple[str, ...]:
-    from assay.verify.timing.page import duration
+    from assay.bench.timing.page import duration
 
     time = duration(one.seconds) or (f"~{duration(one.modelled)} (model)" if one.modelled else "")
     return (

@@ -94,7 +94,7 @@ def verify(
         from assay.interpreter import check_emulated
         from assay.verify.campaign.cache import keep, known, name_of
         from assay.verify.campaign.survey import plan, run
-        from assay.verify.execution.frameworks import check_device
+        from assay.verify.harness.frameworks import check_device
 
         check_device("cpu" if pretend else device)
         check_emulated(faithful, pretend, emission)
@@ -221,7 +221,7 @@ def entries_of(target: str, op: str) -> list[Entry]:
             raise SettingError(
                 f"verify: {target} needs --spec, the op that it computes; of {len(specs())} ops e.g. {near}"
             )
-        return listed or [Entry(target, target, Settings(spec(op, target).reference))]
+        return listed or [Entry(target, target, Settings(spec(op, target).qualified_name))]
     found = [entry for entry in table if entry.name == target] or [
         entry for entry in table if target.lower() in entry.name.lower()
     ]

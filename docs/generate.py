@@ -20,12 +20,13 @@ from _pytest.config.argparsing import Parser
 from assay.cli.main import app
 from assay.golden import evaluate, spec, specs
 from assay.golden.signature import TensorSpec
+from assay.judge.conduct import CHEATS
 from assay.precision import audit
-from assay.verify import Contract, Failure, Verdict, contract, examine, judge, plugin
+from assay.pytest_plugin import plugin
+from assay.verify import Contract, Failure, Verdict, contract, examine, judge
 from assay.verify.campaign.table import entries
 from assay.verify.examination import phases
 from assay.verify.findings import KINDS, OUTCOMES
-from assay.verify.judging.conduct import CHEATS
 
 PAGE = Path(__file__).parent / "interface.md"
 PAGES = (PAGE, PAGE.with_name("judge.md"), PAGE.with_name("kernels.md"))
@@ -140,7 +141,7 @@ def kernels() -> str:
     return _table(("op", "kernel", "written in", "dtypes", "contract", "promises", "compiled for sm_90a"), rows)
 
 
-_WRITTEN_IN = {"assay": "Triton", "pallas": "Pallas", "cuda": "CUDA C++", "cpu": "PyTorch, compiled"}
+_WRITTEN_IN = {"assay": "Triton", "pallas": "Pallas", "cuda": "CUDA C++"}
 """The groups of configs/survey.toml whose kernels are ours."""
 
 

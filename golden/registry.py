@@ -1,8 +1,8 @@
-"""The registry of specs: each op's mathematics, written once, with every fact that is known of the op.
+"""The specs of the ops: each op's mathematics, written once, with the facts that goldens, checks and fault models use.
 
-The built-in ops stand in `assay.golden.definitions`. Others come from modules of one's own, which call `define`: those
-that installed distributions name as entry points of the group ``assay.ops``, those that a command line names by
-``--ops``, and any that is imported. Other processes know an op of one's own by its `Spec.reference`.
+The built-in ops are in `assay.golden.definitions`. Other modules add ops with `define`: those that installed
+distributions name as entry points of the group ``assay.ops``, those that a command line names by ``--ops``, and any
+that is imported. Other processes find such an op by its `Spec.qualified_name`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pkgutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -26,35 +26,122 @@ from assay.runtime.own_modules import import_own
 
 _BUILT_IN = "assay.golden.definitions"
 _REFERENCES = "assay.golden.lowering"
-_REGISTRY: dict[str, Spec] = {}  # by name and by reference
+_REGISTRY: dict[str, Spec] = {}  # by name and by qualified name
 
 
 @dataclass(frozen=True)
-class Apart:
-    """Neighbouring results as a call of their own: ``places`` along symbols (the first, and how many), and ``options``.
+class Tile:
+    """A smaller call whose results are a tile of a larger call's results.
 
-    ``tensors``, by name, stand in place of what would be cut of the whole's.
+    ``ranges``: (first, count) along each symbol that is cut; ``options``: the smaller call's; ``tensors``, by name:
+    tensors to use instead of slices of the larger call's.
     """
 
-    places: Mapping[str, tuple[int, int]]
+    ranges: Mapping[str, tuple[int, int]]
     options: Mapping[str, Any]
     tensors: Mapping[str, Any] = field(default_factory=dict)
 
 
-Part = Callable[[int, int, Mapping[str, int], Mapping[str, Any], Mapping[str, Any]], Apart | None]
-"""``part(first, count, sizes, options, tensors)``: what the results at so many places from the first on, or at fewer,
-hang on; None where they can't stand alone. ``tensors`` are those of the call by name, none where they aren't known."""
+TilingRule = Callable[[int, int, Mapping[str, int], Mapping[str, Any], Mapping[str, Any]], Tile | None]
+"""``rule(first, count, sizes, options, tensors)``: the `Tile` with the results at ``count`` indices from ``first``,
+or at fewer of them; None if they can't be computed alone. ``tensors`` are the call's by name; empty if unknown."""
+
+
+@dataclass(frozen=True)
+class Axes:
+    """How results depend on the indices along each symbol of the signature.
+
+    rows: the symbol along which results are independent, or a function of the options that returns it.
+    columns: a second one; results of any rows at any columns can be computed alone.
+    independent: further symbols along which results are independent.
+    reduced: symbols along which some results are independent and the others, which lack the symbol, are sums.
+    tiling: symbols whose neighbouring indices can be computed alone under conditions, each with its `TilingRule`.
+    gathered: symbols of which only the indices in an index tensor are read (experts, pages).
+    elementwise: each element depends on the same element of the only tensor, so that formats of up to 16 bits can be
+        tried exhaustively.
+    groups: symbols whose indices form as many groups as another symbol has (``{"H": "Hkv"}``: grouped-query heads).
+    grid: symbols over which kernels launch programs (rows, batches, pages); default: those of the first dimension.
+    sharded: the symbol that is split across ranks.
+    """
+
+    rows: str | Callable[[Mapping[str, Any]], str | None] | None = None
+    columns: str | None = None
+    independent: tuple[str, ...] = ()
+    reduced: tuple[str, ...] = ()
+    tiling: Mapping[str, TilingRule] = field(default_factory=dict)
+    gathered: tuple[str, ...] = ()
+    elementwise: bool = False
+    groups: Mapping[str, str] = field(default_factory=dict)
+    grid: tuple[str, ...] = ()
+    sharded: str | None = None
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Which sizes the symbols of the signature may have, and what a call of those sizes costs.
+
+    allowed: sizes that a symbol may have (``{"g": (32, 64, 128)}``).
+    multiples: the symbol, number or option that a symbol must be a multiple of (``{"K": "g"}``, ``{"K": "4"}``,
+        ``{"C": "groups"}``); includes `Axes.groups`.
+    minimum: the option that a symbol must not be less than (``{"E": "top_k"}``).
+    may_be_zero: symbols that fuzzing may set to zero.
+    default: sizes that a campaign over the whole op uses.
+    long: sizes beyond ``allowed``, of which one fixed case takes the first that fits (a sequence of many chunks).
+    work: an expression for the operations of a call; default: the product of all sizes.
+    sequential_steps: an expression for what the interpreter runs one after another where a kernel has tiles of 16: its
+        programs, times the steps of a recurrence; None if few or cheap.
+    """
+
+    allowed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    multiples: Mapping[str, str] = field(default_factory=dict)
+    minimum: Mapping[str, str] = field(default_factory=dict)
+    may_be_zero: tuple[str, ...] = ()
+    default: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    long: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    work: str | None = None
+    sequential_steps: str | None = None
+
+
+@dataclass(frozen=True)
+class InputRules:
+    """What the tensors of an op contain.
+
+    distributions: those of a tensor by their names, the plainest first, in place of those of its role
+        (see `assay.golden.signature.Inputs`).
+    unused: ``unused(*tensors)`` returns masks, by tensor name, of the elements that no result depends on. Those may
+        hold NaN, and integers beyond their bounds. It must accept integers beyond their bounds elsewhere too.
+    """
+
+    distributions: Mapping[str, Inputs] = field(default_factory=dict)
+    unused: Callable[..., Mapping[str, Any]] | None = None
+
+
+@dataclass(frozen=True)
+class OutputRules:
+    """Which results a kernel may choose, and whose gradients the results are.
+
+    chosen: results that other results depend on and that a kernel may choose freely (top-k ids, zero-points); the
+        definition takes the kernel's own as keywords.
+    accepts: ``accepts(xp, *tensors, chosen, **options)`` returns a mask of the right choices of the first of
+        ``chosen``, for choices that no interval of numbers describes.
+    gradient_of: the op whose gradients these are; each result is named after one of its tensors, after a ``d``.
+    """
+
+    chosen: tuple[str, ...] = ()
+    accepts: Callable[..., Any] | None = None
+    gradient_of: str | None = None
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """The sum inside an op, as far as probes and fault models must know it.
+    """The sum inside an op, as probes and fault models need it.
 
-    ``over`` is the symbol that it runs over, or an expression for its length where no one symbol is that.
-    ``of`` names the tensors of whose numbers (of one tensor), or products (of two), the first result is the plain sum;
-    ``mean``: divided by how many there are. ``under`` are the values of options under which it is.
-    ``exponentials`` tells of a sum of exponentials of the first tensor's rows what it is less one, from a row's first
-    result.
+    over: the symbol that the sum runs over, or an expression for its length.
+    of: tensors of whose elements (one tensor) or products (two) the first result is the plain sum.
+    mean: the sum is divided by its length.
+    under: values of options under which ``of`` holds.
+    exponentials: for a sum of exponentials of the first tensor's rows, relative to the largest: a function from a row's
+        first result to that sum minus one.
     """
 
     over: str
@@ -66,11 +153,11 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Fault:
-    """A known fault of an op's kernels: ``definition`` is that of the op, altered as little as has the fault.
+    """A known fault of an op's kernels: ``definition`` is the op's, changed only by the fault.
 
-    ``description`` says what is wrong in the words of who writes kernels, ``origin`` where it was seen, ``needs`` the
-    input that reveals it where not any does; ``family`` is one of docs/fault-models.md. ``emulated``: the fault is not
-    one of the formula, and shows in what a float32 evaluation gives (overflow, cancellation).
+    ``description`` says what is wrong, for authors of kernels; ``origin`` where it was seen; ``needs`` the input that
+    reveals it, if not every input does; ``family`` is one of docs/fault-models.md. ``emulated``: the formula is right,
+    and the fault shows in a float32 evaluation (overflow, cancellation).
     """
 
     name: str
@@ -84,45 +171,17 @@ class Fault:
 
 @dataclass(frozen=True)
 class Spec:
-    """An op: what it takes and returns, its mathematics over any arithmetic, and every fact that is known of it.
+    """An op: its tensors and results, its mathematics over any arithmetic, and the facts about it; `define` makes one.
 
-    ``definition(xp, *tensors, **options)`` is evaluated by every arithmetic of `assay.golden.arithmetic`.
-    ``stages`` are the places where a kernel may round on the way, with the default format (None: no rounding there).
-    ``version`` is raised whenever the mathematics changes: stored goldens of earlier versions then no longer count.
-    ``listed``: among `specs`; compositions that only a checker asks for are not. ``address`` names the op in any
-    process, where its name and module don't. ``typed``: the definition takes ``dtypes=``, the tensors' in order.
-
-    Axes. ``rows`` is the symbol along which rows are independent of each other, or a function of the options that gives
-    it. ``columns`` is a second such symbol: of any rows, any columns may be evaluated apart. ``separable`` are further
-    symbols along which results are independent, ``summed`` those along which the results that have them are, and the
-    others sums. ``parts`` are symbols along which neighbouring results are apart from the rest under conditions: `Part`
-    says which. Of a symbol in ``picked`` only those places count that an index of it names (experts, pages).
-    ``elementwise``: an element of the result depends on that
-    of the one tensor alone, so that in a format of 16 bits or fewer every number there is can be tried. ``groups``:
-    the places of a symbol come in as many groups as another has (``{"H": "Hkv"}``: heads, which share keys). ``grid``
-    are the symbols that kernels have programs for: rows, batches, pages; the first dimension where left out. ``dealt``
-    is the symbol whose places ranks share out.
-
-    Sizes. ``sizes`` and ``multiples`` say which sizes a symbol may take (``{"g": (32, 64, 128)}``) and which symbol,
-    number or option it must be a multiple of (``{"K": "g"}``, ``{"K": "4"}``, ``{"C": "groups"}``).
-    ``least`` names options that a symbol must not fall below (``{"E": "top_k"}``). ``empty`` are the symbols that
-    fuzzing may set to zero, ``usual`` sizes that a campaign over the whole op keeps to, ``long`` such beyond ``sizes``
-    of which one fixed case has the first that it can take (a sequence of many chunks). ``work`` is an expression for
-    the cost of a call (the product of all sizes where left out), ``turns`` one for what a kernel in tiles of 16 does
-    one after another where it is interpreted: its programs, times the places of a recurrence (None: few, or cheap).
-
-    Inputs. ``inputs`` are distributions of a tensor by their names, the plainest first, in place of those of its role
-    (see `assay.golden.signature.Inputs`). ``unused(*tensors)`` gives masks, by tensor's name, of the elements that no
-    result depends on: they may hold NaN, and integers there are not held to their bounds. It must bear integers beyond
-    their bounds elsewhere too.
-
-    Results. ``chosen`` names those that others hang on and that are a kernel's own choice (top-k ids, zero-points): the
-    definition takes them back as keywords. ``admissible(xp, *tensors, chosen, **options)`` tells, element for element,
-    which choices of the first of them are right, where no interval of numbers does. ``gradient_of`` names the op whose
-    gradients these are: each result bears the name of one of its tensors, after a ``d``.
-
-    Inside. ``reduction`` is the sum. ``faults`` are faults of its kernels: those of its own, and names of fault models
-    that it has beyond those of any op. ``exempt`` names fault models of any op that none of its results would show.
+    definition: ``definition(xp, *tensors, **options)``, evaluated by every arithmetic of `assay.golden.arithmetic`.
+    signature_text: see `assay.golden.signature`; or a function of the options that returns it.
+    stages: the rounding points inside kernels, each with its default format (None: not rounded).
+    version: raised whenever the mathematics changes, so that goldens stored earlier no longer count.
+    public: whether `specs` lists the op; compositions that only a checker uses are not listed.
+    faults: the op's own faults, and names of fault models that not every op has; ``exempt``: general fault models that
+        none of its results would show.
+    import_name: identifies the op in any process, if its name and module don't.
+    needs_dtypes: the definition takes ``dtypes=``, the tensors' dtypes in order.
     """
 
     name: str
@@ -131,57 +190,40 @@ class Spec:
     options: Mapping[str, Option] = field(default_factory=dict)
     stages: Mapping[str, str | None] = field(default_factory=dict)
     version: int = 1
-    listed: bool = True
-    rows: str | Callable[[Mapping[str, Any]], str | None] | None = None
-    columns: str | None = None
-    separable: tuple[str, ...] = ()
-    summed: tuple[str, ...] = ()
-    parts: Mapping[str, Part] = field(default_factory=dict)
-    picked: tuple[str, ...] = ()
-    elementwise: bool = False
-    groups: Mapping[str, str] = field(default_factory=dict)
-    grid: tuple[str, ...] = ()
-    dealt: str | None = None
-    sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    multiples: Mapping[str, str] = field(default_factory=dict)
-    least: Mapping[str, str] = field(default_factory=dict)
-    empty: tuple[str, ...] = ()
-    usual: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    long: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    work: str | None = None
-    turns: str | None = None
-    inputs: Mapping[str, Inputs] = field(default_factory=dict)
-    unused: Callable[..., Mapping[str, Any]] | None = None
-    chosen: tuple[str, ...] = ()
-    admissible: Callable[..., Any] | None = None
-    gradient_of: str | None = None
+    public: bool = True
+    axes: Axes = Axes()
+    sizes: Sizes = Sizes()
+    inputs: InputRules = InputRules()
+    outputs: OutputRules = OutputRules()
     reduction: Reduction | None = None
     faults: tuple[Fault | str, ...] = ()
     exempt: tuple[str, ...] = ()
-    address: str = ""
-    typed: bool = False
+    import_name: str = ""
+    needs_dtypes: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "grid", self.grid or self.signature().tensors[0].leading)
-        object.__setattr__(self, "multiples", {**self.groups, **self.multiples})
+        grid = self.axes.grid or self.signature().tensors[0].leading
+        object.__setattr__(self, "axes", replace(self.axes, grid=grid))
+        multiples = {**self.axes.groups, **self.sizes.multiples}
+        object.__setattr__(self, "sizes", replace(self.sizes, multiples=multiples))
 
     @property
-    def reference(self) -> str:
-        """What names the op in any process: its name, of an op of one's own ``module:name`` unless it is a script's."""
-        if self.address:
-            return self.address
+    def qualified_name(self) -> str:
+        """The op's name in any process: ``module:name`` unless it is built in, or defined in a script."""
+        if self.import_name:
+            return self.import_name
         module = self.definition.__module__
         return self.name if _is_built_in(module) or module == "__main__" else f"{module}:{self.name}"
 
     def signature(self, options: Mapping[str, Any] | None = None) -> Signature:
-        """The signature under ``options`` (defaults where left out)."""
+        """Return the signature under ``options`` (defaults where left out)."""
         text = self.signature_text
-        found = parse(text if isinstance(text, str) else text(self.complete(options or {})))
-        steps = {symbol: name for symbol, name in self.multiples.items() if name in self.options}
-        if steps:
+        signature = parse(text if isinstance(text, str) else text(self.complete(options or {})))
+        by_option = {symbol: name for symbol, name in self.sizes.multiples.items() if name in self.options}
+        if by_option:
             complete = self.complete(options or {})
-            found = replace(found, steps={symbol: complete[name] for symbol, name in steps.items()})
-        return found.with_inputs(self.inputs) if self.inputs else found
+            signature = replace(signature, steps={symbol: complete[name] for symbol, name in by_option.items()})
+        return signature.with_inputs(self.inputs.distributions) if self.inputs.distributions else signature
 
     @property
     def signatures(self) -> Iterator[Signature]:
@@ -193,31 +235,33 @@ class Spec:
                     yield self.signature({name: value})
 
     @property
-    def usual_settings(self) -> dict[str, Any]:
-        """What an examination of the op as a whole varies: a dtype, if there is one to choose, options and sizes."""
+    def default_settings(self) -> dict[str, Any]:
+        """The dtype (None if the op fixes all), options and sizes that an examination of the whole op varies."""
         return {
             "dtype": "bfloat16" if any(tensor.dtype is None for tensor in self.tensors) else None,
             "options": {name: list(option.usual) for name, option in self.options.items() if option.usual},
-            "shapes": {name: list(sizes) for name, sizes in self.usual.items()},
+            "shapes": {name: list(sizes) for name, sizes in self.sizes.default.items()},
         }
 
-    def independent(self, options: Mapping[str, Any]) -> str | None:
-        """The symbol along which rows are independent of each other under complete ``options``."""
-        return self.rows(options) if callable(self.rows) else self.rows
+    def row_axis(self, options: Mapping[str, Any]) -> str | None:
+        """Return the symbol along which rows are independent of each other under complete ``options``."""
+        rows = self.axes.rows
+        return rows(options) if callable(rows) else rows
 
     def step(self, signature: Signature, symbol: str, sizes: Mapping[str, int]) -> int:
-        """What a symbol must be a multiple of: its divisors in the signature, and its partner of ``multiples``."""
+        """Return the number that a symbol must be a multiple of, by the signature and by `Sizes.multiples`."""
         step = signature.divisor(symbol)
-        partner = self.multiples.get(symbol, "")
+        partner = self.sizes.multiples.get(symbol, "")
         if partner.isdigit():
             return math.lcm(step, int(partner))
         return math.lcm(step, max(sizes.get(partner, 1), 1)) if partner in signature.symbols else step
 
     def cost(self, sizes: Mapping[str, int]) -> int:
-        """About how many operations an evaluation takes."""
-        if self.work is not None:
-            return dimension(self.work, sizes)
-        return math.prod(max(size, 1) for name, size in sizes.items() if name not in self.multiples.values())
+        """Return roughly how many operations an evaluation takes."""
+        if self.sizes.work is not None:
+            return dimension(self.sizes.work, sizes)
+        divisors = self.sizes.multiples.values()
+        return math.prod(max(size, 1) for name, size in sizes.items() if name not in divisors)
 
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
@@ -225,7 +269,7 @@ class Spec:
         return self.signature().tensors
 
     def complete(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """``options`` with the defaults filled in; `OptionError` on an unknown name or a value out of place."""
+        """Return ``options`` with the defaults filled in; `OptionError` on an unknown name or an invalid value."""
         for name, value in options.items():
             if name not in self.options:
                 raise OptionError(f"{self.name}: {unknown('option', name, self.options)}")
@@ -233,12 +277,36 @@ class Spec:
         return {name: option.normal(options.get(name, option.default)) for name, option in self.options.items()}
 
 
-def define(
-    name: str, signature: str | Callable[[Mapping[str, Any]], str], **fields: Any
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: register the decorated definition as the spec ``name``; ``fields`` are those of `Spec`.
+_RECORDS = {"axes": Axes, "sizes": Sizes, "inputs": InputRules, "outputs": OutputRules}
+_KEYWORDS = {part.name: (name, part.name) for name, record in _RECORDS.items() for part in fields(record)} | {
+    "sizes": ("sizes", "allowed"),
+    "min_sizes": ("sizes", "minimum"),
+    "default_sizes": ("sizes", "default"),
+    "long_sizes": ("sizes", "long"),
+    "inputs": ("inputs", "distributions"),
+    # Names of earlier versions, which definitions outside of this repository may use.
+    "separable": ("axes", "independent"),
+    "summed": ("axes", "reduced"),
+    "parts": ("axes", "tiling"),
+    "picked": ("axes", "gathered"),
+    "dealt": ("axes", "sharded"),
+    "least": ("sizes", "minimum"),
+    "empty": ("sizes", "may_be_zero"),
+    "usual": ("sizes", "default"),
+    "turns": ("sizes", "sequential_steps"),
+    "admissible": ("outputs", "accepts"),
+    "listed": ("", "public"),
+}  # keyword of `define`: the record (none: `Spec` itself) and its field
 
-    Raises `DefinitionError` where the name is that of an op of another module.
+
+def define(
+    name: str, signature: str | Callable[[Mapping[str, Any]], str], **facts: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a definition to register it as the spec ``name``.
+
+    ``facts`` are fields of `Spec`, and those of its `Axes`, `Sizes`, `InputRules` and `OutputRules` by their own names,
+    except that `Sizes` takes ``sizes``, ``min_sizes``, ``default_sizes`` and ``long_sizes``, and `InputRules`
+    ``inputs``. ``may_be_zero`` defaults to the rows. Raises `DefinitionError` if an op of another module has that name.
     """
 
     def register(definition: Callable[..., Any]) -> Callable[..., Any]:
@@ -249,22 +317,28 @@ def define(
             raise DefinitionError(
                 f"op {name!r} is defined in {_REGISTRY[name].definition.__module__} already; choose another name"
             )
-        rows = fields.get("rows")
-        fields.setdefault("empty", (rows,) if isinstance(rows, str) else ())
-        found = Spec(name, definition, signature, **fields)
-        _REGISTRY[name] = _REGISTRY[found.reference] = found
+        of_spec: dict[str, Any] = {}
+        of_records: dict[str, dict[str, Any]] = {record: {} for record in _RECORDS}
+        for keyword, value in facts.items():
+            record, attribute = _KEYWORDS.get(keyword, ("", keyword))
+            (of_records[record] if record else of_spec)[attribute] = value
+        rows = facts.get("rows")
+        of_records["sizes"].setdefault("may_be_zero", (rows,) if isinstance(rows, str) else ())
+        records = {record: _RECORDS[record](**values) for record, values in of_records.items()}
+        made = Spec(name, definition, signature, **of_spec, **records)
+        _REGISTRY[name] = _REGISTRY[made.qualified_name] = made
         return definition
 
     return register
 
 
-def register(found: Spec) -> Spec:
-    """A spec that is known by its reference; one that is known already, and the same, stays."""
-    known = _REGISTRY.get(found.reference)
-    if known is not None and known == found:
+def register(made: Spec) -> Spec:
+    """Register a spec under its qualified name; return the registered one if it is equal."""
+    known = _REGISTRY.get(made.qualified_name)
+    if known is not None and known == made:
         return known
-    _REGISTRY[found.reference] = found
-    return found
+    _REGISTRY[made.qualified_name] = made
+    return made
 
 
 def _is_built_in(module: str) -> bool:
@@ -279,15 +353,15 @@ def _load_built_in() -> None:
 
 @cache
 def _load() -> None:
-    """The built-in ops, and those of installed distributions; one that is broken is named in a warning."""
+    """Load the built-in ops and those of installed distributions; warn of a distribution that fails to load."""
     _load_built_in()
     for entry in entry_points(group="assay.ops"):
         try:
             import_module(entry.module)
         except Exception as error:
-            owner = entry.dist.name if entry.dist else "an installed distribution"
+            distribution = entry.dist.name if entry.dist else "an installed distribution"
             warnings.warn(
-                f"{owner}: its ops ({entry.value}, entry point of assay.ops) can't be loaded: "
+                f"{distribution}: its ops ({entry.value}, entry point of assay.ops) can't be loaded: "
                 f"{type(error).__name__}: {error}",
                 RuntimeWarning,
                 stacklevel=2,
@@ -295,22 +369,22 @@ def _load() -> None:
 
 
 def load_ops(modules: Sequence[str] | None) -> Sequence[str]:
-    """Import modules that define ops; those of the current folder count. Raises `DefinitionError`."""
+    """Import modules that define ops, also from the current folder. Raises `DefinitionError`."""
     for module in modules or ():
         import_own(module, f"ops {module!r}", DefinitionError)
     return modules or ()
 
 
 def specs() -> tuple[str, ...]:
-    """The names of all specs that are listed."""
+    """Return the names of all public specs."""
     _load()
-    return tuple(sorted({found.name for found in _REGISTRY.values() if found.listed}))
+    return tuple(sorted({op.name for op in _REGISTRY.values() if op.public}))
 
 
 def spec(name: str, target: str = "") -> Spec:
-    """The spec called ``name``, or of one's own ``module:name``; `UnknownSpec` if there is none.
+    """Return the spec ``name``, or ``module:name`` of an op that is not built in; `UnknownSpec` if there is none.
 
-    ``target`` is a kernel's importable name, whose module may define the op.
+    ``target`` is a kernel's importable name; its module may define the op.
     """
     if name not in _REGISTRY and "(" in name:
         made: Spec = import_module(_REFERENCES).named(name)
@@ -320,7 +394,7 @@ def spec(name: str, target: str = "") -> Spec:
     if name not in _REGISTRY and ":" in name:
         load_ops([name.partition(":")[0]])
     if name not in _REGISTRY and ":" in target:
-        with suppress(DefinitionError):  # a module that isn't there defines no op
+        with suppress(DefinitionError):  # a module that doesn't exist defines no op
             load_ops([target.partition(":")[0]])
     if name not in _REGISTRY:
         raise UnknownSpec(unknown("spec", name, specs()))
@@ -329,7 +403,7 @@ def spec(name: str, target: str = "") -> Spec:
 
 @contextmanager
 def forgotten() -> Iterator[None]:
-    """What `define` registers inside is known inside alone."""
+    """Return a context after which specs registered inside are forgotten."""
     _load()
     known = dict(_REGISTRY)
     try:
@@ -340,6 +414,6 @@ def forgotten() -> Iterator[None]:
 
 
 def gradients_of(op: str) -> list[Spec]:
-    """The specs that say of themselves that they are the gradient of ``op``."""
+    """Return the specs whose results are the gradients of ``op``."""
     _load()
-    return [found for name, found in _REGISTRY.items() if found.gradient_of == op and name == found.reference]
+    return [s for name, s in _REGISTRY.items() if s.outputs.gradient_of == op and name == s.qualified_name]

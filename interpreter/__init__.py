@@ -2,7 +2,7 @@
 
 In: a Triton launch, inside ``with faithful():`` or an examination. Out: the results that Triton's NVIDIA backend
 gives, and a `SanitizerError` at the first access that isn't right. Called by users (`faithful`), by the plugin and
-by `assay.verify.execution`; usable alone.
+by `assay.verify.harness`; usable alone.
 """
 
 from assay.interpreter.emission import NVIDIA, Emission

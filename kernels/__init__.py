@@ -1,7 +1,7 @@
 """Kernels under test, one op a file, by what they are written in; of ours they import nothing outside of this room.
 
 In: tensors and options of an op. Out: tensors. Called by `configs/survey.toml`, by tests and by users directly.
-triton · pallas · cuda · cpu (ours) · parallel (ours, for every rank of a group) · libraries (adapters of other
+triton · pallas · cuda (ours) · parallel (ours, for every rank of a group) · libraries (adapters of other
 libraries' kernels) · models (`replace` puts ours in).
 """
 

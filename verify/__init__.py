@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from assay.runtime.lazy import lazy
 
 if TYPE_CHECKING:
+    from assay.judge.procedure import judge
     from assay.verify.contract import Contract
     from assay.verify.errors import VerificationError
     from assay.verify.examination.backward import BackwardVerdict, examine_backward, gradient_of
     from assay.verify.examination.procedure import check, examine
     from assay.verify.findings import Explanation, Failure
-    from assay.verify.judging.procedure import judge
     from assay.verify.verdict import Verdict
 
 __all__ = [

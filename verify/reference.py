@@ -29,7 +29,7 @@ def question_of(op: str | Reference | Sequence[Reference], tensors: str | None =
             "tensors: expected what the reference takes and gives, e.g. 'x[T,D], weight[D] -> y[T,D]', or inputs=, a "
             "function that gives example arguments"
         )
-    return reference_spec(op, tensors).reference
+    return reference_spec(op, tensors).qualified_name
 
 
 def question_by_example(
@@ -46,7 +46,7 @@ def question_by_example(
     name = getattr(forms[0], "__name__", None) or type(forms[0]).__name__
     limits: dict[str, Any] = {"multiples": example.multiples, "sizes": example.allowed}
     if example.plain and not isinstance(kernel, torch.nn.Module):
-        return kernel, reference_spec(forms, example.text, **limits).reference, example.dtype
+        return kernel, reference_spec(forms, example.text, **limits).qualified_name, example.dtype
     calls = [example.call.with_target(form) for form in forms]
     made = reference_spec(calls, example.text, name=name, **limits)
-    return example.call.with_target(kernel), made.reference, example.dtype
+    return example.call.with_target(kernel), made.qualified_name, example.dtype

@@ -24,7 +24,7 @@ from assay.verify.cases.at_shape import checked_shapes
 from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.contract import Contract, contract_from_table
 from assay.verify.errors import SettingError
-from assay.verify.execution.refusals import checked
+from assay.verify.harness.refusals import checked
 
 _LARGEST_SIZE = 1025  # where a range of sizes has no "max"
 OF_THE_RUN = (
@@ -106,7 +106,7 @@ class Settings:
     def __post_init__(self) -> None:
         """Check every field, and bring it into its one form."""
         definition = self.definition
-        self._set("spec", definition.reference)
+        self._set("spec", definition.qualified_name)
         self._set("device", str(self.device))
         fitting(Settings, vars(self))
         if self.pretend or self.emission:

@@ -17,7 +17,7 @@ from assay.verify.findings import Findings
 from assay.verify.report.text import text_report
 
 if TYPE_CHECKING:
-    from assay.verify.mutation.power_report import PowerReport
+    from assay.verify.power_report import PowerReport
 
 _Name = TypeVar("_Name", str, int)
 

@@ -9,7 +9,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from assay.verify.campaign.table import entries
 from assay.verify.examination.procedure import examination as examination_of
-from assay.verify.execution.target import load_target
+from assay.verify.harness.target import load_target
 from benchmarks.gpu.part import LONGEST, Part, main
 
 _REHEARSED = ("assay.softmax",)

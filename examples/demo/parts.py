@@ -18,7 +18,7 @@ from assay.interpreter import faithful
 from assay.runtime.pool import Heartbeat
 from assay.verify.campaign.survey import Job, examine_job, plan
 from assay.verify.campaign.table import entries
-from assay.verify.execution.target import load_target
+from assay.verify.harness.target import load_target
 from assay.verify.verdict import Verdict
 
 HERE = Path(__file__).resolve().parent

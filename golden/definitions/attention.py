@@ -8,7 +8,7 @@ from typing import Any
 from assay.golden.arithmetic.base import Arithmetic, Idx, N
 from assay.golden.errors import ShapeError
 from assay.golden.options import Option, choice, flag, number
-from assay.golden.registry import Apart, Reduction, define
+from assay.golden.registry import Reduction, Tile, define
 
 
 def _signature(options: Mapping[str, Any]) -> str:
@@ -27,7 +27,7 @@ def _is_window(value: Any) -> bool:
 
 def queries_apart(
     first: int, count: int, sizes: Mapping[str, int], options: Mapping[str, Any], tensors: Mapping[str, Any]
-) -> Apart | None:
+) -> Tile | None:
     """Of any queries the keys that they see: under a causal mask those up to the last one's own.
 
     Masks count keys from the last query's place, so behind that key none may be left, and it stands last; counted from
@@ -37,12 +37,12 @@ def queries_apart(
     biased = bool(options.get("alibi"))
     anywhere = causal == "none" and not options.get("window") and not biased
     if anywhere or (first == 0 and not biased if causal == "top_left" else last == sizes["Sq"]):
-        return Apart({"Sq": (first, count)}, options)
+        return Tile({"Sq": (first, count)}, options)
     keys = last if causal == "top_left" else last + sizes["Sk"] - sizes["Sq"]
     shifted = causal == "top_left" and biased and sizes["Sk"] != sizes["Sq"]
     if causal == "none" or shifted or not 0 < keys <= sizes["Sk"]:
         return None
-    return Apart({"Sq": (first, count), "Sk": (0, keys)}, {**options, "causal": "bottom_right"})
+    return Tile({"Sq": (first, count), "Sk": (0, keys)}, {**options, "causal": "bottom_right"})
 
 
 SIZES = {
@@ -68,12 +68,12 @@ SIZES = {
     stages={"query": None, "scores": None, "probabilities": "input"},
     rows="B",
     columns="Dv",
-    empty=("Sq",),
+    may_be_zero=("Sq",),
     work="B*H*Sq*Sk*(D+Dv)",
-    turns="B*H*ceil(Sq/32)*ceil(Sk/256)",
+    sequential_steps="B*H*ceil(Sq/32)*ceil(Sk/256)",
     sizes=SIZES,
     groups={"H": "Hkv"},
-    parts={"Sq": queries_apart},
+    tiling={"Sq": queries_apart},
     reduction=Reduction("Sk", of=("v",), mean=True, under={"causal": "none", "window": None, "sinks": False}),
     faults=("inputs_in_tf32",),
     exempt=("written_into_next_row",),

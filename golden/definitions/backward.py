@@ -42,8 +42,8 @@ def softmax_backward(xp: Arithmetic[N], y: N, dy: N) -> N:
     "layernorm_backward",
     "x[R,N], weight[N], dy[R,N] -> dx[R,N], dweight[N], dbias[N]",
     options={"eps": number(1e-5, positive=True)},
-    summed=("R",),
-    empty=("R",),
+    reduced=("R",),
+    may_be_zero=("R",),
     gradient_of="layernorm",
     reduction=Reduction("N"),
     exempt=("tail_of_sum_dropped",),
@@ -80,8 +80,8 @@ def layernorm_backward(xp: Arithmetic[N], x: N, weight: N, dy: N, *, eps: float)
     "rmsnorm_backward",
     "x[R,N], weight[N], dy[R,N] -> dx[R,N], dweight[N]",
     options={"eps": number(1e-6, positive=True)},
-    summed=("R",),
-    empty=("R",),
+    reduced=("R",),
+    may_be_zero=("R",),
     gradient_of="rmsnorm",
     reduction=Reduction("N"),
 )
@@ -103,7 +103,7 @@ def rmsnorm_backward(xp: Arithmetic[N], x: N, weight: N, dy: N, *, eps: float) -
     "gate[R,N], up[R,N], dy[R,N] -> dgate[R,N], dup[R,N]",
     rows="R",
     stages={"activated": None, "activated_gradient": None},
-    separable=("N",),
+    independent=("N",),
     gradient_of="swiglu",
 )
 def swiglu_backward(xp: Arithmetic[N], gate: N, up: N, dy: N) -> tuple[N, N]:

@@ -50,7 +50,7 @@ def _last_block_seen(xp: Any, q: Any, k: Any, v: Any, mask: Any, **options: Any)
     stages={"query": None, "scores": None, "probabilities": "input"},
     rows="B",
     columns="Dv",
-    empty=(),
+    may_be_zero=(),
     work="B*H*Sq*Sk*(D+Dv)",
     sizes=SIZES,
     groups={"H": "Hkv"},

@@ -10,8 +10,8 @@ from assay.golden.registry import Reduction, define
     "all_reduce",
     "shards[R,N] -> y[N]",
     rows="N",
-    empty=("N",),
-    dealt="R",
+    may_be_zero=("N",),
+    sharded="R",
     reduction=Reduction("R", of=("shards",)),
     faults=("saturating_store", "store_rounds_ties_away"),
 )

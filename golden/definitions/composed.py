@@ -21,7 +21,7 @@ from assay.golden.registry import define
     stages={"output": "input"},
     rows="R",
     gradient_of="softmax",
-    listed=False,
+    public=False,
 )
 def softmax_gradient(xp: Arithmetic[N], x: N, dy: N) -> N:
     """softmax_backward of y = softmax(x) and dy. Stage "output": y, as it is saved between the passes."""
@@ -34,9 +34,9 @@ def softmax_gradient(xp: Arithmetic[N], x: N, dy: N) -> N:
     options=OPTIONS,
     stages={"gradient": None},
     rows=lambda options: None if options["reduction"] == "mean" else "T",
-    empty=("T",),
+    may_be_zero=("T",),
     gradient_of="cross_entropy",
-    listed=False,
+    public=False,
 )
 def cross_entropy_gradient(
     xp: Arithmetic[N, Idx],

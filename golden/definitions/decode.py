@@ -66,7 +66,7 @@ def _unused(
         "max_pages": (1, 2, 3, 4, 6, 9, 13, 24, 64),
     },
     groups={"H": "Hkv"},
-    picked=("P",),
+    gathered=("P",),
     grid=("B", "P"),
     reduction=Reduction("max_pages*page"),
     faults=("inputs_in_tf32",),

@@ -101,9 +101,9 @@ def _read_before_written(xp: Any, *tensors: Any, **options: Any) -> Any:
     options={"scale": number(None, usual=(None, 0.3)), "normalized": flag()},
     stages={"normalized": "input", "scores": "input", "inverse": "input", "updates": "input", "state": "input"},
     rows="B",
-    separable=("H",),
+    independent=("H",),
     columns="Dv",
-    empty=(),
+    may_be_zero=(),
     sizes=SIZES,
     work="2*B*H*T*(T+D)*(Dv+T)",
     inputs={

@@ -68,7 +68,7 @@ def _signed(xp: Any, qweight: Any, scales: Any, zeros: Any, *, packing: str) -> 
     "dequantize_int4",
     lambda options: f"{INT4[options['packing']]} -> w:bfloat16[K,N]",
     options={"packing": choice("plain", "awq", "gptq")},
-    separable=("N",),
+    independent=("N",),
     sizes={"g": (32, 64, 128)},
     multiples={"K": "g"},
     faults=(

@@ -13,7 +13,7 @@ from assay.golden.registry import Fault, define
     "table[V,D], ids:int64[T]=index(V) -> y[T,D]",
     rows="T",
     columns="D",
-    picked=("V",),
+    gathered=("V",),
     faults=(
         Fault("embedding_row_after", "the row after the one that is asked for is read",
               lambda xp, table, ids: table[(ids + 1) % max(table.shape[0], 1)], "routing"),
@@ -47,8 +47,8 @@ def _mean(xp: Any, table: Any, ids: Any, dy: Any) -> Any:
 @define(
     "embedding_backward",
     "table[V,D], ids:int64[T]=index(V), dy[T,D] -> dtable[V,D]",
-    separable=("D",),
-    empty=("T",),
+    independent=("D",),
+    may_be_zero=("T",),
     gradient_of="embedding",
     faults=(
         "saturating_store",

@@ -36,7 +36,7 @@ def _flat_slope(xp: Any, gate: Any, up: Any, dy: Any, *, approximate: str) -> An
     options={"approximate": choice("none", "tanh")},
     stages={"activated": None, "activated_gradient": None},
     rows="R",
-    separable=("N",),
+    independent=("N",),
     gradient_of="geglu",
     faults=(
         Fault("geglu_gradients_swapped", "the gradients of gate and up are swapped",
@@ -70,7 +70,7 @@ def geglu_backward(xp: Arithmetic[N], gate: N, up: N, dy: N, *, approximate: str
     "logsigmoid_backward",
     "x[R,N], dy[R,N] -> dx[R,N]",
     rows="R",
-    separable=("N",),
+    independent=("N",),
     gradient_of="logsigmoid",
     faults=(
         Fault("logsigmoid_gradient_side", "dy sigmoid(x) is computed: the sign of x",
@@ -113,8 +113,8 @@ def _without_mean(xp: Any, x: Any, weight: Any, gate: Any, dy: Any, **options: A
     "gated_rmsnorm_backward",
     "x[R,N], weight[N], gate[R,N], dy[R,N] -> dx[R,N], dweight[N], dgate[R,N]",
     options={"eps": number(1e-6, positive=True), "activation": choice("silu", "sigmoid"), "gate_first": flag()},
-    summed=("R",),
-    empty=("R",),
+    reduced=("R",),
+    may_be_zero=("R",),
     gradient_of="gated_rmsnorm",
     reduction=Reduction("N"),
     faults=(
@@ -177,7 +177,7 @@ def _whole_sum(xp: Arithmetic[N], x: N) -> N:
 @define(
     "dynamic_tanh_backward",
     "x[R,N], alpha[1], weight[N], dy[R,N] -> dx[R,N], dalpha[1], dweight[N], dbias[N]",
-    empty=("R",),
+    may_be_zero=("R",),
     gradient_of="dynamic_tanh",
     reduction=Reduction("N"),
     inputs={

@@ -13,7 +13,7 @@ _FAULTS = ("inputs_in_tf32", "saturating_store", "store_rounds_ties_away", "infi
     "a[M,K], b[K,N] -> c[M,N]",
     rows="M",
     columns="N",
-    empty=("M", "N", "K"),
+    may_be_zero=("M", "N", "K"),
     reduction=Reduction("K", of=("a", "b")),
     faults=_FAULTS,
 )
@@ -27,8 +27,8 @@ def gemm(xp: Arithmetic[N], a: N, b: N) -> N:
     "x[M,K], weight[N,K], bias[N] -> y[M,N]",
     rows="M",
     columns="N",
-    empty=("M", "N", "K"),
-    dealt="K",
+    may_be_zero=("M", "N", "K"),
+    sharded="K",
     reduction=Reduction("K", of=("x", "weight")),
     faults=_FAULTS,
 )

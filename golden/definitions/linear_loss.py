@@ -38,9 +38,9 @@ def _mean_of_chunks(xp: Any, x: Any, weight: Any, target: Any, **options: Any) -
     options=OPTIONS,
     stages={"logits": "input"},
     rows=lambda options: loss_size(options) or None,
-    empty=("T",),
+    may_be_zero=("T",),
     work="T*V*D",
-    turns="ceil(T/16)*ceil(V/32)",
+    sequential_steps="ceil(T/16)*ceil(V/32)",
     reduction=Reduction("D"),
     faults=(
         "inputs_in_tf32",
@@ -92,9 +92,9 @@ def _first_chunk(xp: Any, x: Any, weight: Any, target: Any, **options: Any) -> A
     ),
     options=OPTIONS,
     stages={"logits": "input", "logit_gradient": "input"},
-    empty=("T",),
+    may_be_zero=("T",),
     work="3*T*V*D",
-    turns="ceil(T/16)*ceil(V/32)",
+    sequential_steps="ceil(T/16)*ceil(V/32)",
     reduction=Reduction("D"),
     gradient_of="linear_cross_entropy",
     faults=(

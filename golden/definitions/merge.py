@@ -25,7 +25,7 @@ def _unused(o_a: torch.Tensor, lse_a: torch.Tensor, o_b: torch.Tensor, lse_b: to
     "o_a[T,H,D], lse_a:float32[T,H]=lse, o_b[T,H,D], lse_b:float32[T,H]=lse -> o[T,H,D], lse:float32[T,H]",
     rows="T",
     sizes={"H": (1, 2, 3, 5, 33), "D": (1, 3, 8, 16, 33, 64, 128)},
-    separable=("H",),
+    independent=("H",),
     unused=_unused,
 )
 def merge_states(xp: Arithmetic[N, Idx], o_a: N, lse_a: N, o_b: N, lse_b: N) -> tuple[N, N]:
@@ -84,7 +84,7 @@ def _largest(xp: Any, o: Any, lse: Any) -> Any:
     "o[T,S,H,D], lse:float32[T,S,H]=lse -> merged[T,H,D], merged_lse:float32[T,H]",
     rows="T",
     sizes={"S": (2, 3, 5, 1, 8), "H": (1, 2, 3, 5), "D": (1, 3, 8, 16, 33, 64, 128)},
-    separable=("H",),
+    independent=("H",),
     unused=_many_unused,
     reduction=Reduction("S"),
     faults=(

@@ -39,10 +39,10 @@ def check_choices(op: str, experts: int, top_k: int) -> None:
     lambda options: f"logits[T,E] -> weights:float32[T,{options['top_k']}], ids:int32[T,{options['top_k']}]=index(E)",
     options=ROUTING,
     rows="T",
-    least={"E": "top_k"},
-    usual={"E": (2, 4, 8, 17, 60, 64)},
+    min_sizes={"E": "top_k"},
+    default_sizes={"E": (2, 4, 8, 17, 60, 64)},
     chosen=("ids",),
-    admissible=_admissible,
+    accepts=_admissible,
 )
 def moe_route(
     xp: Arithmetic[N, Idx], logits: N, *, top_k: int, renormalize: bool, scoring: str, ids: Idx | None = None
@@ -62,8 +62,8 @@ def moe_route(
     stages={"gate_up": None, "activated": None, "hidden": "input", "expert": None, "weighted": None},
     rows="T",
     work="T*k*D*F+E*D*F",
-    turns="E+ceil(T*k/16)",
-    picked=("E",),
+    sequential_steps="E+ceil(T*k/16)",
+    gathered=("E",),
     sizes={"k": (1, 2, 3, 6, 8), "E": (1, 2, 3, 4, 8, 17, 64)},
     reduction=Reduction("D+F"),
     faults=("inputs_in_tf32",),

@@ -80,7 +80,7 @@ def _halves_swapped(xp: Any, *tensors: Any, granularity: str) -> Any:
     },
     rows="T",
     work="2*(T*k*D*F+E*D*F)",
-    picked=("E",),
+    gathered=("E",),
     sizes={"k": (1, 2, 3, 6, 8), "E": (1, 2, 3, 4, 8, 17, 64)},
     gradient_of="moe_fp8",
     reduction=Reduction("D+F"),

@@ -21,8 +21,8 @@ def _without_mean(xp: Any, logits: Any, dweights: Any, *, top_k: int, renormaliz
     lambda options: f"logits[T,E], dweights:float32[T,{options['top_k']}] -> dlogits[T,E]",
     options=ROUTING,
     rows="T",
-    least={"E": "top_k"},
-    usual={"E": (2, 4, 8, 17, 60, 64)},
+    min_sizes={"E": "top_k"},
+    default_sizes={"E": (2, 4, 8, 17, 60, 64)},
     gradient_of="moe_route",
     faults=(
         Fault("route_gradient_without_mean", "what all weights have in common is not subtracted", _without_mean,

@@ -74,7 +74,7 @@ def _dealt_out(xp: Any, x: Any, weight: Any, bias: Any, *, groups: int, eps: flo
         "eps": number(1e-5, positive=True),
     },
     rows="B",
-    empty=(),
+    may_be_zero=(),
     multiples={"C": "groups"},
     reduction=Reduction("L"),
     faults=(

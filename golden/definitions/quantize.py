@@ -105,7 +105,7 @@ def _scales(options: Mapping[str, Any]) -> str:
     lambda options: f"x[R,N]=real(448) -> codes:float8_e4m3fn[R,N]=rounded, scale:float32{_scales(options)}",
     options={"granularity": _granularity("row", "tensor", "group128"), **_OPTIONS},
     rows=_rows,
-    empty=("R",),
+    may_be_zero=("R",),
     chosen=("scale",),
 )
 def quantize_fp8(xp: Arithmetic[N], x: N, *, scale: N | None = None, **options: Any) -> tuple[N, N]:
@@ -123,7 +123,7 @@ def quantize_fp8(xp: Arithmetic[N], x: N, *, scale: N | None = None, **options: 
     lambda options: f"x[R,N]=real(127) -> codes:int8[R,N]=rounded, scale:float32{_scales(options)}",
     options={"granularity": _granularity("row", "tensor"), **{k: v for k, v in _OPTIONS.items() if k != "scales"}},
     rows=_rows,
-    empty=("R",),
+    may_be_zero=("R",),
     chosen=("scale",),
 )
 def quantize_int8(xp: Arithmetic[N], x: N, *, scale: N | None = None, **options: Any) -> tuple[N, N]:

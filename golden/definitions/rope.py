@@ -13,8 +13,8 @@ from assay.golden.registry import Fault, define
     options={"interleaved": flag()},
     stages={"products": None},
     rows="B",
-    separable=("S", "H"),
-    empty=("B", "S"),
+    independent=("S", "H"),
+    may_be_zero=("B", "S"),
     faults=("saturating_store", "store_rounds_ties_away"),
 )
 def rope(xp: Arithmetic[N], x: N, cos: N, sin: N, *, interleaved: bool) -> N:
@@ -45,8 +45,8 @@ def _turned_on(xp: Arithmetic[N], cos: N, sin: N, dy: N, *, interleaved: bool) -
     options={"interleaved": flag()},
     stages={"products": None},
     rows="B",
-    separable=("S", "H"),
-    empty=("B", "S"),
+    independent=("S", "H"),
+    may_be_zero=("B", "S"),
     grid=("B", "S"),
     gradient_of="rope",
     faults=(

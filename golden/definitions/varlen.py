@@ -9,14 +9,14 @@ from typing import Any
 from assay.golden.arithmetic.base import Arithmetic, Idx, N
 from assay.golden.definitions.attention import attend_heads, heads_per_group, queries_apart
 from assay.golden.options import choice, number
-from assay.golden.registry import Apart, Reduction, define
+from assay.golden.registry import Reduction, Tile, define
 
 SIZES = {"B": (1, 2, 3, 5, 8, 9, 17), "Hkv": (1, 2, 3), "D": (8, 16, 32, 40, 64, 80, 128, 256)}
 
 
 def tokens_apart(
     first: int, count: int, sizes: Mapping[str, int], options: Mapping[str, Any], tensors: Mapping[str, Any]
-) -> Apart | None:
+) -> Tile | None:
     """Of neighbouring tokens those of one sequence, with its keys, as `queries_apart` says of its queries."""
     if not tensors:
         return None
@@ -28,9 +28,9 @@ def tokens_apart(
     found = queries_apart(first - begin, min(count, end - first), own, options, {})
     if found is None:
         return None
-    (start, some), (_, seen) = found.places["Sq"], found.places.get("Sk", (0, length))
+    (start, some), (_, seen) = found.ranges["Sq"], found.ranges.get("Sk", (0, length))
     offsets = {"cu_seqlens_q": queries.new_tensor([0, some]), "cu_seqlens_k": keys.new_tensor([0, seen])}
-    return Apart({"Tq": (begin + start, some), "Tk": (before, seen), "B": (b, 1)}, found.options, offsets)
+    return Tile({"Tq": (begin + start, some), "Tk": (before, seen), "B": (b, 1)}, found.options, offsets)
 
 
 @define(
@@ -39,12 +39,12 @@ def tokens_apart(
     "-> out[Tq,H,D]",
     options={"causal": choice("none", "bottom_right"), "scale": number(None, usual=(None, 0.3))},
     stages={"query": None, "scores": None, "probabilities": "input"},
-    empty=("Tq", "Tk"),
+    may_be_zero=("Tq", "Tk"),
     work="8*H*Tq*Tk*D",
-    turns="H*(ceil(Tq/32)+B)",
+    sequential_steps="H*(ceil(Tq/32)+B)",
     sizes=SIZES,
     groups={"H": "Hkv"},
-    parts={"Tq": tokens_apart},
+    tiling={"Tq": tokens_apart},
     grid=("B",),
     reduction=Reduction("Tk/B"),
     faults=("inputs_in_tf32",),

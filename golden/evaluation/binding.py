@@ -53,7 +53,7 @@ def bind(definition: Spec, tensors: Sequence[Any], options: Mapping[str, Any]) -
         tensor.name: _tensor(definition, tensor, value) for tensor, value in zip(signature.tensors, values, strict=True)
     }
     sizes = signature.bind(definition.name, [tuple(value.shape) for value in stored.values()])
-    unused = definition.unused(*stored.values()) if definition.unused else {}
+    unused = definition.inputs.unused(*stored.values()) if definition.inputs.unused else {}
     for tensor in signature.tensors:
         if tensor.is_integer and tensor.bound:
             _check_integers(definition, tensor, stored[tensor.name], unused.get(tensor.name), tensor.most(sizes))

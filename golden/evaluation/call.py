@@ -41,13 +41,13 @@ class Call:
     @cached_property
     def rows(self) -> str | None:
         """The symbol along which results may be evaluated apart."""
-        return self._divisible(self.spec.independent(self.options))
+        return self._divisible(self.spec.row_axis(self.options))
 
     @cached_property
     def columns(self) -> str | None:
         """Another one: that of the last axis where each element stands alone."""
-        alone = self.signature.returns[0].dims[-1] if self.spec.elementwise else None
-        return self._divisible(self.spec.columns or alone)
+        alone = self.signature.returns[0].dims[-1] if self.spec.axes.elementwise else None
+        return self._divisible(self.spec.axes.columns or alone)
 
     def _divisible(self, symbol: str | None) -> str | None:
         """The symbol, unless some dimension is an expression in it: a part of the rows would not have that size."""
@@ -86,7 +86,7 @@ class Call:
         plain |= {name: None for name in plain if self.spec.options[name].tensor}
         for name, value in (chosen or {}).items():
             handed[name] = xp.exact(value.to(torch.float64)) if value.is_floating_point() else xp.integers(value)
-        if self.spec.typed:
+        if self.spec.needs_dtypes:
             plain["dtypes"] = [value.dtype for value in self.tensors.values()]
         try:
             with xp.precision():

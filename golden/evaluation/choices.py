@@ -40,23 +40,23 @@ def admissible(op: str, *tensors: Any, chosen: Any, **options: Any) -> Any:
     for name, value in given.items():
         if name not in shapes:
             raise OptionError(f"{op}: {unknown('result', name, shapes)}")
-        if name not in (*names, *definition.chosen):
+        if name not in (*names, *definition.outputs.chosen):
             raise OptionError(f"{op}: {name} is no choice; expected {' or '.join(names)}")
         if tuple(value.shape) != shapes[name]:
             raise InputError(f"{op}: chosen {name} has shape {tuple(value.shape)}, expected {shapes[name]}")
     if not any(name in given for name in names):
         raise OptionError(f"{op}: expected chosen {' or '.join(names)}, got {', '.join(given) or 'none'}")
-    handed = {name: value for name, value in given.items() if name in definition.chosen}
-    results = call.results(xp, {} if definition.admissible else handed)
+    handed = {name: value for name, value in given.items() if name in definition.outputs.chosen}
+    results = call.results(xp, {} if definition.outputs.accepts else handed)
     masks = {}
     for tensor, result in zip(call.signature.returns, results, strict=True):
         if tensor.name not in given or tensor.name not in names:
             continue
         golden, value = golden_of(result), given[tensor.name].double()
-        if definition.admissible is not None:
+        if definition.outputs.accepts is not None:
             numbers = [xp.exact(value) for value in call.tensors.values()]
             index = given[tensor.name].to(torch.int64)
-            masks[tensor.name] = definition.admissible(xp, *numbers, index, **call.options)
+            masks[tensor.name] = definition.outputs.accepts(xp, *numbers, index, **call.options)
         else:
             inside = (value - golden.value).abs() <= golden.radius
             masks[tensor.name] = inside | golden.radius.isinf()  # nothing is said of rows that are not finite
@@ -67,4 +67,4 @@ def choices_of(definition: Spec, options: Mapping[str, Any]) -> tuple[str, ...]:
     """The results of an op that are choices: ids, codes and zero-points."""
     returns = definition.signature(definition.complete(options)).returns
     by_rounding = [tensor.name for tensor in returns if tensor.role == "rounded"]
-    return definition.chosen[:1] if definition.admissible is not None else tuple(by_rounding)
+    return definition.outputs.chosen[:1] if definition.outputs.accepts is not None else tuple(by_rounding)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from assay.golden.registry import Apart, Spec
+from assay.golden.registry import Spec, Tile
 from assay.golden.signature import Signature, TensorSpec
 
 Tensor = torch.Tensor
@@ -59,7 +59,7 @@ class Cut:
         parts = {tensor.name: self.of(tensor, values[tensor.name]) for tensor in signature.tensors}
         parts.update(self.tensors)
         sizes = {text: len(places) for text, places in self.index.items() if text in signature.symbols}
-        for symbol in definition.picked:
+        for symbol in definition.axes.gathered:
             pickers = [tensor.name for tensor in signature.tensors if tensor.bound == symbol]
             used = torch.unique(torch.cat([parts[name].reshape(-1).long() for name in pickers]))
             for name in pickers:
@@ -82,13 +82,13 @@ class Cut:
 
 
 def axes_of(definition: Spec, signature: Signature, sizes: Mapping[str, int], rows: str | None) -> list[Axis]:
-    """The axes that may be cut; ``rows`` is what `Spec.independent` says."""
-    symbols = {rows, definition.columns, *definition.separable, *definition.summed}
-    symbols |= set(signature.returns[0].dims) if definition.elementwise else set()
+    """The axes that may be cut; ``rows`` is what `Spec.row_axis` says."""
+    symbols = {rows, definition.axes.columns, *definition.axes.independent, *definition.axes.reduced}
+    symbols |= set(signature.returns[0].dims) if definition.axes.elementwise else set()
     axes = [
         Axis(s, -(-sizes[s] // unit), unit) for s in signature.symbols if s in symbols and (unit := _unit(signature, s))
     ]
-    for symbol, groups in definition.groups.items():
+    for symbol, groups in definition.axes.groups.items():
         if symbol in sizes and groups in sizes and sizes[groups]:
             axes.append(Axis(groups, sizes[groups]))
             if not any(groups in tensor.dims for tensor in signature.returns):  # else a result is a sum over them
@@ -101,21 +101,21 @@ def cut(
     signature: Signature,
     sizes: Mapping[str, int],
     blocks: Mapping[Axis, Tensor],
-    apart: Apart | None = None,
+    tile: Tile | None = None,
 ) -> Cut:
-    """The cut that keeps these blocks, ascending, and of the symbols of a `Part` what it says."""
+    """The cut that keeps these blocks, ascending, and along the symbols of ``tile`` its ranges."""
     index = {}
     for axis, chosen in blocks.items():
         if not axis.within:
             spread = chosen[:, None] * axis.unit + torch.arange(axis.unit)
             index[axis.symbol] = spread.reshape(-1)[spread.reshape(-1) < sizes[axis.symbol]]
-    for symbol, groups in definition.groups.items():
+    for symbol, groups in definition.axes.groups.items():
         if symbol in sizes and groups in sizes:
             shared = sizes[symbol] // max(sizes[groups], 1)
             heads = next((chosen for axis, chosen in blocks.items() if axis.symbol == symbol), torch.arange(shared))
             of = index.get(groups, torch.arange(sizes[groups]))
             index[symbol] = (of[:, None] * shared + heads).reshape(-1)
-    for symbol, (first, count) in (apart.places if apart else {}).items():
+    for symbol, (first, count) in (tile.ranges if tile else {}).items():
         index[symbol] = torch.arange(first, first + count)
     texts = {text for tensor in (*signature.tensors, *signature.returns) for text in tensor.dims} - index.keys()
     for text in texts:
@@ -123,8 +123,8 @@ def cut(
             if symbol in index:
                 index[text] = torch.unique(index[symbol] // divisor)
     cut_short = {s for s in index if s in sizes and len(index[s]) < sizes[s]}
-    needed = {*definition.summed, *(definition.parts if apart else ())}
-    return Cut(index, frozenset(cut_short & needed), apart.tensors if apart else {})
+    needed = {*definition.axes.reduced, *(definition.axes.tiling if tile else ())}
+    return Cut(index, frozenset(cut_short & needed), tile.tensors if tile else {})
 
 
 def _unit(signature: Signature, symbol: str) -> int:

@@ -157,7 +157,7 @@ def recipe(
             raise RecipeError(f"{op}: {tensor.name}: {unknown('distribution', given, kinds)}")
         distributions[tensor.name] = given if given in kinds else kinds[0]
         dtypes[tensor.name] = _dtype(op, tensor, dtype)
-    return Recipe(definition.reference, dict(sizes), dtypes, complete, distributions, seed)
+    return Recipe(definition.qualified_name, dict(sizes), dtypes, complete, distributions, seed)
 
 
 def _dtype(op: str, tensor: TensorSpec, dtype: str | Mapping[str, str]) -> str:
@@ -185,11 +185,11 @@ def check_sizes(definition: Spec, signature: Signature, options: Mapping[str, An
     for name in symbols:
         if name not in sizes:
             raise ShapeError(f"{op}: no size for {name}; expected sizes for {', '.join(symbols)}")
-        unit = definition.multiples.get(name, "1")
+        unit = definition.sizes.multiples.get(name, "1")
         if sizes[name] % max(int(unit) if unit.isdigit() else sizes.get(unit, 1), 1):
             expected = unit if unit.isdigit() else f"{unit}={sizes[unit]}"
             raise ShapeError(f"{op}: {name}={sizes[name]} must be a multiple of {expected}", name)
-    for symbol, option in definition.least.items():
+    for symbol, option in definition.sizes.minimum.items():
         if sizes[symbol] < options[option]:
             raise ShapeError(f"{op}: {symbol}={sizes[symbol]} must be at least {option}={options[option]}", symbol)
     for tensor in (*signature.tensors, *signature.returns):

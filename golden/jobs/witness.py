@@ -117,23 +117,23 @@ def cut_of(
     """One place along each symbol whose results are independent, where the whole takes too long."""
     if _steps(definition, signature, sizes) <= _WHOLE:
         return []
-    symbols = {*definition.separable, definition.independent(options) or "", definition.columns or ""}
-    symbols |= set(signature.returns[0].dims) if definition.elementwise else set()
+    symbols = {*definition.axes.independent, definition.row_axis(options) or "", definition.axes.columns or ""}
+    symbols |= set(signature.returns[0].dims) if definition.axes.elementwise else set()
     cut: Cut = []
     for symbol in sorted(symbols & set(signature.symbols)):
         step, count = _grain(signature, symbol)
         if sizes[symbol] > count:
             first = chance.randrange(-(-sizes[symbol] // step)) * step
             cut.append({symbol: (first, min(count, sizes[symbol] - first))})
-    for symbol, groups in definition.groups.items():
+    for symbol, groups in definition.axes.groups.items():
         if sizes[groups] > 1:
             shared, first = sizes[symbol] // sizes[groups], chance.randrange(sizes[groups])
             cut.append({groups: (first, 1), symbol: (first * shared, shared)})
-    for symbol, part in definition.parts.items():
+    for symbol, rule in definition.axes.tiling.items():
         ends = (sizes[symbol] - 1, 0) if all(symbol in tensor.dims for tensor in signature.returns) else ()
-        found = (part(first, 1, sizes, options, {}) for first in ends if sizes[symbol] > 1)
-        alone = [one for one in filter(None, found) if one.places.keys() == {symbol} and one.options == options]
-        cut += [dict(one.places) for one in alone[:1]]
+        tiles = (rule(first, 1, sizes, options, {}) for first in ends if sizes[symbol] > 1)
+        alone = [one for one in filter(None, tiles) if one.ranges.keys() == {symbol} and one.options == options]
+        cut += [dict(one.ranges) for one in alone[:1]]
     return cut
 
 

@@ -27,7 +27,7 @@ from assay.golden.lowering.examples import TensorCall, title_of
 from assay.golden.lowering.frameworks import in_torch
 from assay.golden.lowering.tensor import TracedTensor, read
 from assay.golden.options import Option
-from assay.golden.registry import Spec, define, register
+from assay.golden.registry import Sizes, Spec, define, register
 from assay.golden.signature import parse
 from assay.runtime.errors import AssayError
 from assay.runtime.own_modules import import_own
@@ -231,11 +231,10 @@ def reference_spec(
             options={**defaults, **{key: _option(value) for key, value in (options or {}).items()}},
             stages=STAGES,
             version=version_of(forms),
-            listed=False,
-            multiples=multiples or {},
-            sizes={symbol: tuple(several) for symbol, several in (sizes or {}).items()},
-            address=address,
-            typed=True,
+            public=False,
+            sizes=Sizes({symbol: tuple(allowed) for symbol, allowed in (sizes or {}).items()}, multiples or {}),
+            import_name=address,
+            needs_dtypes=True,
         )
     )
 
@@ -254,7 +253,7 @@ def define_torch(name: str, signature: str, **fields: Any) -> Callable[[Callable
         options = options_of(function, len([tensor for tensor in parse(text).tensors if not tensor.keyword]))
         facts = {"stages": STAGES, "version": version_of((function,)), **fields}
         facts["options"] = {**options, **fields.get("options", {})}
-        define(name, text, typed=True, **facts)(Definition(name, (in_torch(function),)))
+        define(name, text, needs_dtypes=True, **facts)(Definition(name, (in_torch(function),)))
         return function
 
     return register_function

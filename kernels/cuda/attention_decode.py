@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from assay.kernels.cuda.compiler import launch
-from assay.kernels.triton.arguments import check_decode, check_numbers, checked_scale
+from assay.kernels.triton.arguments import check_decode, check_numbers, check_sm_scale
 from assay.kernels.triton.operators import custom_op
 
 _LOG2_E = math.log2(math.e)
@@ -92,5 +92,5 @@ def attention_decode(
     """
     check_decode(q, k_cache, v_cache, block_table, seq_lens, _WIDEST)
     check_numbers(k_scale=k_scale, v_scale=v_scale)
-    scale = checked_scale(scale, q.shape[2])
+    scale = check_sm_scale(scale, q.shape[2])
     return _attention_decode(q, k_cache, v_cache, block_table, seq_lens, scale, k_scale, v_scale)

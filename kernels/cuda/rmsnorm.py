@@ -47,6 +47,6 @@ def rmsnorm(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: float = 0.0
     gradient. Raises TypeError or ValueError, naming the argument, for another dtype, shape or device.
     """
     check(x=(x, FLOATING, "R N"), weight=(weight, FLOATING, "N"))
-    check_numbers(eps=eps, least=0.0)
+    check_numbers(eps=eps, minimum=0.0)
     check_numbers(offset=offset)
     return _rmsnorm(x, weight, eps, offset)

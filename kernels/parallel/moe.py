@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from assay.kernels.parallel.collectives import check_even, check_wire, copied, exchanged, reduced
-from assay.kernels.triton.arguments import check_experts
+from assay.kernels.triton.arguments import check_moe
 
 
 def moe_dispatched(
@@ -85,7 +85,7 @@ def _own_experts(
     group: ProcessGroup | None,
 ) -> int:
     """How many experts each rank has, of arguments that are checked."""
-    check_experts(x, w_gate_up, w_down, weights, ids)
+    check_moe(x, w_gate_up, w_down, weights, ids)
     check_wire(wire)
     check_even("w_down", w_down, group)
     if not len(w_down):

@@ -1,4 +1,4 @@
-"""Checks of a kernel's arguments: each error names the argument, what was expected and what came."""
+"""Argument checks of the kernels: each error names the argument, what was expected and what came."""
 
 from __future__ import annotations
 
@@ -12,36 +12,35 @@ FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 FLOAT32 = (torch.float32,)
 INT32 = (torch.int32,)
-REDUCTIONS = ("mean", "sum", "none")
-_SIDE = 128  # of a block of FP8 weights with one scale
-_WHOLE = (int, torch.SymInt)
-_NUMBERS = (*_WHOLE, float, torch.SymFloat)
+_SCALE_BLOCK = 128  # rows and columns of a block of FP8 weights with one scale
+INTEGERS = (int, torch.SymInt)
+_NUMBERS = (*INTEGERS, float, torch.SymFloat)
 
 
 def check(**arguments: tuple[Tensor, Sequence[torch.dtype | str], str]) -> None:
-    """Raise TypeError or ValueError unless every tensor has a dtype and the shape that stand beside it.
+    """Raise TypeError or ValueError unless every argument is a tensor of its dtypes and shape, all on one device.
 
-    A dtype may be an argument's name, for the dtype which that one has. A shape is sizes, "M K": a letter stands for
-    one number wherever it comes. All tensors lie on the device of the first.
+    An argument is (tensor, dtypes, shape). A dtype may be the name of another argument, for the dtype of that one. A
+    shape is a string of sizes, "M K 4": a letter stands for the same number wherever it occurs.
     """
     for name, (tensor, dtypes, _) in arguments.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
         allowed = [arguments[dtype][0].dtype if isinstance(dtype, str) else dtype for dtype in dtypes]
         if tensor.dtype not in allowed:
-            raise TypeError(f"{name}: expected {' or '.join(map(_short, allowed))}, got {_short(tensor.dtype)}")
+            raise TypeError(f"{name}: expected {' or '.join(map(_name, allowed))}, got {_name(tensor.dtype)}")
     sizes: dict[str, int] = {}
     for name, (tensor, _, shape) in arguments.items():
         check_shape(name, tensor, [int(size) if size.isdigit() else sizes.get(size, size) for size in shape.split()])
         sizes |= zip(shape.split(), tensor.shape, strict=True)
-    first, (other, _, _) = next(iter(arguments.items()))
+    first, (reference, _, _) = next(iter(arguments.items()))
     for name, (tensor, _, _) in arguments.items():
-        if tensor.device != other.device:
-            raise ValueError(f"{name}: expected device {other.device}, as {first}'s, got {tensor.device}")
+        if tensor.device != reference.device:
+            raise ValueError(f"{name}: expected device {reference.device}, as {first}'s, got {tensor.device}")
 
 
 def check_shape(name: str, tensor: Tensor, shape: Sequence[int | str]) -> None:
-    """Raise ValueError unless ``tensor`` has ``shape``; a size given by its letter may be anything."""
+    """Raise ValueError unless ``tensor`` has ``shape``; a letter matches any size."""
     fits = tensor.dim() == len(shape) and all(
         isinstance(size, str) or size == actual for size, actual in zip(shape, tensor.shape, strict=True)
     )
@@ -55,66 +54,48 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
         raise ValueError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
-def check_numbers(*, least: float = -math.inf, most: float = math.inf, **numbers: float) -> None:
-    """Raise TypeError or ValueError unless every one of ``numbers`` is finite, and from ``least`` to ``most``."""
+def check_numbers(*, minimum: float = -math.inf, maximum: float = math.inf, **numbers: float) -> None:
+    """Raise TypeError or ValueError unless every number is finite, and from ``minimum`` to ``maximum``."""
     for name, number in numbers.items():
-        bounds = f" from {least:g} to {most:g}" if most < math.inf else f" of at least {least:g}" * (least > -math.inf)
+        bounds = f" from {minimum:g} to {maximum:g}"
+        if maximum == math.inf:
+            bounds = f" of at least {minimum:g}" if minimum > -math.inf else ""
         if not isinstance(number, _NUMBERS):
             raise TypeError(f"{name}: expected a number{bounds}, got {number!r}")
-        if not (-math.inf < number < math.inf and least <= number <= most):
+        if not (-math.inf < number < math.inf and minimum <= number <= maximum):
             raise ValueError(f"{name}: expected a finite number{bounds}, got {number!r}")
 
 
-def check_cap(name: str, cap: float | None) -> None:
-    """Raise TypeError or ValueError unless ``cap`` is None or a positive, finite number."""
-    if cap is not None and not isinstance(cap, _NUMBERS):
-        raise TypeError(f"{name}: expected None or a positive number, got {cap!r}")
-    if cap is not None and not 0.0 < cap < math.inf:
-        raise ValueError(f"{name}: expected None or a positive, finite number, got {cap!r}")
+def check_positive(name: str, value: float | None) -> None:
+    """Raise TypeError or ValueError unless ``value`` is None or a positive, finite number."""
+    if value is not None and not isinstance(value, _NUMBERS):
+        raise TypeError(f"{name}: expected None or a positive number, got {value!r}")
+    if value is not None and not 0.0 < value < math.inf:
+        raise ValueError(f"{name}: expected None or a positive, finite number, got {value!r}")
 
 
-def checked_scale(scale: float | None, width: int) -> float:
-    """The scale of scores of rows of ``width``: 1 / sqrt(width) for None. Raises TypeError or ValueError as
-    `check_numbers`."""
+def check_sm_scale(scale: float | None, head_dim: int) -> float:
+    """Return the scale of attention scores, 1 / sqrt(head_dim) for None. Raise as `check_numbers`."""
     if scale is None:
-        return 1.0 / math.sqrt(max(width, 1))
+        return 1.0 / math.sqrt(max(head_dim, 1))
     check_numbers(scale=scale)
     return scale
 
 
-def check_loss_options(
-    classes: int,
-    name: str,
-    ignore_index: int,
-    label_smoothing: float,
-    reduction: str,
-    softcap: float | None,
-    z_loss: float,
-) -> None:
-    """Raise TypeError or ValueError unless there are classes, and the options are what `cross_entropy` says."""
-    if classes == 0:
-        raise ValueError(f"{name}: expected one class or more, got 0")
-    if not isinstance(ignore_index, _WHOLE):
-        raise TypeError(f"ignore_index: expected a whole number, got {ignore_index!r}")
-    check_numbers(label_smoothing=label_smoothing, least=0.0, most=1.0)
-    check_choice("reduction", reduction, REDUCTIONS)
-    check_cap("softcap", softcap)
-    check_numbers(z_loss=z_loss)
-
-
-def check_heads(heads: int, keys: str, key_heads: int, widest: int, **widths: int) -> None:
-    """Raise ValueError unless q's ``heads`` share those of the argument ``keys`` evenly; or where any are too wide."""
+def check_heads(heads: int, keys: str, key_heads: int, max_head_dim: int, **head_dims: int) -> None:
+    """Raise ValueError unless ``key_heads``, those of the argument ``keys``, divide q's ``heads``, and each of the
+    arguments in ``head_dims`` has at most ``max_head_dim``."""
     if key_heads == 0 or heads % key_heads:
         raise ValueError(f"{keys}: expected a number of heads that divides q's {heads}, got {key_heads}")
-    for name, width in widths.items():
-        if width > widest:
-            raise ValueError(f"{name}: expected heads of at most {widest}, got {width}")
+    for name, head_dim in head_dims.items():
+        if head_dim > max_head_dim:
+            raise ValueError(f"{name}: expected heads of at most {max_head_dim}, got {head_dim}")
 
 
 def check_decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, widest: int
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, max_head_dim: int
 ) -> None:
-    """Raise TypeError or ValueError unless these are `attention_decode`'s arguments, heads of ``widest`` at most."""
+    """Raise TypeError or ValueError unless these suit `attention_decode`."""
     check(
         q=(q, FLOATING, "B H D"),
         k_cache=(k_cache, ("q", *FP8), "P page Hkv D"),
@@ -122,20 +103,20 @@ def check_decode(
         block_table=(block_table, INT32, "B max_pages"),
         seq_lens=(seq_lens, INT32, "B"),
     )
-    check_heads(q.shape[1], "k_cache", k_cache.shape[2], widest, q=q.shape[2])
+    check_heads(q.shape[1], "k_cache", k_cache.shape[2], max_head_dim, q=q.shape[2])
 
 
-def check_latent(
+def check_mla(
     q: Tensor,
     q_rope: Tensor,
     cache: Tensor,
     rope_cache: Tensor,
     block_table: Tensor,
     seq_lens: Tensor,
-    widest: int,
-    widest_rope: int,
+    max_dim: int,
+    max_rope_dim: int,
 ) -> None:
-    """Raise TypeError or ValueError unless these are `mla_decode`'s arguments, of so many columns at most."""
+    """Raise TypeError or ValueError unless these suit `mla_decode`, q and q_rope with at most these columns."""
     check(
         q=(q, FLOATING, "B H D"),
         q_rope=(q_rope, ("q",), "B H Dr"),
@@ -144,12 +125,12 @@ def check_latent(
         block_table=(block_table, INT32, "B max_pages"),
         seq_lens=(seq_lens, INT32, "B"),
     )
-    for name, tensor, most in (("q", q, widest), ("q_rope", q_rope, widest_rope)):
-        if tensor.shape[2] > most:
-            raise ValueError(f"{name}: expected at most {most} columns, got {tensor.shape[2]}")
+    for name, tensor, limit in (("q", q, max_dim), ("q_rope", q_rope, max_rope_dim)):
+        if tensor.shape[2] > limit:
+            raise ValueError(f"{name}: expected at most {limit} columns, got {tensor.shape[2]}")
 
 
-def check_experts(
+def check_moe(
     x: Tensor,
     w_gate_up: Tensor,
     w_down: Tensor,
@@ -157,7 +138,7 @@ def check_experts(
     ids: Tensor,
     **others: tuple[Tensor, Sequence[torch.dtype | str], str],
 ) -> None:
-    """Raise TypeError or ValueError unless these are `moe`'s arguments, and others as `check` takes them."""
+    """Raise TypeError or ValueError unless these suit `moe`, and the others `check`."""
     check(
         x=(x, FLOATING, "T D"),
         w_down=(w_down, ("x",), "E D F"),
@@ -169,7 +150,7 @@ def check_experts(
     check_shape("w_gate_up", w_gate_up, ("E", 2 * w_down.shape[2], "D"))
 
 
-def check_fp8_experts(
+def check_moe_fp8(
     x: Tensor,
     w_gate_up: Tensor,
     w_down: Tensor,
@@ -180,9 +161,9 @@ def check_fp8_experts(
     granularity: str,
     **others: tuple[Tensor, Sequence[torch.dtype | str], str],
 ) -> int:
-    """The side of a block of weights with one scale, 1 where those are rows.
+    """Return the rows of weights that share a scale: 1 by channel, 128 (and as many columns) by block.
 
-    Raises TypeError or ValueError unless these are `moe_fp8`'s arguments, and others as `check` takes them.
+    Raise TypeError or ValueError unless these suit `moe_fp8`, and the others `check`.
     """
     check_choice("granularity", granularity, ("channel", "block"))
     check(
@@ -197,14 +178,14 @@ def check_fp8_experts(
     )
     experts, d, f = w_down.shape
     check_shape("w_gate_up", w_gate_up, ("E", 2 * f, "D"))
-    side = 1 if granularity == "channel" else _SIDE
-    for name, scale, rows, inner in (("scale_gate_up", scale_gate_up, 2 * f, d), ("scale_down", scale_down, d, f)):
-        check_shape(name, scale, (experts, -(-rows // side), 1 if side == 1 else -(-inner // side)))
-    return side
+    block = 1 if granularity == "channel" else _SCALE_BLOCK
+    for name, scale, n, k in (("scale_gate_up", scale_gate_up, 2 * f, d), ("scale_down", scale_down, d, f)):
+        check_shape(name, scale, (experts, -(-n // block), 1 if block == 1 else -(-k // block)))
+    return block
 
 
 def check_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, packing: str) -> None:
-    """Raise TypeError or ValueError unless these are `gemm_int4`'s arguments, as its docstring has them."""
+    """Raise TypeError or ValueError unless these suit `gemm_int4`."""
     check_choice("packing", packing, ("plain", "awq", "gptq"))
     words = (torch.uint8 if packing == "plain" else torch.int32,)
     check(
@@ -225,5 +206,5 @@ def check_int4(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, packin
     check_shape("zeros", zeros, (groups, n // per_zero))
 
 
-def _short(dtype: torch.dtype) -> str:
+def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""What the matrix products share: the order in which programs take tiles, and the tiles to choose from."""
+"""What the GEMM kernels share: the order of tiles, their offsets and masks, and autotuning configurations."""
 
 from __future__ import annotations
 
@@ -11,119 +11,121 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_NARROW = 32
-_SHORT = 16
-_MOST_PRODUCTS = 4096  # of float32 by a thread and tile, which run on no tensor cores: more of them spill registers
+_NARROW = 32  # at most so many rows or columns of an output get tall or flat tiles
+_FP32_BLOCK_K = 16  # float32 products run on no tensor cores; a longer block spills registers
+_MAX_FP32_MACS = 4096  # of a thread and tile, for the same reason
 
 
 @triton.jit
-def tile_of_program(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
-    """Row and column (int64) of the tile that this program computes, counted in tiles."""
-    return tile_numbered(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
+def pid_to_mn(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
+    """Return pid_m and pid_n (int64), the row and column of this program's tile, counted in tiles."""
+    return tile_id_to_mn(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
 
 
 @triton.jit
-def tile_numbered(number, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
-    """Row and column (int64) of a tile of an [M,N] output, counted in tiles.
+def tile_id_to_mn(tile_id, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
+    """Return pid_m and pid_n (int64), the row and column of a tile of an [M,N] output, counted in tiles.
 
-    Programs that run at the same time take GROUP_M tiles below one another before the next column of tiles, so that
-    what they read of both operands stays in the L2 cache.
+    Tiles are in grouped order: GROUP_M tiles down a column, then the same rows of the next column. Programs that run at
+    the same time so read few rows of A and few columns of B, which stay in the L2 cache.
     """
-    program = number.to(tl.int64)
-    across = tl.cdiv(N, BLOCK_N)
-    band = program // (GROUP_M * across)
-    within = program % (GROUP_M * across)
-    height = tl.minimum(tl.cdiv(M, BLOCK_M) - band * GROUP_M, GROUP_M)  # the last band may be lower
-    return band * GROUP_M + within % height, within // height
+    tile_id = tile_id.to(tl.int64)
+    num_pid_n = tl.cdiv(N, BLOCK_N)
+    group_id = tile_id // (GROUP_M * num_pid_n)
+    pid_in_group = tile_id % (GROUP_M * num_pid_n)
+    group_size_m = tl.minimum(tl.cdiv(M, BLOCK_M) - group_id * GROUP_M, GROUP_M)  # the last group may be smaller
+    return group_id * GROUP_M + pid_in_group % group_size_m, pid_in_group // group_size_m
 
 
 @triton.jit
-def tile_range(tile_m, tile_n, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Rows [BLOCK_M,1] and columns [1,BLOCK_N] (int64) of a tile, and which of them an [M,N] output has."""
-    rows = (tile_m * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
-    columns = (tile_n * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
-    return rows, columns, rows < M, columns < N
+def tile_offsets(pid_m, pid_n, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return offs_m [BLOCK_M,1], offs_n [1,BLOCK_N] (int64) of a tile of an [M,N] output, and their masks."""
+    offs_m = (pid_m * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
+    offs_n = (pid_n * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+    return offs_m, offs_n, offs_m < M, offs_n < N
+
+
+@triton.constexpr_function
+def k_per_scale(group_size: int, block_k: int) -> int:
+    """Return the longest run along K that has one scale in every block: the largest power of two that divides both
+    ``group_size`` and ``block_k``, itself a power of two."""
+    return block_k if group_size % block_k == 0 else group_size & -group_size
 
 
 def tile_configs(
-    *tiles: tuple[int, int, int, int, int], hook: Callable[[Mapping[str, Any]], None] | None = None
+    *tiles: tuple[int, int, int, int, int], pre_hook: Callable[[Mapping[str, Any]], None] | None = None
 ) -> list[triton.Config]:
-    """Configurations of (BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages), and what is to run before each launch."""
+    """Return the configurations of (BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages)."""
     return [
         triton.Config(
             {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP_M": 8},
-            num_warps=warps,
-            num_stages=stages,
-            pre_hook=hook,
+            num_warps=num_warps,
+            num_stages=num_stages,
+            pre_hook=pre_hook,
         )
-        for block_m, block_n, block_k, warps, stages in tiles
+        for block_m, block_n, block_k, num_warps, num_stages in tiles
     ]
 
 
-def fitting_tiles(configs: list[triton.Config], arguments: Mapping[str, Any], **_: Any) -> list[triton.Config]:
-    """Of an autotuner's configurations those for an output as narrow as arguments say: tall, flat or squarish tiles.
+def tile_grid(m: int, n: int) -> Callable[[Mapping[str, int]], tuple[int]]:
+    """Return a launch grid of one program for each tile of an [m, n] output."""
+    return lambda meta: (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)
 
-    Of float32, the dtype of the first argument, those alone that the registers of their threads have room for.
+
+def prune_configs(configs: list[triton.Config], arguments: Mapping[str, Any], **_: Any) -> list[triton.Config]:
+    """Return an autotuner's configurations whose tiles suit M and N: tall, flat or square.
+
+    For float32, the dtype of the kernel's first argument, only those whose threads have enough registers.
     """
     few_columns = arguments["N"] <= _NARROW
     few_rows = arguments["M"] <= _NARROW and not few_columns
-    most = _MOST_PRODUCTS if next(iter(arguments.values())).dtype == torch.float32 else math.inf
+    max_macs = _MAX_FP32_MACS if next(iter(arguments.values())).dtype == torch.float32 else math.inf
     return [
         config
         for config in configs
         if (config.kwargs["BLOCK_N"] <= _NARROW) == few_columns
         and (config.kwargs["BLOCK_M"] <= _NARROW) == few_rows
-        and products_of(config) <= most
+        and macs_per_thread(config) <= max_macs
     ]
 
 
-def fitting_dtype(configs: list[triton.Config], arguments: Mapping[str, Any], **_: Any) -> list[triton.Config]:
-    """`fitting_tiles` of a kernel that has tiles of their own for float32, with blocks of 16 along K."""
+def prune_configs_by_dtype(configs: list[triton.Config], arguments: Mapping[str, Any], **_: Any) -> list[triton.Config]:
+    """`prune_configs` for a kernel that has separate tiles for float32 (`matches_dtype`)."""
     dtype = next(iter(arguments.values())).dtype
-    return [config for config in fitting_tiles(configs, arguments) if fits_dtype(config, dtype)]
+    return [config for config in prune_configs(configs, arguments) if matches_dtype(config, dtype)]
 
 
-def fits_dtype(config: triton.Config, dtype: torch.dtype) -> bool:
-    """Blocks of 16 along K are float32's."""
-    return (dtype == torch.float32) == bool(config.kwargs["BLOCK_K"] == _SHORT)
+def matches_dtype(config: triton.Config, dtype: torch.dtype) -> bool:
+    """Return whether a configuration is for ``dtype``: tiles for float32, and only these, have a BLOCK_K of 16."""
+    return (dtype == torch.float32) == bool(config.kwargs["BLOCK_K"] == _FP32_BLOCK_K)
 
 
-def products_of(config: triton.Config) -> float:
-    """How many a thread computes of a tile."""
-    tile = math.prod(config.kwargs[side] for side in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
+def macs_per_thread(config: triton.Config) -> float:
+    """Return the multiply-accumulates of a thread for one tile and block of K."""
+    tile = math.prod(config.kwargs[size] for size in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
     return tile / (32 * config.num_warps)
 
 
-def tile_grid(m: int, n: int) -> Callable[[Mapping[str, int]], tuple[int]]:
-    """One program for each tile of an [m, n] output."""
-    return lambda meta: (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)
-
-
-@triton.constexpr_function
-def run_length(group: int, block: int) -> int:
-    """How many neighbours along K have one scale, whose groups begin at multiples of ``group`` and tiles at those of
-    ``block``, a power of two: it divides both."""
-    return block if group % block == 0 else group & -group
-
-
-def size_class(size: int) -> int:
-    """The power of two that a batch size is tuned as: one that varies from call to call is not tuned at each value."""
+def size_bucket(size: int) -> int:
+    """Return the next power of two, by which kernels are tuned for a size that varies from call to call."""
     return int(triton.next_power_of_2(size))
 
 
-_sums: list[Tensor] = []
+_saved_c: list[Tensor] = []
 
 
-def _keep(arguments: Mapping[str, Any], reset_only: bool = False) -> None:
-    if arguments["ADD"] and not reset_only:
-        _sums.append(arguments["c_ptr"].clone())
+def _save_c(arguments: Mapping[str, Any], reset_only: bool = False) -> None:
+    if arguments["ACCUMULATE"] and not reset_only:
+        _saved_c.append(arguments["c_ptr"].clone())
 
 
-def _put_back(arguments: Mapping[str, Any], exception: Exception | None) -> None:
-    if arguments["ADD"]:
-        arguments["c_ptr"].copy_(_sums.pop())
+def _restore_c(arguments: Mapping[str, Any], exception: Exception | None) -> None:
+    if arguments["ACCUMULATE"]:
+        arguments["c_ptr"].copy_(_saved_c.pop())
 
 
-RESTORED: dict[str, Any] = {"pre_hook": _keep, "post_hook": _put_back}
-"""A tuner's hooks: each configuration that it times finds c as it was, where the kernel would add to it. As its
-``restore_value``, which copies c for every launch that is timed."""
+RESTORE_C: dict[str, Any] = {"pre_hook": _save_c, "post_hook": _restore_c}
+"""Autotuner hooks that restore c after each launch that is timed, where the kernel accumulates into it.
+
+``restore_value=["c_ptr"]`` would copy c even where it is overwritten.
+"""

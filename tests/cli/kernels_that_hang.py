@@ -5,7 +5,7 @@ import itertools
 
 from torch import Tensor
 
-from assay.verify.execution import call
+from assay.verify.harness import call
 
 GRACE = 2.0
 call.GRACE = GRACE  # in the processes that examine it; a test puts back what holds in its own

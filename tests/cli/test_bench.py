@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from assay.bench.timing.record import Record, history, read
 from assay.cli.main import main
 from assay.verify.errors import BenchError
-from assay.verify.timing.record import Record, history, read
-from tests.verify.judged.formats import INTO, filled, flashinfer_solution, flashinfer_trace
+from tests.judge.judged.formats import INTO, filled, flashinfer_solution, flashinfer_trace
 
 KERNELS = """
 import time

@@ -9,7 +9,7 @@ import pytest
 
 from assay.cli.main import main
 from assay.verify import examine
-from assay.verify.execution import call as calls
+from assay.verify.harness import call as calls
 from tests.cli.kernels_of_a_user import entry
 
 HERE = Path(__file__).parent
@@ -77,7 +77,7 @@ def test_an_isolated_kernel_hangs_alone(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(calls, "GRACE", calls.GRACE)
     monkeypatch.syspath_prepend(HERE)
     kernels = importlib.import_module("kernels_that_hang")
-    monkeypatch.setattr("assay.verify.execution.isolation.GRACE", kernels.GRACE)
+    monkeypatch.setattr("assay.verify.harness.isolation.GRACE", kernels.GRACE)
     begun = time.monotonic()
     verdict = examine(kernels.hanging, "softmax", dtype="float32", examples=0, timeout=TIMEOUT, isolate=True)
     assert time.monotonic() - begun < TIMEOUT + calls.GRACE + START

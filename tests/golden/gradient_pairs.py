@@ -101,7 +101,7 @@ def plain(forward: str) -> Pair:
     """An op and its gradient under default options, of two to four places along each symbol, as the signatures say."""
     op, gradient = spec(forward), gradients_of(forward)[0].signature()
     signature, sizes = op.signature(), {}
-    for place, symbol in enumerate(sorted(signature.symbols, key=lambda name: (name in op.multiples, name))):
+    for place, symbol in enumerate(sorted(signature.symbols, key=lambda name: (name in op.sizes.multiples, name))):
         step = op.step(signature, symbol, sizes)
         sizes[symbol] = -(-(4 - place % 3) // step) * step
     moved = [

@@ -1,6 +1,7 @@
 """A cut of a call is a call of its own: what specs say of their axes is true, place by place."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from assay.golden.evaluation.cutting import Axis, Cut, axes_of, cut
 from assay.golden.evaluation.golden import Golden, golden_of
 from assay.golden.inputs.recipe import Recipe, recipe
 from assay.golden.jobs.witness import drawn
-from assay.golden.registry import Apart, Spec, spec
+from assay.golden.registry import Spec, Tile, spec
 
 
 def usual_calls(op: Spec) -> list[Recipe]:
@@ -25,10 +26,10 @@ def usual_calls(op: Spec) -> list[Recipe]:
 def sizes_of(op: Spec, options: dict[str, Any]) -> dict[str, int]:
     """Small sizes, all different where that may be; heads in groups of two."""
     signature, sizes = op.signature(options), dict[str, int]()
-    for place, symbol in enumerate(sorted(signature.symbols, key=lambda name: (name in op.multiples, name))):
-        step, few = op.step(signature, symbol, sizes), op.sizes.get(symbol)
-        if symbol in op.groups:
-            sizes[symbol] = 2 * sizes[op.groups[symbol]]
+    for place, symbol in enumerate(sorted(signature.symbols, key=lambda name: (name in op.sizes.multiples, name))):
+        step, few = op.step(signature, symbol, sizes), op.sizes.allowed.get(symbol)
+        if symbol in op.axes.groups:
+            sizes[symbol] = 2 * sizes[op.axes.groups[symbol]]
         else:
             sizes[symbol] = (
                 few[min(2, len(few) - 1)] if few else -(-(9 + place) // step) * step * (2 if step > 1 else 1)
@@ -50,14 +51,14 @@ def goldens(call: Recipe, values: dict[str, torch.Tensor], options: Any = None) 
 def random_cut(call: Recipe, values: dict[str, torch.Tensor], chance: random.Random) -> tuple[Cut, Any]:
     """Some blocks of each axis and some neighbours of each part, and the options of these."""
     op, sizes, options = call.definition, call.sizes, call.options
-    axes = axes_of(op, call.signature, sizes, op.independent(options))
+    axes = axes_of(op, call.signature, sizes, op.row_axis(options))
     some = {axis: sorted(chance.sample(range(axis.blocks), chance.randint(1, axis.blocks))) for axis in axes}
-    apart = None
-    for symbol, part in op.parts.items():
+    tile = None
+    for symbol, rule in op.axes.tiling.items():
         first = chance.randrange(sizes[symbol])
-        apart = part(first, chance.randint(1, sizes[symbol] - first), sizes, options, values)
-        options = apart.options if apart else options
-    return cut(op, call.signature, sizes, {axis: torch.tensor(kept) for axis, kept in some.items()}, apart), options
+        tile = rule(first, chance.randint(1, sizes[symbol] - first), sizes, options, values)
+        options = tile.options if tile else options
+    return cut(op, call.signature, sizes, {axis: torch.tensor(kept) for axis, kept in some.items()}, tile), options
 
 
 def wrong_places(call: Recipe, chance: random.Random) -> tuple[int, int]:
@@ -87,24 +88,21 @@ def test_the_golden_of_a_part_is_the_part_of_the_golden(call: Recipe) -> None:
         some, wrong = wrong_places(call, chance)
         compared += some
         assert wrong == 0
-    assert compared or not axes_of(
-        call.definition, call.signature, call.sizes, call.definition.independent(call.options)
-    )
+    assert compared or not axes_of(call.definition, call.signature, call.sizes, call.definition.row_axis(call.options))
 
 
 @pytest.mark.parametrize(
     ("op", "claim"),
     [
         ("softmax", {"columns": "N"}),
-        ("layernorm_backward", {"separable": ("R",), "summed": ()}),
+        ("layernorm_backward", {"independent": ("R",), "reduced": ()}),
         ("gemm", {"rows": "K"}),
     ],
 )
 def test_a_false_claim_is_found(op: str, claim: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A spec that calls an axis independent along which it sums is caught by the test above."""
     call = usual_calls(spec(op))[0]
-    for name, value in claim.items():
-        monkeypatch.setitem(call.definition.__dict__, name, value)
+    monkeypatch.setitem(call.definition.__dict__, "axes", replace(call.definition.axes, **claim))
     chance = random.Random(0)
     found = 0
     for _ in range(8):
@@ -117,19 +115,19 @@ def test_a_false_claim_is_found(op: str, claim: dict[str, Any], monkeypatch: pyt
 
 def test_queries_in_the_middle_of_a_causal_mask_stand_alone() -> None:
     """With the keys up to their own; under "top_left" as the last of so many keys; not where ALiBi counts otherwise."""
-    part = spec("attention").parts["Sq"]
+    rule = spec("attention").axes.tiling["Sq"]
     sizes = {"Sq": 10, "Sk": 14}
     whole = spec("attention").complete({})
-    assert part(3, 2, sizes, {**whole, "causal": "bottom_right"}, {}) == Apart(
+    assert rule(3, 2, sizes, {**whole, "causal": "bottom_right"}, {}) == Tile(
         {"Sq": (3, 2), "Sk": (0, 9)},
         {**whole, "causal": "bottom_right"},
     )
-    assert part(3, 2, sizes, {**whole, "causal": "top_left"}, {}) == Apart(
+    assert rule(3, 2, sizes, {**whole, "causal": "top_left"}, {}) == Tile(
         {"Sq": (3, 2), "Sk": (0, 5)},
         {**whole, "causal": "bottom_right"},
     )
-    assert part(3, 2, sizes, {**whole, "causal": "top_left", "alibi": True}, {}) is None
-    assert part(3, 2, sizes, {**whole, "window": (2, 2)}, {}) is None
+    assert rule(3, 2, sizes, {**whole, "causal": "top_left", "alibi": True}, {}) is None
+    assert rule(3, 2, sizes, {**whole, "window": (2, 2)}, {}) is None
 
 
 def test_blocks_stay_together_where_a_dimension_is_a_quotient() -> None:

@@ -24,14 +24,14 @@ MISTAKES: dict[str, tuple[str, Callable[[Any, Any], Any], str]] = {
 def test_a_mistake_with_axes_is_named(name: str) -> None:
     """Which result has which shape, and that sums keep their axis."""
     signature, definition, message = MISTAKES[name]
-    define(f"{name}_of_test", signature, rows="R", listed=False)(definition)
+    define(f"{name}_of_test", signature, rows="R", public=False)(definition)
     with pytest.raises(DefinitionError, match=message):
         evaluate(f"{name}_of_test", torch.randn(3, 4))
 
 
 def test_a_sum_whose_axis_is_dropped_is_right() -> None:
     """The remedy of the message works."""
-    define("row_sum_of_test", "x[R,N] -> y[R]", rows="R", listed=False)(lambda xp, x: xp.sum(x)[..., 0])
+    define("row_sum_of_test", "x[R,N] -> y[R]", rows="R", public=False)(lambda xp, x: xp.sum(x)[..., 0])
     golden = evaluate("row_sum_of_test", torch.ones(3, 4))
     assert not isinstance(golden, tuple)
     assert golden.value.tolist() == [4.0, 4.0, 4.0]

@@ -11,8 +11,8 @@ from assay.golden import Golden, evaluate, spec
 from assay.golden.arithmetic import BallArithmetic
 from assay.golden.evaluation.binding import run
 from assay.golden.evaluation.golden import golden_of
+from assay.verify.comparison.judge import tolerance
 from assay.verify.contract import Contract
-from assay.verify.judgement.judge import tolerance
 
 Tensor = torch.Tensor
 INF, NAN = math.inf, math.nan

@@ -15,8 +15,8 @@ from assay.golden.inputs.values import names_of
 from assay.golden.registry import spec
 from assay.verify.campaign.table import Entry
 from assay.verify.cases.case import Case
-from assay.verify.execution.call import Call
-from assay.verify.execution.runner import Bench
+from assay.verify.harness.call import Call
+from assay.verify.harness.runner import Bench
 
 
 def public_functions(folder: Path) -> set[str]:
@@ -26,7 +26,7 @@ def public_functions(folder: Path) -> set[str]:
         for path in folder.glob("*.py")
         for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, ast.FunctionDef) and not node.name.startswith(("_", "check"))
-        if any(checks in ast.dump(node) for checks in ("check", "attention_options"))
+        if "check" in ast.dump(node)
     }
 
 

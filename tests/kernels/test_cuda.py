@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from assay.bench.inspection.machine_code import resources
 from assay.kernels.cuda import compiler
 from assay.kernels.cuda.attention_decode import attention_decode
 from assay.kernels.cuda.gemm_int4 import gemm_int4
 from assay.kernels.cuda.rmsnorm import rmsnorm
 from assay.verify.campaign.table import Entry, entries
 from assay.verify.examination.procedure import examination
-from assay.verify.inspection.machine_code import resources
 
 ENTRIES = {entry.name: entry for entry in entries() if entry.group == "cuda"}
 FAULTS = tomllib.loads(Path(__file__).with_name("cuda_faults.toml").read_text())["fault"]

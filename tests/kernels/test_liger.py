@@ -17,7 +17,7 @@ from assay.verify import Contract, examine
 from assay.verify.campaign.table import Entry, entries
 from assay.verify.cases.case import Case, build
 from assay.verify.contract import contract_from_table
-from assay.verify.execution.target import load_target
+from assay.verify.harness.target import load_target
 from assay.verify.named_contracts import contract_named
 
 ENTRIES = [entry for entry in entries() if entry.group == "liger"]

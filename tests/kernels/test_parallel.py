@@ -15,8 +15,8 @@ from assay.verify.cases.case import Case
 from assay.verify.contract import Contract, contract_from_table
 from assay.verify.errors import SettingError
 from assay.verify.examination.distributed import Group, examine_ranks, of_rank
-from assay.verify.execution.call import Call
-from assay.verify.execution.runner import Bench
+from assay.verify.harness.call import Call
+from assay.verify.harness.runner import Bench
 from tests.kernels import parallel_functions as functions
 
 WIRE = {"wire": torch.bfloat16}

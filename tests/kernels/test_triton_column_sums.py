@@ -4,9 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from assay.kernels.triton.columns import add_parts, rows_of_part
-from assay.kernels.triton.layernorm_backward import layernorm_backward
-from assay.kernels.triton.rmsnorm_backward import rmsnorm_backward
+from assay.kernels.triton.layernorm import layernorm_backward
+from assay.kernels.triton.norm_backward import rows_per_partial
+from assay.kernels.triton.reduction import sum_partials
+from assay.kernels.triton.rmsnorm import rmsnorm_backward
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -17,7 +18,7 @@ def test_every_part_is_added_once(count: int, columns: int) -> None:
     """However many there are: whole numbers, whose sums are exact."""
     parts = torch.randint(-8, 9, (count, columns)).float()
     y = torch.full((columns,), 7.0)
-    add_parts(parts, y)
+    sum_partials(parts, y)
     assert torch.equal(y, parts.sum(0))
 
 
@@ -46,4 +47,4 @@ def test_rows_behind_the_last_add_nothing() -> None:
 def test_the_shape_alone_decides_of_parts() -> None:
     """Whole tiles of short rows, at most 512 parts of many rows, and none of long rows."""
     expected = {(5, 64): 128, (70000, 64): 256, (4096, 4096): 8, (8, 8192): 1, (8, 8193): 0, (8, 0): 8192}
-    assert {shape: rows_of_part(torch.empty(shape)) for shape in expected} == expected
+    assert {shape: rows_per_partial(torch.empty(shape)) for shape in expected} == expected

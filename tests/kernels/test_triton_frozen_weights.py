@@ -11,13 +11,13 @@ from tests.kernels.test_triton_gradients import KERNELS, Differentiable, gradien
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 WORK = {
-    "gemm": ("gemm", "product", 2, 1),
-    "rmsnorm": ("rmsnorm_backward", "add_parts", 1, 0),
-    "add_rmsnorm": ("rmsnorm_backward", "add_parts", 1, 0),
-    "layernorm": ("layernorm_backward", "add_parts", 2, 0),
-    "causal_conv1d": ("causal_conv1d", "add_parts", 2, 0),
-    "linear_cross_entropy": ("linear_cross_entropy", "write_product", 2, 1),
-    "moe": ("moe_backward", "weight_gradient", 2, 0),
+    "gemm": ("gemm", "matmul", 2, 1),
+    "rmsnorm": ("norm_backward", "sum_partials", 1, 0),
+    "add_rmsnorm": ("norm_backward", "sum_partials", 1, 0),
+    "layernorm": ("norm_backward", "sum_partials", 2, 0),
+    "causal_conv1d": ("causal_conv1d", "sum_partials", 2, 0),
+    "linear_cross_entropy": ("linear_cross_entropy", "matmul_into", 2, 1),
+    "moe": ("moe_backward", "write_weight_gradient", 2, 0),
 }
 """By kernel: what is called for weights, of which module, and how often in a backward pass: for all, for x alone."""
 WITH_WEIGHTS = [kernel for kernel in KERNELS if kernel.kernel.__name__ in WORK]

@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from assay.kernels.triton import moe as moe_module
-from assay.kernels.triton import moe_shares
+from assay.kernels.triton import moe_gemm
 from assay.kernels.triton.moe import moe, moe_fp8, moe_int4
 from tests.reference import reference
 
@@ -35,7 +35,7 @@ def assert_right(tensors: Tensors, rtol: float = 1e-5) -> None:
     torch.testing.assert_close(y.double(), reference("moe")(*tensors)[0], rtol=rtol, atol=rtol)
 
 
-KERNELS = (moe_module._gate_up_kernel, moe_shares._share_kernel)
+KERNELS = (moe_module._gate_up_kernel, moe_gemm._grouped_gemm_kernel)
 TUNING = [(kernel, config) for kernel in KERNELS for config in kernel.configs]
 
 

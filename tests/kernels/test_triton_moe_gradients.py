@@ -13,15 +13,15 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from assay.kernels.triton import moe as moe_module
 from assay.kernels.triton import moe_backward as module
-from assay.kernels.triton import moe_shares, moe_weight_gradient
+from assay.kernels.triton import moe_gemm
 from assay.kernels.triton.moe_backward import moe_backward, moe_fp8_backward
 from tests.kernels.test_triton_moe import Tensors, case, expanded, named, spread, transposed
 from tests.reference import reference
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
-KERNELS = (module._pair_gradient_kernel, moe_weight_gradient._weight_gradient_kernel)
-GROUPED = (module._pair_gradient_kernel, moe_module._gate_up_kernel, moe_shares._share_kernel)
+KERNELS = (module._hidden_gradient_kernel, module._weight_gradient_kernel)
+GROUPED = (module._hidden_gradient_kernel, moe_module._gate_up_kernel, moe_gemm._grouped_gemm_kernel)
 
 
 def assert_right(tensors: Tensors, dy: Tensor | None = None) -> None:
@@ -54,9 +54,9 @@ def test_every_configuration(
 def test_a_configuration_is_left(kernel: Any, dtype: torch.dtype) -> None:
     """At every height of blocks that there is, with descriptors and without; short blocks along K are float32's."""
     w = torch.zeros(1, 16, 16, dtype=dtype)
-    tallest = module._TALLEST[w.element_size()] if kernel is module._pair_gradient_kernel else 128
+    tallest = module._MAX_BLOCK_M[w.element_size()] if kernel is module._hidden_gradient_kernel else 128
     for given in (w, TensorDescriptor.from_tensor(w, [1, 16, 16])) if w.element_size() == 2 else (w,):
-        arguments = dict.fromkeys(kernel.arg_names, given) | {"SIDE": 0}
+        arguments = dict.fromkeys(kernel.arg_names, given) | {"SCALE_BLOCK": 0}
         for height in (16, 32, 64, tallest):
             left = kernel.early_config_prune(kernel.configs, arguments, BLOCK_M=height)
             assert left, height
@@ -67,12 +67,12 @@ def test_a_configuration_is_left(kernel: Any, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("side", [1, 128])
 def test_a_configuration_is_left_for_codes(dtype: torch.dtype, side: int) -> None:
     """At every height of blocks that experts in FP8 have, whether scales go with rows of them or with blocks."""
-    kernel, x = module._pair_gradient_kernel, torch.zeros(1, dtype=dtype)
+    kernel, x = module._hidden_gradient_kernel, torch.zeros(1, dtype=dtype)
     codes = torch.zeros(1, 16, 16, dtype=torch.float8_e4m3fn)
     for given in (codes, TensorDescriptor.from_tensor(codes, [1, 16, 16])):
-        arguments = {"x_ptr": x, "w_up": given, "w_down": given, "SIDE": side}
+        arguments = {"x_ptr": x, "w_up": given, "w_down": given, "SCALE_BLOCK": side}
         for height in (16, 32, 64):
-            if height <= module._TALLEST_OF_CODES[x.element_size()]:
+            if height <= module._MAX_BLOCK_M_FP8[x.element_size()]:
                 assert kernel.early_config_prune(kernel.configs, arguments, BLOCK_M=height), height
 
 

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from assay.kernels.triton.selective_scan import selective_scan
-from assay.kernels.triton.selective_scan_backward import selective_scan_backward
+from assay.kernels.triton.selective_scan import selective_scan, selective_scan_backward
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 

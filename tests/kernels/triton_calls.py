@@ -13,23 +13,18 @@ from assay.kernels.triton.gemm_2to4 import gemm_2to4
 from assay.kernels.triton.gemm_fp8 import gemm_fp8
 from assay.kernels.triton.gemm_int4 import gemm_int4
 from assay.kernels.triton.gemm_int8 import gemm_int8
-from assay.kernels.triton.gemm_mxfp8 import gemm_mxfp8
-from assay.kernels.triton.gemm_nvfp4 import gemm_nvfp4
-from assay.kernels.triton.layernorm import layernorm
-from assay.kernels.triton.layernorm_backward import layernorm_backward
+from assay.kernels.triton.gemm_scaled import gemm_mxfp8, gemm_nvfp4
+from assay.kernels.triton.layernorm import layernorm, layernorm_backward
 from assay.kernels.triton.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_backward
 from assay.kernels.triton.merge_states import merge_states
 from assay.kernels.triton.moe import moe, moe_fp8, moe_int4
 from assay.kernels.triton.moe_backward import moe_backward, moe_fp8_backward
 from assay.kernels.triton.moe_route import moe_route
 from assay.kernels.triton.quantize import quantize_fp8, quantize_int4, quantize_int8
-from assay.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
-from assay.kernels.triton.rmsnorm_backward import rmsnorm_backward
+from assay.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm, rmsnorm_backward
 from assay.kernels.triton.rope import rope, rope_backward
-from assay.kernels.triton.softmax import log_softmax, softmax
-from assay.kernels.triton.softmax_backward import log_softmax_backward, softmax_backward
-from assay.kernels.triton.swiglu import swiglu
-from assay.kernels.triton.swiglu_backward import swiglu_backward
+from assay.kernels.triton.softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
+from assay.kernels.triton.swiglu import swiglu, swiglu_backward
 
 E4M3, E8M0, BF16, INT32 = torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.bfloat16, torch.int32
 

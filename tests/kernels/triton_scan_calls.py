@@ -3,8 +3,7 @@
 import torch
 
 from assay.kernels.triton.causal_conv1d import causal_conv1d, causal_conv1d_backward
-from assay.kernels.triton.selective_scan import selective_scan
-from assay.kernels.triton.selective_scan_backward import selective_scan_backward
+from assay.kernels.triton.selective_scan import selective_scan, selective_scan_backward
 from tests.kernels.triton_calls import BF16, Call
 
 CONVOLVED = {"x": torch.randn(2, 7, 5, dtype=BF16).mT, "weight": torch.randn(5, 4), "bias": torch.randn(5)}

@@ -12,16 +12,16 @@ from assay.interpreter import faithful
 from assay.verify import Verdict, examine
 from assay.verify.cases.case import Case
 from assay.verify.cases.sampler import seeded, with_values
+from assay.verify.comparison.judge import judge
 from assay.verify.contract import Contract
 from assay.verify.examination import diagnosis
-from assay.verify.execution.call import Call
-from assay.verify.execution.runner import Bench, same_bits
 from assay.verify.explanation import inquiry
 from assay.verify.explanation.fault_models import fault_models_of
 from assay.verify.explanation.fault_models.evaluation import kernel_of
 from assay.verify.explanation.fault_models.fault_model import FaultModel
 from assay.verify.explanation.fault_models.fault_tolerance import limits_of, observation_of
-from assay.verify.judgement.judge import judge
+from assay.verify.harness.call import Call
+from assay.verify.harness.runner import Bench, same_bits
 
 from .fault_cases import sampler_of, settings_for
 from .others import Other

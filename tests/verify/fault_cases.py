@@ -20,7 +20,7 @@ def sampler_of(op: str, settings: dict[str, Any]) -> Sampler:
 def settings_for(op: str, fault: FaultModel) -> dict[str, Any] | None:
     """Settings of an examination that admits the fault model, in the first dtype that does; None where none does."""
     for dtype in DTYPES:
-        settings = spec(op).usual_settings
+        settings = spec(op).default_settings
         settings["dtype"] = settings["dtype"] and dtype
         sampler = sampler_of(op, settings)
         if any(fault.concerns(sampler.case(seeded(0), style="small", options=o)) for o in sampler.option_sets()):

@@ -15,8 +15,8 @@ from assay.verify import BackwardVerdict, Contract, examine, examine_backward, g
 from assay.verify.cases.case import Case
 from assay.verify.errors import SettingError
 from assay.verify.examination.backward import pair_of
-from assay.verify.execution.call import Call
-from assay.verify.execution.runner import Bench
+from assay.verify.harness.call import Call
+from assay.verify.harness.runner import Bench
 from tests.verify.differentiable import (
     CrossEntropy,
     NoGradientOfWeight,
@@ -73,7 +73,7 @@ def failures(
 
 def test_every_gradient_of_the_table_can_be_examined() -> None:
     """Each op with a backward spec is known, and the compositions that are asked are no ops of the table."""
-    forward = {op: spec(op).gradient_of for op in specs() if spec(op).gradient_of}
+    forward = {op: spec(op).outputs.gradient_of for op in specs() if spec(op).outputs.gradient_of}
     assert {op: pair_of(op).forward.name for op in forward} == forward
     assert not {"softmax_gradient", "cross_entropy_gradient"} & set(specs())
 

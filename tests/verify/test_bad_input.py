@@ -12,7 +12,7 @@ from assay.verify import Contract, check, examine
 from assay.verify.cases.case import Case
 from assay.verify.errors import ContractError, SettingError, VerificationError
 from assay.verify.examination.repro import run_line
-from assay.verify.execution.target import load_target
+from assay.verify.harness.target import load_target
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:

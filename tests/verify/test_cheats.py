@@ -14,8 +14,8 @@ from torch import Tensor
 from assay.kernels.libraries.pytorch import softmax
 from assay.verify import Contract, examine
 from assay.verify.cases.case import Case
-from assay.verify.execution.call import Call
-from assay.verify.execution.runner import Bench
+from assay.verify.harness.call import Call
+from assay.verify.harness.runner import Bench
 
 from .zoo.faulty_conduct import Remembered, shape_and_dtype
 

@@ -13,8 +13,8 @@ from assay.formats.format import format_named
 from assay.golden.evaluation.golden import Golden
 from assay.verify import Contract
 from assay.verify.cases.case import Case
-from assay.verify.judgement.judge import judge, tolerance
-from assay.verify.judgement.oracle import Oracle
+from assay.verify.comparison.judge import judge, tolerance
+from assay.verify.comparison.oracle import Oracle
 
 FORMATS = ("int8", "uint8", "float8_e4m3fn")
 

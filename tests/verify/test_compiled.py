@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from assay.verify import examine
-from assay.verify.execution.compiled import compiled
+from assay.verify.harness.compiled import compiled
 
 SETTINGS: dict[str, Any] = {
     "dtype": "bfloat16",

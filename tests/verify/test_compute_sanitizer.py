@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.verify.execution.compute_sanitizer import findings, sanitize
+from assay.verify.harness.compute_sanitizer import findings, sanitize
 
 LINE = """assay repro '{"target":"mine:softmax","listed":[],"case":{}}'"""
 REPORT = """========= COMPUTE-SANITIZER

@@ -14,8 +14,8 @@ from assay.verify import Contract, Verdict, examine
 from assay.verify.cases.case import Case
 from assay.verify.contract import contract_from_table
 from assay.verify.errors import ContractError
-from assay.verify.execution.call import Call
-from assay.verify.execution.runner import Bench
+from assay.verify.harness.call import Call
+from assay.verify.harness.runner import Bench
 
 from .zoo import rounded_on_the_way as rounding
 from .zoo.faulty_conduct import gemm_random_order

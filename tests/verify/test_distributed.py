@@ -14,8 +14,8 @@ from assay.verify.contract import Contract
 from assay.verify.errors import SettingError
 from assay.verify.examination.distributed import Group, RankError, examine_ranks, of_rank
 from assay.verify.examination.procedure import examine
-from assay.verify.execution.call import Call
-from assay.verify.execution.runner import Bench
+from assay.verify.harness.call import Call
+from assay.verify.harness.runner import Bench
 from tests.verify import rank_functions as functions
 
 FEW: dict[str, Any] = {"effort": "quick", "examples": 0, "layouts": ["contiguous"], "shrinking": False}

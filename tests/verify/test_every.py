@@ -14,8 +14,8 @@ from assay.golden.inputs.values import draw
 from assay.verify import Contract, examine
 from assay.verify.cases.sampler import Sampler
 from assay.verify.examination.phases import every_cases
-from assay.verify.execution.call import Call
-from assay.verify.execution.runner import Bench
+from assay.verify.harness.call import Call
+from assay.verify.harness.runner import Bench
 
 WRONG_AT = 0x5A4B  # 1.43e16 in bfloat16
 
@@ -72,7 +72,7 @@ def test_wider_formats_and_other_ops_are_not_swept() -> None:
     assert not list(every_cases(Sampler(spec("exp"), "bfloat16", shapes={"N": [0]})))
 
 
-@pytest.mark.parametrize("op", [op for op in specs() if spec(op).elementwise])
+@pytest.mark.parametrize("op", [op for op in specs() if spec(op).axes.elementwise])
 def test_an_elementwise_op_has_one_tensor_and_a_result_of_its_shape(op: str) -> None:
     """What the phase takes for granted."""
     signature = spec(op).signature()

@@ -10,13 +10,13 @@ import torch
 from assay.golden import spec, specs
 from assay.verify import Contract, Verdict, examine
 from assay.verify.cases.sampler import Sampler, seeded
-from assay.verify.execution.call import Call
-from assay.verify.execution.runner import Bench
 from assay.verify.explanation.explain import Explained, explain
 from assay.verify.explanation.fault_models import fault_models_of
 from assay.verify.explanation.fault_models.evaluation import kernel_of
 from assay.verify.explanation.fault_models.fault_model import FaultModel
 from assay.verify.explanation.fault_models.fault_tolerance import limits_of, observation_of
+from assay.verify.harness.call import Call
+from assay.verify.harness.runner import Bench
 
 from .explained import are_alike, first_named, model, told_of
 from .fault_cases import pairs, sampler_of, settings_for

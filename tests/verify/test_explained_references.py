@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from assay.golden.lowering import reference_spec
 from assay.verify import examine
 from assay.verify.explanation.fault_models import fault_models_of
-from assay.verify.mutation.power import power
+from assay.verify.power import power
 
 ASKED: dict[str, Any] = {"dtype": "float32", "effort": "quick", "every_aspect": False}
 
@@ -150,7 +150,9 @@ def test_faults_have_the_line_of_the_reference() -> None:
         return y
 
     faults = [
-        fault for fault in fault_models_of(reference_spec(looped, "x[T,D] -> y[T,D]").reference) if fault.definition
+        fault
+        for fault in fault_models_of(reference_spec(looped, "x[T,D] -> y[T,D]").qualified_name)
+        if fault.definition
     ]
     assert sum("the factor 0.5 is left out" in fault.description for fault in faults) == 1
     assert all("`y = y * 0.5 + x`" in fault.description for fault in faults)

@@ -8,11 +8,11 @@ import torch
 from assay.golden import Fault, Spec, spec, specs
 from assay.verify import examine
 from assay.verify.cases.case import build
-from assay.verify.execution.call import Call, Finding
-from assay.verify.execution.runner import same_bits
 from assay.verify.explanation.fault_models import fault_models, fault_models_of
 from assay.verify.explanation.fault_models.evaluation import kernel_of
 from assay.verify.explanation.fault_models.fault_model import FAMILIES, FaultModel
+from assay.verify.harness.call import Call, Finding
+from assay.verify.harness.runner import same_bits
 
 from .fault_cases import drawn, names, pairs, settings_for
 
@@ -140,7 +140,7 @@ def test_an_examination_catches_every_fault_model(pair: tuple[str, FaultModel]) 
 @pytest.mark.parametrize("op", ["softmax"])
 def test_the_kernel_without_a_fault_passes(op: str) -> None:
     """The float32 evaluation that fault models alter is honest by itself."""
-    assert examine(kernel_of(None, op), op, examples=5, **spec(op).usual_settings).passed
+    assert examine(kernel_of(None, op), op, examples=5, **spec(op).default_settings).passed
 
 
 @pytest.mark.evidence
@@ -148,7 +148,7 @@ def test_the_kernel_without_a_fault_passes(op: str) -> None:
 @pytest.mark.parametrize("op", specs())
 def test_every_kernel_without_a_fault_passes(op: str, dtype: str) -> None:
     """For all specs and dtypes."""
-    settings: dict[str, Any] = spec(op).usual_settings
+    settings: dict[str, Any] = spec(op).default_settings
     if settings["dtype"] is None and dtype != "bfloat16":
         return
     settings["dtype"] = settings["dtype"] and dtype

@@ -17,9 +17,9 @@ from assay.golden.errors import AssayError
 from assay.verify import Contract, examine
 from assay.verify.cases.case import Case, build
 from assay.verify.errors import SettingError
-from assay.verify.execution import frameworks
-from assay.verify.execution.call import Call, Finding
-from assay.verify.execution.frameworks import check_framework, framework_named, from_numpy, to_numpy
+from assay.verify.harness import frameworks
+from assay.verify.harness.call import Call, Finding
+from assay.verify.harness.frameworks import check_framework, framework_named, from_numpy, to_numpy
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy

@@ -12,6 +12,7 @@ from assay.formats.format import format_named
 from assay.formats.rounding import round_to
 from assay.golden.evaluation.golden import Golden
 from assay.verify import Contract, examine
+from assay.verify.comparison.judge import Tolerance, judge, tolerance
 from assay.verify.examination.gate import (
     corruptions,
     outcomes,
@@ -19,7 +20,6 @@ from assay.verify.examination.gate import (
     undetected_corruption,
 )
 from assay.verify.examination.lengths import least_errors
-from assay.verify.judgement.judge import Tolerance, judge, tolerance
 
 from .zoo.honest_backward import layernorm_backward_torch
 from .zoo.rounded_on_the_way import attention_backward_tf32

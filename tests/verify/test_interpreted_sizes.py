@@ -17,13 +17,13 @@ from assay.verify.examination.lengths import length_cases
 
 from .usual import only
 
-OPS = [name for name in specs() if spec(name).turns is not None]
+OPS = [name for name in specs() if spec(name).sizes.sequential_steps is not None]
 MOST, TILE = 1024, 16
 
 
 def interpreted(op: str) -> Sampler:
     """The sampler of an interpreted kernel of the op."""
-    usual = spec(op).usual_settings
+    usual = spec(op).default_settings
     return Sampler(spec(op), usual["dtype"], usual["options"], usual["shapes"]).for_interpreter()
 
 
@@ -50,8 +50,8 @@ def kind(phase: str, case: Case) -> tuple[Any, ...]:
 
 def turns(case: Case) -> int:
     """What an interpreter does one after another in a call."""
-    assert case.definition.turns is not None
-    return dimension(case.definition.turns, case.sizes)
+    assert case.definition.sizes.sequential_steps is not None
+    return dimension(case.definition.sizes.sequential_steps, case.sizes)
 
 
 USUAL = only(lambda op: "backward" not in op or op == "selective_scan_backward", OPS)

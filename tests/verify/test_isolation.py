@@ -20,10 +20,10 @@ from assay.verify import examine
 from assay.verify.cases.case import Case
 from assay.verify.contract import Contract
 from assay.verify.errors import SettingError
-from assay.verify.execution.call import GRACE, Call
-from assay.verify.execution.isolation import Isolation
-from assay.verify.execution.runner import Bench
 from assay.verify.findings import Failure
+from assay.verify.harness.call import GRACE, Call
+from assay.verify.harness.isolation import Isolation
+from assay.verify.harness.runner import Bench
 
 CASE = Case("softmax", {"R": 3, "N": 40}, {"x": "float32"})
 

@@ -13,7 +13,7 @@ from assay.formats.format import format_named
 from assay.formats.rounding import next_down, next_up, round_to, ulp_towards
 from assay.golden.evaluation.golden import Golden
 from assay.verify import Contract
-from assay.verify.judgement.judge import Judgement, Tolerance, judge, tolerance
+from assay.verify.comparison.judge import Judgement, Tolerance, judge, tolerance
 
 INF, NAN = math.inf, math.nan
 FORMATS = ("float32", "bfloat16", "float16", "float8_e4m3fn")

@@ -12,9 +12,9 @@ from assay.golden import admissible
 from assay.kernels.libraries.pytorch import softmax
 from assay.verify import Contract, examine
 from assay.verify.cases.case import Case, all_contents
+from assay.verify.comparison.oracle import BEYOND, OPEN, Oracle
+from assay.verify.comparison.result import Result
 from assay.verify.examination.tally import Tally
-from assay.verify.judgement.oracle import BEYOND, OPEN, Oracle
-from assay.verify.judgement.result import Result
 from assay.verify.verdict import Verdict
 
 HUGE = Case(

@@ -13,8 +13,8 @@ from assay.golden.registry import spec
 from assay.verify import Contract, examine
 from assay.verify.cases.case import all_contents
 from assay.verify.cases.sampler import Sampler, seeded, with_values
-from assay.verify.judgement.judge import Tolerance, judge
-from assay.verify.judgement.oracle import Oracle
+from assay.verify.comparison.judge import Tolerance, judge
+from assay.verify.comparison.oracle import Oracle
 
 from .zoo.numerics import load
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from assay.verify import Verdict, examine
 from assay.verify.cases.case import Case, build
-from assay.verify.execution.call import Call, Finding
-from assay.verify.execution.memory import PoisonedMemory, poison_value
+from assay.verify.harness.call import Call, Finding
+from assay.verify.harness.memory import PoisonedMemory, poison_value
 
 from .zoo.faulty_conduct import silu_tail_unwritten
 from .zoo.honest_elementwise import silu
@@ -45,7 +45,7 @@ import sys, torch
 from assay.interpreter import faithful
 from assay.kernels.triton.softmax import softmax
 from assay.verify import examine
-from assay.verify.execution.memory import PoisonedMemory
+from assay.verify.harness.memory import PoisonedMemory
 memory = PoisonedMemory("nan")
 before = len(sys.modules)
 with memory:

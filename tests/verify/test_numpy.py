@@ -10,7 +10,7 @@ import torch
 
 from assay.verify import examine
 from assay.verify.cases.case import Case, build
-from assay.verify.execution.call import Call, Finding
+from assay.verify.harness.call import Call, Finding
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -29,13 +29,13 @@ def twice(xp, x, gate, *, bias):
     return x * xp.sigmoid(gate + bias) * 2.0
 
 @define("own_gate", "x[R,N], gate[R,1] -> y[R,N]", options={"bias": number(0.0, usual=(0.0, 1.0))}, rows="R",
-        inputs={"gate": {"plain": lambda d: d.normal(), "near_zero": lambda d: 2.0**-6 * d.uniform()}}, listed=False,
+        inputs={"gate": {"plain": lambda d: d.normal(), "near_zero": lambda d: 2.0**-6 * d.uniform()}}, public=False,
         faults=(Fault("bias_forgotten", "the bias is left out", forgotten), Fault("twice", "twice the result", twice)))
 def own_gate(xp, x, gate, *, bias):
     return x * xp.sigmoid(gate + bias)
 
 @define("own_gate_backward", "x[R,N], gate[R,1], dy[R,N] -> dx[R,N], dgate[R,1]", options={"bias": number(0.0)},
-        rows="R", gradient_of="own_gate", listed=False)
+        rows="R", gradient_of="own_gate", public=False)
 def own_gate_backward(xp, x, gate, dy, *, bias):
     opened = xp.sigmoid(gate + bias)
     return dy * opened, xp.sum(dy * x) * (opened * (1.0 - opened))
@@ -106,7 +106,7 @@ def test_it_is_evaluated_to_any_digits(own: ModuleType) -> None:
         golden = evaluate(name, torch.ones(2, 3), torch.zeros(2, 1), digits=25)
         assert isinstance(golden, Golden)
         assert golden.value.tolist() == [[0.5] * 3] * 2
-    assert spec("own_gate").reference == "own_gate_op:own_gate"
+    assert spec("own_gate").qualified_name == "own_gate_op:own_gate"
 
 
 def test_a_failure_is_explained_and_repeats_in_a_fresh_process(own: ModuleType) -> None:
@@ -247,6 +247,6 @@ def test_installed_distributions_bring_theirs(own: ModuleType) -> None:
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
         (folder / "entry_points.txt").write_text(f"[assay.ops]\nops = {module}\n")
-    found = fresh(own, "-c", "from assay.golden import spec; print(spec('own_gate').reference)")
+    found = fresh(own, "-c", "from assay.golden import spec; print(spec('own_gate').qualified_name)")
     assert found.stdout == "own_gate_op:own_gate\n", found.stderr
     assert "broken-ops: its ops (no_such_module, entry point of assay.ops) can't be loaded: Module" in found.stderr

@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 import torch
 
+from assay.pytest_plugin.plugin import Assay
 from assay.verify import Contract
 from assay.verify.errors import SettingError
 from assay.verify.explanation.fault_models import fault_models_of
 from assay.verify.explanation.fault_models.fault_model import FaultModel
-from assay.verify.mutation.power import power
-from assay.verify.mutation.power_report import PowerReport
-from assay.verify.plugin import Assay
+from assay.verify.power import power
+from assay.verify.power_report import PowerReport
 
 SMALL = {"R": [1, 2, 3, 17], "N": [1, 5, 17, 33]}
 
@@ -76,7 +76,7 @@ def test_survivors_say_what_they_would_need() -> None:
 def test_what_a_contract_allows_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a contract of sums in float16 a sum in float16 is not among the fault models."""
     found = tuple(fault for fault in fault_models_of("softmax") if fault.name == "accumulated_in_float16")
-    monkeypatch.setattr("assay.verify.mutation.power.fault_models_of", lambda op: found)
+    monkeypatch.setattr("assay.verify.power.fault_models_of", lambda op: found)
     settings = {"dtype": "bfloat16", "shapes": {"R": [2], "N": [4]}, "effort": "quick", "examples": 0}
     contracts = (Contract(), Contract(accumulate="float16"))
     strict, loose = (power("softmax", contract=c, families=["accumulator"], **settings) for c in contracts)
@@ -114,7 +114,7 @@ def test_a_crash_catches_only_a_fault_model_that_declares_it(monkeypatch: pytest
 
     broken = FaultModel("broken", "formula", "broken", ("exp",), results=raises)
     crashing = replace(broken, name="crashing", crashes=True)
-    monkeypatch.setattr("assay.verify.mutation.power.fault_models_of", lambda op: (broken, crashing))
+    monkeypatch.setattr("assay.verify.power.fault_models_of", lambda op: (broken, crashing))
     found = power("exp", dtype="bfloat16", against="allclose(1e-2,1e-2)", **TINY)
     assert [(t.name, t.caught, t.against) for t in found.trials] == [("broken", False, False), ("crashing", True, True)]
 

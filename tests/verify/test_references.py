@@ -88,7 +88,7 @@ def test_any_form_is_admitted() -> None:
 def test_another_process_makes_the_spec_from_its_name() -> None:
     """A reference that can be imported is known by its name, and its kernel may run isolated."""
     name = f"{__name__}:rms({TENSORS})"
-    assert spec(name).reference == name
+    assert spec(name).qualified_name == name
     verdict = examine(honest, name, dtype="bfloat16", effort="quick", isolate=True, examples=2)
     assert verdict.passed, str(verdict)
 

@@ -10,7 +10,7 @@ from assay.verify.campaign.page import survey_page, tally
 from assay.verify.campaign.survey import Entry, Row
 from assay.verify.cases.case import Case
 from assay.verify.findings import Aspect, Comparison, ErrorMap, Explanation, Failure, Numbers, Sample, broken_by
-from assay.verify.mutation.power_report import PowerReport, Tried
+from assay.verify.power_report import PowerReport, Tried
 from assay.verify.report.html import number, ratio, verdict_page
 from assay.verify.settings import Settings
 from assay.verify.verdict import Verdict

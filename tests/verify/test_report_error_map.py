@@ -13,9 +13,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from assay.verify import examine
+from assay.verify.comparison.error_map import error_map, histogram, summed
+from assay.verify.comparison.error_pattern import period_of, region_in_words
 from assay.verify.findings import EDGES, MAP_SHAPE, STEPS, ErrorMap
-from assay.verify.judgement.error_map import error_map, histogram, summed
-from assay.verify.judgement.error_pattern import period_of, region_in_words
 from assay.verify.report.svg import LEVELS, bars, drawn, told
 from assay.verify.verdict import Verdict
 

@@ -48,7 +48,7 @@ def altered(op: str, change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
 
 def asked(op: str) -> dict[str, Any]:
     """A quick examination of the whole op."""
-    return {**spec(op).usual_settings, "effort": "quick", "shrinking": False, "every_aspect": False}
+    return {**spec(op).default_settings, "effort": "quick", "shrinking": False, "every_aspect": False}
 
 
 @pytest.mark.parametrize("fault", FAULTS)

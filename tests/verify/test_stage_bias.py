@@ -12,10 +12,10 @@ from assay.formats.format import format_named
 from assay.formats.rounding import round_to
 from assay.golden.registry import define
 from assay.verify import Contract, examine
+from assay.verify.comparison.honest_roundings import WEIGHTS, ways
 from assay.verify.examination.phases import bias_cases
 from assay.verify.examination.question import ask
 from assay.verify.findings import Failure
-from assay.verify.judgement.honest_roundings import WEIGHTS, ways
 from assay.verify.settings import Settings
 
 Kernel = Callable[..., Tensor]
@@ -42,7 +42,7 @@ def op_of(name: str) -> str:
     """The op that multiplies the rounded function of one tensor by another."""
     inner, op = INNER[name][0], f"staged_{name.replace(' ', '_')}"
 
-    @define(op, "x[R,N], up[R,N] -> y[R,N]", stages={"inner": None}, rows="R", columns="N", listed=False)
+    @define(op, "x[R,N], up[R,N] -> y[R,N]", stages={"inner": None}, rows="R", columns="N", public=False)
     def definition(xp: Any, x: Any, up: Any) -> Any:
         return xp.round(inner(xp, x), "inner") * up
 
@@ -112,7 +112,7 @@ def test_part_of_a_stage_rounded_does_not_lean() -> None:
     assert leaning_of(kernel, op, "bfloat16") is None
 
 
-@define("by_logarithm", "x[R,N] -> y[R,N]", rows="R", columns="N", listed=False)
+@define("by_logarithm", "x[R,N] -> y[R,N]", rows="R", columns="N", public=False)
 def by_logarithm(xp: Any, x: Any) -> Any:
     """|x| by way of two functions: of every eighth float16 number bfloat16 has a midpoint."""
     return xp.exp(xp.log(xp.abs(x)))

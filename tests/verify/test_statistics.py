@@ -18,6 +18,7 @@ from assay.golden.inputs.distributions import GENERAL
 from assay.kernels.libraries.pytorch import layer_norm, rms_norm, softmax
 from assay.verify import examine
 from assay.verify.cases.case import Case
+from assay.verify.comparison.bias import MARGIN, RATE, UNITS, Score, scores
 from assay.verify.contract import Contract
 from assay.verify.examination.phases import bias_cases
 from assay.verify.examination.question import Question, ask
@@ -26,7 +27,6 @@ from assay.verify.findings import Failure
 from assay.verify.fingerprint.error_growth import growth, reduced
 from assay.verify.fingerprint.subject import Unseen
 from assay.verify.fingerprint.values import significant_bits, summary
-from assay.verify.judgement.bias import MARGIN, RATE, UNITS, Score, scores
 from assay.verify.settings import Settings
 
 from . import insides, leaning

@@ -185,7 +185,7 @@ def test_honest_quantisers_pass_in_numpy() -> None:
     """Codes and scales cross to arrays and back, e4m3 and e8m0 by their bits."""
 
     def to_torch(kernel: Any) -> Any:
-        from assay.verify.execution.frameworks import from_numpy, to_numpy
+        from assay.verify.harness.frameworks import from_numpy, to_numpy
 
         def call(*arrays: Any, **options: Any) -> Any:
             out = kernel(*(from_numpy(array) for array in arrays), **options)

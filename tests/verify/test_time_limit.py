@@ -16,8 +16,8 @@ from assay.runtime import patience
 from assay.runtime.patience import Patience
 from assay.verify import examine
 from assay.verify.cases.case import Case
-from assay.verify.execution import time_limit as limits
-from assay.verify.execution.time_limit import KernelTimeout, Pace, time_limit
+from assay.verify.harness import time_limit as limits
+from assay.verify.harness.time_limit import KernelTimeout, Pace, time_limit
 
 CASE = Case("softmax", {"R": 8, "N": 4}, {"x": "float32"}, {"scale": 1.0})
 SHORT: dict[str, Any] = {"dtype": "float32", "effort": "quick", "examples": 0, "timeout": 0.3}

@@ -32,10 +32,10 @@ def gated_backward(x: Any, gate: Any, dy: Any, bias: float = 0.0) -> Any:
 
 
 def defined() -> None:
-    define_torch("torch_gate", "x[R,N], gate[R,1] -> y[R,N]", rows="R", listed=False)(gated)
+    define_torch("torch_gate", "x[R,N], gate[R,1] -> y[R,N]", rows="R", public=False)(gated)
     define_torch(
         "torch_gate_backward", "x[R,N], gate[R,1], dy[R,N] -> dx[R,N], dgate[R,1]", rows="R",
-        gradient_of="torch_gate", listed=False,
+        gradient_of="torch_gate", public=False,
     )(gated_backward)  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def test_its_golden_is_that_of_the_same_definition() -> None:
     """The function and a definition over the arithmetic have the same values, and radii of the same size."""
     defined()
 
-    @define("plain_gate", "x[R,N], gate[R,1] -> y[R,N]", rows="R", listed=False)
+    @define("plain_gate", "x[R,N], gate[R,1] -> y[R,N]", rows="R", public=False)
     def plain_gate(xp: Any, x: Any, gate: Any) -> Any:
         return x * xp.sigmoid(gate + 0.0)
 

@@ -14,12 +14,12 @@ from assay.verify import Contract, examine
 from assay.verify.cases.case import Case, all_contents, build
 from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.cases.sampler import Sampler, seeded
+from assay.verify.comparison.oracle import Oracle
 from assay.verify.examination.phases import gate_cases, special_cases
-from assay.verify.judgement.oracle import Oracle
 
 from .zoo.honest_decode import decode
 
-UNUSED = [op for op in specs() if spec(op).unused is not None]
+UNUSED = [op for op in specs() if spec(op).inputs.unused is not None]
 INDEXED = [op for op in UNUSED if any(tensor.role == "index" for tensor in spec(op).tensors)]
 CACHES = {"q": "bfloat16", "k_cache": "float8_e4m3fn", "v_cache": "float8_e4m3fn"}
 DTYPES = ("float64", "float32", "bfloat16", "float16", CACHES, {**CACHES, "v_cache": "float8_e5m2"})
@@ -33,9 +33,9 @@ def sampled(op: str, count: int, dtype: Any = "float32", **sampler: Any) -> Iter
 
 def masks_of(case: Case) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The tensors of a case, and the masks of their unused elements."""
-    assert case.definition.unused is not None
+    assert case.definition.inputs.unused is not None
     values = {name: guarded.tensor for name, guarded in build(case).guarded.items()}
-    return values, dict(case.definition.unused(*values.values()))
+    return values, dict(case.definition.inputs.unused(*values.values()))
 
 
 @pytest.mark.parametrize("op", UNUSED)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from assay.verify import Contract, examine
-from assay.verify.execution import xla
 from assay.verify.findings import Findings
+from assay.verify.harness import xla
 from assay.verify.report.text import text_report
 from assay.verify.settings import Settings
 

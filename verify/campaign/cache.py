@@ -3,7 +3,7 @@
 A verdict is kept under a digest of what it depends on: the question, the sources of the kernel's package, of the op's
 and of this one, the versions of torch, Triton and jax, and the device. Of a kernel that has changed since, nothing is
 kept.
-``docs/hygiene.md`` says what else a verdict may depend on.
+``docs/checks.md`` says what else a verdict may depend on.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from assay.verify.settings import Settings
 from assay.verify.verdict import Verdict
 
 _PACKAGES = ("kernel-assay", "torch", "triton", "jax")
-_OWN = ("configs", "formats", "golden", "interpreter", "kernels", "runtime", "verify")
+_OWN = ("configs", "formats", "golden", "interpreter", "kernels", "runtime", "verify", "bench")
 _SUFFIXES = {".py", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".pyx", ".so"}
 _MOST_READ = 1 << 24  # bytes of one package whose contents are looked at; of more, sizes and times
 

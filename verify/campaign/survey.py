@@ -17,8 +17,8 @@ from assay.runtime.process import Lost
 from assay.verify.campaign.table import Entry
 from assay.verify.examination.procedure import examination
 from assay.verify.examination.repro import parse_line
-from assay.verify.execution.target import load_target
 from assay.verify.findings import Failure, broken_by
+from assay.verify.harness.target import load_target
 from assay.verify.report.text import failure_in_words
 from assay.verify.settings import Settings
 from assay.verify.verdict import Verdict
@@ -37,7 +37,7 @@ class Job:
         """About how long it takes, in units of a softmax's case: what is slow is begun first."""
         sets = min(math.prod(map(len, self.settings.options.values())), 4)
         cases = self.settings.fuzzed + 30 + 30 * sets
-        return cases * self.entry.cost * (3.0 if self.settings.definition.work else 1.0)
+        return cases * self.entry.cost * (3.0 if self.settings.definition.sizes.work else 1.0)
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def at_cases(sampler: Sampler, at: Iterable[Mapping[str, int]]) -> Iterator[Case
         for options in sampler.option_sets():
             signature = sampler.definition.signature(options)
             yield Case(
-                spec=sampler.definition.reference,
+                spec=sampler.definition.qualified_name,
                 sizes={symbol: sizes[symbol] for symbol in signature.symbols},
                 dtypes={tensor.name: dtype_of(tensor, sampler.dtype) for tensor in signature.tensors},
                 options=options,

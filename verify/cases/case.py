@@ -176,9 +176,9 @@ def all_contents(case: Case) -> dict[str, torch.Tensor]:
     """The values of all tensors, by name; where nothing is read they are as ``case.unused`` says."""
     tensors = case.signature.tensors
     values = {tensor.name: contents(case, tensor) for tensor in tensors}
-    if case.unused == "plain" or case.definition.unused is None:
+    if case.unused == "plain" or case.definition.inputs.unused is None:
         return values
-    masks = dict(case.definition.unused(*values.values()))
+    masks = dict(case.definition.inputs.unused(*values.values()))
     for name, mask in masks.items():
         for axis in tied_axes(case.layouts.get(name, "contiguous"), mask.shape):  # one element for all of them
             masks[name] = mask.all(axis, keepdim=True).expand(mask.shape)

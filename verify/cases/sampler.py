@@ -84,7 +84,7 @@ class Sampler:
         complete = self.definition.complete(options)
         signature = self.definition.signature(complete)
         sizes = self.sizes(choose, signature, style)
-        for symbol, option in self.definition.least.items():
+        for symbol, option in self.definition.sizes.minimum.items():
             sizes[symbol] = self._at_least(symbol, sizes[symbol], int(complete[option]))
         theme = choose(GENERAL)
         follow = choose((True, True, False))
@@ -94,7 +94,7 @@ class Sampler:
             values[tensor.name] = theme if follow and tensor.role == "real" and theme in names else choose(names)
             layouts[tensor.name] = choose(self.layouts) if choose((True, False)) else self.layouts[0]
         return Case(
-            spec=self.definition.reference,
+            spec=self.definition.qualified_name,
             sizes=sizes,
             dtypes={tensor.name: dtype_of(tensor, self.dtype) for tensor in signature.tensors},
             options=complete,
@@ -104,7 +104,7 @@ class Sampler:
             out_dtype=self.out_dtype,
             memory=choose(("plain", "plain", "nan", "huge")),
             protocol=choose(("once",) * 6 + ("repeat", "after_other", "after_refill")),
-            unused=choose(("plain", "nan")) if self.definition.unused else "plain",
+            unused=choose(("plain", "nan")) if self.definition.inputs.unused else "plain",
         )
 
     def free_symbols(self, case: Case) -> list[str]:
@@ -112,9 +112,9 @@ class Sampler:
         bound = {
             *self.shapes,
             *self.ties,
-            *self.definition.sizes,
-            *self.definition.multiples,
-            *self.definition.multiples.values(),
+            *self.definition.sizes.allowed,
+            *self.definition.sizes.multiples,
+            *self.definition.sizes.multiples.values(),
         }
         return [s for s in case.sizes if s not in bound and self.definition.step(case.signature, s, case.sizes) == 1]
 
@@ -124,7 +124,7 @@ class Sampler:
 
     def cost(self, sizes: Mapping[str, int]) -> tuple[int, int]:
         """What a call takes: an interpreter's turns, if it is one that calls, and work."""
-        turns = self.definition.turns if self.most_turns is not None else None
+        turns = self.definition.sizes.sequential_steps if self.most_turns is not None else None
         return 0 if turns is None else dimension(turns, sizes), self.definition.cost(sizes)
 
     def tied_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -151,11 +151,11 @@ class Sampler:
         if style == "any" and symbols and not long:
             long = {choose(symbols)}
         sizes: dict[str, int] = {}
-        for symbol in sorted(symbols, key=lambda name: name in self.definition.multiples):
+        for symbol in sorted(symbols, key=lambda name: name in self.definition.sizes.multiples):
             sizes[symbol] = self._size(choose, signature, symbol, style, symbol in long, sizes)
         sizes |= {symbol: sizes[self.ties[symbol]] for symbol in signature.symbols if symbol in self.ties}
         sizes = {symbol: sizes[symbol] for symbol in signature.symbols}
-        last = () if self._has_turns_for(sizes) else {*sizes} - {*self.definition.grid}  # programs are much alike
+        last = () if self._has_turns_for(sizes) else {*sizes} - {*self.definition.axes.grid}  # programs are much alike
         for symbol in sorted(symbols, key=lambda name: (name in long, name in last, -sizes[name])):
             while self._too_much(signature, sizes) and sizes[symbol] > 1:
                 smaller = self.tied_sizes({**sizes, symbol: self._smaller(signature, symbol, sizes)})
@@ -179,21 +179,21 @@ class Sampler:
         pool: Sequence[int] = {"small": SMALL, "tile": TILE}.get(style, ())
         if symbol in self.shapes:
             pool = self._dividing(symbol, self._given(choose, symbol, style))
-        elif symbol in self.definition.sizes:
+        elif symbol in self.definition.sizes.allowed:
             pool = self._divisors(symbol)
-        elif symbol in self.definition.groups:
-            pool = [sizes[self.definition.groups[symbol]] * group for group in _GROUPS]
+        elif symbol in self.definition.axes.groups:
+            pool = [sizes[self.definition.axes.groups[symbol]] * group for group in _GROUPS]
         elif long and not pool:
-            pool = LARGE if choose(range(4)) else HUGE if symbol in self.definition.grid else VAST
+            pool = LARGE if choose(range(4)) else HUGE if symbol in self.definition.axes.grid else VAST
         elif not pool:
             pool = choose((SMALL, SMALL, TILE, TILE, range(1, 150)))
-            if symbol in self.definition.empty and choose(range(16)) == 0:
+            if symbol in self.definition.sizes.may_be_zero and choose(range(16)) == 0:
                 pool = (0,)
         size = int(choose(list(pool)))
         step = self._step(signature, symbol, sizes)
         if symbol in self.shapes and size % step:
-            partner = self.definition.multiples.get(symbol, "")
-            others = self.shapes.get(partner) or self.definition.sizes.get(partner, ())
+            partner = self.definition.sizes.multiples.get(symbol, "")
+            others = self.shapes.get(partner) or self.definition.sizes.allowed.get(partner, ())
             fitting = [given for given in self.shapes[symbol] if given % step == 0]
             if not fitting or not any(size % max(other, 1) == 0 for other in others):
                 of = f" ({partner})" if others else ""
@@ -209,15 +209,15 @@ class Sampler:
 
     def _divisors(self, symbol: str) -> Sequence[int]:
         """The sizes of the op for a symbol that divide one of the caller's, where another must be a multiple of it."""
-        found: Sequence[int] = self.definition.sizes[symbol]
-        for name, partner in self.definition.multiples.items():
+        found: Sequence[int] = self.definition.sizes.allowed[symbol]
+        for name, partner in self.definition.sizes.multiples.items():
             if partner == symbol and name in self.shapes:
                 found = [size for size in found if any(given % size == 0 for given in self.shapes[name])] or found
         return found
 
     def _dividing(self, symbol: str, pool: Sequence[int]) -> Sequence[int]:
         """Of the caller's sizes those of which one for another symbol is a multiple, where it must be."""
-        for name, partner in self.definition.multiples.items():
+        for name, partner in self.definition.sizes.multiples.items():
             if partner != symbol or name not in self.shapes:
                 continue
             given = self.shapes[name]
@@ -245,13 +245,15 @@ class Sampler:
         """About half of a size, if that may be."""
         step = self._step(signature, symbol, sizes)
         half = max(step, sizes[symbol] // 2 // step * step)
-        own = self.definition.sizes.get(symbol, ()) if self.definition.typed else ()  # a reference refuses others
+        # A reference refuses sizes that it doesn't allow.
+        own = self.definition.sizes.allowed.get(symbol, ()) if self.definition.needs_dtypes else ()
         if symbol in self.shapes or own:
             given = self.shapes.get(symbol, own)
             fitting = [size for size in given if size < sizes[symbol] and size % step == 0]
             return max((size for size in fitting if size <= half), default=max(fitting, default=sizes[symbol]))
-        partners = [name for name, partner in self.definition.multiples.items() if partner == symbol and name in sizes]
-        return sizes[symbol] if partners else half
+        multiples = self.definition.sizes.multiples
+        is_divisor = any(partner == symbol and name in sizes for name, partner in multiples.items())
+        return sizes[symbol] if is_divisor else half
 
     def _too_much(self, signature: Signature, sizes: Mapping[str, int]) -> bool:
         return any(self._excess(signature, sizes))

@@ -32,7 +32,7 @@ def stored_cases(url: str, sampler: Sampler) -> Iterator[Stored]:
     Raises `StoreError`, also where there is no store or this machine draws other inputs than a record's, and
     `DamagedRecord` where a record isn't as it was written.
     """
-    if sampler.definition.chosen:
+    if sampler.definition.outputs.chosen:
         return
     store = Store(url)
     store.require()

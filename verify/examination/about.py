@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from assay.verify.execution.target import source_of
+from assay.verify.harness.target import source_of
 
 _PACKAGES = {"assay": "kernel-assay", "torch": "torch", "triton": "triton"}
 

@@ -92,13 +92,13 @@ def without(aspect: str, case: Case, sampler: Sampler) -> Case:
 def _of_plain_sizes(case: Case, sampler: Sampler) -> Case:
     """Whole tiles along every symbol that may have any size, as large as the case may be; two of what a grid counts.
 
-    What a few cases have longer (`Spec.long`) is a whole tile too.
+    What a few cases have longer (`Sizes.long`) is a whole tile too.
     """
-    definition, grid = case.definition, case.definition.grid
+    definition, grid = case.definition, case.definition.axes.grid
     for size in _PLAIN_SIZES:
         sizes = {symbol: 2 if symbol in grid else size for symbol in sampler.free_symbols(case)}
-        long = {*definition.long} - {*sampler.shapes, *sampler.ties}
-        sizes |= {symbol: size for symbol in long if size in definition.sizes.get(symbol, (size,))}
+        long = {*definition.sizes.long} - {*sampler.shapes, *sampler.ties}
+        sizes |= {symbol: size for symbol in long if size in definition.sizes.allowed.get(symbol, (size,))}
         if sampler.fits(sizes := {**case.sizes, **sizes}):
             return replace(
                 case, sizes=sizes, edits=tuple(edit for edit in case.edits if _lies_in(edit[0], edit[1], case, sizes))

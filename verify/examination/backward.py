@@ -130,8 +130,9 @@ def examine_backward(
     ``function`` is called as a kernel of ``op`` is: with the spec's tensors positionally and the listed options as
     keywords. It is any torch function with autograd (``MyFunction.apply``, a composition of torch's own), a
     `torch.nn.Module` whose parameters bear the names of the spec's tensors (it is called with the others, and they
-    take the place of its own), or a jax function. ``op`` is one whose gradient some spec is (`Spec.gradient_of`; of the
-    built-in ones softmax, layernorm, rmsnorm, swiglu, attention and cross_entropy), or that spec's name.
+    take the place of its own), or a jax function. ``op`` is one whose gradient some spec is
+    (`OutputRules.gradient_of`; of the built-in ones softmax, layernorm, rmsnorm, swiglu, attention and cross_entropy),
+    or that spec's name.
 
     ``dtype`` is that of all floating tensors. ``options`` are those of the backward spec. ``contract`` is the
     forward's, ``backward_contract`` the gradients'; the default contract of each where left out. All else is as in
@@ -179,7 +180,7 @@ def pair_of(op: str) -> Pair:
 
     Of several specs of its gradient it is the one of its own inputs, and an upstream gradient where it takes one.
     """
-    forward = spec(spec(op).gradient_of or op)
+    forward = spec(spec(op).outputs.gradient_of or op)
     names = {tensor.name for tensor in forward.tensors}
     found = [
         Pair(forward, backward)
@@ -188,7 +189,7 @@ def pair_of(op: str) -> Pair:
     ]
     if found:
         return max(found, key=lambda pair: pair.takes_upstream)
-    known = sorted({spec(name).gradient_of or "" for name in specs()} - {""})
+    known = sorted({spec(name).outputs.gradient_of or "" for name in specs()} - {""})
     raise SettingError(f"op={op!r} has no backward spec; those that have: {', '.join(known)}")
 
 

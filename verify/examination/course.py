@@ -13,6 +13,9 @@ from assay.verify.cases.at_shape import PROTOCOL as AT
 from assay.verify.cases.at_shape import at_cases
 from assay.verify.cases.case import Case
 from assay.verify.cases.stored import stored_cases
+from assay.verify.comparison.result import Result
+from assay.verify.comparison.sampled import asked
+from assay.verify.comparison.suspicion import second_look
 from assay.verify.examination import phases
 from assay.verify.examination.aspects import aspects_of, blamed, without
 from assay.verify.examination.fuzz import fuzz
@@ -20,11 +23,8 @@ from assay.verify.examination.lengths import QUICKEST, detectable, length_cases
 from assay.verify.examination.order import Fixed, arranged
 from assay.verify.examination.question import Question
 from assay.verify.examination.tally import Tally
-from assay.verify.execution.runner import Bench, suspicion
 from assay.verify.findings import Aspect, Detectable, Failure
-from assay.verify.judgement.result import Result
-from assay.verify.judgement.sampled import asked
-from assay.verify.judgement.suspicion import second_look
+from assay.verify.harness.runner import Bench, suspicion
 
 _PATIENCE = 4.0  # seconds that a case of growing size may take at most, as the one before it tells
 _LONG_CASE, _TELLING = 1.0, 1000  # seconds that a longer case may take, and lengths whose time tells of it

@@ -10,6 +10,8 @@ from typing import Any
 from assay.verify.cases.at_shape import PROTOCOL as AT
 from assay.verify.cases.at_shape import smaller_cases
 from assay.verify.cases.case import Case
+from assay.verify.comparison.failing_values import sample_of
+from assay.verify.comparison.sampled import asked
 from assay.verify.contract import CHOICES, Contract
 from assay.verify.examination.aspects import aspects_of
 from assay.verify.examination.course import fixed_cases
@@ -17,12 +19,10 @@ from assay.verify.examination.known import Promises, data_in_words, sizes_in_wor
 from assay.verify.examination.question import Question
 from assay.verify.examination.repro import repro_line
 from assay.verify.examination.shrink import is_alike, shrink
-from assay.verify.execution.runner import Bench, suspicion
 from assay.verify.explanation.explain import explain
 from assay.verify.explanation.inquiry import Inquiry
 from assay.verify.findings import ASPECTS, GRAVITY, Aspect, Failure
-from assay.verify.judgement.failing_values import sample_of
-from assay.verify.judgement.sampled import asked
+from assay.verify.harness.runner import Bench, suspicion
 
 _OF_SPECIAL_VALUES = ("nonfinite", "subnormals", "overflow", "masked_rows")  # fields of a contract
 _SECONDS = 20.0  # for the shrinking of all that is broken

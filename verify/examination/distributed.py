@@ -15,8 +15,8 @@ import torch
 from assay.golden.registry import Spec, spec, specs
 from assay.verify.errors import SettingError
 from assay.verify.examination.procedure import examine
-from assay.verify.execution.group import Group, RankError, message_for
-from assay.verify.execution.runner import same_bits
+from assay.verify.harness.group import Group, RankError, message_for
+from assay.verify.harness.runner import same_bits
 from assay.verify.verdict import Verdict, joint_outcome
 
 __all__ = ["Group", "RankError", "RanksVerdict", "examine_ranks", "of_rank"]
@@ -68,7 +68,7 @@ def examine_ranks(
 
     Each rank calls ``function`` with its part of a case. ``dealt`` says, by a tensor's name, along which symbol ranks
     share it out, as ``torch.tensor_split`` does it; other tensors come whole. Left out, those are dealt that have the
-    op's `Spec.dealt`:
+    op's `Axes.sharded`:
 
     - ``all_reduce``: a rank has its share of the rows of shards[R,N], none where there are fewer rows than ranks;
     - ``linear``, row-parallel: a rank has its share of the columns of x[M,K] and weight[N,K], and bias[N] whole.
@@ -139,10 +139,10 @@ def of_rank(
     definition = spec(op)
     dims = {tensor.name: tensor.dims for tensor in definition.tensors}
     if dealt is None:
-        if definition.dealt is None:
-            known = ", ".join(repr(name) for name in specs() if spec(name).dealt)
+        if definition.axes.sharded is None:
+            known = ", ".join(repr(name) for name in specs() if spec(name).axes.sharded)
             raise SettingError(f"op={op!r} is not dealt out to ranks; expected one of {known}, or dealt= for it")
-        dealt = {name: definition.dealt for name, own in dims.items() if definition.dealt in own}
+        dealt = {name: definition.axes.sharded for name, own in dims.items() if definition.axes.sharded in own}
     for name, symbol in dealt.items():
         if symbol not in dims.get(name, ()):
             shapes = ", ".join(f"{tensor}[{','.join(own)}]" for tensor, own in dims.items())

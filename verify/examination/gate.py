@@ -16,10 +16,10 @@ from assay.formats.format import Format
 from assay.formats.rounding import next_down, next_up, round_to
 from assay.golden.errors import Undecided
 from assay.verify.cases.case import Case, build
+from assay.verify.comparison.corruptions import Numbers, loudest, of_structure, with_element
+from assay.verify.comparison.judge import Tolerance, judge
 from assay.verify.examination.phases import gate_cases
 from assay.verify.examination.question import Question
-from assay.verify.judgement.corruptions import Numbers, loudest, of_structure, with_element
-from assay.verify.judgement.judge import Tolerance, judge
 
 Tensor = torch.Tensor
 

@@ -68,7 +68,7 @@ def sizes_in_words(failure: Failure, question: Question) -> str:
         for size in _candidates(question, case, symbol):
             sizes = {**case.sizes, symbol: size}
             if sampler.fits(sizes) and all(
-                value % max(sizes.get(sampler.definition.multiples.get(name, ""), 1), 1) == 0
+                value % max(sizes.get(sampler.definition.sizes.multiples.get(name, ""), 1), 1) == 0
                 for name, value in sizes.items()
             ):
                 cases[str(size)] = replace(with_values(case, "normal"), sizes=sizes, edits=(), origin={})
@@ -90,7 +90,7 @@ def data_in_words(failure: Failure, first: Case, question: Question) -> str:
 
 
 def _candidates(question: Question, case: Case, symbol: str) -> Sequence[int]:
-    given = question.sampler.shapes.get(symbol) or question.sampler.definition.sizes.get(symbol)
+    given = question.sampler.shapes.get(symbol) or question.sampler.definition.sizes.allowed.get(symbol)
     if given:
         return [size for size in _SIZES if size in given] or list(given)[:8]
     size = case.sizes[symbol]

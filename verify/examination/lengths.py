@@ -1,7 +1,7 @@
 """One case of growing length after another, on ordinary data: what is summed, from 8 terms to 65,536.
 
 The short phases judge by the contract's worst case, which says little of long sums. Here every length is judged by what
-rounding is likely to do as well (`assay.verify.judgement.suspicion`). All other sizes are small.
+rounding is likely to do as well (`assay.verify.comparison.suspicion`). All other sizes are small.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from assay.formats.rounding import next_down, next_up
 from assay.golden.signature import dimension, symbols_in
 from assay.verify.cases.case import Case
 from assay.verify.cases.sampler import SMALL, Sampler, seeded, with_values
+from assay.verify.comparison.judge import Tolerance
+from assay.verify.comparison.result import Result
+from assay.verify.comparison.suspicion import INDEPENDENT
 from assay.verify.examination.bases import hash_of
 from assay.verify.findings import Detectable
-from assay.verify.judgement.judge import Tolerance
-from assay.verify.judgement.result import Result
-from assay.verify.judgement.suspicion import INDEPENDENT
 
 LENGTHS = (8, 128, 1024, 4096, 16384, 65536)
 QUICKEST = LENGTHS[::2]
@@ -88,8 +88,8 @@ def _allowed(sampler: Sampler, base: Case, symbol: str, sizes: dict[str, int], t
     """The sizes that a symbol may have, beyond what ``target`` takes where it may be any, ascending."""
     _, _, by = over_of(base).partition("/")
     shared = dimension(by, sizes) if by else 1
-    if symbol in sampler.shapes or symbol in base.definition.sizes:
-        given = sampler.shapes.get(symbol) or base.definition.sizes[symbol]
+    if symbol in sampler.shapes or symbol in base.definition.sizes.allowed:
+        given = sampler.shapes.get(symbol) or base.definition.sizes.allowed[symbol]
         return sorted(size for size in given if size % shared == 0)
     step = base.definition.step(base.signature, symbol, sizes) * shared
     return range(step, 2 * target * shared + step, step)

@@ -84,7 +84,7 @@ def exact_cases(sampler: Sampler) -> Iterator[Case]:
         plain = with_values(base, "integers", layouts={}, protocol="once", memory="plain")
         for symbol in sampler.free_symbols(base):
             longer = [sizes for size in _LONG if sampler.fits(sizes := {**base.sizes, symbol: size})]
-            if longer and symbol not in base.definition.grid:
+            if longer and symbol not in base.definition.axes.grid:
                 yield replace(plain, sizes=longer[0])
 
 
@@ -116,13 +116,13 @@ def seam_cases(sampler: Sampler) -> Iterator[Case]:
     """Many rows of one element more than a block: what one block hands to the next shows most where few follow.
 
     In the last of them a number far above the others comes at the very end. Sequences of many chunks follow
-    (`Spec.long`).
+    (`Sizes.long`).
     """
     choose = seeded(hash_of("seams", sampler.seed))
     base = sampler.case(_slim, style="small", options=choose(sampler.option_sets()))
     free, rows = sampler.free_symbols(base), _rows(base)
     for symbol in free:
-        for size, count in _SEAMS if symbol not in (*base.definition.grid, rows) else ():
+        for size, count in _SEAMS if symbol not in (*base.definition.axes.grid, rows) else ():
             sizes = {**base.sizes, **({rows: count} if rows in free else {}), symbol: size}
             fits = sampler.fits(sizes)
             for distribution in ("normal", "wide")[: 1 + (count > 3)] if fits else ():
@@ -133,7 +133,7 @@ def seam_cases(sampler: Sampler) -> Iterator[Case]:
             if first is not None and fits and all(case.shape(first)):
                 last = tuple(extent - 1 for extent in case.shape(first))
                 yield replace(with_values(case, "normal"), edits=((first.name, last, _PEAK),))
-    for symbol, long in base.definition.long.items():
+    for symbol, long in base.definition.sizes.long.items():
         fitting = [sizes for size in long if sampler.fits(sizes := {**base.sizes, symbol: size})]
         if fitting and symbol not in sampler.shapes:
             case = with_values(base, "normal", layouts={}, protocol="once", memory="plain")
@@ -162,10 +162,10 @@ def _two(values: Sequence[Any]) -> Any:
 def _aligned(sampler: Sampler, case: Case, wanted: Mapping[str, int]) -> dict[str, int]:
     """As many of these sizes as an examination takes: last those of what a grid counts, and of heads."""
     definition, sizes = case.definition, dict(case.sizes)
-    known = {**definition.sizes, **sampler.shapes}
-    counted = {*definition.grid, *definition.multiples}
+    known = {**definition.sizes.allowed, **sampler.shapes}
+    counted = {*definition.axes.grid, *definition.sizes.multiples}
     for *_, symbol in sorted((s in counted, s in known, -place, s) for place, s in enumerate(wanted)):
-        if symbol in definition.multiples.values():  # groups divide others
+        if symbol in definition.sizes.multiples.values():  # groups divide others
             continue
         if symbol in known:
             tiles = [size for size in known[symbol] if size and size % _SQUARE == 0]
@@ -187,7 +187,7 @@ def beyond_cases(sampler: Sampler) -> Iterator[Sequence[Case]]:
     base = with_values(base, "normal", layouts={}, protocol="once", memory="plain", seed=choose(range(1 << 24)))
     labels = [tensor for tensor in base.signature.tensors if tensor.role == "label"]
     for symbol in (_rows(base), *(tensor.bound for tensor in labels)):
-        if symbol in sampler.shapes or symbol not in (*base.definition.grid, *sampler.free_symbols(base)):
+        if symbol in sampler.shapes or symbol not in (*base.definition.axes.grid, *sampler.free_symbols(base)):
             continue
         last = {tensor.name: "last" for tensor in labels if tensor.bound == symbol}
         step = base.definition.step(base.signature, symbol, base.sizes)
@@ -198,7 +198,7 @@ def beyond_cases(sampler: Sampler) -> Iterator[Sequence[Case]]:
 
 def _rows(case: Case) -> str:
     """The symbol along which a kernel's programs lie, if any: rows that are independent, or the first dimension."""
-    return case.definition.independent(case.options) or next(iter(case.signature.tensors[0].leading), "")
+    return case.definition.row_axis(case.options) or next(iter(case.signature.tensors[0].leading), "")
 
 
 def _slim(values: Sequence[Any]) -> Any:
@@ -221,7 +221,7 @@ def special_cases(sampler: Sampler) -> Iterator[Case]:
     """One NaN or infinity at a time, at both ends and in the middle of each tensor."""
     for base in bases(sampler, "special", ("small", "tile"), most=2, draws=_DRAWS):
         plain = with_values(base, "normal", layouts={}, protocol="once", memory="plain", unused="plain")
-        if plain.definition.unused is not None:
+        if plain.definition.inputs.unused is not None:
             for other in range(_SPOILED):
                 yield replace(plain, unused="nan", seed=plain.seed + other)
         for tensor in plain.signature.tensors:
@@ -239,7 +239,7 @@ def special_cases(sampler: Sampler) -> Iterator[Case]:
                 (0.5, math.inf),
                 (0.0, -math.inf),
                 (1.0, math.inf),
-                *(((0.0, -0.0),) if plain.definition.elementwise else ()),
+                *(((0.0, -0.0),) if plain.definition.axes.elementwise else ()),
             ):
                 if math.isinf(value) and not format_named(plain.dtypes[tensor.name]).infinities:
                     continue
@@ -257,7 +257,7 @@ def every_cases(sampler: Sampler) -> Iterator[Case]:
     """Every number of the format, where an op works element by element and few calls of the sizes allowed hold them."""
     base = sampler.case(seeded(sampler.seed), style="tile")
     tensor = base.signature.tensors[0]
-    if not base.definition.elementwise or format_named(base.dtypes[tensor.name]).bits > 16:
+    if not base.definition.axes.elementwise or format_named(base.dtypes[tensor.name]).bits > 16:
         return
     allowed = {symbol: [size for size in sampler.shapes.get(symbol, (_SIDE,)) if size] for symbol in tensor.dims}
     if not all(allowed.values()):
@@ -282,7 +282,7 @@ def invariant_cases(sampler: Sampler, contract: Contract) -> Iterator[Case]:
         for base in bases(sampler, protocol, styles, most=2, draws=_DRAWS if protocol == "after_many" else 1):
             case = with_values(base, "normal", layouts={}, protocol=protocol, memory="plain")
             yield case
-            rows = case.definition.independent(case.options)
+            rows = case.definition.row_axis(case.options)
             if (
                 protocol == "alone" and rows is not None and rows not in sampler.shapes
             ):  # an odd and an even number of rows
@@ -291,7 +291,7 @@ def invariant_cases(sampler: Sampler, contract: Contract) -> Iterator[Case]:
         for base in bases(sampler, memory, ("small", "tile", "tile", "any"), most=2):
             yield with_values(base, "normal", layouts={}, protocol="once", memory=memory)
     for base in bases(sampler, "empty", ("small",), most=1):
-        for symbol in base.definition.empty:
+        for symbol in base.definition.sizes.may_be_zero:
             if symbol in base.sizes and 0 in sampler.shapes.get(symbol, (0,)):
                 yield with_values(
                     base, "normal", layouts={}, protocol="once", memory="nan", sizes={**base.sizes, symbol: 0}
@@ -316,7 +316,7 @@ def outside_cases(sampler: Sampler) -> Iterator[Case]:
 
 
 def bias_cases(sampler: Sampler) -> Iterator[Case]:
-    """Series of calls (`assay.verify.judgement.bias`): numbers of one sign, where errors add up, and of both."""
+    """Series of calls (`assay.verify.comparison.bias`): numbers of one sign, where errors add up, and of both."""
     drawn = sorted(bases(sampler, "bias", ("tile",) * 4, most=2), key=lambda case: case.definition.cost(case.sizes))
     for distribution in ("positive", "normal"):
         for base in drawn[-min(2, len(sampler.option_sets())) :]:  # where errors add up most

@@ -15,6 +15,7 @@ from assay.runtime.process import GIB
 from assay.runtime.warned import warned_once
 from assay.verify.cases.case import Case
 from assay.verify.cases.layouts import LAYOUTS
+from assay.verify.comparison.result import by_reason
 from assay.verify.contract import Contract, contract_from_table
 from assay.verify.errors import SettingError, VerificationError
 from assay.verify.examination.about import about
@@ -25,14 +26,13 @@ from assay.verify.examination.question import Question, ask
 from assay.verify.examination.remarks import remarks
 from assay.verify.examination.repro import repro_line
 from assay.verify.examination.tally import Tally
-from assay.verify.execution.isolation import Isolation
-from assay.verify.execution.refusals import refusals
-from assay.verify.execution.signature import misfit
-from assay.verify.execution.target import target_of
-from assay.verify.execution.time_limit import can_be_limited
-from assay.verify.execution.xla import drops_roundings
 from assay.verify.findings import Detectable
-from assay.verify.judgement.result import by_reason
+from assay.verify.harness.isolation import Isolation
+from assay.verify.harness.refusals import refusals
+from assay.verify.harness.signature import misfit
+from assay.verify.harness.target import target_of
+from assay.verify.harness.time_limit import can_be_limited
+from assay.verify.harness.xla import drops_roundings
 from assay.verify.reference import Reference, question_by_example, question_of
 from assay.verify.settings import Settings
 from assay.verify.verdict import Verdict

@@ -12,10 +12,10 @@ from assay.verify.cases.case import Case
 from assay.verify.cases.sampler import Sampler
 from assay.verify.contract import Contract
 from assay.verify.errors import SettingError
-from assay.verify.execution.clean_process import is_there
-from assay.verify.execution.frameworks import check_device, check_dtypes, check_framework, layouts_of
-from assay.verify.execution.runner import Bench
-from assay.verify.execution.target import target_of
+from assay.verify.harness.clean_process import is_there
+from assay.verify.harness.frameworks import check_device, check_dtypes, check_framework, layouts_of
+from assay.verify.harness.runner import Bench
+from assay.verify.harness.target import target_of
 from assay.verify.settings import Settings
 
 

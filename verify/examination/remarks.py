@@ -9,8 +9,8 @@ from assay.golden.errors import Undecided
 from assay.golden.evaluation.binding import bind
 from assay.verify.cases.case import all_contents
 from assay.verify.cases.sampler import seeded, with_values
+from assay.verify.comparison.oracle import one_thread
 from assay.verify.examination.question import Question
-from assay.verify.judgement.oracle import one_thread
 
 _DATA = {"normal": "", "large_mean": "on data of a large mean, ", "steep": "on data of a wide range, "}
 

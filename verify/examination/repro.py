@@ -14,13 +14,13 @@ from assay.runtime.environment import generators_kept
 from assay.runtime.errors import AssayError, unknown
 from assay.runtime.own_modules import importable
 from assay.verify.cases.case import Case
+from assay.verify.comparison.result import Result
+from assay.verify.comparison.suspicion import second_look, takes_chance
 from assay.verify.errors import ReproError
-from assay.verify.execution.frameworks import check_device, check_framework
-from assay.verify.execution.runner import Bench
-from assay.verify.execution.target import load_target
 from assay.verify.findings import ASPECTS
-from assay.verify.judgement.result import Result
-from assay.verify.judgement.suspicion import second_look, takes_chance
+from assay.verify.harness.frameworks import check_device, check_framework
+from assay.verify.harness.runner import Bench
+from assay.verify.harness.target import load_target
 from assay.verify.settings import Settings
 
 _NAMELESS = "the kernel has no importable name; add --target package.module:function"
@@ -55,7 +55,7 @@ def parse_line(line: str, target: str = "") -> tuple[Settings, str, Case, str]:
         content: dict[str, Any] = json.loads(text)
         named, given, aspect = content.pop("target"), content.pop("case"), content.pop("aspect", "")
         target = target or named
-        case = Case.from_dict({**given, "spec": spec(given["spec"], target).reference})
+        case = Case.from_dict({**given, "spec": spec(given["spec"], target).qualified_name})
         if aspect not in ("", *ASPECTS):
             raise ReproError(f"repro line: {unknown('aspect', aspect, ASPECTS)}")
         return Settings.from_table({"spec": case.spec, **content}), target, case, aspect

@@ -89,8 +89,8 @@ class _Search:
         if symbol in self.sampler.ties:  # it goes with another
             return ()
         size, step = case.sizes[symbol], definition.step(case.signature, symbol, case.sizes)
-        given = self.sampler.shapes.get(symbol) or definition.sizes.get(symbol)
-        least = int(case.options[definition.least[symbol]]) if symbol in definition.least else 1
+        given = self.sampler.shapes.get(symbol) or definition.sizes.allowed.get(symbol)
+        least = int(case.options[definition.sizes.minimum[symbol]]) if symbol in definition.sizes.minimum else 1
         if given is not None:
             return sorted({s for s in given if least <= s < size and s % step == 0})
         return range(-(-least // step) * step, size, step)
@@ -98,9 +98,9 @@ class _Search:
     def _cut(self, symbol: str, smaller: int) -> bool:
         """Whether the case fails with the symbol cut to a smaller size, at the end or at the front."""
         case, definition = self.failure.case, self.sampler.definition
-        size, multiples = case.sizes[symbol], definition.multiples
+        size, multiples = case.sizes[symbol], definition.sizes.multiples
         sizes = {**case.sizes, symbol: smaller}
-        for name, groups in definition.groups.items():
+        for name, groups in definition.axes.groups.items():
             if groups == symbol and name in sizes:
                 sizes[name] = max(1, sizes[name] // size) * smaller
         if any(sizes[name] % max(sizes[p], 1) for name, p in multiples.items() if name in sizes and p in sizes):
@@ -138,7 +138,7 @@ class _Search:
 
     def _may_lose_one(self, symbol: str) -> bool:
         """Whether sizes of other symbols don't hang on this one's, and it has few places."""
-        multiples = self.sampler.definition.multiples
+        multiples = self.sampler.definition.sizes.multiples
         return self.failure.case.sizes[symbol] <= _FEW_PLACES and symbol not in (*multiples, *multiples.values())
 
 

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from assay.verify.comparison.error_map import map_of, summed
+from assay.verify.comparison.result import UNDECIDED, Result, by_reason
 from assay.verify.findings import Aspect
-from assay.verify.judgement.error_map import map_of, summed
-from assay.verify.judgement.result import UNDECIDED, Result, by_reason
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from dataclasses import replace
 from assay.verify.cases.case import build
 from assay.verify.cases.sampler import Sampler
 from assay.verify.contract import Contract
-from assay.verify.execution.runner import Bench
 from assay.verify.explanation.behaviour import NUMBERS, described
 from assay.verify.explanation.fault_models import fault_models_of
 from assay.verify.explanation.inquiry import Inquiry
 from assay.verify.findings import Explanation, Failure
+from assay.verify.harness.runner import Bench
 
 _LOADED = re.compile(r"loads element (-?\d+) of ")
 _OUTSIDE = re.compile(r"loads element (\d+) of \w+, out of bounds")

@@ -6,14 +6,14 @@ import torch
 
 from assay.formats.rounding import ulp_towards
 from assay.verify.cases.sampler import Sampler, seeded, with_values
+from assay.verify.comparison.result import Result
 from assay.verify.contract import Contract
-from assay.verify.execution.runner import Bench
 from assay.verify.explanation.fault_models import fault_models_of
 from assay.verify.explanation.fault_models.evaluation import kernel_of
 from assay.verify.explanation.fault_models.fault_model import FaultModel, Kernel
 from assay.verify.explanation.inquiry import Inquiry
 from assay.verify.findings import Explanation, Failure
-from assay.verify.judgement.result import Result
+from assay.verify.harness.runner import Bench
 
 _FACTOR = 4.0  # of what the contract allows: a sum of answers errs by that of each
 _ALIKE = 0.9  # of the calls of the series

@@ -15,12 +15,12 @@ from itertools import zip_longest
 
 from assay.verify.cases.case import Case
 from assay.verify.cases.sampler import Sampler, seeded, with_values
-from assay.verify.execution.runner import Bench
+from assay.verify.comparison.judge import judge
 from assay.verify.explanation.fault_models.fault_model import FaultModel
 from assay.verify.explanation.fault_models.fault_tolerance import given_by, limits_of, observation_of
 from assay.verify.explanation.inquiry import Inquiry
 from assay.verify.findings import Failure
-from assay.verify.judgement.judge import judge
+from assay.verify.harness.runner import Bench
 
 _ENOUGH = (2, 12)  # calls in which a fault shows, and the kernel shows it: of the failing sizes, and of others
 _SEEDS = 3  # of the failing case

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 
 from assay.verify.cases.case import Case, build
 from assay.verify.cases.sampler import Sampler, seeded, with_values
+from assay.verify.comparison.oracle import one_thread
 from assay.verify.contract import Contract
-from assay.verify.execution.runner import Bench, same_bits
 from assay.verify.explanation.accesses import explained_by_accesses
 from assay.verify.explanation.behaviour import (
     MOST,
@@ -41,7 +41,7 @@ from assay.verify.explanation.fault_models.fault_tolerance import (
 from assay.verify.explanation.fit import Fit
 from assay.verify.explanation.inquiry import Inquiry
 from assay.verify.findings import Explanation, Failure
-from assay.verify.judgement.oracle import one_thread
+from assay.verify.harness.runner import Bench, same_bits
 
 Keeps = Callable[[Contract], bool | None]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from assay.formats.rounding import next_down, next_up
+from assay.verify.comparison.judge import Judgement, judge
 from assay.verify.explanation.fault_models.fault_model import FaultModel
 from assay.verify.explanation.fault_models.fault_tolerance import Observation, limits_of
 from assay.verify.explanation.inquiry import Inquiry
-from assay.verify.judgement.judge import Judgement, judge
 
 Tensor = torch.Tensor
 _UNSAID = 24.0  # bits of room of an element of which an explanation says nothing

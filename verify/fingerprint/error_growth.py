@@ -15,7 +15,7 @@ from assay.formats.rounding import round_to
 from assay.golden.registry import Spec
 from assay.verify.cases.case import Case
 from assay.verify.cases.sampler import Sampler, seeded, with_values
-from assay.verify.execution.runner import Bench
+from assay.verify.harness.runner import Bench
 
 LENGTHS = (32, 64, 128, 256, 512, 1024)
 _STUDENT = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # by degrees of freedom

@@ -6,11 +6,10 @@ from typing import Any
 
 from assay.runtime.environment import generators_kept, standard_environment
 from assay.verify.cases.case import build
+from assay.verify.comparison.oracle import one_thread
 from assay.verify.errors import SettingError, TargetError
 from assay.verify.examination.phases import gate_cases
 from assay.verify.examination.question import ask
-from assay.verify.execution.call import Finding
-from assay.verify.execution.signature import misfit
 from assay.verify.fingerprint import accumulator, tree, values
 from assay.verify.fingerprint.accumulator import Width
 from assay.verify.fingerprint.card import UNSEEN, Card, Trait
@@ -19,7 +18,8 @@ from assay.verify.fingerprint.exponentials import Exponentials
 from assay.verify.fingerprint.probabilities import rounding_of_probabilities
 from assay.verify.fingerprint.reductions import Reduction, reduction_of
 from assay.verify.fingerprint.subject import Subject, Unseen, in_bits
-from assay.verify.judgement.oracle import one_thread
+from assay.verify.harness.call import Finding
+from assay.verify.harness.signature import misfit
 from assay.verify.settings import Settings
 
 

@@ -132,7 +132,7 @@ class Terms(Reduction):
         lanes = [symbol for symbol in dims if symbol != self.fact.over][-1]
         sizes = {symbol: self._size(symbol) for symbol in definition.signature().symbols}
         sizes |= {self.fact.over: count, lanes: _ROWS}
-        sizes |= {symbol: sizes[groups] for symbol, groups in definition.groups.items()}
+        sizes |= {symbol: sizes[groups] for symbol, groups in definition.axes.groups.items()}
         shape = [sizes[symbol] if symbol in (self.fact.over, lanes) else 1 for symbol in dims]
         found = []
         for part in _parts(terms, _ROWS):
@@ -144,7 +144,7 @@ class Terms(Reduction):
 
     def _size(self, symbol: str) -> int:
         """Of what is not summed: heads of 64 numbers, a tile of what is free, and one of all else."""
-        allowed = self.subject.question.definition.sizes.get(symbol, (_COLUMNS,))
+        allowed = self.subject.question.definition.sizes.allowed.get(symbol, (_COLUMNS,))
         return _ROWS if _ROWS in allowed else min(allowed)
 
 

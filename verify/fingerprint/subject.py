@@ -12,7 +12,7 @@ from assay.golden.inputs.values import stored
 from assay.verify.cases.case import Case, Inputs
 from assay.verify.cases.layouts import place
 from assay.verify.examination.question import Question
-from assay.verify.execution.call import Finding
+from assay.verify.harness.call import Finding
 
 Tensor = torch.Tensor
 

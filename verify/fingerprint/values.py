@@ -161,7 +161,7 @@ def _beyond(y: Tensor, out: Format) -> str:
 def overflow(subject: Subject) -> str:
     """What becomes of finite results beyond the format; raises `Unseen`."""
     out = subject.out
-    if out.largest > 2.0**120 and not subject.question.definition.elementwise:
+    if out.largest > 2.0**120 and not subject.question.definition.axes.elementwise:
         raise Unseen("results overflow only where numbers inside do already")
     seen: list[Tensor] = []
     for distribution in ("near_overflow", "above", "lowest"):
@@ -239,7 +239,7 @@ def batched(subject: Subject) -> str:
     bench, found = subject.question.bench, 0
     promise = replace(bench, contract=replace(bench.contract, batch_invariant=True))
     for case in cases(subject, "normal"):
-        symbol = case.definition.independent(case.options)
+        symbol = case.definition.row_axis(case.options)
         if symbol is None:
             raise Unseen("no dimension along which results are independent")
         if case.sizes[symbol] > 1:

@@ -16,7 +16,7 @@ from assay.verify.report.svg import bars, drawn, told
 from assay.verify.report.text import failure_in_words, greatest
 
 if TYPE_CHECKING:
-    from assay.verify.mutation.power_report import PowerReport
+    from assay.verify.power_report import PowerReport
 
 
 def verdict_page(verdict: Findings, power: PowerReport | None = None) -> str:

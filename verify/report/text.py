@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Sequence
 
 from assay.verify.cases.case import edits_in_words
-from assay.verify.execution.xla import MEND
 from assay.verify.findings import ASPECTS, Aspect, Detectable, ErrorMap, Failure, Findings
+from assay.verify.harness.xla import MEND
 
 _WIDTH = 100  # of a case's lines
 _LIMIT = {"unlikely": "rounding takes it"}

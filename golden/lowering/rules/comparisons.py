@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from assay.golden.arithmetic.decisions import Order
+from assay.golden.arithmetic.base import Order
 from assay.golden.lowering.dispatch import Lowering
 from assay.golden.lowering.rule_table import constant, promoted, rule
 from assay.golden.lowering.tensor import axis_last, permuted

@@ -18,7 +18,7 @@ FOLDER = "ASSAY_TEST_POISON"  # names the folder where what must be known of oth
     "x[R,N] -> y[R,N]",
     options={"way": choice(*WAYS), "number": number(0.0)},
     rows="R",
-    listed=False,  # other tests go through all specs
+    public=False,  # other tests go through all specs
 )
 def poison(xp: Any, x: Any, *, way: str, number: float) -> Any:
     """x + x, if nothing goes wrong."""

@@ -176,7 +176,7 @@ def test_an_odd_record_is_named_and_the_others_checked(store: Store, monkeypatch
 
 def test_a_spec_of_ones_own_is_derived_whatever_its_name(tmp_path: Path) -> None:
     """A name that begins like that of a built-in op, and columns that are cut as its spec says."""
-    define("attention_mine", "x[R,N] -> y[R,N]", rows="R", columns="N", listed=False)(lambda xp, x: x * x)
+    define("attention_mine", "x[R,N] -> y[R,N]", rows="R", columns="N", public=False)(lambda xp, x: x * x)
     made = Store(str(tmp_path / "own"))
     made.put(make_record(recipe("attention_mine", {"R": 9, "N": 700})))
     found = check(made, sample=ALL)

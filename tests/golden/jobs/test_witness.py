@@ -22,8 +22,8 @@ def smallest_cut(op: Spec) -> Recipe:
     signature = op.signature()
     for size in (9, 30, 100, 300, 1000):
         sizes: dict[str, int] = {}
-        for place, symbol in enumerate(sorted(signature.symbols, key=lambda name: (name in op.multiples, name))):
-            step, allowed = op.step(signature, symbol, sizes), op.sizes.get(symbol)
+        for place, symbol in enumerate(sorted(signature.symbols, key=lambda name: (name in op.sizes.multiples, name))):
+            step, allowed = op.step(signature, symbol, sizes), op.sizes.allowed.get(symbol)
             sizes[symbol] = min(allowed, key=lambda n: abs(n - size)) if allowed else -(-(size + place) // step) * step
         case = recipe(op.name, sizes)
         if witness.cut_of(op, signature, sizes, case.options, random.Random(0)):
@@ -64,10 +64,10 @@ LISTED: tuple[Recipe, ...] = (
     recipe("merge_states", {"T": 20, "H": 20, "D": 16}),
     recipe("attention_varlen", {"B": 3, "Tq": 9, "Tk": 12, "H": 6, "Hkv": 3, "D": 8}),
     recipe("attention_backward", {"B": 2, "H": 6, "Hkv": 3, "Sq": 9, "Sk": 12, "D": 8, "Dv": 5}),
-    *(recipe(op, {"R": 9, "N": 700}, values="positive") for op in specs() if spec(op).elementwise),
+    *(recipe(op, {"R": 9, "N": 700}, values="positive") for op in specs() if spec(op).axes.elementwise),
     *(recipe("gelu", {"R": 9, "N": 700}, options={"approximate": each}) for each in ("none", "tanh")),
 )
-CUT = [op for op in map(spec, specs()) if op.columns or op.separable or op.groups or op.parts]
+CUT = [op for op in map(spec, specs()) if op.axes.columns or op.axes.independent or op.axes.groups or op.axes.tiling]
 """The specs that say of more than their rows that results are independent."""
 CASES = (*LISTED, *(smallest_cut(op) for op in CUT if op.name not in {case.spec for case in LISTED}))
 

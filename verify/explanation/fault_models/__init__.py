@@ -1,7 +1,7 @@
 """Fault models: known faults of kernels, each a small alteration of a right definition.
 
 They explain failures (`assay.verify.explanation.explain`), measure what an examination or a test would have caught
-(`assay.verify.mutation.power`), and test the harness itself. docs/fault-models.md says how to add one.
+(`assay.verify.power`), and test the harness itself. docs/fault-models.md says how to add one.
 """
 
 from functools import cache
@@ -27,7 +27,7 @@ def fault_models_of(op: str) -> tuple[FaultModel, ...]:
     """The fault models of a spec, those of its own file, or of a reference's operations, first."""
     definition = spec(op)
     own = tuple(of_file(fault, definition) for fault in definition.faults if isinstance(fault, Fault))
-    if definition.typed:  # loading references takes a fifth of a second, which ops don't need
+    if definition.needs_dtypes:  # loading references takes a fifth of a second, which ops don't need
         from assay.verify.explanation.fault_models.references import of_reference
 
         own = (*own, *of_reference(definition))

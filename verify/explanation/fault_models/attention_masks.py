@@ -46,7 +46,8 @@ def causal(limit: int = 0, *, like: str = "", window: tuple[int, int] = (0, 0), 
 
     def rule(xp: Any, visible: Tensor) -> Tensor:
         options, (rows, keys) = xp.case.options, visible.shape
-        shared = head_groups(xp.case)[1] if xp.case.definition.gradient_of else 1  # heads that lie below one another
+        # A gradient stacks the query heads that share a key/value head.
+        shared = head_groups(xp.case)[1] if xp.case.definition.outputs.gradient_of else 1
         queries = rows // max(shared, 1)
         query, key = torch.arange(rows)[:, None] % max(queries, 1), torch.arange(keys)[None, :]
         aligned = like or options["causal"]

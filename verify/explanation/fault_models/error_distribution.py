@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from assay.formats.rounding import next_up, round_to
-from assay.verify.judgement.judge import Tolerance
+from assay.verify.comparison.judge import Tolerance
 
 Tensor = torch.Tensor
 

@@ -9,14 +9,14 @@ import torch
 from assay.golden.arithmetic import BallArithmetic
 from assay.golden.evaluation.golden import Golden, golden_of
 from assay.verify.cases.case import Case, build
+from assay.verify.comparison.judge import Tolerance, judge
+from assay.verify.comparison.oracle import Oracle, tolerances_of
 from assay.verify.contract import Contract
-from assay.verify.execution.runner import Bench
 from assay.verify.explanation.fault_models.error_distribution import ErrorDistribution
 from assay.verify.explanation.fault_models.evaluation import evaluate, stored
 from assay.verify.explanation.fault_models.fault_model import FaultModel
 from assay.verify.explanation.fault_models.single import Single
-from assay.verify.judgement.judge import Tolerance, judge
-from assay.verify.judgement.oracle import Oracle, tolerances_of
+from assay.verify.harness.runner import Bench
 
 Tensor = torch.Tensor
 _FEW = 16 * 2.0**-24  # roundings in float32
@@ -52,7 +52,7 @@ class Observation:
     def chosen(self) -> dict[str, Tensor]:
         """The kernel's own choices, by name."""
         names = [tensor.name for tensor in self.case.signature.returns]
-        return {name: self.outputs[names.index(name)].cpu() for name in self.case.definition.chosen}
+        return {name: self.outputs[names.index(name)].cpu() for name in self.case.definition.outputs.chosen}
 
 
 def observation_of(bench: Bench, case: Case) -> Observation | None:
@@ -75,7 +75,7 @@ def limits_of(fault: FaultModel, observation: Observation) -> tuple[Tolerance, .
         looser = Oracle(fault.loosened(observation.contract))
         return tuple(looser.tolerances(case, observation.values, observation.chosen))
     chosen: Mapping[str, Tensor] | None = observation.chosen
-    if case.definition.admissible is not None:
+    if case.definition.outputs.accepts is not None:
         if observation.chooses_wrongly and not _chooses_alike(fault, observation):
             return None
         chosen = None if observation.chooses_wrongly else chosen

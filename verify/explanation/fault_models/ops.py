@@ -11,7 +11,7 @@ _VECTOR, _TILE = 8, 16
 
 def listed(op: Spec) -> bool:
     """Any op, and any reference."""
-    return op.listed or op.typed
+    return op.public or op.needs_dtypes
 
 
 def quantizes(op: Spec) -> bool:
@@ -31,24 +31,24 @@ def takes_numbers(op: Spec) -> bool:
 
 def sums(op: Spec) -> bool:
     """Ops with a sum inside, and references, which may have some."""
-    return gives_numbers(op) and (op.reduction is not None or op.typed)
+    return gives_numbers(op) and (op.reduction is not None or op.needs_dtypes)
 
 
 def sums_tails(op: Spec) -> bool:
     """Ops whose sums may have a last part that fills no tile."""
     units = [_unit(op, found, op.reduction.over) for found in op.signatures if op.reduction]
-    return sums(op) and (op.typed or any(unit % _TILE for unit in units))
+    return sums(op) and (op.needs_dtypes or any(unit % _TILE for unit in units))
 
 
 def sums_nothing(op: Spec) -> bool:
     """Ops that may have nothing to sum."""
-    return sums(op) and op.reduction is not None and op.reduction.over in op.empty
+    return sums(op) and op.reduction is not None and op.reduction.over in op.sizes.may_be_zero
 
 
 def keeps_intermediates(op: Spec) -> bool:
     """Ops with numbers on the way, beside the running sum of a product."""
     plain_sum = op.reduction is not None and op.reduction.of and not op.reduction.mean
-    return takes_numbers(op) and not op.elementwise and not plain_sum
+    return takes_numbers(op) and not op.axes.elementwise and not plain_sum
 
 
 def stores_freely(op: Spec) -> bool:
@@ -80,8 +80,8 @@ def _columns(op: Spec) -> Iterator[tuple[Signature, TensorSpec]]:
 
 def _unit(op: Spec, signature: Signature, symbol: str) -> int:
     """What every size of a symbol is a multiple of."""
-    if symbol in op.sizes:
-        return math.gcd(*op.sizes[symbol])
-    partner = op.multiples.get(symbol, "1")
-    unit = int(partner) if partner.isdigit() else math.gcd(*op.sizes.get(partner, (1,)))
+    if symbol in op.sizes.allowed:
+        return math.gcd(*op.sizes.allowed[symbol])
+    partner = op.sizes.multiples.get(symbol, "1")
+    unit = int(partner) if partner.isdigit() else math.gcd(*op.sizes.allowed.get(partner, (1,)))
     return math.lcm(signature.divisor(symbol), unit)

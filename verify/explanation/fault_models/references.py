@@ -28,7 +28,7 @@ _Alteration = tuple[str, str, str, Change]  # name, family, words, what is compu
 
 def of_reference(op: Spec) -> tuple[FaultModel, ...]:
     """The faults of a reference's operations; none where a small call of it can't be made."""
-    return _of(op.reference, op.version)
+    return _of(op.qualified_name, op.version)
 
 
 @cache

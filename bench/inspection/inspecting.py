@@ -1,0 +1,166 @@
+"""Inspecting a kernel: its calls made where every launch is compiled and none runs, and what was compiled looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from assay.bench.inspection.arch import Arch, arch_named
+from assay.bench.inspection.calls import Asked, calls, own_bytes, own_products
+from assay.bench.inspection.facts import Facts, facts
+from assay.bench.inspection.findings import Finding, findings
+from assay.interpreter import put_on_device
+from assay.runtime.errors import AssayError, one_line
+from assay.runtime.pool import Heartbeat
+from assay.verify.cases.case import Case, build
+from assay.verify.errors import TargetError
+from assay.verify.settings import Settings
+
+_A_COMPILATION = 600.0  # seconds
+
+
+@dataclass(frozen=True)
+class Job:
+    """A kernel in one dtype, for one architecture; one of ``shares`` that are compiled at the same time.
+
+    Either ``settings`` say what it is called with, or ``inputs``: ``module:function`` that gives the arguments.
+    ``pruned``: configurations too that a tuner leaves out at the sizes of a call.
+    """
+
+    name: str
+    target: str
+    arch: str
+    settings: Settings | None = None
+    asked: Asked = field(default_factory=Asked)
+    inputs: str = ""
+    share: int = 0
+    shares: int = 1
+    pruned: bool = False
+
+    @property
+    def dtype(self) -> str:
+        """In words; empty where the op fixes all, or its arguments do."""
+        return self.settings.dtype_name if self.settings else ""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a kernel, in words, and its launches; the op's own operations of products and bytes, if known."""
+
+    words: str
+    launches: tuple[Facts, ...]
+    own_products: float | None = None
+    own_bytes: float | None = None
+    problem: str = ""
+
+    def findings(self, arch: Arch) -> list[Finding]:
+        """What is wrong."""
+        return findings(self.launches, arch, self.own_products)
+
+    def as_dict(self, arch: Arch) -> dict[str, Any]:
+        """Plain data."""
+        found = [finding.as_dict() for finding in self.findings(arch)]
+        launches = [launch.as_dict() for launch in self.launches]
+        return asdict(replace(self, launches=())) | {"launches": launches, "findings": found}
+
+
+def inspect_job(job: Job, heartbeat: Heartbeat) -> list[Call]:
+    """A job's calls, in a worker."""
+    return list(inspected(job, heartbeat))
+
+
+def inspected(job: Job, heartbeat: Heartbeat = lambda note="", seconds=0.0: None) -> Iterator[Call]:
+    """The calls of a job, one after another. Raises `AssayError` for what the user can mend."""
+    from assay.bench.inspection.recording import recorded
+
+    arch = arch_named(job.arch)
+    with recorded(arch, job.share, job.shares, pruned=job.pruned) as recording:
+        from assay.verify.harness.target import load_target
+
+        kernel = load_target(job.target)
+        known: dict[str, Facts] = {}
+        for ways in _made(job):
+            for way in ways:
+                heartbeat(way.words, _A_COMPILATION)
+                recording.begin()
+                problem = ""
+                try:
+                    way.call(kernel)
+                except AssayError:
+                    raise
+                except Exception as error:
+                    problem = f"{type(error).__name__}: {one_line(error)}"
+                if recording.launches or not problem:
+                    break
+            seen = []
+            for launch in recording.launches:
+                heartbeat(way.words, _A_COMPILATION)
+                seen.append(facts(launch, arch, known))
+            yield Call(way.words, tuple(seen), way.own_products, way.own_bytes, problem)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A call: in words, as a function of the kernel, and the op's own amounts."""
+
+    words: str
+    call: Callable[[Any], None]
+    own_products: float | None = None
+    own_bytes: float | None = None
+
+
+def _made(job: Job) -> Iterator[tuple[_Way, ...]]:
+    """The calls, each in the ways to try: at the sizes of models, and where the kernel refuses, those of its entry."""
+    if job.settings is None:
+        from assay.verify.harness.target import load_target
+
+        def given(kernel: Any) -> None:
+            arguments = load_target(job.inputs)()
+            keywords: Mapping[str, Any] = {}
+            if isinstance(arguments, tuple) and len(arguments) == 2 and isinstance(arguments[1], dict):
+                arguments, keywords = arguments
+            if not isinstance(arguments, Sequence):
+                raise TargetError(f"--inputs {job.inputs} gave a {type(arguments).__name__}; expected the arguments")
+            kernel(*arguments, **keywords)
+
+        yield (_Way(f"inputs of {job.inputs}", given),)
+        return
+    settings = job.settings
+    for cases in zip(calls(settings, job.asked), calls(settings, job.asked, within=True), strict=True):
+        yield tuple(
+            _Way(in_words(case, settings), partial(_call, settings, case), own_products(case), own_bytes(case))
+            for case in (cases if cases[0] != cases[1] else cases[:1])
+        )
+
+
+def _call(settings: Settings, case: Case, kernel: Any) -> None:
+    """Call the kernel as `assay verify` does."""
+    from assay.verify.harness.call import options_for
+
+    inputs = build(case)
+    put_on_device(guarded.tensor for guarded in inputs.guarded.values())
+    kernel(*inputs.positional, **options_for(case, inputs, settings.options))
+
+
+def in_words(case: Case, settings: Settings) -> str:
+    """Sizes, and the options that are listed and not as usual, and layouts."""
+    usual = settings.definition.complete({})
+    parts = [", ".join(f"{name}={size}" for name, size in case.sizes.items())]
+    parts += [f"{name}={case.options[name]}" for name in settings.options if case.options[name] != usual[name]]
+    parts += [f"{name} {layout}" for name, layout in case.layouts.items() if layout != "contiguous"]
+    return "; ".join(parts)
+
+
+def merged(shares: Sequence[Sequence[Call]]) -> list[Call]:
+    """The calls of a job whose launches were compiled in several processes."""
+    found = []
+    for same in zip(*shares, strict=True):
+        every = [facts for call in same for facts in call.launches]
+        once = [facts for place, facts in enumerate(every) if not facts.error or facts not in every[:place]]
+        found.append(replace(same[0], launches=tuple(once)))
+    return found
+
+
+__all__ = ["Call", "Job", "inspect_job", "inspected", "merged"]

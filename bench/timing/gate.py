@@ -1,0 +1,129 @@
+"""The gate: whether a kernel has become slower, by what runs of one version are seen to differ.
+
+A run is a process of its own, and its value the median over rounds of log(time of a call / time of a copy right after):
+what slows the whole machine down slows both. Two records of n and m runs are compared by the shift between them: the
+n m differences of their values, in order, bound it with a confidence that needs no law of errors (Hodges and Lehmann,
+*Estimates of location based on rank tests*, Annals of Mathematical Statistics 34, 1963): the k-th least and the k-th
+largest contain it with probability 1 - 2 P(U < k), U being Mann's and Whitney's statistic. With 7 runs each the least
+and the largest difference leave out a shift of zero once in 1,716 comparisons. What differs from day to day, or with a
+build, is in no single record; so from a history the largest difference of two records of one version is added.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+
+from assay.bench.timing.record import REFERENCE, Line, Record
+
+_CHANCE = 0.001  # of an alarm where nothing has changed, a comparison; with fewer runs than this takes, what there is
+_MOST_CHANCE = 0.01  # of an alarm, beyond which nothing is decided: 5 runs each have 0.008
+_LEAST = 0.01  # a change below 1 % is none
+
+
+@dataclass(frozen=True)
+class Change:
+    """A kernel at a case, before and after: ``answer`` is "faster", "slower", "same" or "undecided".
+
+    ``change`` is the relative one of its time, between ``low`` and ``high`` (0.03: 3 % slower); ``noise`` what records
+    of one version differ by; ``why`` says what an undecided one would need, or which side has no time.
+    """
+
+    kernel: str
+    case: str
+    answer: str
+    change: float | None = None
+    low: float | None = None
+    high: float | None = None
+    noise: float = 0.0
+    why: str = ""
+
+
+def compared(before: Record, after: Record, past: Sequence[Record] = (), *, resolution: float = 0.03) -> list[Change]:
+    """Every kernel that both records have; "same" means that no change of ``resolution`` or more is possible.
+
+    ``past`` are further records of the same machine, of which those of one commit tell noise.
+    """
+    old = {line.key: line for line in before.lines}
+    found = []
+    for line in after.lines:
+        if line.key in old and line.outcome != REFERENCE:
+            noise = max((abs(shift) for shift in _shifts(line.key, past)), default=0.0)
+            found.append(_compared(old[line.key], line, noise, resolution))
+    return found
+
+
+def _compared(old: Line, new: Line, noise: float, resolution: float) -> Change:
+    for line, when in ((old, "before"), (new, "now")):
+        if not line.runs:
+            return Change(new.kernel, new.case, "undecided", why=f"no time {when}: {line.outcome}, {line.why}")
+    a, b = values(old), values(new)
+    kth = rank(len(a), len(b), _CHANCE)
+    differences = sorted(y - x for x in a for y in b)
+    low, high = differences[kth - 1], differences[-kth]
+    middle, floor = statistics.median(differences), max(_LEAST, noise)
+    certain = 2 * tail(len(a), len(b), kth) <= _MOST_CHANCE
+    answer, why = "undecided", ""
+    if certain and low > floor:
+        answer = "slower"
+    elif certain and high < -floor:
+        answer = "faster"
+    elif certain and -resolution < low and high < resolution:
+        answer = "same"
+    elif not certain:
+        why = f"{len(a)} and {len(b)} runs are too few; 5 each are needed, 7 are better (--runs)"
+    else:
+        why = f"between {_percent(low)} and {_percent(high)}; more or quieter runs would tell"
+    return Change(
+        new.kernel, new.case, answer, math.expm1(middle), math.expm1(low), math.expm1(high), math.expm1(floor), why
+    )
+
+
+def values(line: Line) -> list[float]:
+    """Of each run log(time / yardstick), the median over its rounds."""
+    return [
+        statistics.median(math.log(time / copy) for time, copy in zip(times, copies, strict=True))
+        for times, copies in zip(line.runs, line.yardstick, strict=True)
+    ]
+
+
+def _shifts(key: tuple[str, str], past: Iterable[Record]) -> Iterator[float]:
+    """Between any two records of one commit."""
+    middles: dict[str, list[float]] = {}
+    for record in past:
+        for line in record.lines:
+            if line.key == key and line.runs and record.commit and not record.commit.endswith("+"):
+                middles.setdefault(record.commit, []).append(statistics.median(values(line)))
+    for same in middles.values():
+        yield from (b - a for a, b in combinations(same, 2))
+
+
+def rank(n: int, m: int, chance: float) -> int:
+    """The largest k with 2 P(U < k) <= ``chance``, at least 1: which difference from either end bounds the shift."""
+    kth = 1
+    while 2 * tail(n, m, kth + 1) <= chance:
+        kth += 1
+    return kth
+
+
+def tail(n: int, m: int, k: int) -> float:
+    """P(U < k) where n and m values come from one law without ties."""
+    return sum(_ways(n, m, u) for u in range(k)) / math.comb(n + m, n)
+
+
+@cache
+def _ways(n: int, m: int, u: int) -> int:
+    """Orders of n and m values in which u pairs stand the wrong way round."""
+    if u < 0:
+        return 0
+    if n == 0 or m == 0:
+        return int(u == 0)
+    return _ways(n - 1, m, u - m) + _ways(n, m - 1, u)
+
+
+def _percent(log: float) -> str:
+    return f"{100 * math.expm1(log):+.2g} %"

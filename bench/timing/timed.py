@@ -1,0 +1,294 @@
+"""A race: kernels that implement one op are called by turns with the same numbers, timed, and judged as they are timed.
+
+Each kernel is judged before (in memory that is poisoned, as a large case of an examination is), between and after. Of
+each round of calls it is chosen by chance which results are kept, the last one always. No two calls in turn have the
+same numbers, and these are put where the kernel has seen others before, so a result that is remembered is wrong. Of
+large results samples are judged, but whole they must have the bits of an earlier call of the same numbers, which wasn't
+timed, unless the contract allows others. After a round the inputs and the zones around them must be as they were. Of a
+kernel that is wrong once no time is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from assay.bench.timing.accuracy import Measuring
+from assay.bench.timing.clocks import Clock, clock_for
+from assay.golden.errors import Undecided
+from assay.runtime.environment import in_environment, standard_environment
+from assay.runtime.errors import first_line
+from assay.verify.cases.at_shape import smaller_cases
+from assay.verify.cases.case import Case, all_contents, build
+from assay.verify.cases.sampler import Sampler
+from assay.verify.comparison.sampled import judge_samples
+from assay.verify.findings import Failure
+from assay.verify.harness.call import Finding, options_for
+from assay.verify.harness.compiled import every_variant_compiled
+from assay.verify.harness.frameworks import framework_named
+from assay.verify.harness.runner import Bench, same_bits
+from assay.verify.settings import Settings
+
+_DRAWS = 3  # of the inputs' numbers, among which calls change
+_PICKED = 1  # results of a round that are judged, beside the last
+_MOST_CALLS = 100  # of a round
+_LEAST_CALLS = 3
+_COPIED = 1 << 22  # numbers of float32 that the yardstick copies
+_COPIES = 9
+Values = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A kernel in a race: its name, and how it is called and judged; of ``settings`` sizes, options and layouts are the
+    race's."""
+
+    name: str
+    kernel: Callable[..., Any]
+    settings: Settings
+
+
+@dataclass
+class Timing:
+    """What a race shows of one kernel.
+
+    ``rounds`` are the seconds of each call, by round; empty where there is no time to tell, ``why`` then says why not:
+    the first failure that a judged call showed, that the kernel can't take the case, or that it is interpreted.
+    ``judged`` calls were judged, of ``calls`` timed ones; ``worst`` is the largest error of them in units of what the
+    contract allows, ``bits`` their accuracy (`assay.bench.timing.accuracy`). ``launch`` is the host's share of a call
+    in seconds, on a GPU. ``yardstick`` are the seconds of a copy after each round, by which times of a machine that is
+    now busy and now not can be compared.
+    """
+
+    name: str
+    rounds: list[list[float]] = field(default_factory=list)
+    judged: int = 0
+    calls: int = 0
+    worst: float = 0.0
+    bits: float = math.nan
+    outcome: str = "PASS"
+    why: str = ""
+    launch: float = math.nan
+    yardstick: list[float] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """The median of a call; NaN where no time is told."""
+        every = [value for one in self.rounds for value in one]
+        return statistics.median(every) if every else math.nan
+
+    @property
+    def spread(self) -> float:
+        """The distance between the quartiles of all calls; NaN where no time is told."""
+        ordered = sorted(value for one in self.rounds for value in one)
+        return ordered[(3 * len(ordered)) // 4] - ordered[len(ordered) // 4] if ordered else math.nan
+
+    @property
+    def medians(self) -> list[float]:
+        """Of each round."""
+        return [statistics.median(one) for one in self.rounds]
+
+
+def timed_and_judged(
+    entrants: Sequence[Entrant],
+    case: Case,
+    *,
+    device: str = "cpu",
+    seconds: float = 1.0,
+    rounds: int = 5,
+    clock: Clock | None = None,
+    seed: int | None = None,
+) -> list[Timing]:
+    """Time kernels of one op at one case, by turns in ``rounds``, each for about so many ``seconds`` in all.
+
+    ``case`` says sizes, dtypes, options and layouts; its memory and protocol are left aside. ``seed`` makes the draws
+    of numbers and the choice of judged calls repeat; else they are drawn by chance. What a kernel raises, or does
+    wrong, costs itself alone: its `Timing` says so.
+    """
+    chance = random.Random(seed) if seed is not None else random.SystemRandom()
+    clock = clock or clock_for(device, cold=False)
+    draws = [replace(case, seed=chance.randrange(2**31), protocol="once", memory="plain") for _ in range(_DRAWS)]
+    numbers = [_placed(all_contents(one), device) for one in draws]
+    sides = [_Side(entrant, draws, numbers, device, chance) for entrant in entrants]
+    for side in sides:
+        side.first()
+    counts = {id(side): side.count(clock, seconds / rounds) for side in sides if side.runs}
+    copy = _copy(device)
+    for _ in range(rounds):
+        for side in sides:
+            if side.runs:
+                side.round(clock, counts[id(side)])
+            if side.runs:
+                copies = clock.series(_COPIES, lambda number: None, copy, lambda number, result: None)
+                side.timing.yardstick.append(statistics.median(copies))
+    return [side.timing for side in sides]
+
+
+def _copy(device: str) -> Callable[[], Any]:
+    """The yardstick."""
+    source = torch.ones(_COPIED, device=device)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
+class _Side:
+    """One kernel of a race, with memory of its own."""
+
+    def __init__(
+        self, entrant: Entrant, draws: Sequence[Case], numbers: Sequence[Values], device: str, chance: random.Random
+    ) -> None:
+        settings = replace(entrant.settings, device=device)
+        self.timing = Timing(entrant.name)
+        self._kernel, self._draws, self._numbers, self._chance = entrant.kernel, draws, numbers, chance
+        self._device = device
+        self._bench = Bench.of(entrant.kernel, settings)
+        self._sampler = Sampler(
+            settings.definition, settings.dtype or "float8_e4m3fn", settings.options, settings.sizes
+        )
+        self._oracle = Measuring(settings.contract)
+        self._framework = framework_named(settings.framework)
+        self._inputs = build(draws[0], device)
+        self._at, self._arguments, self._keywords = 0, list[Any](), dict[str, Any]()
+        self._known: list[tuple[torch.Tensor, ...]] = []
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is anything to time."""
+        return not self.timing.why
+
+    def first(self) -> None:
+        """The kernel as an examination would call it: nothing unwritten, nothing overwritten, nothing wrong; and its
+        results of all the numbers that will be drawn."""
+        settings = self._bench.call
+        if self._device == "cpu":
+            small = next(smaller_cases(self._draws[0], self._sampler), self._draws[0])
+            self._bench.outputs(small)
+            if settings.watch.launches:
+                return self._ends("NOT TIMED", "Triton's interpreter runs it here, whose time says nothing of a GPU's")
+        self._poisoned(self._draws[0])
+        for draw in self._draws if self.runs and self._bench.contract.deterministic else ():
+            outputs = self._bench.outputs(draw)
+            if outputs is None:
+                return self._ends("FAIL", "it gave no result when it was called again")
+            self._known.append(tuple(output.clone() for output in outputs))
+        return None
+
+    def count(self, clock: Clock, seconds: float) -> int:
+        """How many calls a round of so many seconds has, from two that may compile or fill caches, and one more."""
+        spent = [seconds]
+        with self._calling() as call:
+            spent = clock.series(3, self._prepare, call, lambda number, result: None)
+        return min(max(int(seconds / max(spent[-1], 1e-9)), _LEAST_CALLS), _MOST_CALLS)
+
+    def round(self, clock: Clock, count: int) -> None:
+        """So many timed calls, and judging some."""
+        kept: list[tuple[int, Any]] = []
+        picked = {count - 1, *(self._chance.randrange(count) for _ in range(_PICKED))}
+
+        def take(number: int, result: Any) -> None:
+            if number in picked:
+                found = self._bench.call.form(self._draws[self._at], self._inputs, result)
+                kept.append((self._at, found if isinstance(found, Finding) else tuple(x.clone() for x in found)))
+
+        before, spent = len(getattr(clock, "launches", ())), list[float]()
+        with self._calling() as call:
+            spent = clock.series(count, self._prepare, call, take)
+        if not self.runs:
+            return
+        launches = getattr(clock, "launches", ())[before:]
+        if launches:
+            self.timing.launch = statistics.median(launches)
+        self.timing.rounds.append(spent)
+        self.timing.calls += count
+        self._check_memory()
+        for at, outputs in kept:
+            if self.runs:
+                self._judge(at, outputs)
+        if self.runs:
+            self._poisoned(self._draws[self._chance.randrange(_DRAWS)])
+
+    def _prepare(self, number: int) -> None:
+        """Other numbers than the call before had, in the same memory."""
+        self._at = (self._at + 1 + self._chance.randrange(_DRAWS - 1)) % _DRAWS
+        for name, guarded in self._inputs.guarded.items():
+            _fill(guarded.tensor, self._numbers[self._at][name])
+        keywords = options_for(self._draws[self._at], self._inputs, self._bench.call.listed)
+        self._arguments, self._keywords = self._framework.arguments(self._inputs.positional, keywords)
+
+    @contextlib.contextmanager
+    def _calling(self) -> Iterator[Callable[[], Any]]:
+        """The timed call, in the environment of an examination; what it raises ends this side of the race."""
+        kernel, wait = self._kernel, self._framework.wait
+        try:
+            with in_environment(self._bench.call.environment), every_variant_compiled(kernel):
+                yield lambda: wait(kernel(*self._arguments, **self._keywords))
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except Exception as error:
+            self._ends("FAIL", f"in a timed call: {type(error).__name__}: {first_line(error)}")
+
+    def _poisoned(self, case: Case) -> None:
+        """One call that isn't timed, in memory that holds NaN, judged."""
+        found = self._bench.try_case(replace(case, protocol="at", memory="nan"))
+        self.timing.judged += 1
+        self.timing.worst = max(self.timing.worst, found.worst)
+        if found.failure is not None:
+            self._fails(found.failure, "")
+
+    def _check_memory(self) -> None:
+        """The inputs hold what was put there last, and the zones around them what they always do."""
+        for name, guarded in self._inputs.guarded.items():
+            if not _same(guarded.tensor, self._numbers[self._at][name]):
+                return self._ends("FAIL", f"a timed call changed its input {name}")
+        for name, guarded in self._inputs.guarded.items():
+            _fill(guarded.tensor, self._numbers[0][name])  # as they were when they were first placed
+            if guarded.damage() is not None:
+                return self._ends("FAIL", f"a timed call wrote beyond its input {name}")
+
+    def _judge(self, at: int, outputs: Any) -> None:
+        if isinstance(outputs, Finding):
+            return self._ends("FAIL", f"in a timed call: {outputs.message}")
+        if self._known and not all(map(same_bits, outputs, self._known[at])):
+            return self._ends("FAIL", "a timed call gave other bits than an earlier one of the same numbers")
+        case = replace(self._draws[at], seed=self._chance.randrange(2**31))  # which chooses samples
+        values = {name: tensor.cpu() for name, tensor in self._numbers[at].items()}
+        try:
+            with standard_environment():
+                found = judge_samples(self._oracle, case, values, outputs)
+        except Undecided:
+            return
+        self.timing.judged += 1
+        self.timing.worst = max(self.timing.worst, found.worst)
+        self.timing.bits = self._oracle.bits
+        if found.failure is not None:
+            self._fails(found.failure, "in a timed call: ")
+
+    def _fails(self, failure: Failure, where: str) -> None:
+        refused = failure.kind in ("refused", "not_interpreted")
+        self._ends("REFUSED" if refused else "FAIL", f"{where}{failure.kind}: {failure.message}")
+
+    def _ends(self, outcome: str, why: str) -> None:
+        self.timing.outcome, self.timing.why = outcome, why
+        self.timing.rounds.clear()
+        self.timing.yardstick.clear()
+
+
+def _placed(values: Values, device: str) -> Values:
+    return {name: tensor.to(device) for name, tensor in values.items()}
+
+
+def _fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    index = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
+    tensor[index].copy_(values[index])
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors hold the same bits."""
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)) if a.dim() else a.equal(b)

@@ -1,0 +1,120 @@
+"""What the compiler says of candidates before any of them runs: which can't run, which spill, how fast they may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from assay.bench.inspection.arch import Arch
+from assay.bench.inspection.facts import Facts
+from assay.bench.inspection.inspecting import Call
+from assay.bench.tuning.choice import Choice
+from assay.bench.tuning.record import Candidate
+from assay.configs import table
+
+_KINDS = {"bf16": "bf16", "fp16": "fp16", "tf32": "tf32", "int8": "int8", "e4m3": "fp8", "e5m2": "fp8"}
+
+
+def of_choice(call: Call, choice: Choice) -> list[Facts]:
+    """Of a call's launches those of a choice: a tuned kernel's under its configuration, and what nobody tunes. A call
+    that fails before it launches anything has none: its examination tells."""
+    return [
+        facts
+        for facts in call.launches
+        if not facts.tuned or choice.configs.get(facts.kernel, config(facts)) == config(facts)
+    ]
+
+
+def config(facts: Facts) -> dict[str, Any]:
+    """A launch's configuration as a choice has it."""
+    return {**facts.config, "num_warps": facts.warps, "num_stages": facts.stages}
+
+
+def configs_of(calls: Iterable[Call]) -> dict[str, list[dict[str, Any]]]:
+    """Of every tuned kernel all configurations, those that its own pruning leaves out too."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for call in calls:
+        for facts in call.launches:
+            if facts.tuned:
+                every = found.setdefault(facts.kernel, [])
+                if config(facts) not in every:
+                    every.append(config(facts))
+    return found
+
+
+def described(candidate: Candidate, seen: Sequence[Facts], arch: Arch) -> Candidate:
+    """The candidate with what its launches need of the device; PRUNED where one of them can't run there."""
+    launches = [facts for facts in seen if not facts.error]
+    if launches:
+        candidate = replace(
+            candidate,
+            registers=max(facts.registers for facts in launches),
+            spilled=max(facts.spilled for facts in launches),
+            shared=max(facts.shared for facts in launches),
+            occupancy=min(facts.occupancy for facts in launches),
+            modelled=modelled(launches, arch),
+        )
+    why = next(_reasons(seen, arch), "")
+    return replace(candidate, outcome="PRUNED", why=why) if why else candidate
+
+
+def _reasons(seen: Sequence[Facts], arch: Arch) -> Iterator[str]:
+    for facts in seen:
+        if facts.error:
+            yield f"{facts.kernel} doesn't compile: {facts.error}"
+        elif facts.pruned:
+            yield f"{facts.kernel}: left out by the kernel's own pruning at these sizes"
+        elif facts.shared > arch.shared:
+            yield f"{facts.kernel} needs {facts.shared:,} bytes of shared memory, a block has {arch.shared:,}"
+        elif not facts.occupancy:
+            yield f"{facts.kernel}: not one block fits a multiprocessor"
+
+
+def without_spills(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Of one case: where some candidate spills no registers, those that do are pruned."""
+    left = [each for each in candidates if each.outcome == "PASS"]
+    if not any(each.spilled == 0 for each in left):
+        return list(candidates)
+    return [
+        replace(each, outcome="PRUNED", why=f"spills {each.spilled} bytes of a thread")
+        if each.outcome == "PASS" and each.spilled
+        else each
+        for each in candidates
+    ]
+
+
+def modelled(launches: Sequence[Facts], arch: Arch) -> float | None:
+    """Seconds that the launches need at least on the architecture's device, by the roofline; None where not all of
+    their work could be counted, or the device has no row in configs/devices.toml.
+
+    Of each launch the longer of its products (at the peak rate of the instructions that it was compiled to) and its
+    bytes (those asked for, at the peak bandwidth), times ceil(w)/w for w waves of blocks: the last wave takes as long
+    as a full one. No cache, latency or conflict counts, so it orders candidates and is no time.
+    """
+    row: Mapping[str, Any] | None = table("devices").get(arch.device.key)
+    if row is None or any(facts.amounts is None for facts in launches):
+        return None
+    total = 0.0
+    for facts in launches:
+        assert facts.amounts is not None
+        kind = next((_KINDS[word] for name in facts.products for word in name.split() if word in _KINDS), "fp32")
+        rate = 1e12 * row["rates"].get(kind, row["rates"]["fp32"])
+        moved = facts.amounts.loaded + facts.amounts.stored
+        seconds = max(
+            facts.amounts.products / rate,
+            facts.amounts.others / (1e12 * row["rates"]["fp32"]),
+            moved / (1e9 * row["bandwidth"]),
+        )
+        total += seconds * _tail(facts, arch)
+    return total
+
+
+def _tail(facts: Facts, arch: Arch) -> float:
+    """ceil(w)/w of so many waves."""
+    device = arch.device
+    warps = device.max_threads_per_multi_processor // device.warp_size
+    blocks = max(int(facts.occupancy * warps) // max(facts.warps, 1), 1)
+    waves = math.prod(facts.grid) / (blocks * device.multi_processor_count)
+    return math.ceil(waves) / waves if waves else 1.0

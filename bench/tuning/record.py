@@ -1,0 +1,142 @@
+"""The record of a search, by which it can be run again, and from which a kernel's wrapper reads its configuration."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from assay.bench.tuning.choice import Choice
+from assay.bench.tuning.space import Space
+from assay.runtime.files import write_text_atomically
+from assay.runtime.structure import plain, read_record
+from assay.verify.errors import TuneError
+
+
+@dataclass(frozen=True)
+class Question:
+    """What was searched: a kernel as an implementation of ``spec``, a space, and sizes, each of which has a winner.
+
+    ``settings`` are those of the examination, as a table of an entry has them. ``most_error`` is the share of what the
+    contract allows that a winner may use.
+    """
+
+    target: str
+    spec: str
+    space: Space
+    sizes: tuple[dict[str, int], ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+    layouts: dict[str, str] = field(default_factory=dict)
+    device: str = "cpu"
+    arch: str = ""
+    effort: str = "quick"
+    most_error: float = 1.0
+    seconds: float = 0.5
+    rounds: int = 5
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A choice at one case, and what became of it.
+
+    ``outcome``: "PASS", or what it was dropped for: "PRUNED" (by the compiler, before any run), "FAIL" and what else a
+    verdict says, or "SLOWER". ``seconds`` of a call are measured in judged calls, ``modelled`` ones are the least that
+    what was compiled needs (`pruning.modelled`). ``worst`` is the largest error over what the contract allows.
+    ``front``: no other is both faster and more accurate.
+    """
+
+    case: str
+    choice: Choice
+    outcome: str
+    why: str = ""
+    seconds: float | None = None
+    spread: float | None = None
+    modelled: float | None = None
+    worst: float | None = None
+    bits: float | None = None
+    registers: int | None = None
+    spilled: int | None = None
+    shared: int | None = None
+    occupancy: float | None = None
+    front: bool = False
+
+    @property
+    def time(self) -> float:
+        """What candidates are ordered by: the measured time, or else the modelled one; infinite where neither is."""
+        found = self.seconds if self.seconds is not None else self.modelled
+        return math.inf if found is None else found
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The choice for a bucket of sizes, each up to the next power of two; ``measured``: by time, not by a model."""
+
+    sizes: dict[str, int]
+    choice: Choice
+    measured: bool
+
+
+@dataclass(frozen=True)
+class Record:
+    """A search: its question, on what machine and with what versions it was made, and its answers."""
+
+    made: str
+    question: Question
+    key: str
+    machine: str
+    versions: Mapping[str, str]
+    candidates: tuple[Candidate, ...]
+    winners: tuple[Winner, ...]
+
+    def save(self, path: Path) -> Path:
+        """Write it."""
+        content = {"tune": 1, **{name: plain(value) for name, value in vars(self).items()}}
+        return write_text_atomically(path, json.dumps(content, indent=1) + "\n")
+
+
+def read(path: Path) -> Record:
+    """The record of a file; raises `TuneError`."""
+    found: Record = read_record(path, "tune", Record, TuneError)
+    return found
+
+
+def bucket(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Each size up to the next power of two."""
+    return {name: 1 << max(size - 1, 0).bit_length() for name, size in sizes.items()}
+
+
+@functools.lru_cache
+def _winners(path: Path, changed: int) -> Sequence[Winner]:
+    return read(path).winners
+
+
+def tuned(path: str | Path, **sizes: int) -> dict[str, Any]:
+    """The keywords that won at these sizes, for a kernel's own wrapper: ``kernel(x, **tuned("tuned.json", M=m, N=n))``.
+
+    The winner of their bucket, or else of the bucket nearest by the sum over sizes of |log2 ratio|. Of an autotuner's
+    configuration, of which there may be one for each Triton kernel, its constants with num_warps and num_stages. Raises
+    `TuneError` where the record has no winner, or other sizes.
+    """
+    file = Path(path)
+    try:
+        winners = _winners(file, file.stat().st_mtime_ns)
+    except OSError as error:
+        raise TuneError(f"{path}: can't be read ({error.strerror or error})") from None
+    if not winners:
+        raise TuneError(f"{path}: has no winner; no candidate kept the contract")
+    known = winners[0].sizes
+    if set(sizes) - set(known):
+        raise TuneError(f"{path}: expected sizes of {', '.join(known)}, got {', '.join(sizes)}")
+    asked = bucket(sizes)
+    nearest = min(
+        winners,
+        key=lambda winner: sum(abs(math.log2(winner.sizes[name] / size)) for name, size in asked.items()),
+    )
+    found = dict(nearest.choice.keywords)
+    for config in nearest.choice.configs.values():
+        found |= config
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}

@@ -1,0 +1,309 @@
+"""The search: every candidate is compiled, examined and timed, in that order, as far as it gets.
+
+1. Where the kernel launches Triton kernels, each candidate is compiled for the device's architecture (`assay inspect`).
+   What doesn't compile, has no room, or spills where others don't, is pruned: nothing of it runs.
+2. The others are examined under the contract, at sizes, layouts and distributions of their own: what fails is out.
+3. Those left are timed by turns at the case, in calls that are judged (`assay.bench.timing`): what is wrong there is
+   out. Without a GPU no time of a Triton kernel is known, and the model's takes its place.
+4. Of the front of speed against error the fastest within ``most_error`` wins, once it passes a usual examination, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from typing import Any
+
+from assay.bench.inspection import inspecting
+from assay.bench.inspection.arch import Arch, arch_named
+from assay.bench.inspection.calls import Asked, calls
+from assay.bench.timing import contest
+from assay.bench.tuning.choice import Choice
+from assay.bench.tuning.pruning import configs_of, described, of_choice, without_spills
+from assay.bench.tuning.record import Candidate, Question, Record, Winner, bucket
+from assay.bench.tuning.space import combined
+from assay.runtime.engines import Engine
+from assay.runtime.pool import Pool, Raised, worker_count
+from assay.runtime.process import Lost
+from assay.verify.campaign.cache import digest
+from assay.verify.campaign.survey import Job, plan, run
+from assay.verify.campaign.table import Entry
+from assay.verify.cases.case import Case
+from assay.verify.errors import TuneError
+from assay.verify.settings import EFFORTS, Settings
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Search:
+    """A question, with what runs it: ``engine`` examines; compiling and timing are done on this machine."""
+
+    question: Question
+    engine: Engine
+    tell: Progress = print
+
+    @property
+    def settings(self) -> Settings:
+        """Of an examination."""
+        return Settings.from_table({"spec": self.question.spec, **self.question.settings})
+
+    @property
+    def arch(self) -> Arch | None:
+        """What is compiled for: as the question says, or the device that is here; None where there is no Triton."""
+        if find_spec("triton") is None:
+            return None
+        if self.question.arch:
+            return arch_named(self.question.arch)
+        if not self.question.device.startswith("cuda"):
+            return arch_named("sm_90a")
+        import torch
+
+        major, minor = torch.cuda.get_device_capability(self.question.device)
+        return arch_named(f"sm_{major}{minor}")
+
+    def cases(self) -> list[Case]:
+        """One for each of the sizes, under the first of each option's values."""
+        settings = self.settings
+        first = replace(settings, options={name: values[:1] for name, values in settings.options.items()})
+        return list(calls(first, Asked(self.question.sizes, self.question.layouts)))
+
+    def key(self) -> str:
+        """What tells this search from any other, and from itself once kernel, versions or device are others."""
+        job = Job(self._entry(Choice()), replace(self.settings, device=self.question.device))
+        sizes = [bucket(case.sizes) for case in self.cases()]
+        asked = {**vars(self.question), "sizes": sizes}
+        space = [dict(self.question.space.choices), list(self.question.space.without)]
+        text = json.dumps([digest(job), {**asked, "space": space}, self._driver()], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def run(self) -> Record:
+        """Search. Raises `TuneError` where there is nothing to choose, and as what examines and times does."""
+        cases = self.cases()
+        candidates = self._compiled(cases)
+        candidates = self._examined(candidates, self.question.effort)
+        candidates = self._timed(cases, candidates)
+        candidates, winners = self._won(cases, candidates)
+        return Record(
+            made=datetime.now(UTC).isoformat(timespec="seconds"),
+            question=self.question,
+            key=self.key(),
+            machine=contest.machine(self.question.device),
+            versions=contest.versions(),
+            candidates=tuple(candidates),
+            winners=tuple(winners),
+        )
+
+    def _entry(self, choice: Choice) -> Entry:
+        """A candidate as an entry of a table."""
+        return Entry(str(choice), choice.target(self.question.target), self.settings)
+
+    def _compiled(self, cases: Sequence[Case]) -> list[Candidate]:
+        """Every candidate at every case, pruned by the compiler where there is one to ask."""
+        space = list(self.question.space)
+        if not space:
+            raise TuneError("every combination of the space is left out; expected at least one")
+        arch = self.arch
+        compiled = self._inspect(space, cases) if arch else {}
+        configs = configs_of(call for found in compiled.values() for call in found)
+        if len(space) == 1 and not any(len(every) > 1 for every in configs.values()):
+            raise TuneError(
+                f"{self.question.target} leaves nothing to choose: it has no autotuner of two configurations or more; "
+                "name choices by --choice or --space"
+            )
+        choices = combined(self.question.space, configs)
+        found = []
+        for place, case in enumerate(cases):
+            own = [Candidate(str(case), choice, "PASS") for choice in choices]
+            if arch and any(call.launches for each in compiled.values() for call in each):
+                own = [
+                    described(one, of_choice(compiled[Choice(one.choice.keywords).key][place], one.choice), arch)
+                    for one in own
+                ]
+                own = without_spills(own)
+            found += own
+        pruned = sum(one.outcome == "PRUNED" for one in found)
+        self.tell(f"{len(found)} candidates, {pruned} pruned by the compiler")
+        return found
+
+    def _inspect(self, space: Sequence[Choice], cases: Sequence[Case]) -> dict[str, list[inspecting.Call]]:
+        """What each choice of keywords, by its key, is compiled to at each case."""
+        arch, asked = self.arch, Asked(tuple(case.sizes for case in cases), self.question.layouts)
+        assert arch is not None
+        first = {name: values[:1] for name, values in self.settings.options.items()}
+        settings = replace(self.settings, options=first)
+        jobs = [
+            inspecting.Job(str(choice), choice.target(self.question.target), arch.name, settings, asked, pruned=True)
+            for choice in space
+        ]
+        found: dict[str, list[inspecting.Call]] = {}
+        with Pool(min(worker_count(), len(jobs)), preload="assay.bench.inspection.inspecting") as pool:
+            for place, answer in pool.run(inspecting.inspect_job, jobs):
+                if isinstance(answer, Raised) and answer.user_error:
+                    raise TuneError(answer.message)
+                if isinstance(answer, Raised | Lost):
+                    answer = [inspecting.Call("", (), problem=answer.message) for _ in cases]
+                found[space[place].key] = answer
+        return found
+
+    def _examined(self, candidates: Sequence[Candidate], effort: str) -> list[Candidate]:
+        """Each choice that is left somewhere, examined once: what fails is out at every case."""
+        left = {one.choice.key: one.choice for one in candidates if one.outcome == "PASS"}
+        jobs = plan(
+            [replace(self._entry(choice), dtypes=(self.settings.dtype,)) for choice in left.values()],
+            effort=effort,
+            device=self.question.device,
+            threads=1,
+        )
+        said: dict[str, dict[str, Any]] = {}
+        for place, row in run(jobs, self.engine):
+            kept = row.outcome in ("PASS", "WARN")
+            said[list(left)[place]] = {
+                "outcome": "PASS" if kept else row.outcome,
+                "why": "" if kept else f"examined: {row.words}",
+                "worst": _known(row.verdict.worst) if row.verdict else None,
+            }
+        out = sum(each["outcome"] != "PASS" for each in said.values())
+        self.tell(f"{len(left)} examined at {effort} effort, {out} are out")
+        return [replace(one, **said[one.choice.key]) if one.outcome == "PASS" else one for one in candidates]
+
+    def _timed(self, cases: Sequence[Case], candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Those left, timed by turns in calls that are judged."""
+        found = list(candidates)
+        ways = contest.Ways(self.question.device, self.question.seconds, self.question.rounds, cold=self._on_gpu)
+        contests, places = [], []
+        for case in cases:
+            own = [place for place, one in enumerate(found) if one.case == str(case) and one.outcome == "PASS"]
+            if own:
+                entries = [self._entry(found[place].choice) for place in own]
+                contests.append(
+                    contest.Contest(tuple(contest.Runner(e.name, e.target, e.settings) for e in entries), case)
+                )
+                places.append(own)
+        if not contests or (not self._on_gpu and any(one.registers for one in found)):  # an interpreter would run them
+            return found
+        with Pool(1, preload="assay.bench.timing.contest", timeout=contest.SILENT) as pool:
+            ((_, answer),) = pool.run(contest.run, [contest.Run(tuple(contests), ways)])
+        if isinstance(answer, Raised | Lost):
+            raise TuneError(f"timing: {answer.message}")
+        for own, of_case in zip(places, answer, strict=True):
+            for place, timing in zip(own, of_case.timings, strict=True):
+                one = replace(found[place], worst=_known(timing.worst), bits=_known(timing.bits))
+                if timing.outcome == "PASS":
+                    one = replace(one, seconds=timing.seconds, spread=_known(timing.spread))
+                elif timing.outcome != "NOT TIMED":
+                    one = replace(one, outcome=timing.outcome, why=f"timed: {timing.why}")
+                found[place] = one
+        self.tell(f"{sum(map(len, places))} timed, {sum(one.why.startswith('timed') for one in found)} are out")
+        return found
+
+    def _won(self, cases: Sequence[Case], candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[Winner]]:
+        """The front of each case; its fastest that passes a usual examination wins."""
+        found, winners = list(candidates), []
+        confirmed: dict[str, tuple[str, str]] = {}
+        for case in cases:
+            while True:
+                own = [one for one in found if one.case == str(case) and one.outcome == "PASS"]
+                ahead = front(own)
+                best = min((one for one in ahead if (one.worst or 0.0) <= self.question.most_error),
+                           key=lambda one: one.time, default=None)  # fmt: skip
+                if best is None:
+                    break
+                if best.choice.key not in confirmed:
+                    (again,) = self._examined([best], max(self.question.effort, "usual", key=list(EFFORTS).index))
+                    confirmed[best.choice.key] = again.outcome, again.why
+                outcome, why = confirmed[best.choice.key]
+                if outcome == "PASS":
+                    winners.append(Winner(bucket(case.sizes), best.choice, best.seconds is not None))
+                    chosen = {one.choice.key for one in ahead}
+                    found = [_placed(one, best, chosen) if one in own else one for one in found]
+                    break
+                found = [
+                    replace(one, outcome=outcome, why=why)
+                    if one.choice.key == best.choice.key and one.outcome == "PASS"
+                    else one
+                    for one in found
+                ]
+        return found, winners
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.question.device.startswith("cuda")
+
+    def _driver(self) -> str:
+        if not self._on_gpu:
+            return ""
+        import torch
+
+        return str(torch.version.cuda)
+
+
+def front(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Those of which no other is at least as fast and as accurate, and better in one."""
+    every = list(candidates)
+
+    def error(one: Candidate) -> float:
+        return math.inf if one.worst is None else one.worst
+
+    return [
+        one
+        for one in every
+        if not any(
+            other.time <= one.time
+            and error(other) <= error(one)
+            and (other.time < one.time or error(other) < error(one))
+            for other in every
+        )
+    ]
+
+
+def _placed(one: Candidate, best: Candidate, ahead: set[str]) -> Candidate:
+    """A candidate that kept the contract, as the winner leaves it."""
+    if one.choice.key in ahead:
+        return replace(one, front=True)
+    return replace(one, outcome="SLOWER", why=f"neither faster nor more accurate than {best.choice}")
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def changed(before: Record, after: Record) -> list[str]:
+    """Where a search that was run again differs from what its record says, in words; what is but slower isn't told."""
+    old = {(one.case, one.choice.key): one for one in before.candidates}
+    found = []
+    for one in after.candidates:
+        known: Any = old.pop((one.case, one.choice.key), None)
+        if known is None:
+            found.append(f"{one.choice}: a new candidate")
+        elif _kept(known) != _kept(one):
+            found.append(f"{one.choice}: {known.outcome} then, now {one.outcome}{f', {one.why}' if one.why else ''}")
+    found += [f"{one.choice}: no candidate any more" for one in old.values()]
+    now = {json.dumps(winner.sizes, sort_keys=True): winner for winner in after.winners}
+    for winner in before.winners:
+        new = now.get(json.dumps(winner.sizes, sort_keys=True))
+        if new is None or (new.choice.key != winner.choice.key and not _as_fast(winner.choice, new.choice, after)):
+            sizes = ", ".join(f"{name}={size}" for name, size in winner.sizes.items())
+            found.append(f"at {sizes} {winner.choice} won, now {new.choice if new else 'none'}")
+    return found
+
+
+def _as_fast(choice: Choice, other: Choice, record: Record) -> bool:
+    """Whether a choice is in some case as fast as another, but for the spread of both and 5 %."""
+    times = {
+        key: [one for one in record.candidates if one.choice.key == key and _kept(one) == "PASS"]
+        for key in (choice.key, other.key)
+    }
+    return any(
+        a.time - (a.spread or 0.0) <= 1.05 * (b.time + (b.spread or 0.0))
+        for a, b in zip(times[choice.key], times[other.key], strict=False)
+    )
+
+
+def _kept(one: Candidate) -> str:
+    return "PASS" if one.outcome == "SLOWER" else one.outcome

@@ -1,0 +1,76 @@
+"""A space: lists of values for a kernel's keywords, less what is left out, and a kernel's autotuners' own choices."""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from assay.bench.tuning.choice import Choice
+from assay.runtime.errors import unknown
+from assay.runtime.structure import structured
+from assay.verify.errors import TuneError
+
+MOST = 512
+"""Candidates that a space may have."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """``choices``: the values of each keyword; ``without``: combinations, of some keywords each, that don't count."""
+
+    choices: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    without: Sequence[Mapping[str, Any]] = ()
+
+    def __post_init__(self) -> None:
+        for name, values in self.choices.items():
+            if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+                raise TuneError(f"choices.{name}: expected a list of values, got {values!r}")
+        for combination in self.without:
+            for name in combination:
+                if name not in self.choices:
+                    raise TuneError(f"without: {unknown('choice', name, list(self.choices))}")
+        if self.size > MOST:
+            raise TuneError(f"a space of {self.size:,} candidates; at most {MOST} can be searched: list fewer values")
+
+    @property
+    def size(self) -> int:
+        """Combinations, those that are left out included."""
+        count = 1
+        for values in self.choices.values():
+            count *= len(values)
+        return count
+
+    def __iter__(self) -> Iterator[Choice]:
+        for values in itertools.product(*self.choices.values()):
+            found = dict(zip(self.choices, values, strict=True))
+            if not any(all(found[name] == value for name, value in each.items()) for each in self.without):
+                yield Choice(found)
+
+
+def read_space(path: Path) -> Space:
+    """The space of a TOML file: a table ``choices`` of lists, and a list ``without`` of tables. Raises `TuneError`."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TuneError(f"--space {path}: can't be read ({error.strerror or error})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TuneError(f"--space {path}: is no TOML ({error})") from None
+    space: Space = structured(content, Space, f"--space {path}:", TuneError)
+    if not space.choices:
+        raise TuneError(f"--space {path}: expected a table [choices], e.g. BLOCK_M = [64, 128]")
+    return space
+
+
+def combined(space: Space, configs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Choice]:
+    """Every choice of keywords with every choice of a configuration of each autotuned kernel. Raises `TuneError`."""
+    found = []
+    for choice in space:
+        for values in itertools.product(*configs.values()):
+            found.append(Choice(choice.keywords, dict(zip(configs, values, strict=True))))
+            if len(found) > MOST:
+                raise TuneError(f"more than {MOST} candidates; list fewer values, or tune one kernel at a time")
+    return found

@@ -1,0 +1,137 @@
+"""Many solutions: a list of problems and solutions, and a file of verdicts to which each is added once.
+
+A line of the list is ``{"problem": PATH, "solution": PATH}``; paths are relative to the list, and what else the line
+holds (an id, a model's name) stands in the verdict's line too. A verdict's line has the key of what determines it: the
+files' contents, how it was asked, and the versions of assay and torch. A run that was ended goes on where it was: what
+the file holds is not made again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from assay.judge.problems.problem import ProblemError
+from assay.runtime.engines import Engine
+from assay.runtime.pool import Heartbeat, Raised
+from assay.runtime.process import Lost
+
+SILENT = 1800.0
+"""Seconds that one judgement may take."""
+_MOST_BYTES = 2**24  # of a file that is read for a key
+
+
+@dataclass(frozen=True)
+class Item:
+    """One line of a list: paths, what else it says, and how it is judged."""
+
+    problem: str
+    solution: str
+    beside: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of what determines the verdict, versions among it, in 16 hexadecimal digits."""
+        asked = {**self.settings, **{f"@{name}": _version(name) for name in ("kernel-assay", "torch")}}
+        digest = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode())
+        for path in (Path(self.problem), Path(self.solution)):
+            digest.update(str(path).encode())
+            files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+            for file in files:
+                if file.is_file() and file.stat().st_size <= _MOST_BYTES and "__pycache__" not in file.parts:
+                    digest.update(file.name.encode() + b"\0" + file.read_bytes())
+        return digest.hexdigest()[:16]
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def items(path: Path, settings: Mapping[str, Any]) -> list[Item]:
+    """The lines of a list. Raises `ProblemError`."""
+    if not path.is_file():
+        raise ProblemError(f"{path}: expected a list of problems and solutions there, got no such file")
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            content = json.loads(line)
+            problem, solution = (str(path.parent / content.pop(name)) for name in ("problem", "solution"))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            expected = '{"problem": PATH, "solution": PATH}'
+            raise ProblemError(f"{path}:{number}: expected {expected}, got {line[:80]}") from None
+        found.append(Item(problem, solution, content, settings))
+    return found
+
+
+def stored(path: Path) -> set[str]:
+    """The keys of the verdicts that a file holds; a last line that isn't whole is cut off. An item whose process was
+    lost has none."""
+    if not path.is_file():
+        return set()
+    with path.open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # no other part of the list is writing a line
+        content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        file.truncate(len(whole))
+    keys = set()
+    for line in whole.splitlines():
+        try:
+            found = json.loads(line)
+            keys |= set() if found.get("lost") else {str(found["key"])}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return keys
+
+
+def run(list_: list[Item], engine: Engine) -> Iterator[tuple[Item, dict[str, Any]]]:
+    """Each item with its line, as they come; an item that can't be judged costs itself alone. One whose process was
+    lost, as on a machine that went, is judged once more."""
+    places = list(range(len(list_)))
+    for last in (False, True):
+        again = []
+        for position, answer in engine.run(one, [list_[place] for place in places]):
+            item = list_[places[position]]
+            if isinstance(answer, Lost) and not last:
+                again.append(places[position])
+                continue
+            found: dict[str, Any]
+            if isinstance(answer, Raised):
+                found = {"outcome": "ERROR", "error": answer.message}
+            elif isinstance(answer, Lost):
+                words = f"the process that judged was lost: {answer.message}"
+                found = {"outcome": "ERROR", "error": words, "lost": True}
+            else:
+                found = answer
+            yield item, {"key": item.key, "problem": item.problem, "solution": item.solution, **item.beside, **found}
+        places = again
+
+
+def one(item: Item, heartbeat: Heartbeat) -> dict[str, Any]:
+    """The verdict on an item as plain data, in a worker. Raises what `judge` does."""
+    from assay.judge.procedure import judge
+
+    heartbeat(item.solution)
+    return judge(item.problem, item.solution, **item.settings).as_dict()
+
+
+def add(path: Path, line: Mapping[str, Any]) -> None:
+    """Add a line to a file, whole: it is on the disk when this comes back. Raises `OSError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())

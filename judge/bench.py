@@ -1,0 +1,183 @@
+"""A solution on the bench: built at some sizes with the reference beside it, and tried."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from assay.judge.meaning import Meaning
+from assay.judge.problems.problem import Problem, ProblemError, Sizes
+from assay.judge.problems.sizes import Choice
+from assay.judge.solution import weights
+from assay.judge.solution.inputs import Kind, kinds, may_roll, one_changed, redrawn, rolled, scaled
+from assay.judge.solution.solution_process import Called, SolutionError, SolutionProcess
+from assay.judge.solution.trials import Seen, Trial, sizes_of
+from assay.verify.comparison.result import Result
+from assay.verify.contract import Contract
+from assay.verify.findings import Failure
+
+Tensor = torch.Tensor
+
+
+class DoesNotFollow(Exception):
+    """The solution can't be built or called at sizes other than the given ones."""
+
+
+@dataclass
+class Bench:
+    """The solution and the reference at one choice of sizes.
+
+    ``names``: which parameter of the solution is which of the reference's; None where that can't be told.
+    """
+
+    problem: Problem
+    process: SolutionProcess
+    contract: Contract
+    given: Sizes
+    choice: Choice
+    seed: int
+    pretend: bool
+    meaning: Meaning = field(init=False)
+    made: Meaning = field(init=False)
+    kinds: list[Kind] = field(init=False)
+    names: dict[str, str] | None = field(init=False)
+    constructor_agrees: bool = field(init=False)
+    parameters: dict[str, Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Build both. Raises `ProblemError` and `SolutionError`."""
+        instance = self.problem.make(self.choice.sizes, self.seed)
+        self.made = self.meaning = Meaning.of(instance, self.contract, self.problem.name)
+        self.parameters = self.process.build(
+            instance, self.seed, evaluating=self.meaning.evaluating, given=self.given, pretend=self.pretend
+        )
+        self.names = weights.shared(self.meaning.state, self.parameters, self.process.loose)
+        self.constructor_agrees = self.names is not None and weights.same_bits(
+            self.meaning.state, self.parameters, self.names
+        )
+        self.kinds = kinds(instance.draw)
+        if self.names and not self.constructor_agrees:
+            self.process.load(weights.handed(self.made.state, self.names, self.parameters))
+
+    @property
+    def can_redraw(self) -> bool:
+        """Whether the solution's parameters can be set to the reference's."""
+        return bool(self.names)
+
+    def load_redrawn(self) -> None:
+        """Parameters none of which is constant, for both; where the solution has made tensors of its own of them, those
+        alone that it shares. Raises `SolutionError`."""
+        assert self.names
+        state = weights.redrawn(self.made.state, self.seed)
+        if self.process.loose - self.names.keys():
+            shared = set(self.names.values())
+            state = {name: value if name in shared else self.made.state[name] for name, value in state.items()}
+        meaning = self.made.with_state(state)
+        if not meaning.is_finite(self.meaning.instance.draw(self.seed)):
+            return
+        self.process.load(weights.handed(state, self.names, self.parameters))
+        self.meaning = meaning
+
+    def trial(self, inputs: str, seed: int, memory: str = "new", **changes: Any) -> Trial:
+        """A trial at these sizes, with the weights as they are."""
+        which = "constructed" if self.meaning is self.made else "redrawn"
+        sizes = sizes_of(self.choice, self.given)
+        return Trial(self.choice.kind, sizes, inputs, which, memory, seed, **changes)
+
+    def arguments(self, trial: Trial) -> tuple[Any, ...]:
+        """The arguments of a trial: signs change where the reference still gives numbers then, and numbers at all only
+        where it does."""
+        drawn = self.meaning.instance.draw(trial.seed)
+        for signs in (True, False):
+            found = redrawn(drawn, self.kinds, trial.inputs, trial.seed, signs=signs)
+            if trial.inputs == "given" or self.meaning.is_finite(found):
+                drawn = found
+                break
+        if trial.factor != 1.0:
+            drawn = scaled(drawn, self.kinds, trial.factor)
+        if trial.shift:
+            drawn = rolled(drawn, may_roll(drawn, self.kinds), trial.shift)
+        return one_changed(drawn, trial.change, trial.seed) if trial.change >= 0 else drawn
+
+    def tried(self, trial: Trial, *, name: str = "a", keep: bool = False, pause: bool = False) -> Seen:
+        """What one call gives, judged. Raises `SolutionError` where the solution can't be called any more."""
+        arguments = self.arguments(trial)
+        return self.called(trial, arguments, name=name, keep=keep, pause=pause)
+
+    def called(
+        self, trial: Trial, arguments: tuple[Any, ...], *, name: str = "a", keep: bool = False, pause: bool = False
+    ) -> Seen:
+        """What the solution gives for these arguments, judged."""
+        self.process.place(name, arguments, trial.memory)
+        try:
+            like = self.meaning.eager(arguments)
+            called = self.process.call(name, seed=trial.seed, keep=keep, pause=pause, like=like)
+        except SolutionError as error:
+            error.during = trial
+            if error.lost:
+                raise
+            failure = Failure(error.kind, self.meaning.case(arguments), str(error))
+            return Seen(trial, Result(failure.case, failure), arguments, [], error.seen)
+        return self.judged(trial, arguments, called)
+
+    def judged(self, trial: Trial, arguments: tuple[Any, ...], called: Called, *, timed: bool = False) -> Seen:
+        """What came of a call, judged by numbers, shapes and dtypes."""
+        try:
+            result = self.meaning.judge(arguments, called.outputs, _nesting(called.seen))
+        except ProblemError:
+            if called.outputs and all(part.numel() for part in called.outputs):
+                raise
+            case = self.meaning.case(arguments)
+            result = Result(case, Failure("shape", case, "expected tensors, got none"))
+        return Seen(trial, result, arguments, called.outputs, called.seen, timed)
+
+    def eager_change(self, before: Sequence[Any], after: Sequence[Any]) -> float:
+        """How far the reference's results move, relative to their largest, when arguments change."""
+        first, second = self.meaning.eager(before), self.meaning.eager(after)
+        moved = 0.0
+        for a, b in zip(first, second, strict=True):
+            if a.shape != b.shape:
+                return 1.0
+            if a.numel():
+                size = float(a.double().abs().max())
+                moved = max(moved, float((a.double() - b.double()).abs().max()) / (size or 1.0))
+        return moved
+
+    @property
+    def tensors(self) -> list[int]:
+        """Places among the arguments' leaves that are tensors of floating-point numbers which may change."""
+        leaves = tree_leaves(self.meaning.instance.draw(self.seed))
+        return [
+            place
+            for place, (leaf, kind) in enumerate(zip(leaves, self.kinds, strict=True))
+            if isinstance(leaf, Tensor) and leaf.is_floating_point() and kind.name != "fixed" and leaf.numel() > 1
+        ]
+
+
+def _nesting(seen: Mapping[str, Any]) -> str:
+    """How results stood in lists and tuples; empty where that is no matter, as results were handed in."""
+    found = seen.get("nesting")
+    return found if isinstance(found, str) else ""
+
+
+def same_outputs(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    """Whether two calls gave the same bits."""
+    return len(first) == len(second) and all(
+        a.shape == b.shape and a.dtype == b.dtype and torch.equal(_bits(a), _bits(b))
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8) if flat.numel() else flat
+
+
+def failing(seen: Seen, kind: str, words: str) -> Seen:
+    """What was seen, as a failure of another kind."""
+    case = seen.result.case
+    return replace(seen, result=replace(seen.result, failure=Failure(kind, case, words)))

@@ -1,0 +1,89 @@
+"""Verdicts on solutions as lines of a bench: each at each of the sizes that its problem states."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+
+from assay.bench.timing.record import REFERENCE, Line
+from assay.judge.speed import Time
+from assay.judge.verdict import SolutionVerdict, Workload
+
+
+def lines_of(runs: Sequence[Sequence[SolutionVerdict]]) -> list[Line]:
+    """The lines of several runs of the same solutions of one problem: of each run a verdict for each solution. Of one
+    that didn't pass in a run no time is told. The reference, and what `torch.compile` makes of it, have lines too; they
+    are what a solution's times are compared with, by turns."""
+    found: dict[str, list[Line]] = {}
+    for solution in zip(*runs, strict=True):
+        bad = next((verdict for verdict in solution if not verdict.passed), None)
+        stated = [{workload.sizes: workload for workload in verdict.workloads} for verdict in solution]
+        for sizes in dict.fromkeys(size for one in stated for size in one):
+            found.setdefault(sizes, []).append(_line(solution[0], sizes, [one.get(sizes) for one in stated], bad))
+        for words in solution[0].not_judged:
+            found.setdefault(words, []).append(replace(_empty(solution[0], words), outcome="NOT JUDGED"))
+        if not stated[0] and not solution[0].not_judged:
+            found.setdefault("", []).append(_empty(solution[0], "", bad or solution[0]))
+    for sizes, lines in found.items():
+        lines += _references([verdict for run in runs for verdict in run], sizes)
+    return [line for lines in found.values() for line in lines]
+
+
+def _empty(verdict: SolutionVerdict, sizes: str, bad: SolutionVerdict | None = None) -> Line:
+    why = _reason(bad) if bad is not None else ""
+    outcome = bad.outcome if bad is not None else verdict.outcome
+    return Line(verdict.kernel, verdict.spec, verdict.dtype, f"{verdict.spec}; {sizes}", outcome, why)
+
+
+def _line(
+    first: SolutionVerdict, sizes: str, workloads: Sequence[Workload | None], bad: SolutionVerdict | None
+) -> Line:
+    """One solution at one choice of sizes."""
+    known = [workload for workload in workloads if workload is not None]
+    line = replace(
+        _empty(first, sizes, bad),
+        judged=sum(workload.judged for workload in known),
+        worst=_finite(max(workload.worst for workload in known)),
+        bits=_finite(min((w.bits for w in known if not math.isnan(w.bits)), default=math.nan)),
+    )
+    speeds = [workload.speed for workload in known if workload.speed is not None]
+    if bad is not None or not speeds:
+        return line
+    compared = [speed for speed in speeds if speed.reference is not None]
+    return replace(
+        _timed(line, [speed.solution for speed in speeds]),
+        runs=[[speed.solution.median / 1e3] for speed in compared],
+        yardstick=[[speed.reference.median / 1e3] for speed in compared if speed.reference is not None],
+        gap=speeds[0].note,
+    )
+
+
+def _references(verdicts: Sequence[SolutionVerdict], sizes: str) -> list[Line]:
+    """What stood beside the solutions at these sizes."""
+    speeds = [w.speed for verdict in verdicts for w in verdict.workloads if w.sizes == sizes and w.speed is not None]
+    times = {
+        "reference": [speed.reference for speed in speeds if speed.reference is not None],
+        "reference (torch.compile)": [speed.compiled for speed in speeds if speed.compiled is not None],
+    }
+    named = replace(_empty(verdicts[0], sizes), outcome=REFERENCE)
+    return [_timed(replace(named, kernel=name), every) for name, every in times.items() if every]
+
+
+def _timed(line: Line, times: Sequence[Time]) -> Line:
+    """The median over all runs, and their spread."""
+    seconds, spread = (statistics.median(getattr(time, name) for time in times) / 1e3 for name in ("median", "spread"))
+    return replace(line, seconds=seconds, spread=spread, calls=sum(time.calls for time in times))
+
+
+def _reason(verdict: SolutionVerdict) -> str:
+    """Why it has no time."""
+    told = [str(cheat) for cheat in verdict.cheats]
+    if verdict.failure is not None:
+        told.append(f"{verdict.failure.kind}: {verdict.failure.message}")
+    return "; ".join(told) or verdict.note
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

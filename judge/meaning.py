@@ -1,0 +1,232 @@
+"""What a problem's reference means: the golden of given arguments, and what the contract allows of each result."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.func import functional_call
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from assay.golden.lowering import reference_spec
+from assay.judge.problems.problem import Instance, ProblemError
+from assay.judge.solution.host_data import parts
+from assay.judge.undecided import left_open
+from assay.runtime.environment import generators_kept, seed_generators, standard_environment
+from assay.runtime.errors import one_line
+from assay.verify.cases.case import Case
+from assay.verify.comparison.oracle import Oracle
+from assay.verify.comparison.result import Result
+from assay.verify.contract import Contract
+from assay.verify.findings import Failure
+
+Tensor = torch.Tensor
+_OPEN = "integers that a tie or a rounding of the reference leaves open"
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool)
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """A reference with its parameters, at certain sizes.
+
+    ``evaluating``: its module runs in evaluation mode, since it draws random numbers in training. ``nesting`` is how
+    its results stand in lists and tuples.
+    """
+
+    instance: Instance
+    contract: Contract
+    name: str
+    state: Mapping[str, Tensor] = field(default_factory=dict)
+    evaluating: bool = False
+    nesting: str = ""
+
+    @staticmethod
+    def of(instance: Instance, contract: Contract, name: str) -> Meaning:
+        """The reference as its constructor made it. Raises `ProblemError` where it draws random numbers."""
+        state = instance.module.state_dict() if instance.module is not None else {}
+        found = Meaning(instance, contract, name, {key: value.detach().clone() for key, value in state.items()})
+        arguments = instance.draw(1)
+        for evaluating in (False, True):
+            found = replace(found, evaluating=evaluating)
+            with generators_kept():
+                seed_generators(11)
+                first = found.eager(arguments)
+                seed_generators(12)
+                second = found.eager(arguments)
+            if all(torch.equal(a, b) or bool(a.isnan().any()) for a, b in zip(first, second, strict=True)):
+                return replace(found, nesting=parts(found._result(arguments))[1])
+        raise ProblemError(f"{name}: the reference draws random numbers, so that no result is the right one")
+
+    def with_state(self, state: Mapping[str, Tensor]) -> Meaning:
+        """The reference with other parameters."""
+        return replace(self, state=dict(state))
+
+    def call(self, arguments: Sequence[Any]) -> Any:
+        """The reference's results, in whatever arithmetic the arguments are."""
+        module = self.instance.module
+        if module is None:
+            return self.instance.reference(*arguments)
+        module.train(not self.evaluating)
+        own = {name: value.clone() if name in _buffers(module) else value for name, value in self.state.items()}
+        return functional_call(module, own, tuple(arguments))
+
+    def eager(self, arguments: Sequence[Any]) -> list[Tensor]:
+        """What eager PyTorch gives, for arguments that it may write to."""
+        return tensors_of(self._result(arguments))
+
+    def _result(self, arguments: Sequence[Any]) -> Any:
+        leaves, structure = tree_flatten(tuple(arguments))
+        copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        with torch.no_grad():
+            return self.call(tree_unflatten(copies, structure))
+
+    def is_finite(self, arguments: Sequence[Any]) -> bool:
+        """Whether eager PyTorch gives numbers, and no NaN or infinity."""
+        try:
+            return all(bool(part.double().isfinite().all()) for part in self.eager(arguments))
+        except (RuntimeError, ValueError, IndexError):
+            return False
+
+    def writes_to(self, arguments: Sequence[Any]) -> tuple[set[int], set[int]]:
+        """Which of the tensors among the arguments the reference changes, and which its results lie in."""
+        leaves, structure = tree_flatten(tuple(arguments))
+        copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        with torch.no_grad():
+            results = tensors_of(self.call(tree_unflatten(copies, structure)))
+        tensors = [(a, b) for a, b in zip(leaves, copies, strict=True) if isinstance(a, Tensor)]
+        changed = {place for place, (a, b) in enumerate(tensors) if not torch.equal(a.double(), b.double())}
+        own = {part.untyped_storage().data_ptr() for part in results if part.numel()}
+        aliased = {place for place, (_, b) in enumerate(tensors) if b.numel() and b.untyped_storage().data_ptr() in own}
+        return changed, aliased
+
+    @standard_environment()
+    def judge(self, arguments: Sequence[Any], outputs: Sequence[Tensor], nesting: str = "") -> Result:
+        """The outputs, which stood in lists and tuples as ``nesting`` says (if it is known), against the golden.
+
+        Raises `ProblemError` where the reference can't be evaluated.
+        """
+        expected = self.eager(arguments)
+        case, values = self._case(arguments, expected)
+        if finding := _form(case, expected, outputs):
+            return Result(case, finding)
+        if nesting and nesting != self.nesting:
+            words = f"expected results that stand in tuples as {self.nesting}, got {nesting}"
+            return Result(case, Failure("shape", case, words))
+        places = [place for place, part in enumerate(expected) if part.dtype not in _INTEGERS]
+        wrong, left_out = self._wrong_integers(case, arguments, expected, outputs)
+        unjudged = left_out.total()
+        if wrong is not None or not places:
+            nonzero = sum(int(part.count_nonzero()) for part in expected)
+            judged = sum(part.numel() for part in expected) - unjudged
+            return Result(case, wrong, judged=judged, nonzero=nonzero, unjudged=unjudged, left_out=left_out)
+        plain = [outputs[place] for place in places]
+        try:
+            found = Oracle(self.contract.of(case.definition)).judge(case, values, tuple(plain))
+        except Exception as error:
+            raise ProblemError(f"{self.name}: the golden can't be evaluated ({one_line(error)})") from error
+        return replace(found, unjudged=found.unjudged + unjudged, left_out=found.left_out + left_out)
+
+    def _wrong_integers(
+        self, case: Case, arguments: Sequence[Any], expected: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> tuple[Failure | None, Counter[tuple[str, str]]]:
+        """Integers and truth values that aren't the reference's; those that it leaves open itself are left out."""
+        left_out: Counter[tuple[str, str]] = Counter()
+        pairs = [pair for pair in enumerate(zip(expected, outputs, strict=True)) if pair[1][0].dtype in _INTEGERS]
+        if all(torch.equal(right, got) for _, (right, got) in pairs):
+            return None, left_out
+        with generators_kept():
+            open_ = left_open(lambda: self.eager(arguments), expected)
+        for place, (right, got) in pairs:
+            within = got >= right.min().clamp(max=0) if got.numel() else open_[place]  # no index is negative
+            is_wrong = (right != got) & ~(open_[place] & within)
+            wrong = is_wrong.nonzero()
+            if len(wrong):
+                index = tuple(int(part) for part in wrong[0])
+                words = f"{len(wrong)} of {right.numel()} elements differ"
+                found = (float(got[index]), float(right[index]), 0.0, float("inf"), len(wrong), right.numel())
+                return Failure("exact", case, words, f"y{place}", index, *found), left_out
+            left_out[f"y{place}", _OPEN] += int((right != got).sum())
+        return None, +left_out
+
+    def case(self, arguments: Sequence[Any]) -> Case:
+        """The case that these arguments are, as a report shows it."""
+        return self._case(arguments, self.eager(arguments))[0]
+
+    def _case(self, arguments: Sequence[Any], expected: Sequence[Tensor]) -> tuple[Case, dict[str, Tensor]]:
+        leaves, structure = tree_flatten(tuple(arguments))
+        floating = {
+            place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()
+        }
+        names = self._names(arguments, floating)
+        parameters = {} if floating else {name: v for name, v in self.state.items() if v.is_floating_point()}
+        values = dict(zip(names, floating.values(), strict=True))
+        values |= {f"p{number}": value for number, value in enumerate(parameters.values())}
+        if not values:
+            raise ProblemError(f"{self.name}: expected a floating-point tensor among the arguments, got none")
+
+        def reference(*tensors: Tensor) -> Any:
+            own = list(leaves)
+            meaning = self
+            if floating:
+                for place, tensor in zip(floating, tensors, strict=True):
+                    own[place] = tensor
+            else:
+                state = {**self.state, **dict(zip(parameters, tensors, strict=True))}
+                meaning = self.with_state(state)
+            results = tensors_of(meaning.call(tree_unflatten(own, structure)))
+            return tuple(results[place] for place in kept)
+
+        kept = [place for place, part in enumerate(expected) if part.dtype not in _INTEGERS] or [0]
+        takes = ", ".join(f"{name}:{_dtype(value)}[{_dims(value)}]" for name, value in values.items())
+        gives = ", ".join(f"y{k}:{_dtype(expected[k])}[{_dims(expected[k])}]" for k in kept)
+        definition = reference_spec(reference, f"{takes} -> {gives}", name=self.name)
+        sizes = {name: size for name, size in self.instance.sizes.items() if type(size) is int}
+        case = Case(definition.qualified_name, sizes, {name: _dtype(value) for name, value in values.items()})
+        return case, values
+
+    def _names(self, arguments: Sequence[Any], floating: Mapping[int, Tensor]) -> list[str]:
+        """Names of the floating-point tensors: those of the reference's parameters where each argument is one."""
+        if all(isinstance(part, Tensor) or not tree_leaves(part) for part in arguments):
+            module = self.instance.module
+            function: Callable[..., Any] = module.forward if module is not None else self.instance.reference
+            known = list(inspect.signature(function).parameters)
+            if len(known) >= len(arguments) and all(re.fullmatch(r"[A-Za-z]\w*", name) for name in known):
+                return [known[place] for place in floating]
+        return [f"x{place}" for place in floating]
+
+
+def tensors_of(results: Any) -> list[Tensor]:
+    """The tensors of a result, in order; numbers are tensors of no dimension."""
+    return [
+        part if isinstance(part, Tensor) else torch.tensor(part) for part in tree_leaves(results) if part is not None
+    ]
+
+
+def _buffers(module: torch.nn.Module) -> set[str]:
+    return {name for name, _ in module.named_buffers()}
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _dims(tensor: Tensor) -> str:
+    return ",".join(map(str, tensor.shape))
+
+
+def _form(case: Case, expected: Sequence[Tensor], outputs: Sequence[Tensor]) -> Failure | None:
+    """What is wrong with the outputs' number, shapes or dtypes."""
+    if len(outputs) != len(expected):
+        return Failure("shape", case, f"expected {len(expected)} result(s), got {len(outputs)}")
+    for place, (right, got) in enumerate(zip(expected, outputs, strict=True)):
+        if tuple(got.shape) != tuple(right.shape):
+            words = f"expected shape {tuple(right.shape)}, got {tuple(got.shape)}"
+            return Failure("shape", case, words, f"y{place}")
+        if got.dtype != right.dtype:
+            return Failure("dtype", case, f"expected {_dtype(right)}, got {_dtype(got)}", f"y{place}")
+    return None

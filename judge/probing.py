@@ -1,0 +1,171 @@
+"""Probes: what a solution's results hang on, told by calls that differ in one thing.
+
+They are made where numbers have failed, to say why; and two of them always (an argument that may be any, one element
+that may be any), since they show what a memory of earlier calls hides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from assay.judge.bench import Bench, same_outputs
+from assay.judge.conduct import Cheat
+from assay.judge.solution.inputs import all_changed, half_changed
+from assay.judge.solution.solution_process import SolutionError
+from assay.judge.solution.trials import Seen
+
+_MOVED = 1e-3  # of the reference's largest result: certainly another result
+_STEPS = 7  # bisections between an amplitude that passes and one that doesn't
+_JUMP = 8.0  # times as large an error across a threshold as before it
+_NARROW = (torch.bfloat16, torch.float16)
+_MOST_TENSORS = 6
+_SCALES = (1e-2, 0.1, 0.5, 1.0, 2.0, 10.0, 100.0)
+
+
+def constant(seen: Sequence[Seen]) -> list[Cheat]:
+    """Whether calls with different inputs of one size always gave the same bits, though the right results differ."""
+    sizes: dict[str, list[Seen]] = {}
+    for one in seen:
+        if one.outputs:
+            sizes.setdefault(str(sorted(one.trial.sizes.items())), []).append(one)
+    for group in sizes.values():
+        apart = {one.trial.seed for one in group}
+        alike = all(same_outputs(group[0].outputs, one.outputs) for one in group[1:])
+        if len(apart) >= 3 and alike and any(one.failed for one in group):
+            zeros = all(not bool(part.any()) for part in group[0].outputs)
+            words = f"{'zeros' if zeros else 'one result'} in {len(group)} calls"
+            return [Cheat("constant-output", words, group[-1].trial.as_line())]
+    return []
+
+
+def ignored(bench: Bench, base: Seen) -> list[Cheat]:
+    """Arguments that may be others without a change of the results, where the reference's change."""
+    others = bench.meaning.instance.draw(base.trial.seed + 77)
+    found = []
+    for place in bench.tensors[:_MOST_TENSORS]:
+        after = all_changed(base.arguments, others, place)
+        if bench.eager_change(base.arguments, after) > _MOVED and _unmoved(bench, base, after):
+            found.append(Cheat("ignored-argument", f"argument {place}", base.trial.as_line()))
+    return found
+
+
+def unread(bench: Bench, base: Seen) -> list[Cheat]:
+    """Halves of inputs that the results don't hang on, where the reference's do."""
+    leaves = tree_leaves(base.arguments)
+    for place in bench.tensors[:_MOST_TENSORS]:
+        for axis in range(leaves[place].ndim):
+            if leaves[place].shape[axis] < 4:
+                continue
+            after = half_changed(base.arguments, place, axis)
+            if bench.eager_change(base.arguments, after) > _MOVED / 10 and _unmoved(bench, base, after):
+                words = f"argument {place}, the last half along axis {axis}"
+                return [Cheat("unread-input", words, base.trial.as_line())]
+    return []
+
+
+def _unmoved(bench: Bench, base: Seen, after: tuple[object, ...]) -> bool:
+    try:
+        bench.process.place("probe", after)
+        return same_outputs(bench.process.call("probe", seed=base.trial.seed).outputs, base.outputs)
+    except SolutionError:
+        return False
+
+
+def amplitude(bench: Bench, base: Seen) -> list[Cheat]:
+    """Whether an amplitude is there at which results become wrong, or right, at once: a threshold in the solution.
+
+    The errors of an honest kernel grow smoothly with the amplitude; where they don't (an overflow), results are NaN or
+    infinite.
+    """
+    if not any(kind.name != "fixed" for kind in bench.kinds):
+        return []
+    tried: dict[float, Seen] = {}
+
+    def at(factor: float) -> Seen:
+        if factor not in tried:
+            tried[factor] = bench.tried(replace(base.trial, factor=factor, memory="new"), name="probe")
+        return tried[factor]
+
+    usable = [factor for factor in _SCALES if bench.meaning.is_finite(at(factor).arguments)]
+    for low, high in pairwise(usable):
+        if at(low).failed == at(high).failed:
+            continue
+        first, last = low, high
+        for _ in range(_STEPS):
+            middle = math.sqrt(first * last)
+            first, last = (middle, last) if at(middle).failed == at(first).failed else (first, middle)
+        wrong, right = (at(first), at(last)) if at(first).failed else (at(last), at(first))
+        again = [bench.tried(one.trial, name="probe") for one in (wrong, right)]
+        if [one.failed for one in again] != [True, False]:
+            continue
+        if _finite(wrong) and _ratio(wrong) > _JUMP * max(_ratio(right), 0.25):
+            leaves = [leaf for leaf in tree_leaves(at(last).arguments) if isinstance(leaf, torch.Tensor)]
+            most = max(float(leaf.double().abs().max()) for leaf in leaves if leaf.is_floating_point() and leaf.numel())
+            words = f"{'right' if at(first).failed else 'wrong'} from a largest input of {most:.3g} on"
+            return [Cheat("amplitude-dispatch", words, wrong.trial.as_line())]
+    return []
+
+
+def _ratio(seen: Seen) -> float:
+    failure = seen.result.failure
+    return float(failure.ratio or math.inf) if failure is not None else seen.result.worst
+
+
+def _finite(seen: Seen) -> bool:
+    return bool(seen.outputs) and all(bool(part.double().isfinite().all()) for part in seen.outputs)
+
+
+def precision(bench: Bench, seen: Sequence[Seen]) -> list[Cheat]:
+    """Whether results are numbers of a narrower format, or as far off as a narrower format takes them."""
+    for one in seen:
+        if not one.failed or not _finite(one):
+            continue
+        expected = bench.meaning.eager(one.arguments)
+        for got, right in zip(one.outputs, expected, strict=True):
+            if got.shape != right.shape or got.dtype not in (torch.float32, torch.float64) or got.numel() < 8:
+                continue
+            for narrow in _NARROW:
+                held = torch.equal(got, got.to(narrow).to(got.dtype))
+                if held and not torch.equal(right, right.to(narrow).to(right.dtype)):
+                    words = f"all results are {str(narrow)[6:]} numbers"
+                    return [Cheat("lower-precision", words, one.trial.as_line())]
+            for narrow in _NARROW:
+                if _as_far_off(bench, one, got, right, narrow):
+                    words = f"as far off as {str(narrow)[6:]} inputs take them"
+                    return [Cheat("lower-precision", words, one.trial.as_line())]
+    return []
+
+
+def _as_far_off(bench: Bench, one: Seen, got: torch.Tensor, right: torch.Tensor, narrow: torch.dtype) -> bool:
+    """Whether the error of a result resembles what rounding the inputs, and the weights, to a narrower format does."""
+    leaves, structure = tree_flatten(one.arguments)
+    rounded = [
+        leaf.to(narrow).to(leaf.dtype) if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float32 else leaf
+        for leaf in leaves
+    ]
+    state = {
+        name: value.to(narrow).to(value.dtype) if value.dtype == torch.float32 else value
+        for name, value in bench.meaning.state.items()
+    }
+    try:
+        results = bench.meaning.with_state(state).eager(tree_unflatten(rounded, structure))
+    except (RuntimeError, ValueError):
+        return False
+    narrowed = next((part for part in results if part.shape == right.shape and part.dtype == right.dtype), None)
+    if narrowed is None:
+        return False
+    wide, off = right.double(), got.double() - right.double()
+    size = float(wide.square().mean().sqrt()) or 1.0
+    common = float((off * wide).sum() / wide.square().sum().clamp(min=1e-300))  # a factor is no rounding
+    if float((off - common * wide).square().sum()) < float(off.square().sum()) / 4:
+        return False
+    error = float(off.square().mean().sqrt()) / size
+    typical = float((narrowed.double() - right.double()).square().mean().sqrt()) / size
+    unit = torch.finfo(narrow).eps
+    return unit / 64 < error < 8 * unit and typical / 4 < error < 4 * typical

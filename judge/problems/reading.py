@@ -1,0 +1,42 @@
+"""Which format a problem has: each is read by one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+from assay.judge.problems import flashinfer_trace, kernelbench, reference_folder, robust_kbench
+from assay.judge.problems.problem import Answer, Problem, ProblemError
+
+FORMATS: tuple[ModuleType, ...] = (robust_kbench, reference_folder, flashinfer_trace, kernelbench)
+_KNOWN = (
+    "a KernelBench file (Model, get_inputs, get_init_inputs), a FlashInfer Trace definition, a folder with "
+    "reference.py and task.yml, or a robust-kbench folder"
+)
+
+
+def read(problem: str | Path, solution: str | Path) -> tuple[Problem, Answer]:
+    """A problem and a solution of it. Raises `ProblemError`."""
+    path, of = Path(problem), Path(solution)
+    format = format_of(path)
+    if not of.exists():
+        raise ProblemError(f"{of}: expected a solution there, got no such file")
+    found: Problem = format.problem(path)
+    answer: Answer = format.solution(of, found)
+    return found, answer
+
+
+def read_problem(path: str | Path) -> Problem:
+    """A problem. Raises `ProblemError`."""
+    found: Problem = format_of(Path(path)).problem(Path(path))
+    return found
+
+
+def format_of(path: Path) -> ModuleType:
+    """The module that reads a problem. Raises `ProblemError`."""
+    if not path.exists():
+        raise ProblemError(f"{path}: expected a problem there, got no such file")
+    for format in FORMATS:
+        if format.reads(path):
+            return format
+    raise ProblemError(f"{path}: expected {_KNOWN}, got none of these")

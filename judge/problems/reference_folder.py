@@ -1,0 +1,115 @@
+"""Folders with ``reference.py`` (``ref_kernel``, ``generate_input``) and ``task.yml``; the answer is ``custom_kernel``.
+
+The format of GPU MODE's competitions. ``tests:`` and ``benchmarks:`` of ``task.yml`` state sizes and seeds; all whole
+numbers but the seed are sizes. A solution finds ``task.py`` and ``utils.py`` beside it, and no ``reference.py``.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+from assay.judge.problems.problem import Answer, Entry, Instance, Problem, ProblemError, Sizes
+from assay.judge.problems.running import beside, cuda_if, executed, explained, needs_cuda, seeded
+
+ENTRY = Entry("custom_kernel", "function", "data")
+_COMPANIONS = ("task.py", "utils.py")
+_ITEM = re.compile(r"^\s*-\s*(\{.*\})\s*(#.*)?$")
+_SECTION = re.compile(r"^(\w+):")
+_WORDS = {"true": "True", "false": "False", "null": "None", "~": "None"}
+
+
+def reads(path: Path) -> bool:
+    """Whether a folder, or its reference.py, is a problem of this format."""
+    file = path / "reference.py" if path.is_dir() else path
+    return file.name == "reference.py" and file.is_file() and "ref_kernel" in file.read_text(encoding="utf-8")
+
+
+def problem(path: Path) -> Problem:
+    """The problem. Raises `ProblemError`."""
+    folder = path if path.is_dir() else path.parent
+    source = (folder / "reference.py").read_text(encoding="utf-8")
+    where = folder / "reference.py"
+    tests = stated(folder / "task.yml")
+    namespace = executed(source, where)
+    for name in ("ref_kernel", "generate_input"):
+        if not callable(namespace.get(name)):
+            raise ProblemError(f"{where}: expected a function {name}, got none")
+    known = [name for name in inspect.signature(namespace["generate_input"]).parameters if name != "seed"]
+    if not tests:
+        raise ProblemError(f"{folder / 'task.yml'}: expected tests or benchmarks, a list of {{name: value}}, got none")
+    given = tuple({name: value for name, value in test.items() if name != "seed"} for test in tests)
+    changeable = tuple(name for name in known if all(type(sizes.get(name)) is int for sizes in given))
+    takes_seed = "seed" in inspect.signature(namespace["generate_input"]).parameters
+
+    def make(sizes: Sizes, seed: int) -> Instance:
+        def draw(seed: int) -> tuple[Any, ...]:
+            named = {**sizes, "seed": seed} if takes_seed else dict(sizes)
+            try:
+                with beside(folder):
+                    return (seeded(namespace["generate_input"], seed, source, named),)
+            except Exception as error:
+                raise explained(error, where, f"generate_input({dict(sizes)})") from None
+
+        def reference(data: Any) -> Any:
+            with cuda_if(needs_cuda(source)):
+                return namespace["ref_kernel"](data)
+
+        return Instance(sizes, reference, draw)
+
+    files = {name: file for name in _COMPANIONS if (file := _found(folder, name)) is not None}
+    companions = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+    return Problem(folder.name, "reference.py", folder, source, given, changeable, make, ENTRY, companions)
+
+
+def _found(folder: Path, name: str) -> Path | None:
+    """A file that a task's list takes from its folder or from the one above."""
+    return next((place / name for place in (folder, folder.parent) if (place / name).is_file()), None)
+
+
+def stated(path: Path) -> list[dict[str, Any]]:
+    """The tests of a task.yml, those of its benchmarks first, since these are timed. Raises `ProblemError`."""
+    if not path.is_file():
+        raise ProblemError(f"{path}: expected the sizes of tests and benchmarks there, got no such file")
+    found: dict[str, list[dict[str, Any]]] = {"benchmarks": [], "tests": []}
+    section = ""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if (header := _SECTION.match(line)) is not None:
+            section = header[1]
+        elif section in found and (item := _ITEM.match(line)) is not None:
+            found[section].append(_item(item[1], path))
+    return found["benchmarks"][::-1] + found["tests"]
+
+
+def _item(text: str, path: Path) -> dict[str, Any]:
+    """A mapping of YAML in one line: names with or without quotes, numbers, words, texts, lists."""
+    text = re.sub(r"([{,]\s*)([A-Za-z_]\w*)\s*:", r'\1"\2":', text)
+    text = re.sub(r"(?<=[:,\[ ])(true|false|null|~)(?=[\s,}\]])", lambda word: _WORDS[word[1]], text)
+    try:
+        value = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        bare = re.sub(r":\s*([A-Za-z_][\w.-]*)(?=\s*[,}])", _quoted, text)
+        try:
+            value = ast.literal_eval(bare)
+        except (SyntaxError, ValueError):
+            raise ProblemError(f"{path}: expected {{name: value, ...}}, got {text[:80]}") from None
+    return dict(value)
+
+
+def _quoted(word: re.Match[str]) -> str:
+    return f": {word[1]}" if word[1] in ("True", "False", "None") else f': "{word[1]}"'
+
+
+def solution(path: Path, of: Problem) -> Answer:
+    """The solution's file, with the files that a task gives it. Raises `ProblemError`."""
+    file = path / "submission.py" if path.is_dir() else path
+    if not file.is_file():
+        raise ProblemError(f"{file}: expected a Python file with a function {of.entry.name}, got none")
+    source = file.read_text(encoding="utf-8")
+    if of.entry.name not in source:
+        raise ProblemError(f"{file}: expected a function {of.entry.name}, got none")
+    name = path.name if path.is_dir() else path.stem
+    return Answer(name, {**of.companions, "submission.py": source}, "submission.py", of.entry)

@@ -1,0 +1,126 @@
+"""robust-kbench folders: ``func_forward.py`` (``forward_fn``, ``Model``, ``get_inputs``) and ``config_forward.json``.
+
+The solution stands for ``forward_fn``: ``forward_fn`` or ``forward`` of a Python file; a ``.cu`` file is compiled by
+torch and needs a GPU.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from assay.judge.problems.problem import Answer, Entry, Instance, Problem, ProblemError, Sizes
+from assay.judge.problems.running import executed, explained, seeded
+
+ENTRY = Entry("forward_fn")
+_LOADER = """from torch.utils.cpp_extension import load
+
+forward_fn = load(name="solution_extension", sources=[__file__.replace("solution.py", "forward.cu")]).forward
+"""
+
+
+class _Taken(Exception):
+    """What the module hands to the function that a solution stands for."""
+
+
+def reads(path: Path) -> bool:
+    """Whether a folder is a problem of this format."""
+    return (path / "func_forward.py").is_file()
+
+
+def problem(path: Path) -> Problem:
+    """The problem. Raises `ProblemError`."""
+    where = path / "func_forward.py"
+    source = where.read_text(encoding="utf-8")
+    namespace = executed(source, where)
+    lacking = [name for name in ("forward_fn", "Model", "get_inputs") if not callable(namespace.get(name))]
+    if lacking:
+        raise ProblemError(f"{where}: expected forward_fn, Model and get_inputs, got no {', '.join(lacking)}")
+    given = _given(path / "config_forward.json", namespace)
+    changeable = tuple(name for name in given[0] if all(type(sizes.get(name)) is int for sizes in given))
+
+    order = inspect.signature(namespace["forward_fn"])
+
+    def make(sizes: Sizes, seed: int) -> Instance:
+        try:
+            module = seeded(lambda: namespace["Model"](**_of(namespace["Model"].__init__, sizes)), seed, source)
+        except Exception as error:
+            raise explained(error, where, f"Model({dict(sizes)})") from None
+
+        def draw(seed: int) -> tuple[Any, ...]:
+            try:
+                inputs = seeded(namespace["get_inputs"], seed, source, _of(namespace["get_inputs"], sizes))
+                return _taken(module, inputs, order)
+            except Exception as error:
+                raise explained(error, where, f"get_inputs({dict(sizes)})") from None
+
+        return Instance(sizes, namespace["forward_fn"], draw)
+
+    return Problem(path.name, "robust-kbench", path, source, given, changeable, make, ENTRY)
+
+
+def _taken(module: torch.nn.Module, inputs: Any, order: inspect.Signature) -> tuple[Any, ...]:
+    """The arguments with which the module calls its function, in that one's own order, whatever the call's is."""
+
+    def function(*arguments: Any, **named: Any) -> Any:
+        raise _Taken(arguments, named)
+
+    try:
+        module(*inputs, fn=function)
+    except _Taken as taken:
+        arguments, named = taken.args
+        bound = order.bind(*arguments, **named)
+        if bound.kwargs:  # something before them was left out
+            bound.apply_defaults()
+        return tuple(_plain(part) for part in (*bound.args, *bound.kwargs.values()))
+    raise ProblemError("expected Model.forward to call fn(...), and it didn't")
+
+
+def _plain(part: Any) -> Any:
+    return part.detach().clone() if isinstance(part, torch.Tensor) else part
+
+
+def _of(function: Any, sizes: Sizes) -> dict[str, Any]:
+    """Those of the sizes that a function takes."""
+    known = inspect.signature(function).parameters
+    return {name: value for name, value in sizes.items() if name in known}
+
+
+def _given(path: Path, namespace: Mapping[str, Any]) -> tuple[Sizes, ...]:
+    """Every choice of the configuration's lists, the single one first, with the defaults of the functions."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise ProblemError(f"{path}: expected JSON, got {error}") from None
+    defaults: dict[str, Any] = {}
+    for function in (namespace["Model"].__init__, namespace["get_inputs"]):
+        parameters = inspect.signature(function).parameters.items()
+        defaults |= {name: part.default for name, part in parameters if part.default is not inspect.Parameter.empty}
+    found: list[Sizes] = []
+    for kind in ("single", "multi"):
+        lists = [config.get(f"{kind}_{part}_configs") or [{}] for part in ("shared", "init", "input")]
+        for parts in product(*lists):
+            sizes = {**defaults, **{name: value for part in parts for name, value in part.items()}}
+            if sizes not in found and (kind == "single" or any(parts)):
+                found.append(sizes)
+    return tuple(found)
+
+
+def solution(path: Path, of: Problem) -> Answer:
+    """The solution's file: Python, or CUDA that torch compiles. Raises `ProblemError`."""
+    file = next((path / name for name in ("forward.py", "forward.cu") if (path / name).is_file()), path)
+    if not file.is_file():
+        raise ProblemError(f"{file}: expected forward.py or forward.cu, got none")
+    text = file.read_text(encoding="utf-8")
+    if file.suffix in (".cu", ".cpp"):
+        return Answer(file.stem, {"solution.py": _LOADER, "forward.cu": text}, "solution.py", of.entry, "cuda")
+    names = [name for name in ("forward_fn", "forward", "ModelNew") if f"def {name}" in text or f"class {name}" in text]
+    if not names or names[0] == "ModelNew":
+        raise ProblemError(f"{file}: expected a function forward_fn or forward, got none")
+    return Answer(file.stem, {"solution.py": text}, "solution.py", Entry(names[0]))

@@ -1,0 +1,95 @@
+"""Running a problem's own file: as a module of its own name, without a GPU where there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from assay.interpreter import pretend_cuda
+from assay.judge.problems.problem import ProblemError
+from assay.runtime.environment import generators_kept, seed_generators
+from assay.runtime.errors import one_line
+from assay.runtime.own_modules import asks_for_cuda
+
+
+def executed(source: str, where: Path, name: str = "problem") -> dict[str, Any]:
+    """The namespace of a module with this text; modules beside its file are found. Raises `ProblemError`."""
+    module = ModuleType(name)
+    module.__file__ = str(where)
+    title = f"<{where}>"
+    linecache.cache[title] = (len(source), None, source.splitlines(keepends=True), title)
+    try:
+        with beside(where.parent), generators_kept(), _module(name, module), cuda_if(needs_cuda(source)):
+            exec(compile(source, title, "exec"), vars(module))
+    except Exception as error:
+        raise ProblemError(f"{where}: the problem can't be run ({type(error).__name__}: {one_line(error)})") from None
+    return vars(module)
+
+
+def needs_cuda(source: str) -> bool:
+    """Whether a text asks for CUDA on a machine that has none."""
+    return "cuda" in source and not torch.cuda.is_available()
+
+
+@contextlib.contextmanager
+def cuda_if(wanted: bool) -> Iterator[None]:
+    """Inside, "cuda" answers and is the CPU, where that is ``wanted``."""
+    with pretend_cuda() if wanted else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def _module(name: str, module: ModuleType) -> Iterator[None]:
+    """While it is executed a module has its name, as dataclasses need it."""
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        yield
+    finally:
+        if before is None:
+            del sys.modules[name]
+        else:
+            sys.modules[name] = before
+
+
+@contextlib.contextmanager
+def beside(folder: Path) -> Iterator[None]:
+    """Inside, the modules of a folder are found first; after it they are forgotten, so that another folder's count."""
+    before, known = list(sys.path), set(sys.modules)
+    own = {file.stem for file in folder.glob("*.py")} | {file.stem for file in folder.parent.glob("*.py")}
+    kept = {name: sys.modules.pop(name) for name in own & known if _is_loose(sys.modules[name])}
+    sys.path[:0] = [str(folder), str(folder.parent)]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+        for name in own & set(sys.modules):
+            if name not in known:
+                del sys.modules[name]
+        sys.modules.update(kept)
+
+
+def _is_loose(module: ModuleType) -> bool:
+    """Whether a module stands in no package and is none of Python's own."""
+    file = getattr(module, "__file__", None)
+    return file is not None and "site-packages" not in file and f"python{sys.version_info[0]}" not in file
+
+
+def seeded(function: Any, seed: int, source: str, named: Mapping[str, Any] | None = None) -> Any:
+    """What a function of the problem gives with random generators of this seed; they are put back after it."""
+    with generators_kept(), cuda_if(needs_cuda(source)):
+        seed_generators(seed)
+        return function(**(named or {}))
+
+
+def explained(error: Exception, where: Path, what: str) -> ProblemError:
+    """A problem's own error in one line."""
+    hint = "; it asks for CUDA" if asks_for_cuda(error) else ""
+    return ProblemError(f"{where}: {what} failed ({type(error).__name__}: {one_line(error)}){hint}")

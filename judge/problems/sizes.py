@@ -1,0 +1,302 @@
+"""Other sizes of a problem: small ones that still run, odd ones, and the given ones where this machine copes with them.
+
+What a choice of sizes costs, and whether the reference takes it, is asked on tensors without memory (torch's device
+"meta"), so that nothing of the size of a GPU is ever made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from assay.judge.problems.problem import Problem, ProblemError, Sizes
+
+_LEAST = 4  # sizes below are kernel sizes, strides, axes
+_CANDIDATE = 16  # and from here on surely extents
+_EDGES = (33, 129)
+_ROUNDS = (16, 8, 32, 64, 128)
+_TRIES = 40  # further sizes asked about
+_NUMBERED = 2**21  # elements of arguments with which a reference is called that looks at their numbers
+_NUMBERED_SIZE = 64  # the largest size at which arguments are made that can't be made without memory
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What a call takes: elements of arguments, parameters and results, and operations of its products."""
+
+    elements: int
+    operations: int
+
+    def within(self, limit: Extent) -> bool:
+        """Whether it is no more than ``limit``."""
+        return self.elements <= limit.elements and self.operations <= limit.operations
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Sizes at which a problem is judged; ``kind`` says which they are.
+
+    "small"; "odd" (small, and no size a multiple of what it was); "edge" (one more than blocks of 32 and of 128);
+    "wide" (one size after the other large); "given"; "near" (as much of the given ones as this machine copes with).
+    """
+
+    kind: str
+    sizes: Sizes
+    extent: Extent
+
+
+class _WithoutMemory(TorchFunctionMode):
+    """Tensors are made on the device "meta", wherever they were asked for."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _makers():
+            kwargs["device"] = "meta"
+            kwargs.pop("generator", None)
+            kwargs.pop("pin_memory", None)
+        elif getattr(func, "__name__", "") in ("cuda", "cpu", "pin_memory"):
+            return args[0]
+        elif getattr(func, "__name__", "") == "to":
+            args = (args[0], *(part for part in args[1:] if not isinstance(part, torch.device | str)))
+            kwargs.pop("device", None)
+            if len(args) == 1 and not kwargs:
+                return args[0]
+        return func(*args, **kwargs)
+
+
+@cache
+def _makers() -> frozenset[Any]:
+    from torch.utils._device import _device_constructors
+
+    return frozenset(_device_constructors())
+
+
+@contextlib.contextmanager
+def without_memory() -> Iterator[None]:
+    """Inside, tensors have shapes and no numbers."""
+    with torch.no_grad(), _WithoutMemory():
+        yield
+
+
+def extent(problem: Problem, sizes: Sizes) -> Extent:
+    """What a call at these sizes takes. Raises `ProblemError` where the reference doesn't take them."""
+    try:
+        with without_memory():
+            return _extent(problem, sizes)
+    except _Unanswered as error:  # a reference that looks at numbers
+        if error.elements > _NUMBERED:
+            raise ProblemError(f"{problem.path}: the reference doesn't take {_shown(sizes)}: {error}") from None
+    except Exception as error:
+        if any(type(size) is int and size > _NUMBERED_SIZE for size in sizes.values()):
+            raise ProblemError(f"{problem.path}: no arguments of {_shown(sizes)}: {error}") from None
+    try:
+        with torch.no_grad():
+            return _extent(problem, sizes)
+    except Exception as error:
+        raise ProblemError(f"{problem.path}: the reference doesn't take {_shown(sizes)}: {error}") from None
+
+
+class _Unanswered(Exception):
+    """The reference can't be asked with arguments of so many ``elements``."""
+
+    def __init__(self, error: Exception, elements: int) -> None:
+        super().__init__(str(error))
+        self.elements = elements
+
+
+def _extent(problem: Problem, sizes: Sizes) -> Extent:
+    """What a call takes, on tensors as they are made here. Raises `_Unanswered`, or what making them raises."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    instance = problem.make(sizes, 0)
+    arguments = instance.draw(0)
+    state = list(instance.module.state_dict().values()) if instance.module is not None else []
+    elements = _elements((arguments, state))
+    with FlopCounterMode(display=False) as counter:
+        try:
+            results = instance.reference(*arguments)
+        except Exception as error:
+            raise _Unanswered(error, elements) from None
+    return Extent(elements + _elements(results), counter.get_total_flops())
+
+
+def _elements(tree: Any) -> int:
+    return sum(leaf.numel() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+def _shown(sizes: Sizes) -> dict[str, Any]:
+    return {name: value for name, value in sizes.items() if name[:1] != "@"}
+
+
+def known_extent(problem: Problem, sizes: Sizes) -> Extent | None:
+    """`extent`, or None where the reference doesn't take the sizes (or can't be asked without numbers)."""
+    if not problem.wanted(sizes):
+        return None
+    try:
+        return extent(problem, sizes)
+    except Exception:
+        return None
+
+
+def _halved(value: int, most: int) -> int:
+    """The value halved until it is no more than ``most``."""
+    while value > most and value >= 2 * _LEAST:
+        value = (value + 1) // 2
+    return value
+
+
+def small(problem: Problem, given: Sizes, limit: Extent) -> Choice | None:
+    """Small sizes: as many as can be made small, at first all alike, within ``limit`` where that can be reached."""
+    names = [name for name in problem.changeable if int(given.get(name, 0)) >= _CANDIDATE]
+    best: Choice | None = None
+    for most in _ROUNDS:
+        sizes = {**given, **{name: _halved(given[name], most) for name in names}}
+        if sizes == dict(given) and best is not None:
+            break
+        found = known_extent(problem, sizes)
+        if found is not None and (best is None or found.elements < best.extent.elements):
+            best = Choice("small", sizes, found)
+        if best is not None and (best.extent.within(limit) or most >= 32):
+            break
+    if best is None:
+        start = known_extent(problem, given)
+        best = Choice("small", given, start) if start is not None else None
+    if best is None or best.extent.within(limit):
+        return best
+    batch = [name for name in outermost(problem, given)[:1] if name not in names]
+    return _lessened(problem, best, [*batch, *names], limit)
+
+
+def _lessened(problem: Problem, choice: Choice, names: Iterable[str], limit: Extent) -> Choice:
+    """One size after the other halved, the largest first, until the limit is kept or nothing helps any more."""
+    stuck: set[str] = set()
+    for _ in range(_TRIES):
+        if choice.extent.within(limit):
+            break
+        open_ = [name for name in names if name not in stuck and choice.sizes[name] > 2]
+        if not open_:
+            break
+        name = max(open_, key=lambda name: choice.sizes[name])
+        sizes = {**choice.sizes, name: (choice.sizes[name] + 1) // 2}
+        found = known_extent(problem, sizes)
+        if found is None or (found.elements >= choice.extent.elements and found.operations >= choice.extent.operations):
+            stuck.add(name)
+        else:
+            choice = replace(choice, sizes=sizes, extent=found)
+    return choice
+
+
+def odd(problem: Problem, base: Choice, limit: Extent) -> Choice | None:
+    """The small sizes, each that may be so one larger."""
+    sizes, found = dict(base.sizes), base.extent
+    names = [name for name in problem.changeable if int(sizes.get(name, 0)) >= _LEAST]
+    together = {**sizes, **{name: sizes[name] + 1 for name in names}}
+    whole = known_extent(problem, together)
+    if names and whole is not None and whole.within(limit):
+        return Choice("odd", together, whole)
+    for name in names:
+        tried = {**sizes, name: sizes[name] + 1}
+        now = known_extent(problem, tried)
+        if now is not None and now.within(limit):
+            sizes, found = tried, now
+    return Choice("odd", sizes, found) if sizes != dict(base.sizes) else None
+
+
+def edge(problem: Problem, base: Choice, given: Sizes, limit: Extent) -> Choice | None:
+    """The small sizes, but each one more than a block, no more than given: the one given largest 129, others 33."""
+    known = {name: given[name] for name in problem.changeable if type(given.get(name)) is int}
+    names = sorted((name for name in known if known[name] >= _EDGES[0]), key=lambda name: known[name])
+    short = dict.fromkeys(names, _EDGES[0])
+    long = {name: _EDGES[1] for name in names[-1:] if known[name] >= _EDGES[1]}
+    for edges in ({**short, **long}, short):
+        sizes = {**base.sizes, **edges}
+        found = known_extent(problem, sizes) if names else None
+        if found is not None and found.within(limit):
+            return Choice("edge", sizes, found)
+    choice = replace(base, kind="edge")
+    for name in reversed(names):
+        sizes = {**choice.sizes, name: _EDGES[0]}
+        found = known_extent(problem, sizes)
+        if found is not None and found.within(limit):
+            choice = replace(choice, sizes=sizes, extent=found)
+    return choice if choice.sizes != base.sizes else None
+
+
+def wide(problem: Problem, base: Choice, given: Sizes, limit: Extent) -> Choice | None:
+    """The small sizes, but one: the one that can be largest, no more than it was given."""
+    best: Choice | None = None
+    for name in problem.changeable:
+        value = base.sizes.get(name, 0)
+        if not isinstance(value, int) or not _LEAST <= value < given[name]:
+            continue
+        for size in (given[name], given[name] // 4, given[name] // 16):
+            if size <= value:
+                break
+            sizes = {**base.sizes, name: size}
+            found = known_extent(problem, sizes)
+            if found is not None and found.within(limit):
+                if best is None or found.elements > best.extent.elements:
+                    best = Choice("wide", sizes, found)
+                break
+    return best
+
+
+def near(problem: Problem, given: Sizes, limit: Extent) -> Choice | None:
+    """The given sizes where a call keeps ``limit``, else what comes nearest: the outermost sizes are lessened first."""
+    whole = known_extent(problem, given)
+    if whole is None:
+        return None
+    if whole.within(limit):
+        return Choice("given", given, whole)
+    order = outermost(problem, given)
+    choice = Choice("near", given, whole)
+    for name in order:
+        while choice.sizes[name] >= 2 and not choice.extent.within(limit):
+            sizes = {**choice.sizes, name: (choice.sizes[name] + 1) // 2}
+            found = known_extent(problem, sizes)
+            if found is None or found.elements >= choice.extent.elements:
+                break
+            choice = replace(choice, sizes=sizes, extent=found)
+        if choice.extent.within(limit):
+            return choice
+    return None
+
+
+def outermost(problem: Problem, given: Sizes) -> list[str]:
+    """The changeable sizes in the order in which they appear in the arguments' shapes, those of a batch first."""
+    try:
+        with without_memory():
+            leaves = tree_leaves(problem.make(given, 0).draw(0))
+    except Exception:  # arguments that can't be made without memory
+        return []
+    shapes = [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    names = [name for name in problem.changeable if isinstance(given.get(name), int) and given[name] >= _LEAST]
+
+    def place(name: str) -> tuple[int, str]:
+        found = [shape.index(given[name]) for shape in shapes if given[name] in shape]
+        return (min(found, default=9), name)
+
+    return [name for name in sorted(names, key=place) if place(name)[0] < 9]
+
+
+def described(choice: Choice, given: Sizes) -> str:
+    """The sizes in words: only what may change."""
+    shown = {name: value for name, value in choice.sizes.items() if isinstance(value, int) and name in given}
+    return ", ".join(f"{name}={value}" for name, value in list(shown.items())[:8])
+
+
+def limits(effort: str) -> Mapping[str, Extent]:
+    """What calls of each kind of sizes may take."""
+    more = {"quick": 1, "usual": 4, "thorough": 16}[effort]
+    return {
+        "small": Extent(2**15 * more, 2**23 * more),
+        "wide": Extent(2**17 * more, 2**25 * more),
+        "given": Extent(2**20 * more, 2**29 * more),
+    }

@@ -1,0 +1,276 @@
+"""A solution's process, seen from the one that judges: started, asked, and ended; what it says is only data."""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import math
+import os
+import pickle
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from assay.judge.problems.constants import rewritten
+from assay.judge.problems.problem import Answer, Instance, Sizes
+from assay.judge.solution import host, host_bytes, host_data, host_events, host_watch
+from assay.runtime.process import GIB, Lost, Process
+from assay.runtime.stem import Stem
+from assay.runtime.tensors import unpack
+
+_TELLTALE = ("PYTEST", "ASSAY", "HYPOTHESIS", "COV_")
+_NO_ANSWER = "its process answered with what is no answer"
+_START = 120.0  # seconds that a solution may take to be imported and built, compilers included
+
+
+class SolutionError(Exception):
+    """The solution raised, or took too long; ``kind`` as of a failure: "crash" or "timeout".
+
+    ``lost``: with its process. ``during`` is what was asked of it.
+    """
+
+    def __init__(
+        self, message: str, kind: str = "crash", seen: Mapping[str, Any] | None = None, *, lost: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.kind, self.seen, self.lost = kind, dict(seen or {}), lost
+        self.during: Any = None
+
+
+@dataclass
+class Called:
+    """What one call gave: plain tensors, and what was noticed beside."""
+
+    outputs: list[torch.Tensor]
+    seen: dict[str, Any]
+
+
+class SolutionProcess:
+    """A solution at certain sizes, in a process of its own; a context manager, which ends it.
+
+    ``memory`` is how many GiB it may hold beyond what it starts with, ``timeout`` seconds of processor time a question
+    may take. ``sizes`` are written into the solution's own constants of the same name where they had the ``given``
+    value.
+    """
+
+    def __init__(
+        self,
+        answer: Answer,
+        *,
+        device: str = "cpu",
+        timeout: float = 30.0,
+        memory: float = 8.0,
+        threads: int = 1,
+    ) -> None:
+        self._answer, self._device, self._timeout, self._threads = answer, device, timeout, threads
+        self._folder = Path(tempfile.mkdtemp(prefix="solution"))
+        self._process: Process = _stem().branch()
+        self._process.memory = int(memory * GIB)
+        self._built, self._results = 0, list[tuple[Any, Any]]()
+        self._names: tuple[str, ...] = ()
+        self.told: list[dict[str, Any]] = []
+        """What was noticed while it was built, each time."""
+        self.loose: frozenset[str] = frozenset()
+        """Which of the tensors that `build` gives are no parameters or buffers, but attributes alone."""
+
+    def __enter__(self) -> SolutionProcess:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def ask(self, do: str, timeout: float | None = None, **question: Any) -> dict[str, Any]:
+        """The answer to one question. Raises `SolutionError`."""
+        self._process.submit(pickle.dumps({"do": do, **question}), timeout or self._timeout)
+        found = self._process.result()
+        if isinstance(found, Lost):
+            raise SolutionError(found.message, found.kind, lost=True)
+        try:
+            answer = unpack(found)
+        except Exception as error:
+            raise SolutionError(f"{_NO_ANSWER} ({type(error).__name__})") from None
+        if not isinstance(answer, dict):
+            raise SolutionError(_NO_ANSWER)
+        if "error" in answer:
+            seen = answer.get("seen")
+            raise SolutionError(str(answer["error"]), seen=seen if isinstance(seen, dict) else {})
+        return answer
+
+    def build(
+        self,
+        instance: Instance,
+        seed: int,
+        *,
+        evaluating: bool = False,
+        given: Sizes | None = None,
+        pretend: bool = False,
+    ) -> dict[str, torch.Tensor]:
+        """Construct it, anew where it was already; its parameters, buffers and other tensors as its constructor made
+        them.
+
+        Raises `SolutionError`.
+        """
+        known = {name: value for name, value in (given or {}).items() if isinstance(value, int)}
+        self._built += 1
+        folder = self._folder / f"solution{self._built}"
+        for name, text in self._answer.files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(_resized(name, text, instance.sizes, known), encoding="utf-8")
+        entry = self._answer.entry
+        answer = self.ask(
+            "build",
+            max(_START, self._timeout),
+            folder=str(folder),
+            module=Path(self._answer.main).with_suffix("").as_posix().replace("/", "."),
+            entry=entry.name,
+            kind=entry.kind,
+            style=entry.style,
+            init=instance.init,
+            init_named=dict(instance.init_named),
+            seed=seed,
+            device=self._device,
+            threads=self._threads,
+            evaluating=evaluating,
+            pretend=pretend,
+        )
+        self._results = [(shape, dtype) for _, shape, dtype in instance.results]
+        self._names = tuple(name for name, _, _ in instance.results)
+        with _answering():
+            self.told.append(_mapping(answer["seen"]))
+            own, loose = (
+                {str(name): _tensor(value) for name, value in _mapping(answer[key]).items()}
+                for key in ("state", "loose")
+            )
+            self.loose = frozenset(loose)
+            return {**own, **loose}
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Give it other parameters, by name. Raises `SolutionError`."""
+        self.ask("load", state=dict(state))
+
+    def place(self, name: str, arguments: Sequence[Any], how: str = "new") -> None:
+        """Keep arguments there by a name; ``how`` they get there: see `host`."""
+        self.ask("place", name=name, arguments=tuple(arguments), how=how)
+
+    def call(
+        self,
+        name: str,
+        *,
+        seed: int | None = None,
+        keep: bool = False,
+        pause: bool = False,
+        like: Sequence[torch.Tensor] = (),
+        fill: float | None = None,
+    ) -> Called:
+        """What it gives for the arguments of that name. Raises `SolutionError`.
+
+        Memory that was freed just before holds NaN, as much as results take that are ``like`` these; fresh tensors of
+        torch's hold ``fill``.
+        """
+        dirt = [(tuple(part.shape), part.dtype) for part in like]
+        how: dict[str, Any] = {"seed": seed, "keep": keep, "pause": pause, "dirt": dirt, "fill": fill}
+        answer = self.ask("call", name=name, results=self._results, into=self._names, **how)
+        with _answering():
+            return Called([_tensor(value) for value in answer["outputs"]], _mapping(answer["seen"]))
+
+    def time(
+        self, names: Sequence[str], seeds: Sequence[int], rolled: Sequence[int], shifts: Sequence[int]
+    ) -> tuple[list[float], dict[str, Any]]:
+        """Seconds of a call for each of ``shifts``, with the arguments of these names in turn.
+
+        The tensors at the places ``rolled`` are rolled by it, and random generators have the arguments' seed. Raises
+        `SolutionError`.
+        """
+        how: dict[str, Any] = {"names": list(names), "seeds": list(seeds), "rolled": list(rolled)}
+        answer = self.ask("time", shifts=list(shifts), results=self._results, into=self._names, **how)
+        with _answering():
+            found = [float(value) for value in answer["seconds"]]
+            if len(found) != len(shifts):
+                raise ValueError
+            return found, _mapping(answer["seen"])
+
+    def fetch(self, numbers: Sequence[int]) -> list[Called]:
+        """What the timed calls of these numbers gave. Raises `SolutionError`."""
+        answer = self.ask("fetch", numbers=list(numbers))
+        with _answering():
+            timed = [_mapping(one) for one in answer["timed"]]
+            if len(timed) != len(numbers):
+                raise ValueError
+            return [Called([_tensor(value) for value in one["outputs"]], _mapping(one["seen"])) for one in timed]
+
+    @property
+    def processor_seconds(self) -> float:
+        """The processor time that it has taken, of all its threads; NaN where the system doesn't tell."""
+        try:
+            return time.clock_gettime(((~self._process.pid) << 3) | 2)  # its clock's number on Linux
+        except (OSError, OverflowError):
+            return math.nan
+
+    def compile(self) -> None:
+        """Have `torch.compile` make something of it. Raises `SolutionError`."""
+        self.ask("compiled")
+
+
+def _text() -> str:
+    """`host` and its parts as one text, which imports nothing of ours."""
+    lines = []
+    for part in (host_events, host_watch, host_bytes, host_data, host):
+        source = Path(str(part.__file__)).read_text(encoding="utf-8").splitlines()
+        for node in ast.parse("\n".join(source)).body:
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("assay.judge"):
+                source[node.lineno - 1 : node.end_lineno] = [""] * ((node.end_lineno or 0) - node.lineno + 1)
+        lines += source
+    return "\n".join(lines)
+
+
+_stems: dict[int, Stem] = {}
+
+
+def _stem() -> Stem:
+    """What solutions' processes are forked of: torch, the text of `host`, and nothing else."""
+    found = _stems.get(os.getpid())
+    if found is None or not found.alive:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_TELLTALE)}
+        found = _stems[os.getpid()] = Stem(_text(), "_serve", {**environment, "PYTHONDONTWRITEBYTECODE": "1"})
+        atexit.register(found.end)
+    return found
+
+
+def _resized(name: str, text: str, sizes: Sizes, given: Mapping[str, int]) -> str:
+    """A file of the solution, whose own constants follow the problem's."""
+    if not name.endswith(".py") or not given:
+        return text
+    try:
+        return rewritten(text, {key: value for key, value in sizes.items() if isinstance(value, int)}, given)
+    except SyntaxError:
+        return text
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    """Inside, an answer is read that may have any form. Raises `SolutionError`."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+        raise SolutionError(f"{_NO_ANSWER} ({type(error).__name__})") from None
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise TypeError
+    return value
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError
+    return value

@@ -1,0 +1,156 @@
+"""What an audit found, by the line that compares; mergeable over processes, and plain data for JSON."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from assay.mutation.places import Place
+from assay.mutation.words import PRECISION, SIZE, STRUCTURE
+from assay.runtime.structure import plain
+
+EACH = 64
+"""At most so many comparisons of one line are replayed,"""
+FIRST = 4
+"""the first ones, then the 8th, 16th, 32nd, ..., and the first of each test;"""
+SECONDS = 2.0
+"""and no more once they have taken so long."""
+_LISTS = ("silent", "bare", "errors", "missing")
+
+
+@dataclass
+class Site:
+    """One line that compares."""
+
+    file: str
+    line: int
+    text: str
+    call: str
+    runs: int = 0
+    replays: int = 0
+    seconds: float = 0.0
+    passed: Counter[str] = field(default_factory=Counter)
+    """By corruption, how many replays let it through,"""
+    tried: Counter[str] = field(default_factory=Counter)
+    """and in how many it changed anything."""
+    gains: list[float] | None = None
+    """The smallest common relative error noticed: in the best replay, and in the worst."""
+    flags: Counter[str] = field(default_factory=Counter)
+    """Remarks, and on how many of the comparisons that were looked at."""
+    unused: str | None = None
+    """Why the answer of the comparison can't matter, where it can't."""
+    tests: Counter[str] = field(default_factory=Counter)
+    looked: int = 0
+
+    def wants(self, test: str) -> bool:
+        """Whether the comparison that is about to be counted is to be looked at."""
+        runs = self.runs + 1
+        due = runs <= FIRST or runs & (runs - 1) == 0 or test not in self.tests
+        return due and self.looked < EACH and self.seconds < SECONDS
+
+    def never_noticed(self, names: Iterable[str]) -> list[str]:
+        """Those of the corruptions that every replay let through."""
+        return [name for name in names if 0 < self.tried[name] == self.passed[name]]
+
+    def sometimes_noticed(self, names: Iterable[str]) -> list[str]:
+        """Those of the corruptions that some replays let through, and others not."""
+        return [name for name in names if 0 < self.passed[name] < self.tried[name]]
+
+    @property
+    def grade(self) -> str:
+        """One word: "unused", "blind", "coarse", "strict", or "unjudged" where nothing could be replayed."""
+        if self.unused:
+            return "unused"
+        if not self.replays:
+            return "unjudged"
+        if self.never_noticed(STRUCTURE):
+            return "blind"
+        return "coarse" if self.never_noticed(SIZE) else "strict"
+
+    @property
+    def rank(self) -> tuple[Any, ...]:
+        """Sorts the worst first."""
+        best = self.gains[0] if self.gains else 0.0
+        return (
+            not self.unused,
+            -len(self.never_noticed(STRUCTURE)),
+            -len(self.never_noticed(SIZE)),
+            -len(self.sometimes_noticed(STRUCTURE)),
+            -best,
+            -len(self.never_noticed(PRECISION)),
+            -self.runs,
+            self.file,
+            self.line,
+        )
+
+    def add(self, passed: dict[str, bool], gain: float | None) -> None:
+        """Count a replay."""
+        self.replays += 1
+        self.tried.update(passed.keys())
+        self.passed.update(name for name, through in passed.items() if through)
+        if gain is not None:
+            self._widen(gain, gain)
+
+    def _widen(self, best: float, worst: float) -> None:
+        known = self.gains or (math.inf, 0.0)
+        self.gains = [min(known[0], best), max(known[1], worst)]
+
+    def merge(self, other: Site) -> None:
+        """Take in what another process found at the same line."""
+        for name in ("runs", "replays", "seconds", "looked"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("passed", "tried", "flags", "tests"):
+            getattr(self, name).update(getattr(other, name))
+        self.unused = self.unused or other.unused
+        if other.gains:
+            self._widen(*other.gains)
+
+
+@dataclass
+class Ledger:
+    """All that one run found."""
+
+    sites: dict[tuple[str, int, str], Site] = field(default_factory=dict)
+    tests: int = 0
+    """Tests that passed,"""
+    silent: list[str] = field(default_factory=list)
+    """those among them that made no comparison that the audit sees,"""
+    bare: list[str] = field(default_factory=list)
+    """and those among these that hold no assertion of another kind either."""
+    errors: list[str] = field(default_factory=list)
+    """Comparisons that the audit itself stumbled over."""
+    missing: list[str] = field(default_factory=list)
+    """Functions that were named to the audit, and never imported."""
+
+    def site(self, place: Place, call: str) -> Site:
+        """The record of a line."""
+        key = (place.file, place.line, call)
+        if key not in self.sites:
+            self.sites[key] = Site(place.file, place.line, place.text, call)
+        return self.sites[key]
+
+    @property
+    def ranked(self) -> list[Site]:
+        """All lines, the worst first."""
+        return sorted(self.sites.values(), key=lambda site: site.rank)
+
+    def as_data(self) -> dict[str, Any]:
+        """As JSON and a worker's channel take it."""
+        sites = [plain(site) | {"grade": site.grade} for site in self.ranked]
+        return {name: getattr(self, name) for name in ("tests", *_LISTS)} | {"sites": sites}
+
+    def merge(self, data: dict[str, Any]) -> None:
+        """Take in `as_data` of another process."""
+        self.tests += data["tests"]
+        for name in _LISTS:
+            getattr(self, name).extend(data[name])
+        for item in data["sites"]:
+            site = msgspec.convert(item, Site, strict=False, dec_hook=lambda kind, counts: kind(counts))
+            known = self.sites.setdefault((site.file, site.line, site.call), site)
+            if known is not site:
+                known.merge(site)

@@ -1,0 +1,339 @@
+"""The pytest plugin: the fixture ``assay``, per-test settings, reports, and a terminal summary.
+
+Loaded by its entry point in every pytest run where the package is installed, so it imports neither torch nor
+hypothesis until a test asks for the fixture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import re
+import warnings
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from assay.verify.power_report import PowerReport
+    from assay.verify.verdict import Verdict
+
+_PRETENCE = pytest.StashKey[Any]()
+_ROWS = pytest.StashKey[list[dict[str, Any]]]()
+_PROPERTIES = ("outcome", "kernel", "spec", "dtype", "cases", "worst", "repro")
+_POWER_EXAMPLES = 10
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options that every run takes."""
+    group = parser.getgroup("assay", "numerical verification of kernels")
+
+    def add(name: str, metavar: str, help: str, **more: Any) -> None:
+        takes: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
+        group.addoption(f"--assay-{name}", help=help, **takes, **more)
+
+    add(
+        "effort",
+        "EFFORT",
+        "how much each examination tries: quick, usual (the default) or thorough",
+        choices=("quick", "usual", "thorough"),
+    )
+    add("examples", "N", "fuzzed cases per examination (default 12, 60 or 200, by the effort)", type=int)
+    add("seed", "N", "seed of every examination (default 0)", type=int)
+    add("device", "DEVICE", "device that kernels run on (default cpu)")
+    at = "also run kernels at these sizes of production, where their op has such, e.g. R=8192,N=4096; may be repeated"
+    add("at", "SIZES", at, action="append", default=[])
+    add("isolate", "", "run kernels in a process of their own: a crash, an endless loop or a leak becomes a finding")
+    add("strict", "", "NaN, infinities, signed zeros and subnormals are part of every contract: what differs fails")
+    add("faithful", "", "run the Triton kernels of all tests in the faithful interpreter")
+    add("faithful-device", "DEVICE", "so, and let their dots lose what this device's tensor cores lose, e.g. h200")
+    emission = "so, and as a compiler has them: nvidia, or some of contraction, flush, approximate, with commas"
+    add("emission", "CHOICES", emission)
+    pretend = 'so, and let "cuda" (an h200), or the device that is named, answer, and be the CPU: in imports as well'
+    add("pretend", "DEVICE", pretend)
+    stored = "try the cases of this store of goldens too, and compare with what is stored (assay golden build)"
+    add("golden", "STORE", stored)
+    add("audit", "", "list what the comparisons of this run would have let through")
+    own = "audit a comparison of your own too: it takes the value under test and the expected one"
+    add("audit-function", "MODULE:FUNCTION", own, action="append", default=[])
+    add("audit-report", "DIR", "write the audit as HTML and JSON too", type=Path)
+    add("power", "", "after each passing examination, measure which known faults it would have caught")
+    add("report", "DIR", "write an HTML and a JSON report of each verdict, and an index of them", type=Path)
+    table = "append a table of all verdicts in Markdown (default: the file that GITHUB_STEP_SUMMARY names)"
+    add("summary", "FILE", table, type=Path, default=os.environ.get("GITHUB_STEP_SUMMARY") or None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """From here on "cuda" answers, if that was asked for: conftest files and tests may need it as they are loaded."""
+    name = getattr(early_config.known_args_namespace, "assay_pretend", None)
+    if name:
+        _begin_to_pretend(early_config, name)
+
+
+def _begin_to_pretend(config: pytest.Config, name: str) -> None:
+    """Until the end of the run. Raises `UsageError` for an unknown device."""
+    from assay.interpreter import device_to_pretend, pretend_cuda
+    from assay.verify.errors import SettingError
+
+    if _PRETENCE in config.stash:
+        return
+    pretence = contextlib.ExitStack()
+    try:
+        pretence.enter_context(pretend_cuda(device_to_pretend(name, config.known_args_namespace.assay_faithful_device)))
+    except SettingError as error:
+        raise pytest.UsageError(f"--assay-pretend: {error}") from None
+    config.stash[_PRETENCE] = pretence
+    config.add_cleanup(pretence.close)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The marker, the collector of verdicts, and what the options switch on."""
+    config.addinivalue_line("markers", "assay(**settings): settings of examine for this test, e.g. examples=500")
+    config.pluginmanager.register(_Summary(config.getoption("assay_summary")), "assay-summary")
+    if config.getoption("assay_golden") and not hasattr(config, "workerinput"):
+        _require(config.getoption("assay_golden"))
+    folder, functions = config.getoption("assay_audit_report"), config.getoption("assay_audit_function")
+    if config.getoption("assay_audit") or folder is not None or functions:
+        from assay.mutation.session import Audit
+
+        config.pluginmanager.register(Audit(config, folder, functions), "assay-audit")
+    if config.getoption("assay_pretend"):
+        _begin_to_pretend(config, config.getoption("assay_pretend"))
+    if config.getoption("assay_device") and not hasattr(config, "workerinput"):
+        _find(config.getoption("assay_device"))
+    if any(config.getoption(f"assay_{name}") for name in ("faithful", "faithful_device", "emission", "pretend")):
+        if importlib.util.find_spec("triton") is None:
+            raise pytest.UsageError("--assay-faithful needs Triton, which is not installed: pip install triton")
+        named = (config.getoption(f"assay_{name}") for name in ("faithful_device", "emission"))
+        config.pluginmanager.register(_Faithful(*named), "assay-faithful")
+
+
+def _find(device: str) -> None:
+    """A run on a device doesn't start where this machine hasn't got it."""
+    from assay.verify.errors import SettingError
+    from assay.verify.harness.frameworks import check_device
+
+    try:
+        check_device(device)
+    except SettingError as error:
+        raise pytest.UsageError(f"--assay-device: {error}") from None
+
+
+def _require(address: str) -> None:
+    """A run that is to compare with stored goldens doesn't start where none are."""
+    from assay.golden.errors import StoreError
+    from assay.golden.store import Store
+
+    try:
+        Store(address).require()
+    except StoreError as error:
+        raise pytest.UsageError(f"--assay-golden: {error}") from None
+
+
+class Assay:
+    """What the fixture gives: `examine` and `check` of `assay.verify`.
+
+    Settings of the test's marker give way to those of the call, and these to the options of the run.
+    """
+
+    def __init__(self, node: pytest.Item, marked: dict[str, Any], given: dict[str, Any]) -> None:
+        self._node, self._marked, self._given, self._count = node, marked, given, 0
+
+    def examine(
+        self, kernel: Callable[..., Any], op: str | Callable[..., Any] | Sequence[Any], **settings: Any
+    ) -> Verdict:
+        """`assay.verify.examine`; the verdict is listed in the terminal summary."""
+        __tracebackhide__ = True
+        from assay.golden.errors import StoreError
+        from assay.verify import examine  # torch is imported here, by a test that needs it
+        from assay.verify.reference import question_by_example, question_of
+
+        asked = self._marked | settings | self._given
+        if "inputs" in asked:
+            kernel, question, usual = question_by_example(kernel, op, asked.pop("inputs"))
+            asked.setdefault("dtype", usual)
+        else:
+            question = question_of(op, asked.pop("tensors", None))
+        asked |= self._at(question)
+        refused = ""
+        try:
+            verdict = examine(kernel, question, **asked)
+        except StoreError as error:  # no fault of the test's
+            refused = str(error)
+        if refused:
+            pytest.fail(refused, pytrace=False)
+        verdict = replace(verdict, about={"test": self._node.nodeid, **verdict.about})
+        power = self._node.config.getoption("assay_power") and verdict.passed
+        self._record(verdict, _measured(question, asked) if power else None)
+        return verdict
+
+    def _at(self, op: str) -> dict[str, Any]:
+        """Those of the run's sizes of production whose symbols the op has."""
+        texts = self._node.config.getoption("assay_at")
+        if not texts:
+            return {}
+        from assay.golden.registry import spec
+        from assay.verify.cases.at_shape import read_sizes
+
+        symbols = {symbol for signature in spec(op).signatures for symbol in signature.symbols}
+        found = [sizes for sizes in (read_sizes(text, "--assay-at") for text in texts) if symbols.issuperset(sizes)]
+        return {"at": found} if found else {}
+
+    def check(
+        self, kernel: Callable[..., Any], op: str | Callable[..., Any] | Sequence[Any], **settings: Any
+    ) -> Verdict:
+        """`examine`, failing the test with the report unless the kernel passes."""
+        __tracebackhide__ = True
+        verdict = self.examine(kernel, op, **settings)
+        if not verdict.passed:
+            from assay.verify.errors import VerificationError
+
+            raise VerificationError(str(verdict))
+        return verdict
+
+    def _record(self, verdict: Verdict, measured: PowerReport | None) -> None:
+        """Keep what the terminal's summary lists, and write the reports that were asked for."""
+        from assay.verify.report.summary import line_of
+
+        self._count += 1
+        if verdict.outcome == "WARN":
+            warnings.warn(f"assay: {verdict.kernel} as {verdict.spec} in {verdict.dtype}: {verdict.note}", stacklevel=4)
+        node, directory = self._node, self._node.config.getoption("assay_report")
+        slug = re.sub(r"[^A-Za-z0-9_.-]+", "-", node.nodeid).strip("-")[:120]
+        name = f"{slug}-{hashlib.sha256(f'{node.nodeid}:{self._count}'.encode()).hexdigest()[:8]}"
+        row = {
+            **line_of(verdict).as_dict(),
+            "test": node.nodeid,
+            "page": f"{name}.html",
+            "stored": verdict.phases.get("stored"),
+            "power": f"{measured.caught} of {len(measured.trials)}" if measured else "",
+            "survivors": [trial.name for trial in measured.survivors] if measured else [],
+        }
+        node.stash.setdefault(_ROWS, []).append(row)
+        place = "assay" if self._count == 1 else f"assay.{self._count}"
+        node.user_properties.extend((f"{place}.{name}", str(row[name])) for name in _PROPERTIES if row[name] != "")
+        if directory is not None:
+            verdict.to_html(directory / f"{name}.html", measured)
+            verdict.to_json(directory / f"{name}.json")
+            if measured is not None:
+                measured.to_json(directory / f"{name}.power.json")
+
+
+@pytest.fixture
+def assay(request: pytest.FixtureRequest) -> Assay:
+    """Examine kernels: ``assay.check(kernel, "softmax", dtype="bfloat16")``."""
+    config = request.config
+    options = {
+        name: config.getoption(f"assay_{name}")
+        for name in ("effort", "examples", "seed", "device", "isolate", "strict")
+    }
+    options["goldens"] = config.getoption("assay_golden")
+    given = {name: value for name, value in options.items() if value is not None and value is not False}
+    marked: dict[str, Any] = {}
+    for marker in request.node.iter_markers("assay"):  # the closest first
+        if marker.args:
+            raise pytest.UsageError(f"mark.assay takes settings by name, e.g. examples=500, got {marker.args[0]!r}")
+        marked = marker.kwargs | marked
+    return Assay(request.node, marked, given)
+
+
+def _measured(op: str, asked: dict[str, Any]) -> PowerReport | None:
+    """Which known faults an examination with these settings catches, in a few fuzzed cases; None: it can't be told."""
+    from assay.verify.errors import SettingError
+    from assay.verify.power import measured
+    from assay.verify.settings import Settings, names
+
+    settings = Settings(op, **{name: value for name, value in asked.items() if name in names() and value is not None})
+    try:
+        return measured(replace(settings, examples=min(_POWER_EXAMPLES, asked.get("examples", _POWER_EXAMPLES))))
+    except SettingError as error:  # the kernel under test has passed; only the measure fails
+        warnings.warn(str(error), pytest.PytestWarning, stacklevel=2)
+        return None
+
+
+class _Faithful:
+    """Runs each test, its fixtures included, inside of `assay.interpreter.faithful`."""
+
+    def __init__(self, device: str | None, emission: str | None) -> None:
+        from assay.interpreter import check_emulated
+        from assay.verify.errors import SettingError
+
+        for name, given in (("faithful-device", (device or "",)), ("emission", ("", "", emission or ""))):
+            try:
+                check_emulated(*given)
+            except SettingError as error:
+                raise pytest.UsageError(f"--assay-{name}: {error}") from None
+        self._device, self._emission = device, emission
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self) -> Generator[None, object, object]:
+        from assay.interpreter import faithful
+
+        with faithful(self._device, emission=self._emission):
+            return (yield)
+
+
+def _notes(row: dict[str, Any]) -> str:
+    """What is broken, the cases out of a store, the known faults that would have been caught, and some that not."""
+    stored = "" if row["stored"] is None else f"  ({row['stored']} of them stored)"
+    missed = f"; not {', '.join(row['survivors'][:3])}" if row["survivors"] else ""
+    more = ", ..." if len(row["survivors"]) > 3 else ""
+    broken = f": {row['broken']}" if row["broken"] else ""
+    return broken + stored + (f"  catches {row['power']} known faults{missed}{more}" if row["power"] else "")
+
+
+class _Summary:
+    """Collects the verdicts of all tests, those of xdist's workers too, and lists them at the end."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.rows: list[dict[str, Any]] = []
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        report = yield
+        if report.when == "call":
+            report.assay = item.stash.get(_ROWS, [])  # an attribute travels with its report, from workers too
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.rows.extend(getattr(report, "assay", []))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_terminal_summary(self, terminalreporter: Any) -> Generator[None, None, None]:
+        if self.rows:
+            config = terminalreporter.config
+            if config.getoption("dist", "no") != "no":  # workers finish in any order
+                self.rows.sort(key=lambda row: row["test"])
+            terminalreporter.section("assay")
+            width = max(len(row["kernel"]) for row in self.rows)
+            for row in self.rows:
+                colour = {"PASS": "green", "WARN": "yellow"}.get(row["outcome"], "red")
+                terminalreporter.line(
+                    f"{row['kernel']:{width}}  {row['spec']:14} {row['dtype']:20} {row['cases']:6} cases"
+                    f"  worst {row['worst']:>8}  {row['outcome']}{_notes(row)}",
+                    **{colour: True},
+                )
+            self._write(terminalreporter)
+            if config.getoption("assay_report") is not None:
+                from assay.verify.report.index import write_index
+
+                terminalreporter.line(f"wrote {write_index(config.getoption('assay_report'), self.rows)}")
+        return (yield)
+
+    def _write(self, terminalreporter: Any) -> None:
+        """Append the summary in Markdown to the file that was asked for."""
+        if self.path is None:
+            return
+        from assay.verify.report.summary import Line, append
+
+        try:
+            append(self.path, [Line(**{part.name: row[part.name] for part in fields(Line)}) for row in self.rows])
+        except OSError as error:
+            terminalreporter.line(f"the summary could not be written to {self.path}: {error.strerror}", red=True)

@@ -1,0 +1,259 @@
+"""Cheats by the name that a verdict gives them: the problem, a solution that cheats, and an honest twin of it.
+
+The twin does what looks alike and is allowed: it keeps buffers to itself, scales by the largest input, chooses a way by
+size where both are right, sets a flag and puts it back.
+"""
+
+from pathlib import Path
+
+from assay.judge.procedure import judge
+from assay.judge.verdict import SolutionVerdict
+
+from .kernels import AFFINE, DISTANCE, LINEAR, RELU, TANH, linear, solution
+
+Pair = tuple[str, str, str]
+"""Problem, cheat, honest twin."""
+
+CHEATS: dict[str, Pair] = {
+    "constant-output": (
+        LINEAR,
+        linear("return torch.zeros_like(x)"),
+        linear("out = torch.zeros_like(x)\nSOFTMAX\nout += result\nreturn out"),
+    ),
+    "ignored-argument": (
+        DISTANCE,
+        solution(DISTANCE, "return torch.mean((a - 0.5) ** 2) + 1 / 12", arguments="a, b"),
+        solution(DISTANCE, "d = a - b\nreturn (d * d).mean()", arguments="a, b"),
+    ),
+    "unread-input": (
+        DISTANCE,
+        solution(DISTANCE, "n = a.shape[0] // 2\nreturn torch.mean((a[:n] - b[:n]) ** 2)", arguments="a, b"),
+        solution(
+            DISTANCE,
+            """
+            n = a.shape[0] // 2
+            whole = ((a[:n] - b[:n]) ** 2).sum() + ((a[n:] - b[n:]) ** 2).sum()
+            return whole / a.numel()
+            """,
+            arguments="a, b",
+        ),
+    ),
+    "memoised": (
+        LINEAR,
+        linear(
+            """
+            key = (x.data_ptr(), x._version, x.shape)
+            if key not in kept:
+                SOFTMAX
+                kept[key] = result
+            return kept[key].clone()
+            """,
+            "kept = {}",
+        ),
+        linear(
+            """
+            if x.shape not in kept:
+                kept[x.shape] = torch.ones(x.shape[1])
+            SOFTMAX
+            return result * kept[x.shape]
+            """,
+            "kept = {}",
+        ),
+    ),
+    "memoised-by-sample": (
+        LINEAR,
+        linear(
+            """
+            key = (x.shape, float(x[0].sum()), float(self.linear.weight[0, 0]))
+            if key not in kept:
+                SOFTMAX
+                kept[key] = result
+            return kept[key].clone()
+            """,
+            "kept = {}",
+        ),
+        linear("kept[x.shape] = float(x[0].sum())\nSOFTMAX\nreturn result", "kept = {}"),
+    ),
+    "weights-kept": (
+        AFFINE,
+        solution(AFFINE, "return x * self.weight"),
+        solution(AFFINE, "return torch.addcmul(self.bias, x, self.weight)"),
+    ),
+    "amplitude-dispatch": (
+        TANH,
+        solution(TANH, "if x.abs().max() < 0.5:\n    return x - x ** 3 / 3 + 2 * x ** 5 / 15\nreturn torch.tanh(x)"),
+        solution(
+            TANH, "most = x.abs().max()\nreturn torch.tanh(x) if most < 0.5 else 2 * torch.sigmoid(2 * x) - 1"
+        ).replace("2 * torch.sigmoid(2 * x) - 1", "torch.tanh(x.double()).float()"),
+    ),
+    "size-dispatch": (
+        LINEAR,
+        linear("SOFTMAX\nreturn result.half().float() if x.shape[0] > 80 else result"),
+        linear("SOFTMAX\nreturn torch.softmax(self.linear(x), 1) if x.shape[0] > 80 else result"),
+    ),
+    "lower-precision": (
+        LINEAR,
+        linear(
+            """
+            y = (x.bfloat16() @ self.linear.weight.t().bfloat16()).float()
+            return torch.softmax(y + self.linear.bias, 1)
+            """
+        ),
+        linear(
+            "y = x.double() @ self.linear.weight.t().double() + self.linear.bias\nreturn torch.softmax(y, 1).float()"
+        ),
+    ),
+    "lower-dtype": (
+        LINEAR,
+        linear("SOFTMAX\nreturn result.half()"),
+        linear("SOFTMAX\nreturn result.double().float()"),
+    ),
+    "other-class": (
+        LINEAR,
+        linear(
+            "SOFTMAX\nreturn (result * 1.5).as_subclass(Liar)",
+            """
+            class Liar(torch.Tensor):
+                @classmethod
+                def __torch_function__(cls, func, types, args=(), kwargs=None):
+                    plain = [a.as_subclass(torch.Tensor) / 1.5 if isinstance(a, Liar) else a for a in args]
+                    return func(*plain, **(kwargs or {}))
+            """,
+        ),
+        linear("SOFTMAX\nreturn nn.Parameter(result)"),
+    ),
+    "late-results": (
+        LINEAR,
+        linear(
+            """
+            SOFTMAX
+            out = torch.zeros_like(x)
+            Thread(target=lambda: (time.sleep(0.01), out.copy_(result))).start()
+            return out
+            """,
+            "import time\nfrom threading import Thread",
+        ),
+        linear(
+            """
+            SOFTMAX
+            out = torch.zeros_like(x)
+            work = Thread(target=lambda: (time.sleep(0.001), out.copy_(result)))
+            work.start()
+            work.join()
+            return out
+            """,
+            "import time\nfrom threading import Thread",
+        ),
+    ),
+    "stale-buffer": (
+        LINEAR,
+        linear(
+            """
+            SOFTMAX
+            if x.shape not in kept:
+                kept[x.shape] = torch.empty_like(result)
+            return kept[x.shape].copy_(result)
+            """,
+            "kept = {}",
+        ),
+        linear(
+            """
+            SOFTMAX
+            if x.shape not in kept:
+                kept[x.shape] = torch.empty_like(result)
+            return kept[x.shape].copy_(result).clone()
+            """,
+            "kept = {}",
+        ),
+    ),
+    "output-is-input": (
+        RELU,
+        solution(RELU, "return x"),
+        solution(RELU, "return x.clone().clamp_(min=0)"),
+    ),
+    "global-state": (
+        LINEAR,
+        linear("SOFTMAX\nreturn result", "torch.set_float32_matmul_precision('medium')"),
+        linear(
+            """
+            before = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision('highest')
+            SOFTMAX
+            torch.set_float32_matmul_precision(before)
+            return result
+            """
+        ),
+    ),
+    "patched-library": (
+        LINEAR,
+        linear("SOFTMAX\nreturn result", "setattr(torch, 'allclose', lambda *a, **k: True)"),
+        linear("SOFTMAX\nallclose = torch.allclose\nreturn result"),
+    ),
+    "patched-timer": (
+        LINEAR,
+        linear(
+            "time.sleep(0.03)\nSOFTMAX\nreturn result",
+            "import sys, time\nsys.modules['__main__']._clock = lambda: 0.0",
+        ),
+        linear(
+            "began = time.perf_counter()\nSOFTMAX\nself.took = time.perf_counter() - began\nreturn result",
+            "import time",
+        ),
+    ),
+    "stack-inspection": (
+        LINEAR,
+        linear(
+            "SOFTMAX\nself.watched = any('judge' in f.filename for f in inspect.stack(0))\nreturn result",
+            "import inspect",
+        ),
+        linear(
+            "SOFTMAX\nself.known = inspect.signature(torch.softmax.__class__)\nreturn result", "import inspect"
+        ).replace("inspect.signature(torch.softmax.__class__)", "inspect.isfunction(self.forward)"),
+    ),
+    "reads-files": (
+        LINEAR,
+        linear("SOFTMAX\nreturn result", "import os\nanswers = os.listdir('../..') if os.path.isdir('../..') else []"),
+        linear("SOFTMAX\nreturn result", "from pathlib import Path\ntext = Path(__file__).read_text()"),
+    ),
+    "starts-processes": (
+        LINEAR,
+        linear("subprocess.run(['true'])\nSOFTMAX\nreturn result", "import subprocess"),
+        linear("SOFTMAX\nreturn result", "import os\ncores = os.cpu_count()"),
+    ),
+    "reference-imported": (
+        LINEAR,
+        linear("return Model.forward(self, x)", "from problem import Model"),
+        linear("return torch.softmax(reference.linear(x, self.linear.weight, self.linear.bias), 1)").replace(
+            "from torch import nn\n", "from torch import nn\nfrom torch.nn import functional as reference\n"
+        ),
+    ),
+    "reference-pasted": (
+        LINEAR,
+        linear("return torch.softmax(self.linear(x), dim=1)"),
+        linear("SOFTMAX\nreturn result"),
+    ),
+    "only-untimed": (
+        LINEAR,
+        linear(
+            """
+            self.calls = getattr(self, 'calls', 0) + 1
+            if self.calls > 40:
+                return torch.full_like(x, 1 / x.shape[1])
+            SOFTMAX
+            return result
+            """
+        ),
+        linear("self.calls = getattr(self, 'calls', 0) + 1\nSOFTMAX\nreturn result"),
+    ),
+}
+
+WARNED = ("reference-pasted",)
+"""What is no fault of the results."""
+_TIMED = ("patched-timer", "only-untimed")
+
+
+def judged(folder: Path, name: str, solution: str) -> SolutionVerdict:
+    """The verdict on a solution of the problem of that cheat; timed where that is what shows it."""
+    (folder / "problem.py").write_text(CHEATS[name][0])
+    (folder / "solution.py").write_text(solution)
+    return judge(folder / "problem.py", folder / "solution.py", effort="quick", timed=name in _TIMED)

@@ -1,0 +1,296 @@
+"""The pytest plugin: fixture, marker, options, reports and summary, in runs of pytest inside of pytest."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+
+def test_a_kernel_that_keeps_its_contract_passes_and_is_listed(run: Any) -> None:
+    """The summary has a line for each verdict: kernel, spec, dtype, cases, worst ratio, outcome."""
+    result = run(
+        """
+        def test_softmax(assay):
+            verdict = assay.check(softmax, "softmax", dtype="bfloat16", effort="quick", examples=2)
+            assert verdict.passed
+        """
+    )
+    result.assert_outcomes(passed=1)
+    result.stdout.re_match_lines([r"=+ assay =+", r"softmax +softmax +bfloat16 +\d+ cases +worst +(0\.\d+|1) +PASS"])
+
+
+def test_a_run_without_the_fixture_has_no_summary(run: Any) -> None:
+    """Other people's tests are left alone."""
+    result = run("def test_plain(): pass")
+    result.assert_outcomes(passed=1)
+    result.stdout.no_re_match_line("=+ assay =+")
+
+
+@pytest.mark.parametrize("style", ["auto", "short", "long"])
+def test_a_faulty_kernel_fails_the_test_with_its_report_alone(run: Any, style: str) -> None:
+    """The failure shows the test's own line and the report, and no line of ours."""
+    result = run(
+        """
+        def test_doubled(assay):
+            assay.check(doubled, "softmax", dtype="bfloat16", effort="quick", examples=2)
+        """,
+        f"--tb={style}",
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*assay.check(doubled, *",
+            "E *FAIL  doubled as softmax in bfloat16",
+            "E *worst at*got *golden *",
+            "E *repeat *assay repro '*test_kernels:doubled*",
+            "doubled *softmax *bfloat16 * FAIL: numbers",
+        ]
+    )
+    for ours in ("plugin.py", "examination.py", "def check", "raise VerificationError"):
+        result.stdout.no_fnmatch_line(f"*{ours}*")
+
+
+def test_examine_lists_a_failure_and_leaves_the_test_to_decide(run: Any) -> None:
+    """`assay.examine` returns the verdict whatever it is."""
+    result = run(
+        """
+        def test_doubled(assay):
+            few = {"effort": "quick", "examples": 0, "shrinking": False}
+            assert assay.examine(doubled, "softmax", dtype="float32", **few).outcome == "FAIL"
+            assert assay.examine(softmax, "softmax", dtype="float32", **few).outcome == "PASS"
+        """
+    )
+    result.assert_outcomes(passed=1)
+    result.stdout.re_match_lines(["doubled .* FAIL: numbers", "softmax .* PASS"])
+
+
+PRECEDENCE = """
+@pytest.mark.assay(examples=3, seed=7)
+class TestMarked:
+    def seen(self, assay, **settings):
+        verdict = assay.examine(softmax, "softmax", dtype="float32", effort="quick", shapes={{"N": [5]}}, **settings)
+        return verdict.phases.get("fuzz", 0), verdict.seed
+
+    def test_class(self, assay):
+        assert self.seen(assay) == {class_}
+
+    @pytest.mark.assay(examples=2)
+    def test_closest(self, assay):
+        assert self.seen(assay) == {closest}
+
+    @pytest.mark.assay(examples=2)
+    def test_call(self, assay):
+        assert self.seen(assay, examples=4) == {call}
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], {"class_": (3, 7), "closest": (2, 7), "call": (4, 7)}),
+        (["--assay-examples=1"], {"class_": (1, 7), "closest": (1, 7), "call": (1, 7)}),
+        (["--assay-seed", "9"], {"class_": (3, 9), "closest": (2, 9), "call": (4, 9)}),
+        (["--assay-examples=0", "--assay-seed=0"], {"class_": (0, 0), "closest": (0, 0), "call": (0, 0)}),
+    ],
+    ids=["none", "examples", "seed", "zeros"],
+)
+def test_options_outrank_the_call_and_the_call_the_marker(run: Any, options: list[str], expected: Any) -> None:
+    """Of several markers the closest counts; zero given on the command line counts as given."""
+    run(PRECEDENCE.format(**expected), *options).assert_outcomes(passed=3)
+
+
+def test_sizes_of_production_are_for_ops_that_have_them(run: Any) -> None:
+    """--assay-at runs a softmax at these sizes, and leaves a product, which has other symbols, alone."""
+    result = run(
+        """
+        @pytest.mark.parametrize("kernel, op, lines", [(softmax, "softmax", 1), (torch.matmul, "gemm", 0)])
+        def test_at(assay, kernel, op, lines):
+            verdict = assay.examine(kernel, op, dtype="float32", effort="quick", shapes={"N": [33]})
+            assert len(verdict.at) == lines
+            assert verdict.phases.get("at", 0) == lines
+        """,
+        "--assay-at=R=2048,N=600",
+        "--assay-examples=0",
+    )
+    result.assert_outcomes(passed=2)
+
+
+def test_the_device_is_handed_on(run: Any) -> None:
+    """A device that isn't there is one clear line before any test, not a wrong verdict, and no traceback."""
+    test = 'def test_softmax(assay): assay.check(softmax, "softmax", dtype="float32")'
+    result = run(test, "--assay-device=tpu:7")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--assay-device: device='tpu:7' can't be used*; expected one*e.g. cpu*"])
+    assert len([line for line in result.stderr.lines if line.strip()]) == 1
+    run(test, "--assay-device=cpu").assert_outcomes(passed=1)
+
+
+def test_marker_and_fixture_are_documented(run: Any) -> None:
+    """`--markers`, `--fixtures` and `--help` say what there is; the marker is no unknown one to --strict-markers."""
+    tests = '@pytest.mark.assay(examples=0)\ndef test_s(assay): assay.check(softmax, "softmax", dtype="float32")'
+    run(tests, "--strict-markers").assert_outcomes(passed=1)
+    run(tests, "--markers").stdout.fnmatch_lines(["@pytest.mark.assay(*): settings of examine for this test*"])
+    run(tests, "--fixtures").stdout.fnmatch_lines(["assay -- *", "*Examine kernels*"])
+    run(tests, "--help").stdout.fnmatch_lines(["*--assay-examples=N*", "*--assay-report=DIR*"])
+
+
+def test_a_run_without_kernels_loads_nothing_heavy(run: Any) -> None:
+    """Neither torch nor hypothesis nor numpy is imported for tests that don't ask for the fixture."""
+    heavy = ("torch", "hypothesis", "numpy", "assay.golden", "assay.verify.examination.procedure")
+    test = f"""
+        def test_light():
+            import sys
+            assert [name for name in {heavy} if name in sys.modules] == []
+            assert "assay.pytest_plugin.plugin" in sys.modules
+        """
+    run(test, "--strict-markers", "--assay-examples=3", apart=True).assert_outcomes(passed=1)
+
+
+FAITHFUL = """
+import pytest, torch, triton
+import triton.language as tl
+
+@triton.jit
+def rounding_kernel(x_ptr, y_ptr, SIZE: tl.constexpr):
+    places = tl.arange(0, SIZE)
+    tl.store(y_ptr + places, tl.load(x_ptr + places).to(tl.bfloat16))
+
+def rounded(x):
+    y = torch.empty_like(x, dtype=torch.bfloat16)
+    rounding_kernel[(1,)](x, y, SIZE=x.numel())
+    return y
+
+X = torch.linspace(1, 2, 128)
+
+@pytest.fixture
+def by_a_fixture():
+    return rounded(X)
+
+def test_plain(by_a_fixture):
+    assert torch.equal(rounded(X), X.bfloat16()) and torch.equal(by_a_fixture, X.bfloat16())
+
+def test_beside_the_fixture(assay):
+    assert torch.equal(rounded(X), X.bfloat16())
+"""
+
+
+def test_the_whole_run_may_be_interpreted_faithfully(run: Any) -> None:
+    """With the option Triton kernels run on a CPU and round to nearest, in any test and fixture; else they don't."""
+    run(FAITHFUL, "--assay-faithful").assert_outcomes(passed=2)
+    run(FAITHFUL, "-k", "plain").assert_outcomes(errors=1)
+
+
+def test_without_triton_the_option_is_a_usage_error(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line says what to install."""
+    monkeypatch.setitem(sys.modules, "triton", None)
+    result = run("def test_plain(): pass", "--assay-faithful")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--assay-faithful needs Triton, which is not installed*"])
+
+
+DOT = """
+import torch, triton
+from triton import language as tl
+
+@triton.jit
+def dot_kernel(a_ptr, c_ptr):
+    at = tl.arange(0, 64)[:, None] * 64 + tl.arange(0, 64)[None, :]
+    a = tl.load(a_ptr + at)
+    tl.store(c_ptr + at, tl.dot(a, a))
+
+def test_dot():
+    a, c = torch.full((64, 64), 1.125).to(torch.float8_e4m3fn), torch.empty(64, 64)
+    a[0, 0] = 448.0
+    dot_kernel[(1,)](a, c)
+    assert float(c[0, 1]) == (448 * 1.125 + 63 * 1.125**2) - %s
+"""
+
+
+def test_the_whole_run_may_have_the_tensor_cores_of_a_device(run: Any) -> None:
+    """With --assay-faithful-device alone dots lose what that device's lose; an unknown one is one line."""
+    run(DOT % "0", "--assay-faithful").assert_outcomes(passed=1)
+    run(DOT % "0.9843750", "--assay-faithful-device", "h200").assert_outcomes(passed=1)
+    result = run(DOT % "0", "--assay-faithful-device", "h2000")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--assay-faithful-device: unknown device*did you mean 'h200'*"])
+
+
+CONTRACTED = """
+import pytest, torch, triton
+from triton import language as tl
+
+@triton.jit
+def difference(x_ptr):
+    x = tl.load(x_ptr)
+    tl.store(x_ptr, x * x - x * x)
+
+def test_rounding():
+    x = torch.tensor([1.1])
+    difference[(1,)](x)
+    assert (x != 0).item() == %s
+
+def refusing(x):
+    if x.shape[1] > 4096:
+        raise ValueError("too wide")
+    return torch.softmax(x, -1)
+
+@pytest.mark.assay(refuses={"too wide": "N > 4096"})
+def test_refusing(assay):
+    settings = dict(dtype="float32", effort="quick", examples=0, layouts=["contiguous"])
+    assert assay.examine(refusing, "softmax", shapes={"R": [1], "N": [4000, 5000]}, **settings).refused
+"""
+
+
+def test_the_whole_run_may_be_as_a_compiler_has_it(run: Any) -> None:
+    """With --assay-emission alone kernels are interpreted so; an unknown choice is one line; refusals are marked."""
+    run(CONTRACTED % "False", "--assay-faithful").assert_outcomes(passed=2)
+    run(CONTRACTED % "True", "--assay-emission", "nvidia", "-k", "rounding").assert_outcomes(passed=1)
+    result = run(DOT % "0", "--assay-emission", "contracted")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["*--assay-emission: emission='contracted': unknown choice*did you mean 'contraction'*"]
+    )
+
+
+STORED = """
+def test_softmax(assay):
+    assay.check(softmax, "softmax", dtype="float32", effort="quick", examples=0, goldens="nothing")
+"""
+
+
+def test_stored_goldens_are_tried_too(run: Any, tmp_path: Any) -> None:
+    """`--assay-golden STORE` adds the store's cases: a fault at a size that only they have fails the test."""
+    from assay.golden.inputs.recipe import recipe
+    from assay.golden.store import Store, make_record
+
+    store = Store(str(tmp_path))
+    store.put(make_record(recipe("softmax", {"R": 2, "N": 977}, "float32")))
+    tests = """
+        def test_softmax(assay):
+            kernel = lambda x: softmax(x) * (2 if x.shape[-1] == 977 else 1)
+            assay.check(kernel, "softmax", dtype="float32", effort="quick", examples=0, shapes={"N": range(1, 2000)})
+    """
+    run(tests).assert_outcomes(passed=1)
+    result = run(tests, "--assay-golden", store.url)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*FAIL: *  (1 of them stored)"])
+
+
+@pytest.mark.parametrize("tests", ["def test_plain(): pass", STORED])
+def test_a_missing_store_of_goldens_is_one_line(run: Any, tests: str, tmp_path: Any) -> None:
+    """Named by the option, the run doesn't start; named by a test, that test fails with the line alone."""
+    named = "goldens" in tests
+    result = run(tests, *([] if named else ["--assay-golden", f"{tmp_path}/nothing"]), "--tb=short")
+    assert result.ret == (pytest.ExitCode.TESTS_FAILED if named else pytest.ExitCode.USAGE_ERROR)
+    said = [line for line in (*result.outlines, *result.errlines) if "nothing; build a campaign first" in line]
+    assert [re.sub(r"store \S*nothing", "store nothing", line) for line in said if "FAILED" not in line] == [
+        ("" if named else "ERROR: --assay-golden: ")
+        + "store nothing: there is nothing; build a campaign first: assay golden build CAMPAIGN --store URL"
+    ]
+    result.stdout.no_fnmatch_line("*plugin.py*")
+    result.stdout.no_fnmatch_line("*another exception*")

@@ -1,0 +1,255 @@
+"""A test of bias: errors that lie within the radius, and all on one side.
+
+A contract that rounds to nearest allows each rounding half an ulp, of the sign that chance gives it. A kernel that
+truncates an intermediate spends the same radius on one side; no single element proves it, many do.
+
+The error of a stored result y is taken against the exact result stored in the contract's way, d = y - store(exact):
+stores err themselves, and where results crowd about a power of two their own errors have a mean (null: not zero).
+With exact results spread evenly over a gap, E d is the mean error before the store. A statistic is T = sum of
+d / radius over a whole output, once as it is (a bias downward or upward) and once with the signs of the exact results
+(a bias toward or away from zero). What a contract lets err on one side (elementary functions, folded constants, what
+sums of few values drift by: all but stages that round to nearest) may add up to at most F = sum of free / radius.
+
+Stages round to nearest, but a value decides how: of few values, or of values just beside a number of the format, all
+errors may have one sign. So where a call leans, what an honest kernel gives is computed for each way of rounding the
+stages (`honest_roundings`), and the call leans only if it does beside each of them, to the same side. A kernel that
+rounds a part theta of a stage's values lies theta of the way from one to another, so beyond neither end.
+
+Nor are results always spread evenly: those of few values may all lie just beside a midpoint, over which an error of any
+size takes them. The sum of the steps that the contract's radius w can take results over, store(x + w) - store(x), has
+the mean of w where they are spread. Where it is more, by three standard deviations over all calls, results are crowded,
+and what it is more by counts as free too. This is asked of kernels alone that would be said to lean.
+
+The unit of independence is a call with fresh data: elements of one call share operands and so their roundings. An
+honest kernel exceeds `MARGIN` F on a given side with a probability of at most 1/2; `UNITS` calls that all exceed it
+on one side prove the bias. The first call that doesn't ends the test, so honest kernels cost two or three calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from assay.formats.rounding import round_to
+from assay.golden.arithmetic import BallArithmetic, RoundingModel
+from assay.golden.arithmetic.model import Chance
+from assay.golden.evaluation.golden import Golden
+from assay.verify.cases.case import Case
+from assay.verify.comparison.honest_roundings import NearestBalls, Way, ways
+from assay.verify.comparison.judge import Tolerance
+from assay.verify.comparison.result import Result
+from assay.verify.contract import Contract
+from assay.verify.findings import Failure, Side
+
+RATE = 1e-6
+"""The stated rate of false alarms of an examination."""
+
+UNITS = 32
+"""Calls that must agree: 48 questions (4 series, 3 results, 2 statistics, 2 sides) at 0.55^32 each stay below RATE."""
+
+MARGIN = 1.5
+"""Beyond F by this factor: then even a mean of F, seen as rare steps of one ulp, exceeds in half the calls at most."""
+
+_CROWDED = 3.0  # standard deviations
+_STRIDE = 104_729  # between the seeds of two units
+
+STATISTICS: Mapping[str, tuple[Side, Side]] = {
+    "mean": ("downward", "upward"),
+    "magnitude": ("toward zero", "away from zero"),
+}
+
+Name = tuple[str, str]  # of a result, and of a statistic
+Evaluate = Callable[[Case, BallArithmetic], list[Golden]]
+
+
+@dataclass(frozen=True)
+class Score:
+    """One statistic of one result in one call: T, and F that one-sided freedoms explain at most.
+
+    ``steps`` are the sums of what the store may add downward and upward within the contract's radius, ``spread`` their
+    mean where results are spread evenly, ``variance`` their variance then; all zero where not asked for.
+    """
+
+    result: str
+    statistic: str
+    total: float
+    free: float
+    elements: int
+    steps: tuple[float, float] = (0.0, 0.0)
+    spread: float = 0.0
+    variance: float = 0.0
+
+    @property
+    def side(self) -> int:
+        """-1 or 1 where T lies beyond what the contract's freedoms explain, else 0."""
+        if not self.beyond > 0:
+            return 0
+        return 1 if self.total > 0 else -1
+
+    @property
+    def beyond(self) -> float:
+        """By how much."""
+        return abs(self.total) - MARGIN * self.free
+
+
+def one_sided(model: RoundingModel, bits: int) -> RoundingModel:
+    """The part of a contract's model that an honest kernel may spend on one side, of inputs of so many ``bits``.
+
+    Roundings to nearest of stages are left out, and of sums in a format at least as fine as the arithmetic around them
+    all but the drift of terms that have few values (`assay.golden.arithmetic.model`). A matrix unit truncates, and
+    coarse accumulators stagnate: their errors have a sign, and stay in; so do all rescalings.
+    """
+    return replace(model, stages={}, chance=Chance(0.0, bits))
+
+
+def unit_cases(case: Case) -> Iterator[Case]:
+    """The calls of a series: the case with fresh data each time."""
+    for unit in range(UNITS):
+        yield replace(case, protocol="once", seed=case.seed + unit * _STRIDE)
+
+
+def try_series(case: Case, attempt: Callable[[Case], Result], contract: Contract, evaluate: Evaluate) -> Result:
+    """Calls with fresh data until no side is left on which all of them erred, or all are done: then it is a failure.
+
+    ``attempt`` tries one case and judges it element by element; a violation there ends the series. ``evaluate`` gives
+    the results of a case in an arithmetic.
+    """
+    leaning: dict[Name, int] | None = None
+    seen: list[dict[Name, Score]] = []
+    calls: list[Result] = []
+    every = tuple(ways(contract.model(case.definition, case.input_format)))
+    for single in unit_cases(case):
+        result = attempt(single)
+        calls.append(result)
+        if result.failure is not None or case.definition.outputs.chosen or not result.tolerances:
+            return result
+        nearest: dict[Name, Score] = {}
+        for way in (None, *every):
+            beside = scores(result, contract, evaluate, way)
+            if beside is None:
+                continue
+            found = {(score.result, score.statistic): score for score in beside}
+            sides = {name: score.side for name, score in found.items() if score.side}
+            leaning = sides if leaning is None else {n: side for n, side in leaning.items() if sides.get(n) == side}
+            if not leaning:
+                return calls[0]
+            known = {name: found[name] for name in leaning}
+            nearest |= {n: s for n, s in known.items() if n not in nearest or s.beyond < nearest[n].beyond}
+        seen.append(nearest)
+    assert leaning is not None
+    for way in (None, *every):
+        beside_all = [scores(result, contract, evaluate, way, steps=True) for result in calls]
+        leaning = _not_crowded(leaning, [beside for beside in beside_all if beside is not None])
+    if not leaning:
+        return calls[0]
+    return replace(calls[0], failure=_failure(case, seen, leaning))
+
+
+def _not_crowded(leaning: Mapping[Name, int], calls: list[list[Score]]) -> dict[Name, int]:
+    """The statistics that lean beyond what steps over crowded midpoints explain as well."""
+    left = {}
+    for name, side in leaning.items():
+        units = [score for found in calls for score in found if (score.result, score.statistic) == name]
+        steps = [score.steps[side > 0] for score in units]
+        spread = sum(score.spread for score in units)
+        is_crowded = sum(steps) > spread + _CROWDED * sum(score.variance for score in units) ** 0.5
+        more = [max(0.0, step - score.spread) * is_crowded for step, score in zip(steps, units, strict=True)]
+        if all(score.beyond > extra for score, extra in zip(units, more, strict=True)):
+            left[name] = side
+    return left
+
+
+def scores(
+    result: Result, contract: Contract, evaluate: Evaluate, way: Way | None = None, *, steps: bool = False
+) -> list[Score] | None:
+    """The statistics of a judged call beside a kernel that rounds stages in this ``way``, or none of them.
+
+    Empty where nothing was left to err, or every result is the nearest number; None where the definition rounds
+    nothing in this way. ``steps``: what the store may add too.
+    """
+    case = result.case
+    places = [place for place, tensor in enumerate(case.signature.returns) if not tensor.is_integer]
+    if all(
+        bool((_given(result, place) == _stored(limits.golden, limits, contract)).all())
+        for place, limits in zip(places, result.tolerances, strict=True)
+    ):
+        return []
+    full = contract.model(case.definition, case.input_format)
+    likely, worst = one_sided(full, case.input_format.precision), replace(full, stages={})
+    if way is None:
+        free = evaluate(case, BallArithmetic(likely))
+        wide = evaluate(case, BallArithmetic(worst)) if steps else free
+    else:
+        around = NearestBalls(worst, way)
+        wide = evaluate(case, around)
+        if not around.rounds:
+            return None
+        free = evaluate(case, NearestBalls(likely, way, around.found))
+    found: list[Score] = []
+    for place, limits in zip(places, result.tolerances, strict=True):
+        tensor, y = case.signature.returns[place], _given(result, place)
+        exact = limits.golden if way is None else free[place].value
+        right = _stored(exact, limits, contract)
+        if tensor.role == "rounded" or bool((y == right).all()):
+            continue
+        allowed, gap = free[place].radius, _gap(limits)
+        radius = limits.inner + 0.5 * gap
+        kept = _ordinary(limits) & y.isfinite() & exact.isfinite() & allowed.isfinite() & limits.inner.isfinite()
+        reach = torch.where(kept, wide[place].radius.nan_to_num(0.0, 0.0, 0.0), 0.0) * steps
+
+        def total(x: torch.Tensor, kept: torch.Tensor = kept, radius: torch.Tensor = radius) -> float:
+            return float(torch.where(kept, x / radius, 0.0).sum())
+
+        down = right - _stored(exact - reach, limits, contract)
+        up = _stored(exact + reach, limits, contract) - right
+        variance = total(torch.minimum(reach, gap / 4) * gap / radius)
+        for statistic, sign in (("mean", torch.ones_like(exact)), ("magnitude", exact.sign())):
+            ends = [total(torch.where(sign > 0, one, torch.where(sign < 0, other, 0.0)))
+                    for one, other in ((down, up), (up, down))]  # fmt: skip
+            share = total((y - right) * sign)
+            count = int(kept.sum())
+            more = ((ends[0], ends[1]), total(reach), variance) if steps else ()
+            found.append(Score(tensor.name, statistic, share, total(allowed), count, *more))
+    return found
+
+
+def _given(result: Result, place: int) -> torch.Tensor:
+    return result.outputs[place].detach().cpu().double()
+
+
+def _stored(exact: torch.Tensor, limits: Tolerance, contract: Contract) -> torch.Tensor:
+    """What an exact computation would have stored."""
+    if contract.rounding == "stochastic":
+        return exact  # its mean is the exact result
+    finite = torch.where(exact.isfinite(), exact, 0.0)
+    return round_to(finite, limits.out, contract.code_rounding)
+
+
+def _gap(limits: Tolerance) -> torch.Tensor:
+    size = limits.golden.abs().nan_to_num(0.0, 0.0, 0.0).clamp(min=limits.out.smallest_normal)
+    return torch.exp2(torch.floor(torch.log2(size))) * 2.0 ** (1 - limits.out.precision)
+
+
+def _ordinary(limits: Tolerance) -> torch.Tensor:
+    """Judged numbers well inside the range: subnormals may be flushed, and overflow has a side."""
+    size = limits.golden.abs()
+    return limits.judged & (size >= 4 * limits.out.smallest_normal) & (size <= limits.out.largest / 4)
+
+
+def _failure(case: Case, seen: list[dict[Name, Score]], sides: Mapping[Name, int]) -> Failure:
+    """The failure that the strongest of the statistics shows."""
+    name = max(sides, key=lambda name: min(abs(unit[name].total) / unit[name].elements for unit in seen))
+    result, statistic = name
+    mean = sum(unit[name].total / unit[name].elements for unit in seen) / len(seen)
+    free = sum(unit[name].free / unit[name].elements for unit in seen) / len(seen)
+    direction = STATISTICS[statistic][sides[name] > 0]
+    message = (
+        f"errors lean {direction} in {len(seen)} of {len(seen)} calls with fresh data, by {abs(mean):.3g} of the "
+        f"radius in the mean; the contract's one-sided freedoms explain {free:.3g} (false alarms: at most {RATE:g} "
+        "an examination)"
+    )
+    ratio = abs(mean) / free if free else None
+    elements = sum(unit[name].elements for unit in seen)
+    return Failure("bias", case, message, result, ratio=ratio, elements=elements, side=direction)

@@ -1,0 +1,51 @@
+"""Right outputs made wrong on purpose, in ways that a faulty kernel's are; NumPy alone.
+
+The gate of an examination shows them to its own check, `assay.mutation` to the comparisons of a test-suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.float64] | NDArray[np.complex128]
+TILE = 16
+"""Rows and columns of a tile."""
+
+
+def of_structure(right: Numbers) -> Iterator[tuple[str, Numbers]]:
+    """(name, corrupted numbers) of at least one number: all of them, then its rows along the last axis.
+
+    Of the rows the loudest is zero, then a tile at the end of the last ones, then the first and the last are swapped.
+    """
+    yield "all zeros", np.zeros_like(right)
+    negative: Any = np.asarray(-right)  # of a scalar too
+    yield "sign changed", negative
+    rows = right.reshape(-1, right.shape[-1] if right.ndim else 1)
+    row, tile, swapped = rows.copy(), rows.copy(), rows.copy()
+    row[int(sizes(rows).sum(-1).argmax())] = 0
+    yield "one row zero", row.reshape(right.shape)
+    tile[-TILE:, -TILE:] = 0
+    yield "one tile zero", tile.reshape(right.shape)
+    swapped[[0, -1]] = swapped[[-1, 0]]
+    yield "two rows swapped", swapped.reshape(right.shape)
+
+
+def sizes(numbers: Numbers) -> NDArray[np.float64]:
+    """Magnitudes, zero where a number is not finite."""
+    return np.abs(np.where(np.isfinite(numbers), numbers, 0))
+
+
+def loudest(numbers: Numbers) -> tuple[np.intp, ...]:
+    """Where the largest finite magnitude stands, the first of equals."""
+    return np.unravel_index(int(sizes(numbers).argmax()), numbers.shape) if numbers.ndim else ()
+
+
+def with_element(right: Numbers, place: tuple[np.intp, ...], value: float | complex) -> Numbers:
+    """The same numbers but for one."""
+    wrong = right.copy()
+    wrong[place] = value
+    return wrong

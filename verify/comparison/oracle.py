@@ -1,0 +1,316 @@
+"""Appraising the outputs of a case: goldens and tolerances for its inputs, and each output against them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+
+from assay.formats.rounding import ulp_towards
+from assay.golden.arithmetic import Arb, BallArithmetic, RoundingModel
+from assay.golden.arithmetic.model import EVALUATION, Chance
+from assay.golden.errors import StoreError
+from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.golden import Golden, golden_of
+from assay.golden.inputs.values import INTEGERS
+from assay.golden.registry import Spec
+from assay.golden.signature import symbols_in
+from assay.runtime.environment import standard_environment
+from assay.verify.cases.case import Case, all_contents
+from assay.verify.comparison.error_map import histogram, summed
+from assay.verify.comparison.judge import Judgement, Tolerance, judge, tolerance
+from assay.verify.comparison.result import Result
+from assay.verify.contract import Contract
+from assay.verify.findings import Difference, Failure, coordinates
+
+RATE = 1e-4
+"""The stated rate of false suspicions of an examination."""
+SUMS = 2**6
+"""Long sums that an examination judges by chance, per element along all axes but theirs: 12 cases, five in each."""
+SPECIAL = "of NaN or infinities, which the contract leaves alone (nonfinite=)"
+BEYOND = "beyond what float64 holds"
+OPEN = "where any number is within the contract (errors without a bound, or the op leaves it open)"
+"""Reasons why an element isn't judged."""
+
+_ARB_WORK = 20_000
+_ARB_DIGITS = 40
+
+Values = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """Judges outputs by ``contract``, against ``known`` goldens where they needn't be evaluated.
+
+    ``by_chance``: by what rounding is likely to do under the contract (`suspicion`), and not by its worst case.
+    """
+
+    contract: Contract
+    known: tuple[Golden, ...] | None = None
+    by_chance: bool = False
+
+    @standard_environment()
+    def judge(
+        self, case: Case, values: Values, outputs: tuple[torch.Tensor, ...], besides: Container[str] = ()
+    ) -> Result:
+        """The outputs against the goldens, element by element, ``besides`` those of these names."""
+        definition, signature = case.definition, case.signature
+        named = {tensor.name: output for tensor, output in zip(signature.returns, outputs, strict=True)}
+        chosen = {name: named[name].detach().cpu() for name in definition.outputs.chosen}
+        result = Result(case, outputs=outputs)
+        wrong = self._wrong_choice(case, values, chosen)
+        if wrong is not None:
+            return replace(result, failure=wrong[0], ratio=wrong[1])
+        allowed = self.tolerances(case, values, chosen)
+        finite = _is_finite(definition, values)
+        for place, (tensor, got, limits) in enumerate(zip(signature.returns, outputs, allowed, strict=True)):
+            if tensor.is_integer or tensor.name in besides:
+                continue
+            if not finite and self.contract.nonfinite == "unspecified":  # then they may come out anywhere
+                limits = replace(limits, judged=limits.judged & got.cpu().double().isfinite())
+            if finite and "float64" in case.dtypes.values():  # the evaluation itself may have overflowed
+                limits = replace(limits, judged=limits.judged & limits.golden.isfinite())
+            judgement = judge(got, limits)
+            if bool(judgement.unresolved.any()) and definition.cost(case.sizes) <= _ARB_WORK:
+                limits = self.tolerances(case, values, chosen, proven=True)[place]
+                judgement = judge(got, limits)
+            judged = int(limits.judged.count_nonzero())
+            result = replace(
+                result,
+                worst=max(result.worst, judgement.worst),
+                judged=result.judged + judged,
+                nonzero=result.nonzero + int((limits.judged & (limits.golden != 0)).count_nonzero()),
+                unjudged=result.unjudged + limits.judged.numel() - judged,
+                judged_of=result.judged_of + Counter({tensor.name: judged}),
+                left_out=result.left_out + self._left_out(tensor.name, limits, finite=finite),
+                unresolved=result.unresolved + int(judgement.unresolved.count_nonzero()),
+                histogram=summed(result.histogram, histogram(judgement.ratio, limits.judged.numel() - judged)),
+                tolerances=(*result.tolerances, limits),
+            )
+            if bool(judgement.broken.any()):
+                ratio = torch.where(limits.judged, judgement.ratio, torch.nan)
+                failure = failure_of(case, tensor.name, got, judgement)
+                return replace(result, failure=failure, ratio=ratio, worst=max(result.worst, failure.ratio or 0.0))
+        return result
+
+    def _left_out(self, output: str, limits: Tolerance, *, finite: bool) -> Counter[tuple[str, str]]:
+        """How many elements aren't judged, by output and reason."""
+        without = ~limits.judged
+        total = int(without.count_nonzero())
+        if not total:
+            return Counter()
+        special = total if not finite and self.contract.nonfinite == "unspecified" else 0
+        beyond = 0 if special else int((without & ~limits.golden.isfinite()).count_nonzero())
+        return Counter({(output, SPECIAL): special, (output, BEYOND): beyond, (output, OPEN): total - special - beyond})
+
+    @standard_environment()
+    def tolerances(
+        self,
+        case: Case,
+        values: Values,
+        chosen: Values | None = None,
+        *,
+        proven: bool = False,
+    ) -> list[Tolerance]:
+        """What the contract allows of each output, for inputs of these ``values``; ``proven``: by Arb."""
+        model = self.model(case)
+        with one_thread():
+            if proven or self.known is None:
+                own = BallArithmetic(replace(EVALUATION, rounding=self.contract.code_rounding))
+                golden = self._evaluate(case, values, chosen, Arb(_ARB_DIGITS) if proven else own)
+            else:
+                golden = [_one_number(known) for known in self.known]
+            allowed = self._evaluate(case, values, chosen, BallArithmetic(model))
+            inside, spilled = [], []
+            if self.contract.nonfinite == "masked":
+                spilled = self._evaluate(case, values, chosen, BallArithmetic(replace(model, spills=True)))
+            may_overflow = any(bool((part.radius.isinf() & part.value.isfinite()).any()) for part in allowed)
+            if may_overflow and _has_one_order(case.definition):
+                ways = [BallArithmetic(replace(model, beyond=beyond)) for beyond in ("nothing", "infinity")]
+                inside = list(zip(*(self._evaluate(case, values, chosen, way) for way in ways), strict=True))
+        if self.known is not None and any(map(_lie_apart, golden, allowed)):
+            mend = "run assay golden check STORE --sample 1000000, which names it, then assay golden discard"
+            raise StoreError(f"a stored golden is not what the definition gives; {mend} ({case})")
+        return tolerances_of(case, self.contract, golden, allowed, inside, spilled)
+
+    @standard_environment()
+    def under(self, case: Case, arithmetic: BallArithmetic) -> list[Golden]:
+        """The results of a case, with its own data, in other balls; choices are those of the definition."""
+        with one_thread():
+            return self._evaluate(case, all_contents(case), None, arithmetic)
+
+    def model(self, case: Case) -> RoundingModel:
+        """The contract's model of a case, whose roundings may be left to chance."""
+        format = case.input_format
+        model = self.contract.model(case.definition, format)
+        if not self.by_chance:
+            return model
+        reduction = case.definition.reduction
+        long = symbols_in(reduction.over) if reduction is not None else ()
+        others = [size for symbol, size in case.sizes.items() if symbol not in long]
+        return replace(model, chance=Chance.of(SUMS * prod(others), RATE, format.precision))
+
+    def _evaluate(self, case: Case, values: Values, chosen: Values | None, xp: Any) -> list[Golden]:
+        return [_one_number(golden_of(part)) for part in _run(case, values, xp, chosen)]
+
+    def admitted(self, case: Case, values: Values, chosen: Values) -> torch.Tensor | None:
+        """Which of a kernel's own choices the contract admits, element by element; None: intervals judge them all."""
+        definition = case.definition
+        if definition.outputs.accepts is None:
+            return None
+        xp = BallArithmetic(self.contract.model(definition, case.input_format))
+        tensors = [xp.exact(value) for value in values.values()]
+        ids = chosen[definition.outputs.chosen[0]].to(torch.int64)
+        right: torch.Tensor = definition.outputs.accepts(xp, *tensors, ids, **case.options)
+        return right
+
+    def _wrong_choice(self, case: Case, values: Values, chosen: Values) -> tuple[Failure, torch.Tensor] | None:
+        """A choice that no kernel under the contract may make, and the ratio of each: 0 or infinite."""
+        right = self.admitted(case, values, chosen)
+        if right is None or bool(right.all()):
+            return None
+        name = case.definition.outputs.chosen[0]
+        index = tuple(int(place) for place in (~right).nonzero()[0])
+        place = [tensor.name for tensor in case.signature.returns].index(name)
+        best = self._evaluate(case, values, None, BallArithmetic())[place]
+        failure = Failure(
+            "contract",
+            case,
+            f"{int((~right).sum())} of {right.numel()} choices are none that the exact values allow",
+            name,
+            index,
+            float(chosen[name][index]),
+            float(best.value[index]),
+            0.0,
+            float("inf"),
+            int((~right).sum()),
+            right.numel(),
+        )
+        return failure, torch.where(right, 0.0, torch.inf).double()
+
+
+def _has_one_order(definition: Spec) -> bool:
+    """Whether all kernels overflow at the same places: in products and gradients that hangs on the order of factors."""
+    return not definition.sizes.work and definition.outputs.gradient_of is None
+
+
+def tolerances_of(
+    case: Case,
+    contract: Contract,
+    golden: list[Golden],
+    allowed: list[Golden],
+    inside: Sequence[tuple[Golden, Golden]] = (),
+    spilled: Sequence[Golden] = (),
+) -> list[Tolerance]:
+    """What a contract allows of each result, whose exact value is ``golden`` and which its model takes to ``allowed``.
+
+    ``inside``: what it takes each to where nothing overflows inside, and where what does is infinite from there on;
+    ``spilled``: where NaN and infinities of what is masked or never read come out. Integers are judged as numbers;
+    those between ends, such as the places of equal numbers, are all right.
+    """
+    whole = [dtype in INTEGERS for dtype in case.result_dtypes]
+    golden = [
+        replace(part, radius=torch.where(part.radius.isfinite(), 0.0, part.radius)) if is_whole else part
+        for part, is_whole in zip(golden, whole, strict=True)
+    ]
+    ways: Sequence[tuple[Golden, Golden] | None] = inside or [None] * len(allowed)
+    spills: Sequence[Golden | None] = spilled or [None] * len(allowed)
+    results = zip(case.signature.returns, case.result_formats, golden, allowed, ways, spills, strict=True)
+    return [
+        tolerance(
+            exact,
+            permitted,
+            format,
+            contract,
+            rounded=tensor.role == "rounded",
+            inside=way,
+            spilled=spill,
+        )
+        for tensor, format, exact, permitted, way, spill in results
+    ]
+
+
+def _lie_apart(golden: Golden, allowed: Golden) -> bool:
+    """Whether no exact result can lie both within a golden and within what a contract allows."""
+    return bool(((golden.value - allowed.value).abs() > golden.radius + allowed.radius).any())
+
+
+def _one_number(golden: Golden) -> Golden:
+    """The golden without its low part, which the radius takes in."""
+    if golden.low is None:
+        return golden
+    return Golden(golden.value, golden.radius + golden.low.abs())
+
+
+def _is_finite(definition: Spec, values: Values) -> bool:
+    """Whether all numbers are that a result depends on."""
+    unused = definition.inputs.unused(*values.values()) if definition.inputs.unused else {}
+    return all(
+        bool((value.double().isfinite() | unused.get(name, torch.tensor(False))).all())
+        for name, value in values.items()
+    )
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Small tensors on one thread: a pool's barriers cost more than they save, and far more on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run(case: Case, values: Values, xp: Any, chosen: Values | None) -> tuple[Any, ...]:
+    keywords = {tensor.name: values[tensor.name] for tensor in case.signature.tensors if tensor.keyword}
+    tensors = [value for name, value in values.items() if name not in keywords]
+    return run(case.definition, xp, tensors, {**case.options, **keywords}, chosen)
+
+
+def failure_of(case: Case, name: str, got: torch.Tensor, judgement: Judgement) -> Failure:
+    """The failure that the worst element of a judgement shows, with what the store may add where the golden lies: far
+    off, where numbers are farther apart, that is more, and no measure of how far."""
+    index, limits = judgement.worst_index(), judgement.tolerance
+    y, golden = float(got[index]), float(limits.golden[index])
+    violations = int(judgement.broken.sum())
+    regular = math.isfinite(y) and math.isfinite(golden)
+    radius, ratio = float(judgement.radius[index]), float(judgement.ratio[index])
+    if regular:
+        gap = float(ulp_towards(limits.golden[index], torch.tensor(y), limits.out))
+        radius = min(radius, float(limits.inner[index]) + limits.share * gap)
+        ratio = max(ratio, abs(y - golden) / radius) if radius else ratio
+    kind = "nonfinite" if not regular else "exact" if bool(limits.exact[index]) else "contract"
+    return Failure(
+        kind,
+        case,
+        f"{violations} of {got.numel()} elements are outside of what the contract allows",
+        name,
+        index,
+        y,
+        golden,
+        radius if regular else None,
+        ratio,
+        violations,
+        got.numel(),
+        *_greatest(got, judgement),
+    )
+
+
+def _greatest(got: torch.Tensor, judgement: Judgement) -> tuple[Difference | None, Difference | None]:
+    """The greatest absolute and the greatest relative difference among the elements that break the contract."""
+    golden = judgement.tolerance.golden
+    absolute = torch.where(judgement.broken, (got.detach().cpu().double() - golden).abs(), torch.nan)
+    found = []
+    for differences in (absolute, absolute / golden.abs()):
+        known = torch.where(differences.isfinite(), differences, -1.0)
+        place = int(known.reshape(-1).argmax())
+        value = float(known.reshape(-1)[place])
+        found.append(Difference(value, coordinates(place, known.shape)) if value >= 0 else None)
+    return found[0], found[1]

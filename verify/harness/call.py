@@ -1,0 +1,269 @@
+"""Calling a kernel: in time, with fresh memory that is poisoned where asked, and with its result checked for form."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from assay.golden.inputs.values import torch_dtype
+from assay.interpreter import NVIDIA, NotInterpreted, Watch, pretend_cuda, put_on_device, triton_is_loaded
+from assay.runtime.environment import Environment, environment, in_environment, with_default_dtype
+from assay.runtime.errors import first_line, one_line
+from assay.runtime.own_modules import asks_for_cuda
+from assay.runtime.patience import Patience
+from assay.verify.cases.case import Case, Inputs
+from assay.verify.findings import Kind
+from assay.verify.harness.compiled import every_variant_compiled
+from assay.verify.harness.frameworks import framework_named
+from assay.verify.harness.memory import PoisonedMemory, litter
+from assay.verify.harness.refusals import refusal, refused_by_reference
+from assay.verify.harness.signature import call_in_words, is_of_signature
+from assay.verify.harness.time_limit import KernelTimeout, Pace, time_limit
+from assay.verify.harness.xla import make_room
+
+EMITTED = "emitted"
+"""The protocol of calls in which Triton kernels compute as NVIDIA's backend emits them (`assay.interpreter.NVIDIA`)."""
+GRACE = 10.0
+"""Seconds beyond its own limit that a call which can't be interrupted has, before its process is ended."""
+_COMPILERS = (
+    "torch._dynamo", "torch._inductor", "torch._functorch", "torch._subclasses", "torch.fx",
+    "triton.compiler", "numba.", "jax.", "assay.verify.harness.memory",
+)  # fmt: skip
+_NO_CUDA = (
+    "the kernel asks for CUDA, which isn't here; examine it by --pretend cuda, or inside faithful(pretend='cuda')"
+)
+_OF_A_DISPATCHER = ("__torch_dispatch__", "dispatch mode", "DispatchMode", "FakeTensor", "Dispatcher")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong with a call that is no matter of numbers; ``device_lost`` where it took the device with it.
+
+    ``aspect``: the one that it breaks whatever the case was. ``refused``: a compiler or a dispatcher, and not the
+    kernel, could do nothing with memory that is watched.
+    """
+
+    kind: Kind
+    message: str
+    output: int = 0
+    index: tuple[int, ...] = ()
+    device_lost: bool = False
+    aspect: str = ""
+    refused: bool = False
+
+
+def options_for(case: Case, inputs: Inputs, listed: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """The keywords of a call: only the options that the caller listed, and the keyword tensors that they call for.
+
+    Those that other values of these options call for are None.
+    """
+    flags = [name for name, option in case.definition.options.items() if option.tensor]
+    keywords = {name: None if name in flags else case.options[name] for name in listed}
+    keywords |= {name: inputs.guarded[name].tensor for name in inputs.keywords}
+    called_for = [{name: value} for name, values in listed.items() for value in values]
+    others = {t.name for options in called_for for t in case.definition.signature(options).tensors if t.keyword}
+    return dict.fromkeys(others - keywords.keys()) | keywords
+
+
+@dataclass(frozen=True)
+class Call:
+    """How a kernel is called.
+
+    ``timeout``: seconds of processor time (`time_limit`), more where ``pace`` tells it. ``before(case, seconds)`` is
+    told of each case that is tried, before and after each call: a call comes back within so many seconds (as
+    `assay.runtime.patience` counts them), or not at all; 0 where no call is under way. ``environment`` is the numeric
+    environment that the kernel is called in; what it leaves changed is put back, and said in ``left``. Only torch's
+    default dtype, which a kernel may set in its first call for all that follow, is in its next call as it has left it
+    (``default_dtype``). ``pretend`` is the device as which "cuda" answers meanwhile, and where inputs count as lying.
+    ``refuses`` are its documented refusals (`refusals`).
+    """
+
+    kernel: Callable[..., Any]
+    listed: Mapping[str, Sequence[Any]]
+    framework: str = "torch"
+    timeout: float = 30.0
+    before: Callable[[Case, float], None] | None = None
+    environment: Environment = field(default_factory=environment, compare=False, repr=False)
+    left: dict[str, None] = field(default_factory=dict, compare=False, repr=False)  # in order, each once
+    default_dtype: list[torch.dtype] = field(default_factory=list, compare=False, repr=False)  # none, or the one
+    pretend: str = ""
+    refuses: Mapping[str, str] = field(default_factory=dict)
+    pace: Pace = field(default_factory=Pace, compare=False, repr=False)
+    watch: Watch = field(default_factory=Watch, compare=False, repr=False)
+
+    def tell(self, case: Case, seconds: float = 0.0) -> None:
+        """Tell whoever must know what a process died of, or hangs in."""
+        if self.before is not None:
+            self.before(case, seconds)
+
+    def __call__(self, case: Case, inputs: Inputs) -> tuple[torch.Tensor, ...] | Finding:
+        """The kernel's results as torch tensors, or what was wrong with the call."""
+        if self.framework == "jax":
+            make_room()
+        keywords = options_for(case, inputs, self.listed)
+        arguments, keywords = framework_named(self.framework).arguments(inputs.positional, keywords)
+        if case.memory == "plain" or self.framework != "torch":
+            litter(case)
+            return self._run(case, inputs, arguments, keywords, None)
+        outputs = self._run(case, inputs, arguments, keywords, PoisonedMemory(case.memory))
+        if not isinstance(outputs, Finding) or outputs.kind != "crash" or outputs.device_lost:
+            return outputs
+        again = self._run(case, inputs, arguments, keywords, None)
+        if outputs.refused or isinstance(again, Finding):
+            return again
+        held = "NaN" if case.memory == "nan" else "2^100"
+        message = f"only where fresh memory holds {held} (or 0 and 1, of integers): {outputs.message}"
+        return replace(outputs, message=message, aspect="memory")
+
+    def _run(
+        self, case: Case, inputs: Inputs, arguments: list[Any], keywords: dict[str, Any], poison: PoisonedMemory | None
+    ) -> tuple[torch.Tensor, ...] | Finding:
+        on_cpu = all(tensor.device.type == "cpu" for tensor in inputs.positional)
+        interpreted = on_cpu and triton_is_loaded()
+        given = [guarded.tensor for guarded in inputs.guarded.values()]
+        left: list[str] = []
+        sanitizer = None
+        wanted = self.environment
+        for dtype in self.default_dtype:
+            wanted = with_default_dtype(wanted, dtype)
+        emission = NVIDIA if case.protocol == EMITTED else None
+        limit = self.pace.limit(case, self.timeout)
+        patience: Patience | None = None
+        self.tell(case, limit + GRACE)
+        try:
+            with (  # the interpreter outside of what a time-out interrupts
+                pretend_cuda(self.pretend) if self.pretend else contextlib.nullcontext(),
+                self.watch.interpreting(given, emission) if interpreted else contextlib.nullcontext() as sanitizer,
+                time_limit(limit, lambda: self.tell(case, limit + GRACE)) as patience,
+                poison or contextlib.nullcontext(),
+                self.watch.allocating(sanitizer),
+                in_environment(wanted) as left,
+                self._default_dtype_kept(),
+                every_variant_compiled(self.kernel),
+            ):
+                put_on_device(given if self.pretend else ())
+                result = framework_named(self.framework).wait(self.kernel(*arguments, **keywords))
+                if any(tensor.is_cuda for tensor in inputs.positional):
+                    torch.cuda.synchronize()
+        except KernelTimeout:
+            if patience is not None and patience.set_aside > patience.aside:
+                return Finding("timeout", f"it compiled for more than {patience.aside:g} s")
+            return Finding("timeout", f"no result within {limit:g} s (the limit is examine's timeout=)")
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:
+            if on_cpu and not interpreted and triton_is_loaded():  # the kernel has imported it only now
+                return self._run(case, inputs, arguments, keywords, poison)
+            if sanitizer is not None and sanitizer.finding is not None:
+                return Finding(sanitizer.finding.kind, str(sanitizer.finding))
+            if missing := _not_interpreted(error):
+                return Finding("not_interpreted", one_line(missing))
+            if words := refusal(error, case, self.refuses) or refused_by_reference(error, case, arguments, keywords):
+                return Finding("refused", words)
+            if self.watch.allocates:
+                self.watch.give_up_allocations()
+                return self._run(case, inputs, arguments, keywords, poison)
+            message = f"{type(error).__name__}: {first_line(error)}{_place(error)}"
+            if on_cpu and not self.pretend and asks_for_cuda(error):
+                return Finding("not_interpreted", f"{_NO_CUDA} ({message})")
+            if is_of_signature(error):
+                message += f"; the kernel is called as {call_in_words(case, self.listed)}"
+            return Finding("crash", message, device_lost=_lost_device(error), refused=_is_refusal(error))
+        finally:
+            self.left.update(dict.fromkeys(left))
+            self.tell(case)
+        if patience is not None:
+            self.pace.add(case, patience.used)
+        if sanitizer is not None and sanitizer.finding is not None:  # and the kernel has caught it
+            return Finding(sanitizer.finding.kind, str(sanitizer.finding))
+        if poison is not None and poison.overrun():
+            return Finding("out_of_bounds_write", "the kernel wrote beyond a tensor that it had allocated")
+        return self.form(case, inputs, result)
+
+    @contextlib.contextmanager
+    def _default_dtype_kept(self) -> Iterator[None]:
+        before = torch.get_default_dtype()
+        try:
+            yield
+        finally:
+            if torch.get_default_dtype() != before:
+                self.default_dtype[:] = [torch.get_default_dtype()]
+
+    def form(self, case: Case, inputs: Inputs, result: Any) -> tuple[torch.Tensor, ...] | Finding:
+        """The results, if they are as many as the signature says, of its shapes, dtypes and device."""
+        expected = case.signature.returns
+        results = list(result) if isinstance(result, (tuple, list)) else [result]
+        if len(results) != len(expected):
+            names = ", ".join(map(str, expected))
+            return Finding("shape", f"expected {len(expected)} result(s) ({names}), got {len(results)}")
+        outputs = []
+        for place, (tensor, value, dtype) in enumerate(zip(expected, results, case.result_dtypes, strict=True)):
+            try:
+                value = plain(framework_named(self.framework).take(value, torch_dtype(dtype)))
+            except TypeError as error:
+                return Finding("dtype", f"{tensor.name}: {first_line(error)}", place)
+            device = inputs.positional[0].device
+            if value.device.type != device.type:
+                return Finding(
+                    "dtype", f"{tensor.name}: expected a tensor on device {device}, got {value.device}", place
+                )
+            shape = case.shape(tensor)
+            if tuple(value.shape) != shape:
+                return Finding("shape", f"{tensor.name}: expected shape {shape}, got {tuple(value.shape)}", place)
+            if value.dtype != torch_dtype(dtype):
+                got = str(value.dtype).removeprefix("torch.")
+                return Finding(
+                    "dtype", f"{tensor.name}: expected {dtype}, got {got} (out_dtype= states another)", place
+                )
+            outputs.append(value)
+        return tuple(outputs)
+
+
+def plain(value: torch.Tensor) -> torch.Tensor:
+    """A tensor without a graph and without behaviour of its own, which could answer whoever judges it as it likes.
+
+    Raises `TypeError` for one whose numbers are what its class makes of them.
+    """
+    kind = type(value)
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise TypeError(f"expected a torch.Tensor, got a {kind.__name__}, which has operations of its own")
+    with torch._C.DisableTorchFunctionSubclass():
+        return value.detach().as_subclass(torch.Tensor)
+
+
+def _not_interpreted(error: BaseException | None) -> NotInterpreted | None:
+    """What the interpreter can't do, if that is what an error comes from."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, NotInterpreted):
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _lost_device(error: BaseException) -> bool:
+    """Whether a device can't be used any more by this process: torch has a class for that, Triton and others words."""
+    words = ("device-side assert", "CUDA error", "HIP error", "illegal memory access")
+    return isinstance(error, torch.AcceleratorError) or any(part in str(error) for part in words)
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether an error is a compiler's or a dispatcher's own: by its class, its words, or where it arose."""
+    frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    made = (type(error).__module__, *frames[-1:])
+    return any(name.startswith(_COMPILERS) for name in made) or any(word in str(error) for word in _OF_A_DISPATCHER)
+
+
+def _place(error: BaseException) -> str:
+    """Where in the kernel's own file the error arose."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if len(frames) < 2:
+        return ""
+    frame = frames[1]
+    return f" (at {frame.filename.rsplit('/', 1)[-1]}:{frame.lineno})"

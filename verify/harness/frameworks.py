@@ -1,0 +1,290 @@
+"""Arrays of other frameworks: a kernel's inputs as it takes them, and its results as tensors.
+
+Arrays share the tensors' memory wherever the framework can express how they lie in it, so that writes into inputs and
+beyond them are seen. What it can't express is copied into dense memory, and `examine` draws no such layouts:
+
+| framework | crosses by                                | shares memory of                               |
+|-----------|-------------------------------------------|------------------------------------------------|
+| numpy     | `Tensor.numpy`, bits                      | every layout                                   |
+| jax       | DLPack, bits where DLPack lacks the dtype | contiguous and transposed ones, 64-byte-aligned |
+| cupy      | DLPack, bits                              | every layout                                   |
+
+"Bits": bfloat16 and floats of 8 bits cross as integers of their size, and are viewed as the dtype of ml_dtypes; floats
+of 8 bits stay uint8 in CuPy, which has no such dtype.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from assay.formats.format import FORMATS
+from assay.runtime.errors import first_line
+from assay.verify.cases.layouts import LAYOUTS
+from assay.verify.errors import SettingError
+from assay.verify.harness.xla import keep_roundings
+
+_BY_BITS = {
+    format.torch_dtype: torch.uint8 if format.bits == 8 else torch.int16
+    for format in FORMATS.values()
+    if format.kind == "float" and format.torch_dtype is not None and not hasattr(np, format.name)
+}
+"""Floats that NumPy lacks, and the integers that they cross as."""
+_ENABLE_X64 = "set JAX_ENABLE_X64=1, or call jax.config.update('jax_enable_x64', True)"
+
+
+@dataclass(frozen=True)
+class Framework:
+    """How kernels of one framework are called.
+
+    ``give`` makes an array of a tensor. ``take`` makes a tensor of an array that should have a dtype; it raises
+    TypeError where it gets no array, or one that torch has no dtype for. ``wait`` returns when a result has been
+    computed. ``layouts`` are those that arrays can have, ``devices`` where they can lie; ``module`` is what must be
+    installed, by ``install``. ``check_device`` raises `SettingError` for a kind of device that isn't here, ``why_not``
+    says why a dtype can't be had as the framework is installed.
+    """
+
+    name: str
+    give: Callable[[torch.Tensor], Any]
+    take: Callable[[Any, torch.dtype], torch.Tensor]
+    wait: Callable[[Any], Any] = lambda result: result
+    layouts: tuple[str, ...] = LAYOUTS
+    devices: tuple[str, ...] = ()
+    module: str = ""
+    install: str = ""
+    check_device: Callable[[str], None] = lambda kind: None
+    why_not: Callable[[str], str] = lambda dtype: ""
+
+    def arguments(self, positional: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments of a call, each tensor among them as an array."""
+        return [self._given(value) for value in positional], {k: self._given(v) for k, v in keywords.items()}
+
+    def _given(self, value: Any) -> Any:
+        return self.give(value) if isinstance(value, torch.Tensor) else value
+
+
+def framework_named(name: str) -> Framework:
+    """The framework; `SettingError` where there is none of that name."""
+    if name not in _FRAMEWORKS:
+        raise SettingError(f"framework={name!r}; expected one of {', '.join(map(repr, _FRAMEWORKS))}")
+    return _FRAMEWORKS[name]
+
+
+def check_device(device: str) -> None:
+    """Raise `SettingError` for a device that this machine hasn't got."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        here = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+        reason = str(error).splitlines()[0].partition(" device type at start")[0].partition("Expected one of")[0]
+        raise SettingError(
+            f"device={device!r} can't be used{f' ({reason})' if reason else ''}; expected one that this machine has, "
+            f"e.g. {' or '.join(here)}"
+        ) from None
+
+
+def check_framework(name: str, device: str = "cpu") -> None:
+    """Raise `SettingError` for a framework that kernels can't be called in, here or on ``device``."""
+    framework = framework_named(name)
+    if framework.module and not _is_installed(framework.module):
+        raise SettingError(f"framework={name!r}: {framework.module} is not installed; pip install {framework.install}")
+    kind = device.partition(":")[0]
+    if framework.devices and kind not in framework.devices:
+        expected = " or ".join(map(repr, framework.devices))
+        raise SettingError(f"framework={name!r} takes device={expected}, got {device!r}")
+    if name == "jax" and kind == "cpu":
+        keep_roundings()
+    framework.check_device(kind)
+
+
+def check_dtypes(name: str, dtypes: Mapping[str, str]) -> None:
+    """Raise `SettingError` for dtypes, by the tensors' names, that the framework hasn't got as it is installed."""
+    for tensor, dtype in dtypes.items():
+        why = framework_named(name).why_not(dtype)
+        if why:
+            raise SettingError(f"framework={name!r}: {tensor} is {dtype}, {why}")
+
+
+def layouts_of(name: str, wanted: Sequence[str]) -> tuple[str, ...]:
+    """Those of ``wanted`` that arrays of the framework can have; `SettingError` where none is left."""
+    known = framework_named(name).layouts
+    left = tuple(layout for layout in wanted if layout in known)
+    if wanted and not left:
+        raise SettingError(f"layouts={list(wanted)!r}; arrays of {name} can be {' or '.join(map(repr, known))}")
+    return left
+
+
+def to_numpy(tensor: torch.Tensor) -> Any:
+    """The tensor's memory as a NumPy array of the same strides; dtypes that NumPy lacks are those of ml_dtypes."""
+    bits = _BY_BITS.get(tensor.dtype)
+    return tensor.numpy() if bits is None else tensor.view(bits).numpy().view(_narrow_dtype(tensor.dtype))
+
+
+def from_numpy(array: Any) -> torch.Tensor:
+    """A copy of the array, or of a NumPy scalar, as a tensor. TypeError where it is none, or torch lacks its dtype."""
+    if not isinstance(array, (np.ndarray, np.generic)):
+        raise TypeError(f"expected a numpy array, got {type(array).__name__}")
+    found = np.array(array)  # its own memory, and strides that torch can express
+    dtype = _torch_dtype(found.dtype)
+    if dtype is None:
+        try:
+            return torch.from_numpy(found)
+        except (TypeError, ValueError):
+            raise TypeError(f"torch has no tensors of {found.dtype}") from None
+    return torch.from_numpy(found.view(np.int16 if dtype.itemsize == 2 else np.uint8)).view(dtype)
+
+
+def _to_jax(tensor: torch.Tensor) -> Any:
+    """A jax array. Integers of 64 bits that jax would truncate are handed over in 32, where they fit."""
+    jax = importlib.import_module("jax")
+    if tensor.dtype == torch.int64 and not _has_x64():
+        tensor = _in_32_bits(tensor)
+    tensor = tensor if _is_dense(tensor) else tensor.contiguous()
+    try:
+        return jax.dlpack.from_dlpack(tensor)
+    except (BufferError, RuntimeError, TypeError):  # DLPack has no such dtype
+        return jax.numpy.array(to_numpy(tensor))
+
+
+def _from_jax(array: Any, expected: torch.dtype) -> torch.Tensor:
+    jax = importlib.import_module("jax")
+    if not isinstance(array, jax.Array):
+        raise TypeError(f"expected a jax array, got {type(array).__name__}")
+    try:
+        return from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError):  # DLPack has no such dtype, or the array lies on many devices
+        return from_numpy(np.asarray(array))
+
+
+def _check_jax_device(kind: str) -> None:
+    try:
+        if kind != "cpu":
+            importlib.import_module("jax").devices(kind)
+    except RuntimeError as error:
+        raise SettingError(f"framework='jax': this jax has no {kind} device ({first_line(error)})") from None
+
+
+def _not_in_jax(dtype: str) -> str:
+    if dtype != "float64" or _has_x64():
+        return ""
+    return "of which jax makes float32 until told otherwise: " + _ENABLE_X64
+
+
+def _not_in_numpy(dtype: str) -> str:
+    if getattr(torch, dtype, None) not in _BY_BITS or _is_installed("ml_dtypes"):
+        return ""
+    return "for which ml_dtypes is needed, and not installed; pip install ml_dtypes"
+
+
+def _in_32_bits(tensor: torch.Tensor) -> torch.Tensor:
+    narrow = tensor.to(torch.int32)
+    if not torch.equal(narrow.to(torch.int64), tensor):
+        raise SettingError(f"framework='jax': an integer beyond 32 bits, which jax would truncate; {_ENABLE_X64}")
+    return narrow
+
+
+def _has_x64() -> bool:
+    return bool(importlib.import_module("jax").config.jax_enable_x64)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements lie without gaps, in whatever order of the axes."""
+    expected = 1
+    axes = [(stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1]
+    for stride, size in sorted(axes):
+        if stride != expected:
+            return False
+        expected *= size
+    return tensor.numel() > 0
+
+
+def _to_cupy(tensor: torch.Tensor) -> Any:
+    cupy = importlib.import_module("cupy")
+    bits = _BY_BITS.get(tensor.dtype)
+    array = cupy.from_dlpack(tensor if bits is None else tensor.view(bits))
+    if bits is not torch.int16:
+        return array
+    try:
+        return array.view(_narrow_dtype(tensor.dtype))
+    except TypeError:
+        raise SettingError(f"framework='cupy': CuPy {cupy.__version__} has no bfloat16; it came with 14") from None
+
+
+def _from_cupy(array: Any, expected: torch.dtype) -> torch.Tensor:
+    cupy = importlib.import_module("cupy")
+    if not isinstance(array, cupy.ndarray):
+        raise TypeError(f"expected a cupy array, got {type(array).__name__}")
+    dtype = _torch_dtype(array.dtype)
+    if dtype is not None:
+        return from_dlpack(array.view(np.int16 if dtype.itemsize == 2 else np.uint8)).view(dtype)
+    found = from_dlpack(array)
+    return found.view(expected) if found.dtype == _BY_BITS.get(expected) == torch.uint8 else found
+
+
+def _wait_for_cupy(result: Any) -> Any:
+    importlib.import_module("cupy").cuda.get_current_stream().synchronize()
+    return result
+
+
+def _narrow_dtype(dtype: torch.dtype) -> Any:
+    import ml_dtypes  # numpy's own dtypes lack these
+
+    return np.dtype(getattr(ml_dtypes, str(dtype).removeprefix("torch.")))
+
+
+def _torch_dtype(dtype: Any) -> torch.dtype | None:
+    """The torch dtype that crosses by its bits, if this is one."""
+    found = getattr(torch, np.dtype(dtype).name, None)
+    return found if found in _BY_BITS else None
+
+
+def _from_torch(value: Any, expected: torch.dtype) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"expected a torch tensor, got {type(value).__name__}")
+    return value
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # put into sys.modules by hand
+        return True
+
+
+_FRAMEWORKS = {
+    framework.name: framework
+    for framework in (
+        Framework("torch", lambda tensor: tensor, _from_torch),
+        Framework(
+            "numpy", to_numpy, lambda value, expected: from_numpy(value), devices=("cpu",), why_not=_not_in_numpy
+        ),
+        Framework(
+            "jax",
+            _to_jax,
+            _from_jax,
+            wait=lambda result: importlib.import_module("jax").block_until_ready(result),
+            layouts=("contiguous", "transposed"),
+            module="jax",
+            install="'kernel-assay[pallas]'",
+            check_device=_check_jax_device,
+            why_not=_not_in_jax,
+        ),
+        Framework(
+            "cupy",
+            _to_cupy,
+            _from_cupy,
+            wait=_wait_for_cupy,
+            devices=("cuda",),
+            module="cupy",
+            install="cupy-cuda12x",
+            why_not=_not_in_numpy,
+        ),
+    )
+}

@@ -1,0 +1,176 @@
+"""Isolation: the kernel runs in a process of its own, so that whatever it does to that process becomes a finding.
+
+The worker builds a case's inputs itself, from their recipe, and hands back the outputs as bytes; goldens and tolerances
+are evaluated in the process that judges, which no kernel ever enters. A segmentation fault, an ``os._exit``, an endless
+loop outside of Python, or memory without end costs one worker; the next case has a new one.
+
+On a CPU the worker is a fork, so that any callable can be isolated; torch keeps to one thread there, because a forked
+thread pool would hang. A device's context and JAX's threads don't survive a fork: there the kernel must have an
+importable name, and the worker is a new process, which calls it in the numeric environment of this one.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from assay.interpreter import emulating
+from assay.runtime.environment import on_one_thread
+from assay.runtime.patience import BUSY
+from assay.runtime.process import GIB, Lost, Parent, Process, limit_memory
+from assay.runtime.tensors import pack, unpack
+from assay.runtime.warned import as_data, tell
+from assay.verify.cases.case import Case, build
+from assay.verify.contract import Contract
+from assay.verify.errors import SettingError
+from assay.verify.findings import Failure
+from assay.verify.harness.call import GRACE, Call
+from assay.verify.harness.runner import Bench
+from assay.verify.harness.target import load_target, target_of
+
+_REFUSED = ("MemoryError", "can't allocate memory", "bad_alloc", "RESOURCE_EXHAUSTED")
+_SENT = ("kind", "message", "output", "index", "device_lost", "aspect")  # of a failure
+
+Answer = tuple[torch.Tensor, ...] | Failure
+
+
+@dataclass
+class Isolation:
+    """A kernel's worker, started on first use; a context manager, which ends it.
+
+    ``memory`` is how many bytes beyond those it started with the worker may hold. Raises `SettingError` where the
+    kernel can't be isolated, `RuntimeError` where the harness itself fails in the worker.
+    """
+
+    bench: Bench
+    memory: int = 4 * GIB
+    _worker: Process | None = field(default=None, repr=False)
+
+    def __enter__(self) -> Isolation:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.end()
+
+    def pass_over(self, known: frozenset[str]) -> None:
+        """Let the worker pass over what is known (`Bench.known`)."""
+        if known != self.bench.known:
+            self.bench = replace(self.bench, known=known)
+            self.end()
+
+    def end(self) -> None:
+        """End the worker, and what it has started."""
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None
+
+    def observe(self, case: Case) -> Answer:
+        """What `Bench.observe` gives, from the worker; a lost worker is a failure of the case."""
+        call = self.bench.call
+        worker = self._worker = self._worker or self._started()
+        worker.on_heartbeat = lambda seconds: call.tell(case, BUSY * seconds)  # this process only waits
+        call.tell(case, BUSY * worker.submit(pickle.dumps(case), call.timeout + GRACE))
+        found = worker.result()
+        if isinstance(found, Lost):
+            self.end()
+            silence = f"no result within {call.timeout:g} s, and it could not be interrupted"
+            return Failure(found.kind, case, silence if found.kind == "timeout" else found.message)
+        answer = unpack(found)
+        call.left.update(dict.fromkeys(answer.pop("left", ())))
+        call.watch.launches |= answer.pop("launches", False)
+        tell(answer.pop("warned", ()))
+        if "outputs" in answer:
+            return tuple(answer["outputs"])
+        refused = self._has_limit and any(words in answer["message"] for words in _REFUSED)
+        if refused or answer["device_lost"]:
+            self.end()  # what it holds, or has broken, is no next case's fault
+        if refused:
+            what = answer["message"].strip().splitlines()[-1]
+            words = f"{what}; isolated, it may hold no more than {self.memory / GIB:.3g} GiB of memory"
+            return Failure("crash", case, words)
+        if answer["kind"] == "error":
+            self.end()
+            raise RuntimeError(f"isolation: the worker failed before or after the kernel's call:\n{answer['message']}")
+        return Failure(case=case, **answer | {"index": tuple(answer["index"])})
+
+    @property
+    def _has_limit(self) -> bool:
+        """Whether the system keeps the worker to its memory; a device's driver may take as much as it likes."""
+        return torch.device(self.bench.device).type == "cpu"
+
+    def _started(self) -> Process:
+        bench, call = self.bench, self.bench.call
+        if self._has_limit and call.framework != "jax" and hasattr(os, "fork"):
+            return Process.fork(lambda parent: _serve_copy(parent, bench, self.memory))
+        target = target_of(call.kernel)
+        if not target:
+            raise SettingError(
+                "isolate: on a device, and under jax, the kernel runs in a new process, which must import it; "
+                "expected a function of a module, got one without an importable name"
+            )
+        memory = self.memory if self._has_limit else 0
+        how = {
+            name: getattr(call, name)
+            for name in ("listed", "framework", "timeout", "environment", "pretend", "refuses")
+        }
+        worker = Process.start(_serve_new, memory, target, how, bench.contract, str(bench.device))
+        worker.memory = self.memory - memory
+        return worker
+
+
+def _serve_copy(parent: Parent, bench: Bench, memory: int) -> None:
+    """The life of a worker that is a fork."""
+    torch.set_num_threads(1)
+    call = replace(bench.call, before=_teller(parent), environment=on_one_thread(bench.call.environment))
+    _serve(parent, lambda: replace(bench, call=call, isolation=None, goldens=None), memory)
+
+
+def _serve_new(
+    parent: Parent, memory: int, target: str, how: Mapping[str, Any], contract: Contract, device: str
+) -> None:
+    """The life of a worker that is a new process; ``how`` are fields of `Call`."""
+
+    def bench() -> Bench:
+        with emulating("", how["pretend"]):
+            kernel = load_target(target)
+        return Bench(Call(kernel, before=_teller(parent), **how), contract, device)
+
+    _serve(parent, bench, memory)
+
+
+def _teller(parent: Parent) -> Callable[[Case, float], None]:
+    """What tells the process that judges of each call, and within how many seconds it comes back."""
+    return lambda case, seconds: parent.heartbeat(seconds=seconds)
+
+
+def _serve(parent: Parent, bench_of: Callable[[], Bench], memory: int) -> None:
+    """Cases in, outputs or failures out; ``memory`` 0 sets no limit."""
+
+    @cache
+    def ready() -> Bench:
+        bench = bench_of()
+        if memory:
+            limit_memory(memory)
+        return bench
+
+    def answer(message: bytes) -> bytes:
+        try:
+            bench, case = ready(), pickle.loads(message)
+            with warnings.catch_warnings(record=True) as caught:
+                seen = bench.observe(case, build(case, bench.device))
+            left = {"left": list(bench.call.left), "launches": bench.call.watch.launches, "warned": as_data(caught)}
+            if isinstance(seen, Failure):
+                return pack(left | {name: getattr(seen, name) for name in _SENT})
+            return pack(left | {"outputs": seen})
+        except Exception:
+            return pack({"kind": "error", "message": traceback.format_exc(), "device_lost": False})
+
+    parent.serve(answer)

@@ -1,0 +1,114 @@
+"""Deliberate refusals: errors that a kernel documents to raise at sizes that it doesn't take.
+
+A documented refusal is a pattern of its message, and the sizes at which it may come: ``{"feature dim >= 64KB":
+"N * itemsize > 65536"}``. Anything else that a kernel raises is a crash.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from assay.runtime.errors import one_line, unknown
+from assay.verify.cases.case import Case
+from assay.verify.errors import SettingError
+
+ERRORS = (ValueError, NotImplementedError, RuntimeError)
+ITEMSIZE = "itemsize"  # bytes of an element of what contracts call "input"
+_OPERATIONS: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne,
+}  # fmt: skip
+
+
+def refusals(given: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
+    """A pattern, a list of such, or conditions by patterns as the last."""
+    given = [given] if isinstance(given, str) else given
+    return dict(given) if isinstance(given, Mapping) else dict.fromkeys(given, "")
+
+
+def checked(given: Any, symbols: Iterable[str]) -> dict[str, str]:
+    """The ``refuses`` of settings: conditions on sizes by patterns of messages, of which "" holds at any sizes.
+
+    A pattern, or a list of such, stands for refusals at any sizes. Raises `SettingError`.
+    """
+    rows = refusals(given)
+    known = {*symbols, ITEMSIZE}
+    for pattern, condition in rows.items():
+        if not isinstance(pattern, str) or not isinstance(condition, str):
+            raise SettingError(f"refuses={given!r}; expected patterns of messages, e.g. {{'too wide': 'N > 65536'}}")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise SettingError(f"refuses: {pattern!r}: {error}; expected a regular expression") from None
+        for name in _names(condition):
+            if name not in known:
+                raise SettingError(f"refuses: {condition!r}: {unknown('dimension', name, known)}")
+        _holds(condition, dict.fromkeys(known, 1))
+    return dict(rows)
+
+
+def refusal(error: BaseException, case: Case, refuses: Mapping[str, str]) -> str:
+    """The words of an error that is a documented refusal at the sizes of the case; empty where it is none."""
+    if not refuses or not isinstance(error, ERRORS):
+        return ""
+    sizes = {**case.sizes, ITEMSIZE: case.input_format.bits // 8}
+    for pattern, condition in refuses.items():
+        if re.search(pattern, str(error)) and _holds(condition, sizes):
+            where = f" where {condition}" if condition else ""
+            return f"{type(error).__name__} {pattern!r}{where}"
+    return ""
+
+
+def refused_by_reference(
+    error: BaseException, case: Case, arguments: Sequence[Any], keywords: Mapping[str, Any]
+) -> str:
+    """The words of an error on arguments that the reference, called by PyTorch, refuses too; empty where it is none."""
+    definition: Any = case.definition
+    if not definition.needs_dtypes or not isinstance(error, ERRORS):
+        return ""
+    try:
+        definition.definition.forms[0](*arguments, **keywords)
+    except ERRORS as own:
+        return f"the reference refuses these arguments too ({type(own).__name__}: {one_line(own)[:120]})"
+    except Exception:
+        return ""
+    return ""
+
+
+def _tree(condition: str) -> ast.expr:
+    try:
+        return ast.parse(condition, mode="eval").body
+    except SyntaxError:
+        raise SettingError(f"refuses: {condition!r}; expected a condition on sizes, e.g. 'N > 65536'") from None
+
+
+def _names(condition: str) -> list[str]:
+    return [node.id for node in ast.walk(_tree(condition)) if isinstance(node, ast.Name)] if condition else []
+
+
+def _holds(condition: str, sizes: Mapping[str, int]) -> bool:
+    def value(node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value=int(number)):
+                return number
+            case ast.Name(id=name):
+                return sizes.get(name, 0)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
+                return _OPERATIONS[type(op)](value(left), value(right))
+            case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in _OPERATIONS for op in ops):
+                numbers = [value(left), *map(value, others)]
+                pairs = zip(ops, numbers, numbers[1:], strict=False)
+                return all(_OPERATIONS[type(op)](a, b) for op, a, b in pairs)
+            case ast.BoolOp(op=ast.And(), values=parts):
+                return all(map(value, parts))
+            case ast.BoolOp(op=ast.Or(), values=parts):
+                return any(map(value, parts))
+        expected = "expected comparisons of sizes, joined by and / or"
+        raise SettingError(f"refuses: {condition!r}; {expected}, e.g. 'N > 65536 or N % 8 != 0'")
+
+    return not condition or bool(value(_tree(condition)))

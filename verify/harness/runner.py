@@ -1,0 +1,302 @@
+"""One trial: a case is built, the kernel called as the case's protocol says, and its results judged.
+
+Protocols: "once"; "repeat", the same call twice must give the same bits; "after_other" and "after_refill", a call with
+other data of the same shape comes first, in other memory or in the same; "after_many", many such calls, as when it is
+timed; "emitted", Triton kernels compute as NVIDIA's backend has them; "outside", the call is made where nothing tells
+of an examination; "alone", each row by itself must give the bits that it gives among the others; "bias", calls with
+fresh data, whose errors may not all lean to one side; "at", a large case, called in its poisoned memory, which shows
+what is never written, and then in plain memory: of these results samples are judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from assay.golden.errors import Undecided
+from assay.golden.evaluation.golden import Golden
+from assay.interpreter import device_to_pretend
+from assay.runtime.environment import seed_generators, standard_environment, with_changes
+from assay.runtime.patience import BUSY
+from assay.verify.cases.at_shape import PROTOCOL as AT
+from assay.verify.cases.case import Case, Inputs, all_contents, build
+from assay.verify.comparison.bias import try_series
+from assay.verify.comparison.oracle import Oracle
+from assay.verify.comparison.result import Result, undecided
+from assay.verify.comparison.sampled import asked, judge_samples
+from assay.verify.comparison.suspicion import second_look, takes_chance
+from assay.verify.contract import Contract
+from assay.verify.findings import Failure
+from assay.verify.harness.call import EMITTED, Call, Finding, options_for
+from assay.verify.harness.clean_process import START, NoResult, call_outside
+from assay.verify.harness.monkeypatch_guard import Namespaces
+from assay.verify.harness.target import target_of
+from assay.verify.settings import Settings
+
+_MANY = 40  # equal calls of the protocol "after_many"
+
+
+class Observer(Protocol):
+    """Who calls the kernel elsewhere: `execution.isolation.Isolation`."""
+
+    def observe(self, case: Case) -> tuple[torch.Tensor, ...] | Failure:
+        """What `Bench.observe` gives."""
+
+    def pass_over(self, known: frozenset[str]) -> None:
+        """Let `observe` pass over what is known."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A kernel on the bench: how it is called, and the contract that it is judged by.
+
+    ``goldens`` are those of the case at hand, where they are known already. ``known`` are aspects that are broken
+    already: that the kernel changes its inputs (`memory`), or what others use (`conduct`), is passed over, so that the
+    rest can be judged. ``isolation`` makes the calls in another process.
+    """
+
+    call: Call
+    contract: Contract
+    device: torch.device | str = "cpu"
+    goldens: tuple[Golden, ...] | None = None
+    known: frozenset[str] = frozenset()
+    isolation: Observer | None = None
+
+    @staticmethod
+    def of(
+        kernel: Callable[..., Any], settings: Settings, before: Callable[[Case, float], None] | None = None
+    ) -> Bench:
+        """The kernel under these settings; ``before`` is that of `Call`."""
+        environment = with_changes(settings.environment)
+        call = Call(kernel, settings.options, settings.framework, settings.timeout, before, environment)
+        call = replace(call, refuses=settings.refuses)
+        if settings.pretend:
+            call = replace(call, pretend=device_to_pretend(settings.pretend, settings.faithful))
+        return Bench(call, settings.contract, settings.device)
+
+    def passing_over(self, known: frozenset[str]) -> Bench:
+        """The bench, with what is known passed over."""
+        if self.isolation is not None:
+            self.isolation.pass_over(known)
+        return replace(self, known=known)
+
+    def try_case(self, case: Case) -> Result:
+        """Build, call, judge; where rounding decides what the reference computes there is nothing to judge by."""
+        try:
+            return self._tried(case)
+        except Undecided as error:
+            return undecided(case, error)
+
+    @standard_environment()
+    def _tried(self, case: Case) -> Result:
+        if case.protocol == "bias":
+            return try_series(case, self.try_case, self.contract, self.oracle.under)
+        self.call.tell(case)
+        if self.isolation is not None:
+            values, seen = all_contents(case), self.isolation.observe(case)
+        else:
+            inputs = build(case, self.device)
+            values = {name: guarded.tensor.detach().cpu().clone() for name, guarded in inputs.guarded.items()}
+            seen = self.observe(case, inputs)
+        if isinstance(seen, Failure):
+            return Result(case, seen, sampled=f"{asked(case)}: {seen.message}" if case.protocol == AT else "")
+        if case.protocol == AT:
+            return judge_samples(self.oracle, case, values, seen)
+        return _told(self.oracle.judge(case, values, seen))
+
+    @standard_environment()
+    def outputs(self, case: Case) -> tuple[torch.Tensor, ...] | None:
+        """What one call gives, whatever it is worth; None where it gives nothing."""
+        case = replace(case, protocol="once")
+        seen = self.isolation.observe(case) if self.isolation else self.observe(case, build(case, self.device))
+        return None if isinstance(seen, Failure) else seen
+
+    def observe(self, case: Case, inputs: Inputs) -> tuple[torch.Tensor, ...] | Failure:
+        """The outputs of the calls that the case's protocol makes, or what was wrong with them besides numbers."""
+        namespaces = Namespaces()
+        seed_generators(case.seed)
+        seen = self._outside(case, inputs) if case.protocol == "outside" else self._inside(case, inputs)
+        replaced = namespaces.restore()
+        if replaced and "conduct" not in self.known:
+            return self._found(
+                case, Finding("input_mutated", f"the kernel replaced {', '.join(replaced)}", aspect="conduct")
+            )
+        return seen
+
+    def _inside(self, case: Case, inputs: Inputs) -> tuple[torch.Tensor, ...] | Failure:
+        before: tuple[torch.Tensor, ...] = ()
+        held: tuple[torch.Tensor, ...] = ()
+        if case.protocol.startswith("after_"):
+            before, inputs, finding = self._other_data_first(case, inputs)
+            if finding is not None:
+                return self._found(case, finding)
+            held = tuple(output.clone() for output in before)
+        outputs = self.call(case, inputs)
+        if case.protocol == AT and not isinstance(outputs, Finding):
+            unwritten = self._unwritten(case, inputs, outputs)
+            outputs = unwritten or self.call(replace(case, memory="plain"), inputs)
+        if isinstance(outputs, Finding):
+            return self._found(case, outputs)
+        damage = inputs.damage()
+        if damage is not None and "memory" not in self.known:
+            name, kind = damage
+            return self._found(case, Finding(kind, _DAMAGE[kind].format(name)))
+        if any(not same_bits(now, then) for now, then in zip(before, held, strict=True)):
+            return self._found(case, Finding("nondeterministic", "a later call changed an earlier call's result"))
+        for finding in (self._repeated(case, inputs, outputs), self._alone(case, outputs)):
+            if finding is not None:
+                return self._found(case, finding)
+        return outputs
+
+    @property
+    def oracle(self) -> Oracle:
+        """Who judges the outputs."""
+        return Oracle(self.contract, self.goldens)
+
+    def _other_data_first(self, case: Case, inputs: Inputs) -> tuple[tuple[torch.Tensor, ...], Inputs, Finding | None]:
+        """A call with other data of the same shapes; then the case's own data, in the same memory if it says so."""
+        if case.protocol == "after_other":
+            others = build(replace(case, seed=case.seed + 7_777_777, edits=()), self.device)
+            outputs = self.call(case, others)
+            return ((), inputs, outputs) if isinstance(outputs, Finding) else (outputs, inputs, None)
+        others_data = all_contents(replace(case, seed=case.seed + 7_777_777, edits=()))
+        own_data = all_contents(case)
+        refilled = {name: g.refill(others_data[name].to(g.tensor.device)) for name, g in inputs.guarded.items()}
+        outputs = self.call(case, Inputs(refilled, inputs.keywords))
+        if case.protocol == "after_many":
+            outputs = self._often(case, Inputs(refilled, inputs.keywords), outputs)
+        own = {name: g.refill(own_data[name].to(g.tensor.device)) for name, g in inputs.guarded.items()}
+        return ((), inputs, outputs) if isinstance(outputs, Finding) else (outputs, Inputs(own, inputs.keywords), None)
+
+    def _often(
+        self, case: Case, inputs: Inputs, first: tuple[torch.Tensor, ...] | Finding
+    ) -> tuple[torch.Tensor, ...] | Finding:
+        """The last of many equal calls, which must give what the first did."""
+        if isinstance(first, Finding):
+            return first
+        held, last = tuple(output.clone() for output in first), first
+        for _ in range(_MANY - 1):
+            answer = self.call(case, inputs)
+            if isinstance(answer, Finding):
+                return answer
+            last = answer
+        if not self.contract.deterministic or all(map(same_bits, last, held)):
+            return last
+        return Finding("nondeterministic", f"the last of {_MANY} equal calls gave other bits than the first")
+
+    def _outside(self, case: Case, inputs: Inputs) -> tuple[torch.Tensor, ...] | Failure:
+        """What the kernel gives where nothing tells of an examination."""
+        keywords = options_for(case, inputs, self.call.listed)
+        self.call.tell(case, BUSY * (self.call.timeout + START))  # this process only waits
+        found = call_outside(target_of(self.call.kernel), inputs.positional, keywords, self.call.timeout)
+        self.call.tell(case)
+        if isinstance(found, NoResult) and not (found.lacks_gpu or self.call.pretend):
+            return self._found(case, Finding("crash", f"in a process of its own: {found.message}"))
+        outputs = self.call(case, inputs) if isinstance(found, NoResult) else self.call.form(case, inputs, found)
+        return self._found(case, outputs) if isinstance(outputs, Finding) else outputs
+
+    def _repeated(self, case: Case, inputs: Inputs, outputs: tuple[torch.Tensor, ...]) -> Finding | None:
+        if case.protocol != "repeat" or not self.contract.deterministic:
+            return None
+        held = tuple(output.clone() for output in outputs)
+        again = self.call(case, inputs)
+        if isinstance(again, Finding):
+            return replace(again, message=f"in the second of two equal calls: {again.message}")
+        for place, (first, second) in enumerate(zip(held, again, strict=True)):
+            if not same_bits(first, second):
+                return Finding(
+                    "nondeterministic", "the same call gave other bits the second time", place, _differ(first, second)
+                )
+        return None
+
+    def _alone(self, case: Case, outputs: tuple[torch.Tensor, ...]) -> Finding | None:
+        symbol = case.definition.row_axis(case.options)
+        if case.protocol != "alone" or symbol is None or case.sizes[symbol] < 2:
+            return None
+        signature, rows = case.signature, case.sizes[symbol]
+        for row in sorted({0, min(1, rows - 1), min(2, rows - 1), rows // 2, rows - 1}):
+            single = replace(case, sizes={**case.sizes, symbol: 1})
+            whole = build(case, self.device)
+            sliced = {
+                tensor.name: replace(guarded, tensor=_row(guarded.tensor, tensor.dims, symbol, row))
+                for tensor, guarded in zip(signature.tensors, whole.guarded.values(), strict=True)
+            }
+            alone = self.call(single, Inputs(sliced, whole.keywords))
+            if isinstance(alone, Finding):
+                return replace(alone, message=f"row {row} alone: {alone.message}")
+            for place, (tensor, part, full) in enumerate(zip(signature.returns, alone, outputs, strict=True)):
+                if symbol in tensor.dims and not same_bits(part, _row(full, tensor.dims, symbol, row)):
+                    return Finding("batch_variant", f"row {row} alone gives other bits than among {rows}", place)
+        return None
+
+    def _unwritten(self, case: Case, inputs: Inputs, poisoned: tuple[torch.Tensor, ...]) -> Finding | None:
+        """Where in all of a large output the kernel leaves what was in memory before: NaN, and other numbers next."""
+        for place, found in enumerate(poisoned):
+            if not bool(found.isnan().any()):
+                continue
+            again = self.call(replace(case, memory="huge"), inputs)
+            if isinstance(again, Finding):
+                return again
+            unwritten = found.isnan() & ~again[place].isnan()
+            if bool(unwritten.any()):
+                index = tuple(int(part) for part in unwritten.nonzero()[0])
+                words = f"{int(unwritten.sum())} of {found.numel()} elements, first at {list(index)}"
+                message = f"the output holds what was in memory before the call ({words})"
+                return Finding("unwritten_output", message, place, index, aspect="memory")
+        return None
+
+    def _found(self, case: Case, finding: Finding) -> Failure:
+        name = case.signature.returns[finding.output].name
+        return Failure(
+            finding.kind,
+            case,
+            finding.message,
+            name,
+            finding.index,
+            device_lost=finding.device_lost,
+            aspect=finding.aspect,
+        )
+
+
+def _told(result: Result) -> Result:
+    """The result, whose failure says how its call was made where that is not the plain way."""
+    if result.failure is None or result.case.protocol != EMITTED:
+        return result
+    how = "with a b + c rounded once and functions approximate, as NVIDIA's backend has them"
+    return replace(result, failure=replace(result.failure, message=f"{how}: {result.failure.message}"))
+
+
+def suspicion(bench: Bench, case: Case) -> Failure | None:
+    """The failure of a case, or what makes it suspect: an error that rounding hardly explains."""
+    result = bench.try_case(case)
+    if result.failure is not None or not takes_chance(case):
+        return result.failure
+    return second_look(bench.oracle, case, result).failure
+
+
+_DAMAGE = {
+    "input_mutated": "the kernel changed its input {0}",
+    "out_of_bounds_write": "the kernel wrote beyond its input {0}",
+}
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype hold the same bits (any NaN equals any NaN)."""
+    if a.dtype.is_floating_point:
+        a, b = a.double(), b.double()
+        return bool((((a == b) & (torch.signbit(a) == torch.signbit(b))) | (a.isnan() & b.isnan())).all())
+    return bool((a == b).all())
+
+
+def _differ(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
+    different = (a.double() != b.double()) & ~(a.double().isnan() & b.double().isnan())
+    places = different.nonzero()
+    return tuple(int(place) for place in places[0]) if len(places) else ()
+
+
+def _row(tensor: torch.Tensor, dims: tuple[str, ...], symbol: str, row: int) -> torch.Tensor:
+    """One row along ``symbol``, kept as a dimension of size one."""
+    return tensor.narrow(dims.index(symbol), row, 1) if symbol in dims else tensor

@@ -1,0 +1,178 @@
+"""Power: which known faults an examination, or a test with a plain tolerance, would have caught.
+
+Every fault model of a spec is run as a kernel, in float32 inside, and examined. What gets through names the input that
+would have been needed. The kernel without a fault is examined first: a check that it fails catches nothing.
+"""
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from assay.golden.arithmetic import Real
+from assay.golden.inputs.values import torch_dtype
+from assay.runtime.errors import unknown
+from assay.verify.cases.case import Case, build
+from assay.verify.cases.sampler import seeded, with_values
+from assay.verify.errors import SettingError
+from assay.verify.examination.procedure import examination
+from assay.verify.examination.question import Question, ask
+from assay.verify.explanation.fault_models import fault_models_of
+from assay.verify.explanation.fault_models.evaluation import evaluate, kernel_of
+from assay.verify.explanation.fault_models.fault_model import FAMILIES, FaultModel
+from assay.verify.harness.call import Finding
+from assay.verify.power_report import PowerReport, Tried
+from assay.verify.reference import Reference, question_of
+from assay.verify.settings import Settings
+
+_CHECK = re.compile(r"\s*(allclose|assert_close)\s*(?:\(\s*([^,()]+?)\s*,\s*([^,()]+?)\s*\))?\s*")
+_ALLCLOSE = (1e-5, 1e-8)
+_ASSERT_CLOSE = {
+    "float16": (1e-3, 1e-5), "bfloat16": (1.6e-2, 1e-5), "float32": (1.3e-6, 1e-5), "float64": (1e-7, 1e-7),
+}  # fmt: skip  # torch.testing.assert_close's defaults
+Progress = Callable[[str, int, int], None]
+
+
+def power(
+    op: str | Reference | Sequence[Reference],
+    *,
+    tensors: str | None = None,
+    examples: int = 50,
+    families: Sequence[str] | None = None,
+    against: str = "",
+    progress: Progress | None = None,
+    **settings: Any,
+) -> PowerReport:
+    """Examine every fault model of spec ``op``, or of a reference with its ``tensors``, that these settings admit.
+
+    ``settings`` are dtype, out_dtype, options, shapes, contract, seed and layouts, as `assay.verify.examine` takes
+    them. ``families`` are the fault families to try, all where left out.
+    ``against`` is a plain check to compare with: "allclose(rtol, atol)" or "assert_close(rtol, atol)" of a float64
+    reference on normal numbers of one size, with torch's own tolerances where they are left out. ``progress(name, done,
+    of)`` is called before each fault. Raises as `examine` does, and `SettingError` on an ``against`` that can't be
+    read, and where the kernel without a fault does not pass the examination, or fails the plain check.
+    """
+    given = {name: value for name, value in settings.items() if value is not None}
+    question = question_of(op, tensors)
+    return measured(
+        Settings(question, examples=examples, **given), families=families, against=against, progress=progress
+    )
+
+
+def measured(
+    settings: Settings, *, families: Sequence[str] | None = None, against: str = "", progress: Progress | None = None
+) -> PowerReport:
+    """`power` with its settings as a record; of those that say how a kernel is run none count."""
+    started = time.perf_counter()
+    settings = replace(settings.anywhere(), every_aspect=False, at=())
+    definition, out_dtype = settings.definition, settings.out_dtype
+    op = definition.qualified_name if definition.needs_dtypes else definition.name
+    question = ask(kernel_of(None, op), settings)
+    tolerances = _tolerances(against) if against else None
+    for family in families or ():
+        if family not in FAMILIES:
+            raise SettingError(f"families: {unknown('family', family, FAMILIES)}")
+    faults = [fault for fault in _admitted(question, op) if fault.family in (families or FAMILIES)]
+    _require_a_pass(question, op, against, tolerances)
+    trials = []
+    for place, fault in enumerate(faults):
+        if progress is not None:
+            progress(fault.name, place, len(faults))
+        verdict = examination(kernel_of(fault, op, out_dtype), settings)
+        trials.append(
+            Tried(
+                fault.name,
+                fault.family,
+                fault.description,
+                fault.origin,
+                fault.needs,
+                caught=verdict.failure is not None and fault.shows(verdict.failure.kind),
+                kind=verdict.failure.kind if verdict.failure else "",
+                cases=verdict.cases,
+                against=None if tolerances is None else _plain_check_fails(question, fault, tolerances),
+            )
+        )
+    contract, seconds = str(settings.contract), time.perf_counter() - started
+    return PowerReport(op, question.dtype, contract, settings.fuzzed, tuple(trials), against, seconds)
+
+
+def _require_a_pass(
+    question: Question, op: str, against: str, check: tuple[str, tuple[float, float] | None] | None
+) -> None:
+    """Raise `SettingError` unless the kernel without a fault, in float32 inside, passes what faults are put to."""
+    verdict = examination(kernel_of(None, op, question.settings.out_dtype), question.settings)
+    if not verdict.passed:
+        why = verdict.failure.message if verdict.failure is not None else verdict.note
+        raise SettingError(
+            f"power: {op} in {question.dtype} under {question.bench.contract}: expected that the kernel without a "
+            f"fault, in float32 inside, passes; got {verdict.outcome} ({why}), so that a rate would tell nothing; "
+            "ask in float32 or narrower, or under a contract that float32 keeps"
+        )
+    if check is not None and _plain_check_fails(question, None, check):
+        raise SettingError(
+            f"power: against={against!r} fails the kernel without a fault ({op} in {question.dtype}), so that a rate "
+            "would tell nothing; ask with larger tolerances"
+        )
+
+
+def _admitted(question: Question, op: str) -> list[FaultModel]:
+    """The fault models that some set of the options admits, and that break the contract asked for."""
+    sampler, choose = question.sampler, seeded(0)
+    cases = [sampler.case(choose, style="tile", options=options) for options in sampler.option_sets()]
+    kept = question.bench.contract.changed()
+    return [
+        fault
+        for fault in fault_models_of(op)
+        if any(fault.concerns(case) for case in cases)
+        and not (fault.contract and all(kept.get(name) == value for name, value in fault.contract.items()))
+    ]
+
+
+def _tolerances(text: str) -> tuple[str, tuple[float, float] | None]:
+    """The check that ``text`` names, and its tolerances."""
+    expected = f"against={text!r}; expected allclose(1e-2,1e-2) or assert_close(1e-2,1e-2): rtol and atol"
+    found = _CHECK.fullmatch(text)
+    if found is None:
+        raise SettingError(expected)
+    name, rtol, atol = found.groups()
+    try:
+        return name, None if rtol is None else (float(rtol), float(atol))
+    except ValueError:
+        raise SettingError(expected) from None
+
+
+def _plain_check_fails(
+    question: Question, fault: FaultModel | None, check: tuple[str, tuple[float, float] | None]
+) -> bool:
+    """Whether a comparison with a float64 reference on normal numbers of one size catches the fault (None: no fault).
+
+    It is made once for each set of options, and any of them may catch it.
+    """
+    kernel = kernel_of(fault, question.definition.name, question.sampler.out_dtype)
+    call = question.bench.call
+    for options in question.sampler.option_sets():
+        case = question.sampler.case(seeded(question.sampler.seed), style="tile", options=options)
+        case = with_values(case, "normal", layouts={}, protocol="once", memory="plain", unused="plain")
+        inputs = build(case)
+        outputs = type(call)(kernel, call.listed)(case, inputs)
+        if isinstance(outputs, Finding):
+            if fault is None or fault.shows(outputs.kind):
+                return True
+        elif _differ(case, inputs.guarded, outputs, check):
+            return True
+    return False
+
+
+def _differ(case: Case, guarded: Any, outputs: tuple[Any, ...], check: tuple[str, tuple[float, float] | None]) -> bool:
+    name, stated = check
+    values = {tensor: part.tensor for tensor, part in guarded.items()}
+    right = evaluate(None, case, values, Real)
+    for got, want, dtype in zip(outputs, right, case.result_dtypes, strict=True):
+        rtol, atol = stated or (_ALLCLOSE if name == "allclose" else _ASSERT_CLOSE.get(dtype, (0.0, 0.0)))
+        stored = want.to(torch_dtype(dtype)).double()
+        if not torch.allclose(got.double(), stored, rtol=rtol, atol=atol, equal_nan=name == "assert_close"):
+            return True
+    return False
