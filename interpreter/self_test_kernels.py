@@ -1,5 +1,7 @@
 """The kernels of the interpreter's self-tests."""
 
+from __future__ import annotations
+
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice

@@ -1,7 +1,7 @@
 """NVIDIA's libdevice on NumPy arrays, by the symbols that Triton calls: CUDA's mathematical functions and intrinsics.
 
-Real functions are evaluated in float64 and rounded once, nearer to the truth than the library; arithmetic with a
-rounding mode, conversions and bits are what CUDA's documentation of libdevice says, to the last bit.
+Real functions are evaluated in float64 and rounded once, more accurately than by the library. Arithmetic with a
+rounding mode, conversions and bit operations follow CUDA's documentation of libdevice to the last bit.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ import mpmath
 import numpy as np
 import torch
 
-from assay.interpreter import functions
-from assay.interpreter.rounded import from_integer, operation, rounded
-from assay.interpreter.small_floats import Array
+from assay.interpreter.numerics.floats import Array, erf, from_integer, operation, rounded, rsqrt, to_integer
+from assay.interpreter.numerics.ptx import reverse_bits
 
 _MODES = {"rn": "rn", "rz": "rz", "rd": "rm", "ru": "rp"}
-_WHOLE: dict[str, Any] = {"rn": np.rint, "rz": np.trunc, "rd": np.floor, "ru": np.ceil}
+_TO_INTEGRAL: dict[str, Any] = {"rn": np.rint, "rz": np.trunc, "rd": np.floor, "ru": np.ceil}
 _INTEGERS = {"int": np.int32, "uint": np.uint32, "ll": np.int64, "ull": np.uint64}
 _FLOATS = {"float": "f32", "double": "f64"}
 
 
 def libdevice(symbol: str) -> Callable[..., Array]:
-    """The function behind a symbol of NVIDIA's libdevice, such as ``__nv_tanhf``, on arrays of its arguments' dtypes.
+    """Return the function of a libdevice symbol such as ``__nv_tanhf``, on arrays of its arguments' dtypes.
 
-    What it gives is float64, to be rounded, or of an integer dtype, whose bits count. Raises NotImplementedError,
-    naming it, for one that is not here.
+    The function returns float64, to be rounded to the result's format, or an integer dtype with the result's bits.
+    Raises NotImplementedError for an unknown symbol.
     """
     name = symbol.removeprefix("__nv_").removeprefix("fast_")
     if name in _BITS:
@@ -48,7 +47,7 @@ def libdevice(symbol: str) -> Callable[..., Array]:
     if match := re.fullmatch(r"double2float_(r[nzdu])", name):
         mode = match[1]
         return lambda x: rounded(x, "f32", _MODES[mode])
-    function = _REAL.get(name) or _REAL.get(name.removesuffix("f"))
+    function = _REAL.get(name) or _REAL.get(name.removesuffix("f"))  # float32 variants end with "f"
     if function is None:
         raise NotImplementedError(f"libdevice's {symbol} is not interpreted")
     return lambda *operands: function(*(_widened(operand) for operand in operands))
@@ -59,14 +58,14 @@ def _widened(operand: Array) -> Array:
 
 
 def _in_mode(op: str, format: str, mode: str, *operands: Array) -> Array:
-    given = tuple(operand.astype(np.float64) for operand in operands)
+    wide = tuple(operand.astype(np.float64) for operand in operands)
     if op == "rcp":
-        op, given = "div", (np.ones_like(given[0]), *given)
-    return operation(op, given, format, mode)
+        op, wide = "div", (np.ones_like(wide[0]), *wide)
+    return operation(op, wide, format, mode)
 
 
 def _to_integer(kind: str, mode: str, x: Array) -> Array:
-    return functions.to_integer(_WHOLE[mode](x), _INTEGERS[kind])
+    return to_integer(_TO_INTEGRAL[mode](x), _INTEGERS[kind])
 
 
 def _torch(name: str) -> Callable[..., Array]:
@@ -75,7 +74,7 @@ def _torch(name: str) -> Callable[..., Array]:
 
 
 def _each(function: Callable[..., float]) -> Callable[..., Array]:
-    """A function of Python's numbers on arrays; where it has no value, NaN."""
+    """Apply a function of Python numbers to arrays; undefined results become NaN, overflow infinity."""
 
     def valued(*numbers: Any) -> float:
         try:
@@ -108,20 +107,20 @@ def _tgamma(x: float) -> float:
 
 
 def _sinpi(x: Array) -> Array:
-    """sin(pi x), of x modulo 2 brought into [-1/2, 1/2], which is exact."""
-    turn = np.fmod(x, 2.0)
-    folded = np.where(np.abs(turn) > 1.5, turn - np.copysign(2, turn), np.copysign(1, turn) - turn)
-    return np.sin(math.pi * np.where(np.abs(turn) > 0.5, folded, turn))
+    """sin(pi x), with x modulo 2 reduced exactly to [-1/2, 1/2]."""
+    r = np.fmod(x, 2.0)
+    folded = np.where(np.abs(r) > 1.5, r - np.copysign(2, r), np.copysign(1, r) - r)
+    return np.sin(math.pi * np.where(np.abs(r) > 0.5, folded, r))
 
 
 def _cospi(x: Array) -> Array:
-    turn = np.abs(np.fmod(x, 2.0))
-    turn = np.where(turn > 1, 2 - turn, turn)
-    return np.where(turn < 0.25, np.cos(math.pi * turn), np.sin(math.pi * (0.5 - turn)))
+    r = np.abs(np.fmod(x, 2.0))
+    r = np.where(r > 1, 2 - r, r)
+    return np.where(r < 0.25, np.cos(math.pi * r), np.sin(math.pi * (0.5 - r)))
 
 
 def _erfcinv(x: Array) -> Array:
-    """From 1/2 on by erf's inverse of 1 - x, which is exact; below by the normal distribution's quantile."""
+    """From 1/2 on erfinv(1 - x), where 1 - x is exact; below by the normal distribution's quantile."""
     upper = _torch("erfinv")(1 - np.where(x >= 0.5, x, 1.0))
     lower = -_torch("ndtri")(np.where(x < 0.5, x, 0.5) / 2) / math.sqrt(2)
     return np.where(np.isnan(x), x, np.where(x >= 0.5, upper, lower))
@@ -135,7 +134,7 @@ def _norm(*parts: Array) -> Array:
 
 
 def _round(x: Array) -> Array:
-    """To the nearest whole number, ties away from zero."""
+    """To the nearest integer, ties away from zero."""
     whole = np.trunc(x)
     return np.copysign(np.where(np.abs(x - whole) >= 0.5, whole + np.copysign(1, x), whole), x)
 
@@ -149,14 +148,14 @@ def _logb(x: Array) -> Array:
 
 
 def _ilogb(x: Array) -> Array:
-    """Of zero and NaN the least int32, of an infinity the largest."""
+    """For zero and NaN the least int32, for infinities the largest."""
     limits = np.iinfo(np.int32)
     special = np.where(np.isinf(x), limits.max, limits.min)
     return np.where(np.isfinite(x) & (x != 0), _exponent(np.where(np.isfinite(x), x, 1.0)), special).astype(np.int32)
 
 
-def _scaled(x: Array, power: Array) -> Array:
-    return np.ldexp(x, np.clip(power.astype(np.int64), -5000, 5000))
+def _ldexp(x: Array, power: Array) -> Array:
+    return np.ldexp(x, np.clip(power.astype(np.int64), -5000, 5000))  # ldexp takes C ints; beyond 5000 all is 0 or inf
 
 
 def _high_half(x: Array, y: Array, width: int) -> Array:
@@ -166,68 +165,70 @@ def _high_half(x: Array, y: Array, width: int) -> Array:
     return result
 
 
-def _low_24(kind: str, x: Array, y: Array) -> Array:
-    """The low 32 bits of a product of numbers of 24 bits, whose higher bits are not read."""
+def _mul24(kind: str, x: Array, y: Array) -> Array:
+    """The low 32 bits of the product of the operands' low 24 bits."""
     wide = (part.astype(np.int64) & 0xFFFFFF for part in (x, y))
     first, second = (np.where(kind == "i", (part ^ 0x800000) - 0x800000, part) for part in wide)
     return np.asarray(first * second).astype(np.uint32).view(f"{kind}4")
 
 
-def _average(kind: str, up: int, x: Array, y: Array) -> Array:
-    return (x.astype(np.int64) + y.astype(np.int64) + up >> 1).astype(f"{kind}4")
+def _average(kind: str, carry: int, x: Array, y: Array) -> Array:
+    return (x.astype(np.int64) + y.astype(np.int64) + carry >> 1).astype(f"{kind}4")
 
 
-def _distance(kind: str, x: Array, y: Array, z: Array) -> Array:
+def _sum_of_absolute_difference(kind: str, x: Array, y: Array, z: Array) -> Array:
     return (np.abs(x.astype(np.int64) - y.astype(np.int64)) + z.astype(np.int64)).astype(np.uint32).view(f"{kind}4")
 
 
-def _bits(count: Callable[[int, int], int], kind: Any = np.int32) -> Callable[[Array], Array]:
-    def counted(x: Array) -> Array:
+def _per_pattern(function: Callable[[int, int], int], kind: Any = np.int32) -> Callable[[Array], Array]:
+    """``function(bits, width)`` of each pattern, in dtype ``kind``, or that of the argument if None."""
+
+    def apply(x: Array) -> Array:
         width = 8 * x.dtype.itemsize
-        found = [count(int(each) % 2**width, width) for each in x.reshape(-1)]
+        results = [function(int(each) % 2**width, width) for each in x.reshape(-1)]
         dtype = x.dtype if kind is None else np.dtype(kind)
-        return np.array(found, f"u{dtype.itemsize}").view(dtype).reshape(x.shape)
+        return np.array(results, f"u{dtype.itemsize}").view(dtype).reshape(x.shape)
 
-    return counted
+    return apply
 
 
-def _permuted(x: Array, y: Array, selector: Array) -> Array:
-    """Four of the eight bytes of {y, x}, by the low three bits of each nibble."""
-    whole = y.view(np.uint32).astype(np.uint64) << np.uint64(32) | x.view(np.uint32)
-    result = np.zeros(whole.shape, np.uint64)
-    for place in range(4):
-        nibble = selector.view(np.uint32).astype(np.uint64) >> np.uint64(4 * place) & np.uint64(7)
-        result |= (whole >> (np.uint64(8) * nibble) & np.uint64(255)) << np.uint64(8 * place)
+def _byte_perm(x: Array, y: Array, selector: Array) -> Array:
+    """Four of the eight bytes of {y, x}, selected by the low three bits of each nibble."""
+    pair = y.view(np.uint32).astype(np.uint64) << np.uint64(32) | x.view(np.uint32)
+    result = np.zeros(pair.shape, np.uint64)
+    for position in range(4):
+        nibble = selector.view(np.uint32).astype(np.uint64) >> np.uint64(4 * position) & np.uint64(7)
+        result |= (pair >> (np.uint64(8) * nibble) & np.uint64(255)) << np.uint64(8 * position)
     return result.astype(np.uint32).view(np.int32)
 
 
-def _viewed(kind: str) -> Callable[[Array], Array]:
+def _bitcast(kind: str) -> Callable[[Array], Array]:
     return lambda x: np.ascontiguousarray(x).view(kind).reshape(x.shape)
 
 
-def _whole_double(high: Array, low: Array) -> Array:
+def _join_double(high: Array, low: Array) -> Array:
     bits = high.astype(np.uint32).astype(np.uint64) << np.uint64(32) | low.astype(np.uint32)
     return bits.view(np.float64)
 
 
-def _words(x: Array, shift: int) -> Array:
+def _word_of_double(x: Array, shift: int) -> Array:
     bits = np.ascontiguousarray(x).view(np.uint64).reshape(x.shape)
     return (bits >> np.uint64(shift)).astype(np.uint32).view(np.int32)
 
 
-def _reciprocal_of_high_half(x: Array) -> Array:
-    """Of a double's high word alone, to a high word: the low ones count as zero, and are."""
-    cut = np.uint64(0xFFFFFFFF00000000)
-    high = (np.ascontiguousarray(x).view(np.uint64) & cut).view(np.float64)
-    result: Array = (np.reciprocal(high).view(np.uint64) & cut).view(np.float64).reshape(x.shape)
+def _rcp64h(x: Array) -> Array:
+    """The reciprocal of a double's high word, to a high word; the low words are zero."""
+    high_word = np.uint64(0xFFFFFFFF00000000)
+    high = (np.ascontiguousarray(x).view(np.uint64) & high_word).view(np.float64)
+    result: Array = (np.reciprocal(high).view(np.uint64) & high_word).view(np.float64).reshape(x.shape)
     return result
 
 
-_NUMPYS = """
+_IN_NUMPY = """
 abs cbrt ceil copysign cos cosh exp exp2 expm1 floor fmod hypot isinf isnan log log10 log1p log2 fmax fmin
 rint signbit sin sinh sqrt tan tanh trunc
 """
-_REAL: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in _NUMPYS.split()} | {
+_REAL: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in _IN_NUMPY.split()} | {
     "fabs": np.abs,
     "llabs": np.abs,
     "acos": np.arccos,
@@ -238,12 +239,12 @@ _REAL: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in _NUM
     "atan2": np.arctan2,
     "atanh": np.arctanh,
     "fdivide": np.divide,
-    "erf": functions.erf,
+    "erf": erf,
     "erfc": _torch("erfc"),
     "erfcx": _torch("erfcx"),
     "erfinv": _torch("erfinv"),
     "erfcinv": _erfcinv,
-    "normcdf": lambda x: _torch("erfc")(-x / math.sqrt(2)) / 2,  # torch's has no left tail
+    "normcdf": lambda x: _torch("erfc")(-x / math.sqrt(2)) / 2,  # torch.special.ndtr loses the left tail (torch 2.13)
     "normcdfinv": _torch("ndtri"),
     "exp10": lambda x: np.power(10.0, x),
     "finite": np.isfinite,
@@ -273,54 +274,54 @@ _REAL: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in _NUM
     "cospi": _cospi,
     "saturate": lambda x: np.where(np.isnan(x), 0.0, np.clip(x, 0.0, 1.0)),
     "fdim": lambda x, y: np.where(x <= y, 0.0, x - y),
-    "ldexp": _scaled,
-    "scalbn": _scaled,
+    "ldexp": _ldexp,
+    "scalbn": _ldexp,
     "logb": _logb,
     "ilogb": _ilogb,
     "remainder": _each(math.remainder),
     "pow": np.power,
     "powi": np.power,
     "round": _round,
-    "rsqrt": functions.rsqrt,
-    "frsqrt_rn": functions.rsqrt,
+    "rsqrt": rsqrt,
+    "frsqrt_rn": rsqrt,
     "signbitd": np.signbit,
-    "rcp64h": _reciprocal_of_high_half,
+    "rcp64h": _rcp64h,
+}
+_PER_PATTERN = {
+    "brev": _per_pattern(reverse_bits, None),
+    "clz": _per_pattern(lambda bits, width: width - bits.bit_length()),
+    "popc": _per_pattern(lambda bits, width: bits.bit_count()),
+    "ffs": _per_pattern(lambda bits, width: (bits & -bits).bit_length()),
 }
 _BITS: dict[str, Callable[..., Array]] = {
+    **_PER_PATTERN,
+    **{f"{name}ll": function for name, function in _PER_PATTERN.items()},
     "llrint": partial(_to_integer, "ll", "rn"),
     "llrintf": partial(_to_integer, "ll", "rn"),
-    "llround": lambda x: functions.to_integer(_round(x), np.int64),
-    "llroundf": lambda x: functions.to_integer(_round(x), np.int64),
+    "llround": lambda x: to_integer(_round(x), np.int64),
+    "llroundf": lambda x: to_integer(_round(x), np.int64),
     "nextafter": np.nextafter,
     "nextafterf": np.nextafter,
-    "brev": _bits(lambda bits, width: int(f"{bits:0{width}b}"[::-1], 2), None),
-    "brevll": _bits(lambda bits, width: int(f"{bits:0{width}b}"[::-1], 2), None),
-    "clz": _bits(lambda bits, width: width - bits.bit_length()),
-    "clzll": _bits(lambda bits, width: width - bits.bit_length()),
-    "popc": _bits(lambda bits, width: bits.bit_count()),
-    "popcll": _bits(lambda bits, width: bits.bit_count()),
-    "ffs": _bits(lambda bits, width: (bits & -bits).bit_length()),
-    "ffsll": _bits(lambda bits, width: (bits & -bits).bit_length()),
-    "byte_perm": _permuted,
+    "byte_perm": _byte_perm,
     "mulhi": partial(_high_half, width=32),
     "umulhi": partial(_high_half, width=32),
     "mul64hi": partial(_high_half, width=64),
     "umul64hi": partial(_high_half, width=64),
-    "mul24": partial(_low_24, "i"),
-    "umul24": partial(_low_24, "u"),
+    "mul24": partial(_mul24, "i"),
+    "umul24": partial(_mul24, "u"),
     "hadd": partial(_average, "i", 0),
     "uhadd": partial(_average, "u", 0),
     "rhadd": partial(_average, "i", 1),
     "urhadd": partial(_average, "u", 1),
-    "sad": partial(_distance, "i"),
-    "usad": partial(_distance, "u"),
-    "float_as_int": _viewed("i4"),
-    "float_as_uint": _viewed("i4"),
-    "int_as_float": _viewed("f4"),
-    "uint_as_float": _viewed("f4"),
-    "double_as_longlong": _viewed("i8"),
-    "longlong_as_double": _viewed("f8"),
-    "hiloint2double": _whole_double,
-    "double2hiint": partial(_words, shift=32),
-    "double2loint": partial(_words, shift=0),
+    "sad": partial(_sum_of_absolute_difference, "i"),
+    "usad": partial(_sum_of_absolute_difference, "u"),
+    "float_as_int": _bitcast("i4"),
+    "float_as_uint": _bitcast("i4"),
+    "int_as_float": _bitcast("f4"),
+    "uint_as_float": _bitcast("f4"),
+    "double_as_longlong": _bitcast("i8"),
+    "longlong_as_double": _bitcast("f8"),
+    "hiloint2double": _join_double,
+    "double2hiint": partial(_word_of_double, shift=32),
+    "double2loint": partial(_word_of_double, shift=0),
 }

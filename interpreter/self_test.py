@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from assay.formats.rounding import round_to
-from assay.interpreter import check_kernels as kernels
+from assay.interpreter import self_test_kernels as kernels
 
 
 @dataclass(frozen=True)

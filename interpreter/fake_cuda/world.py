@@ -1,4 +1,4 @@
-"""`pretend_cuda`: "cuda" answers, and is the CPU."""
+"""`pretend_cuda`: torch and Triton with an emulated CUDA device on the CPU. Imports torch only when it is entered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from assay.interpreter.cuda_devices import USUAL, CudaDevice, cuda_device_named
 
 
 class _World:
-    """Whether "cuda" is pretended now, by whom, and as which device: the last one named."""
+    """The emulated devices of the nested contexts, the innermost last, and what they have changed."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -30,41 +30,43 @@ class _World:
         self._changes: list[Any] | None = None
 
     def device(self) -> CudaDevice:
-        """The device that answers."""
         return self.devices[-1] if self.devices else cuda_device_named(USUAL)
 
     def begin(self) -> None:
-        """Replace what must be."""
         from assay.interpreter.replacing import replaced
 
         if self._changes is None:
-            self._changes = self._found()
-        self.applied.enter_context(_own_default_device())
+            self._changes = self._find_changes()
+        self.applied.enter_context(_restored_default_device())
         self.applied.enter_context(_eager())
         self.applied.enter_context(replaced(self._changes))
-        self.applied.enter_context(_system_tool(self.device().name))
+        self.applied.enter_context(_nvidia_smi(self.device().name))
 
     def end(self) -> None:
-        """Put all back."""
         self.applied.close()
 
-    def _found(self) -> list[Any]:
-        from assay.interpreter import pretended_cuda, pretended_parts, pretended_tensors
+    def _find_changes(self) -> list[Any]:
+        from assay.interpreter.fake_cuda import random, tensors, torch_cuda
 
-        found = [*pretended_tensors.changes(), *pretended_cuda.changes(self.device), *pretended_parts.changes()]
+        result = [*tensors.changes(), *torch_cuda.changes(self.device), *random.changes(self.device)]
         if importlib.util.find_spec("triton") is not None:
-            from assay.interpreter import pretended_driver
+            from assay.interpreter.fake_cuda import driver
 
-            found += pretended_driver.changes(self.device)
-        return found
+            result += driver.changes(self.device)
+        return result
+
+
+_world = _World()
 
 
 @contextlib.contextmanager
 def _eager() -> Iterator[None]:
-    """Inside it, what torch's compiler made runs as it was written, and whoever loads the compiler (it takes seconds)
-    does so with everything put back: it keeps tables of torch's functions as they are then."""
+    """Run compiled functions eagerly, and load torch's compiler with the originals restored.
+
+    The compiler takes seconds to load, and at import it keeps tables of torch's functions as they are.
+    """
     if "torch._dynamo.trace_rules" in sys.modules:
-        from assay.interpreter.pretended_parts import eager
+        from assay.interpreter.fake_cuda.torch_cuda import eager
 
         with eager():
             yield
@@ -78,7 +80,7 @@ def _eager() -> Iterator[None]:
 
 
 class _CompilerFinder(importlib.abc.MetaPathFinder):
-    """Finds torch's compiler, and loads it in the world as it is outside."""
+    """Loads torch's compiler with the world suspended."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -98,8 +100,8 @@ class _CompilerFinder(importlib.abc.MetaPathFinder):
 
 
 @contextlib.contextmanager
-def _own_default_device() -> Iterator[None]:
-    """After it, torch's default device isn't CUDA, unless it was before."""
+def _restored_default_device() -> Iterator[None]:
+    """Restore torch's default device if it was set to CUDA inside."""
     import torch
 
     before = _default_device()
@@ -112,7 +114,7 @@ def _own_default_device() -> Iterator[None]:
 
 
 def _default_device() -> Any:
-    """What `torch.set_default_device` was given, or None."""
+    """Return the argument of the last `torch.set_default_device`, or None."""
     import torch
 
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
@@ -120,15 +122,15 @@ def _default_device() -> Any:
 
 
 @contextlib.contextmanager
-def _system_tool(name: str) -> Iterator[None]:
-    """Inside it, a command ``nvidia-smi`` is found, by which some libraries look for a GPU; a real one goes first."""
+def _nvidia_smi(name: str) -> Iterator[None]:
+    """Put a command ``nvidia-smi`` on PATH unless there is one: some libraries look for a GPU by it."""
     if os.name != "posix" or shutil.which("nvidia-smi"):
         yield
         return
     before = os.environ.get("PATH")
     with tempfile.TemporaryDirectory(prefix="assay-", ignore_cleanup_errors=True) as folder:
         tool = Path(folder, "nvidia-smi")
-        tool.write_text(f"#!/bin/sh\necho 'GPU 0: {name} (pretended)'\n", encoding="utf-8")
+        tool.write_text(f"#!/bin/sh\necho 'GPU 0: {name} (emulated)'\n", encoding="utf-8")
         tool.chmod(0o755)
         os.environ["PATH"] = os.pathsep.join(filter(None, (before, folder)))
         try:
@@ -140,39 +142,36 @@ def _system_tool(name: str) -> Iterator[None]:
                 os.environ["PATH"] = before
 
 
-_world = _World()
-
-
 @contextlib.contextmanager
 def pretend_cuda(device: str = "cuda") -> Iterator[None]:
-    """Inside it, torch and Triton answer as where there is a GPU, and its tensors are the CPU's.
+    """Emulate a CUDA device for torch and Triton inside; its tensors are the CPU's.
 
-    ``device`` names it: a row of ``configs/cuda_devices.toml``, in any case; "cuda" is "h200". Tensors that are asked
-    for on "cuda" say that they lie there, and so does what torch computes. To another place tensors are copied, as to
-    a GPU. `torch.cuda` and `torch.accelerator` tell the device's properties, streams and events do nothing and keep
-    time, memory figures count the tensors asked for by name, CUDA graphs are refused. Autocast, generators, pinned
-    memory and `triton.runtime.driver.active` go along; what `torch.compile` made runs uncompiled; what an operator is
-    registered to do on CUDA it does on the CPU too, for good. Holds in all threads; may be nested, and everything is as
-    it was afterwards. Kernels of Triton run only where there is `faithful` as well. Raises `SettingError` for an
-    unknown device.
+    ``device`` is a CUDA device of ``configs/devices.toml``, in any case; "cuda" is "h200". Tensors created on "cuda",
+    and results of operators, claim to be on the device; copies between devices are real copies. `torch.cuda` and
+    `torch.accelerator` have the device's properties; streams and events record time; memory figures count tensors
+    created on the device by name; CUDA graphs raise. `torch.rand`, `randn`, `randint` and `bernoulli_` draw the
+    device's own numbers for a seed (`assay.interpreter.fake_cuda.random`). Autocast, generators, pinned memory and
+    `triton.runtime.driver.active` follow; compiled functions run eagerly; operators registered for CUDA are registered
+    for the CPU too, permanently. Holds in all threads, may be nested, and ends with everything restored. Kernels of
+    Triton also need `faithful`. Raises `SettingError` for an unknown device.
     """
-    chosen = cuda_device_named(USUAL if device == "cuda" else device)
+    emulated = cuda_device_named(USUAL if device == "cuda" else device)
     with _world.lock:
-        _world.devices.append(chosen)
+        _world.devices.append(emulated)
         if len(_world.devices) == 1:
             _world.begin()
     try:
         yield
     finally:
         with _world.lock:
-            _world.devices.remove(chosen)
+            _world.devices.remove(emulated)
             if not _world.devices:
                 _world.end()
 
 
 @contextlib.contextmanager
 def suspended() -> Iterator[None]:
-    """Inside it, the world is as it is outside of all `pretend_cuda`."""
+    """Restore torch and Triton inside as they are outside of all `pretend_cuda`."""
     with _world.lock:
         devices, _world.devices = _world.devices, []
         default = _default_device() if devices else None
@@ -190,13 +189,13 @@ def suspended() -> Iterator[None]:
 
 
 def pretended() -> str:
-    """The device that is pretended here and now, as `pretend_cuda` takes it; empty where none is."""
+    """Return the device that is emulated now, as `pretend_cuda` takes it, or ""."""
     return _world.devices[-1].key if _world.devices else ""
 
 
 def put_on_device(tensors: Iterable[Any]) -> None:
-    """Let tensors of the CPU count as lying on the device."""
-    from assay.interpreter.places import put
+    """Let tensors of the CPU claim to be on the device."""
+    from assay.interpreter.fake_cuda.tensors import put
 
     for tensor in tensors:
         put(tensor, "device")
