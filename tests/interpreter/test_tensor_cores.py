@@ -14,8 +14,8 @@ from assay.configs import table
 from assay.formats.accumulator import Accumulator, accumulator_named
 from assay.interpreter import faithful
 from assay.interpreter.devices import device_named
-from assay.interpreter.small_floats import decode
-from assay.interpreter.tensor_cores import matmul, operand
+from assay.interpreter.numerics.dots import matmul, operand
+from assay.interpreter.numerics.floats import decode
 from assay.kernels.triton.gemm_fp8 import gemm_fp8
 from assay.verify import Contract, examine
 from assay.verify.errors import SettingError
