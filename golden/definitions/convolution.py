@@ -1,4 +1,4 @@
-"""Depthwise causal convolution along a sequence, as Mamba and gated linear attention have it before their scans."""
+"""Depthwise causal convolution along a sequence, as in Mamba and gated linear attention, and its gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done to logits before a token is drawn: all but the most likely ones are left out."""
+"""Filters of logits before sampling: top-k and top-p."""
 
 from __future__ import annotations
 
