@@ -1,8 +1,8 @@
-"""Writes docs/others.md, what was found of other people's kernels, from docs/others.json and configs/others.toml.
+"""Write docs/results/others.md, the findings in other people's kernels.
 
-``assay survey --table others``, then ``python -P docs/others.py report/survey.json``: takes the verdicts of that report
-over into docs/others.json (those of kernels that weren't there stay as they were), and writes the page. Without a file
-it writes the page alone.
+``assay survey --table others``, then ``python -P docs/others.py report/survey.json``: copies the verdicts of that
+report into docs/results/others.json (rows of kernels that were not installed stay as they were), and writes the page.
+Without a file it writes the page alone.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from assay.verify.campaign.table import Entry, entries
 from assay.verify.findings import OUTCOMES
 from assay.verify.named_contracts import fields_of_base
 
-DATA = Path(__file__).with_suffix(".json")
-PAGE = Path(__file__).with_suffix(".md")
+DATA = Path(__file__).parent / "results" / "others.json"
+PAGE = Path(__file__).parent / "results" / "others.md"
 _EXAMINED = (*OUTCOMES, "ERROR")
 _KEPT = ("PASS", "WARN")
 _HEAD = """# Other people's kernels

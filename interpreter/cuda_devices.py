@@ -59,7 +59,7 @@ class CudaDevice:
         return uuid.uuid5(uuid.NAMESPACE_OID, f"pretended {self.key}")
 
     @property
-    def of_the_driver(self) -> dict[str, Any]:
+    def driver_properties(self) -> dict[str, Any]:
         """The properties under the names that Triton's driver gives them."""
         return {
             "max_shared_mem": self.shared_memory_per_block_optin,

@@ -9,7 +9,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from assay.configs import table
 from assay.formats.accumulator import accumulator_named
-from assay.interpreter.tensor_cores import matmul, operand
+from assay.interpreter.numerics.dots import matmul, operand
 from benchmarks.gpu import probes
 from benchmarks.gpu.part import Part, main, same_bits
 

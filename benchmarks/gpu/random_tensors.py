@@ -1,4 +1,4 @@
-"""PyTorch's random tensors of the GPU against `assay.interpreter.cuda_random`: bits of all but randn's, its radius."""
+"""PyTorch's random tensors of the GPU against `fake_cuda.random`: equal bits, for randn within its radius."""
 
 import sys
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from assay.interpreter.cuda_random import CudaGenerator
+from assay.interpreter.fake_cuda.random import CudaGenerator
 from benchmarks.gpu.part import Part, main, same_bits
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)

@@ -3,7 +3,7 @@
 A verdict is kept under a digest of what it depends on: the question, the sources of the kernel's package, of the op's
 and of this one, the versions of torch, Triton and jax, and the device. Of a kernel that has changed since, nothing is
 kept.
-``docs/hygiene.md`` says what else a verdict may depend on.
+``docs/checks.md`` says what else a verdict may depend on.
 """
 
 import hashlib

@@ -34,7 +34,7 @@ import torch
 
 from assay.formats.rounding import round_to
 from assay.golden.arithmetic import BallArithmetic, RoundingModel
-from assay.golden.arithmetic.chance import Chance
+from assay.golden.arithmetic.model import Chance
 from assay.golden.evaluation.golden import Golden
 from assay.verify.cases.case import Case
 from assay.verify.comparison.honest_roundings import NearestBalls, Way, ways
@@ -98,7 +98,7 @@ def one_sided(model: RoundingModel, bits: int) -> RoundingModel:
     """The part of a contract's model that an honest kernel may spend on one side, of inputs of so many ``bits``.
 
     Roundings to nearest of stages are left out, and of sums in a format at least as fine as the arithmetic around them
-    all but the drift of terms that have few values (`assay.golden.arithmetic.chance`). A matrix unit truncates, and
+    all but the drift of terms that have few values (`assay.golden.arithmetic.model`). A matrix unit truncates, and
     coarse accumulators stagnate: their errors have a sign, and stay in; so do all rescalings.
     """
     return replace(model, stages={}, chance=Chance(0.0, bits))

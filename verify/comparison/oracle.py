@@ -14,8 +14,7 @@ import torch
 
 from assay.formats.rounding import ulp_towards
 from assay.golden.arithmetic import Arb, BallArithmetic, RoundingModel
-from assay.golden.arithmetic.chance import Chance
-from assay.golden.arithmetic.model import EVALUATION
+from assay.golden.arithmetic.model import EVALUATION, Chance
 from assay.golden.errors import StoreError
 from assay.golden.evaluation.binding import run
 from assay.golden.evaluation.golden import Golden, golden_of

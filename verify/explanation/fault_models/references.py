@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from assay.golden.evaluation.binding import run
-from assay.golden.lowering.altered import Change, Place, altered, places_of
+from assay.golden.lowering.alteration import CallSite, Change, altered, call_sites
 from assay.golden.registry import Spec, spec
 from assay.runtime.errors import AssayError
 from assay.verify.cases.case import all_contents
@@ -34,22 +34,22 @@ def of_reference(op: Spec) -> tuple[FaultModel, ...]:
 @cache
 def _of(reference: str, version: int) -> tuple[FaultModel, ...]:
     op, found = spec(reference), []
-    for number, (place, (args, kwargs)) in enumerate(_places(op).items(), 1):
-        for name, family, words, change in _alterations(place.operation, args, kwargs):
+    for number, (site, (args, kwargs)) in enumerate(_call_sites(op).items(), 1):
+        for name, family, words, change in _alterations(site.operation, args, kwargs):
             found.append(
                 FaultModel(
                     f"{name}_{number}",
                     family,
-                    f"{words} ({place.words})",
+                    f"{words} ({site})",
                     (op.name,),
-                    definition=altered(op.definition, place, change),
+                    definition=altered(op.definition, site, change),
                 )
             )
     return tuple(found)
 
 
-def _places(op: Spec) -> dict[Place, tuple[Any, Any]]:
-    """The reference's operations, as a small case shows them."""
+def _call_sites(op: Spec) -> dict[CallSite, tuple[Any, Any]]:
+    """Return the reference's operations in a small case."""
     sampler = Sampler(op, "float32")
     for seed in range(_TRIES):
         case = sampler.case(seeded(seed), style="small")
@@ -61,7 +61,7 @@ def _places(op: Spec) -> dict[Place, tuple[Any, Any]]:
             return run(replace(op, definition=recording), Single(), values, case.options)
 
         try:
-            return places_of(op.definition, call)
+            return call_sites(op.definition, call)
         except AssayError:
             continue
     return {}
