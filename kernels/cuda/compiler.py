@@ -30,10 +30,8 @@ def launch(name: str, grid: tuple[int, int], threads: int, arguments: Sequence[A
     device = next(argument.device for argument in arguments if isinstance(argument, Tensor))
     macros = tuple((key, str(value).removeprefix("torch.")) for key, value in sorted(defines.items()))
     values = [
-        ctypes.c_uint64(0 if value is None else value.data_ptr())
-        if value is None or isinstance(value, Tensor)
-        else value
-        for value in arguments
+        ctypes.c_uint64(0 if arg is None else arg.data_ptr()) if arg is None or isinstance(arg, Tensor) else arg
+        for arg in arguments
     ]
     if device.type == "cuda":
         _on_gpu(name, grid, threads, values, macros, device)
@@ -84,7 +82,7 @@ class _Stream:
 
 @cache
 def _on_host(name: str, defines: Defines) -> Any:
-    """Return launch(grid x, grid y, threads, pointers to arguments) of a source compiled for the CPU, from the user's cache."""
+    """Return launch(x, y, threads, pointers) of a source compiled for the CPU; the user's cache keeps the library."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise RuntimeError("CUDA C++ on a CPU needs a C++ compiler: install g++, or set CXX")
