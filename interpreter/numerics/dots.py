@@ -8,6 +8,7 @@ rounded to nearest even). Source: MMA-Sim, as in ``configs/accumulators.toml``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +83,7 @@ class ScaledOperand:
     values: Array
     scales: Array | None
     format: str
+    scale_format: str
 
     @classmethod
     def from_handle(cls, handle: Any, scale: Any, format: Any, k_packed: bool, *, is_rhs: bool) -> ScaledOperand:
@@ -92,7 +94,12 @@ class ScaledOperand:
         else:
             values = numbers(handle)
         values = values.astype(np.float32, copy=False)
-        return cls(values, _repeat_along_k(_scale_values(scale), values.shape, is_rhs), _SCALED_FORMATS[format])
+        scales, scale_format = None, "e8m0"
+        if scale is not None and scale.dtype.scalar.is_int():
+            scales = e8m0(scale.data)
+        elif scale is not None:
+            scales, scale_format = numbers(scale), scale.dtype.scalar.name
+        return cls(values, _repeat_along_k(scales, values.shape, is_rhs), _SCALED_FORMATS[format], scale_format)
 
     @property
     def product(self) -> Array:
@@ -112,15 +119,8 @@ def dot_scaled(a: ScaledOperand, b: ScaledOperand, c: Any, device: Device | None
         half = tl.float16 if "fp16" in formats else tl.bfloat16
         halves = handle_of(a.product, half), handle_of(b.product, half)
         return dot(*halves, c, device, tf32=False, promotion=0, warps=warps)
-    left, right = (operand(each.values, each.format, each.scales) for each in (a, b))
+    left, right = (operand(each.values, each.format, each.scales, each.scale_format) for each in (a, b))
     return TensorHandle(matmul(left, right, numbers(c), unit), c.dtype.scalar)
-
-
-def _scale_values(handle: Any) -> Array | None:
-    """Return the scales of a scaled dot: bytes are e8m0, floats are themselves."""
-    if handle is None:
-        return None
-    return e8m0(handle.data) if handle.dtype.scalar.is_int() else numbers(handle)
 
 
 def _repeat_along_k(scale: Array | None, shape: tuple[int, ...], is_rhs: bool) -> Array | None:
@@ -140,19 +140,21 @@ def _unpack_e2m1(patterns: Array, axis: int) -> Array:
 
 @dataclass(frozen=True)
 class Operand:
-    """A matrix, and the exponent of each element: 1 <= |x| 2^-e < 2, less for subnormal numbers."""
+    """A matrix, the exponent of each element (1 <= |x| 2^-e < 2, less for subnormal numbers), and that of its scale."""
 
     numbers: Array
     exponents: Array
+    scale_exponents: Array
 
 
-def operand(numbers: Array, format: str, scales: Array | None = None) -> Operand:
-    """Return ``numbers`` of a format by Triton's name ("fp4" for e2m1), times powers of two ``scales``."""
+def operand(numbers: Array, format: str, scales: Array | None = None, scale_format: str = "e8m0") -> Operand:
+    """Return ``numbers`` of a format by Triton's name ("fp4" for e2m1), times ``scales`` of the same shape."""
     exponents = _exponents(numbers, _MIN_EXPONENTS[format])
-    if scales is not None:
-        numbers = numbers.astype(np.float64) * scales
-        exponents = exponents + np.where(np.isfinite(scales), np.frexp(scales)[1] - 1, 0)
-    return Operand(numbers, exponents)
+    if scales is None:
+        return Operand(numbers, exponents, np.zeros_like(exponents))
+    smallest = _MIN_EXPONENTS.get(scale_format, -127)
+    scale_exponents = np.where(np.isfinite(scales), np.maximum(np.frexp(scales)[1] - 1, smallest), 0)
+    return Operand(numbers.astype(np.float64) * scales, exponents + scale_exponents, scale_exponents)
 
 
 def matmul(a: Operand, b: Operand, c: Array, unit: Accumulator, *, promotion: int = 0) -> Array:
@@ -162,35 +164,53 @@ def matmul(a: Operand, b: Operand, c: Array, unit: Accumulator, *, promotion: in
     """
     narrow = unit.fraction + 2 + unit.block.bit_length() <= 24  # bits of a block's sum: float32 holds it exactly
     compute = np.float32 if narrow else np.float64
-    left, right = a.numbers.astype(compute), b.numbers.astype(compute)
+    a_numbers, b_numbers = a.numbers.astype(compute), b.numbers.astype(compute)
     partial = np.zeros_like(c) if promotion else c
-    num_terms = left.shape[-1]
+    num_terms = a_numbers.shape[-1]
     pending = 0
     for start in range(0, num_terms, unit.block):
-        block = slice(start, start + unit.block)
-        operands = left[..., block], a.exponents[..., block], right[..., block, :], b.exponents[..., block, :]
-        partial = _mma(*operands, partial, unit)
+        k = slice(start, start + unit.block)
+        if unit.group:
+            terms = _grouped(a_numbers[..., k], a.scale_exponents[..., k], b_numbers[..., k, :],
+                             b.scale_exponents[..., k, :], unit.group)  # fmt: skip
+        else:
+            terms = _products(a_numbers[..., k], a.exponents[..., k], b_numbers[..., k, :], b.exponents[..., k, :])
+        partial = _align_and_add(list(terms), partial, unit, compute)
         pending += unit.block
         if promotion and (pending >= promotion or start + unit.block >= num_terms):
             c, partial, pending = c + partial, np.zeros_like(c), 0
     return c if promotion else partial
 
 
-def _mma(a: Array, ea: Array, b: Array, eb: Array, c: Array, unit: Accumulator) -> Array:
-    """Evaluate one instruction: a [..., M, L] and b [..., L, N] of one block, c [..., M, N]; loops over L."""
-    ec = _exponents(c, -14 if c.dtype == np.float16 else -126)
-    largest = np.maximum(ec, -126)
+def _products(a: Array, ea: Array, b: Array, eb: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield the products of a [..., M, L] and b [..., L, N], and their exponents."""
     for k in range(a.shape[-1]):
-        np.maximum(largest, ea[..., k, None] + eb[..., k, None, :], out=largest)
+        yield a[..., k, None] * b[..., k, None, :], ea[..., k, None] + eb[..., k, None, :]
+
+
+def _grouped(a: Array, ea: Array, b: Array, eb: Array, group: int) -> Iterator[tuple[Array, Array]]:
+    """Yield exact sums of ``group`` products, and the exponents of their scales."""
+    for k in range(0, a.shape[-1], group):
+        left, right = a[..., k : k + group], b[..., k : k + group, :]
+        nonzero = np.matmul(np.abs(left), np.abs(right)) != 0
+        yield np.matmul(left, right), np.where(nonzero, ea[..., k, None] + eb[..., k, None, :], _NO_EXPONENT)
+
+
+def _align_and_add(terms: list[tuple[Array, Array]], c: Array, unit: Accumulator, compute: Any) -> Array:
+    """Evaluate one instruction: add ``terms`` and the running sum c [..., M, N]."""
+    half = c.dtype == np.float16
+    largest = np.maximum(_exponents(c, -14 if half else -126), unit.zero + 112 if half else unit.zero)
+    for _, exponents in terms:
+        np.maximum(largest, exponents, out=largest)
     shift = unit.fraction - largest
-    total = np.trunc(np.ldexp(c.astype(np.float64), shift)).astype(a.dtype)
-    # A shift beyond the largest exponent occurs only if all products are zero.
-    scale = np.ldexp(a.dtype.type(1), np.minimum(shift, np.finfo(a.dtype).maxexp - 1))
-    for k in range(a.shape[-1]):
-        term = a[..., k, None] * b[..., k, None, :]
+    total = np.trunc(np.ldexp(c.astype(np.float64), shift)).astype(compute)
+    # A shift beyond the largest exponent occurs only if all terms are zero.
+    scale = np.ldexp(compute(1), np.minimum(shift, np.finfo(compute).maxexp - 1))
+    for term, _ in terms:
         term *= scale
         total += np.trunc(term, out=term)
-    return _round_output(np.ldexp(total.astype(np.float64), -shift), unit.output, c.dtype)
+    rounded: Array = _round_output(np.ldexp(total.astype(np.float64), -shift), unit.output, c.dtype)
+    return rounded + c.dtype.type(0)  # a zero result is positive
 
 
 def _exponents(numbers: Array, smallest: int) -> Array:

@@ -41,12 +41,11 @@ def one_element(a: list[float], b: list[float], c: float, smallest: tuple[int, i
     """One element of a product, with rational numbers: the model as MMA-Sim words it."""
     total = Fraction(c)
     for start in range(0, len(a), unit.block):
-        terms = [(total, exponent(total, -126))] if total else []
+        terms = [(total, exponent(total, -126) if total else unit.zero)]
         for x, y in zip(a[start : start + unit.block], b[start : start + unit.block], strict=True):
-            if x and y:
-                at = exponent(Fraction(x), smallest[0]) + exponent(Fraction(y), smallest[1])
-                terms.append((Fraction(x) * Fraction(y), at))
-        largest = max([at for _, at in terms] + [-126])
+            at = exponent(Fraction(x), smallest[0]) + exponent(Fraction(y), smallest[1]) if x and y else unit.zero
+            terms.append((Fraction(x) * Fraction(y), at))
+        largest = max(at for _, at in terms)
         total = sum((cut(x, Fraction(2) ** (largest - unit.fraction)) for x, _ in terms), Fraction(0))
         if total:
             total = cut(total, Fraction(2) ** (exponent(total, -126) - unit.output))

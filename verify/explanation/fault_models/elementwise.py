@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from assay.golden.definitions.unary import FUNCTIONS
+from assay.golden.definitions.activations import FUNCTIONS
 from assay.verify.cases.case import Case
 from assay.verify.explanation.fault_models.fault_model import FaultModel, Tensors
 from assay.verify.explanation.fault_models.mutators import asked, changed, every, operations, option, swapped

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from assay.golden.definitions.loss import cross_entropy, cross_entropy_backward
+from assay.golden.definitions.losses import cross_entropy, cross_entropy_backward
 from assay.verify.cases.case import Case
 from assay.verify.explanation.fault_models.attention import without_maximum
 from assay.verify.explanation.fault_models.attention_masks import nan_of_blind

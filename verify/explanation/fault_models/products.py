@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from assay.golden.definitions.microscaling import E2M1
-from assay.golden.definitions.quantized import AWQ_ORDER, nibbles, repeat
+from assay.golden.definitions.gemm import AWQ_ORDER, E2M1, nibbles, repeat
 from assay.verify.cases.case import Case
 from assay.verify.explanation.fault_models.fault_model import FaultModel, Tensors
 from assay.verify.explanation.fault_models.mutators import (

@@ -8,7 +8,7 @@ import torch
 from assay.formats.format import format_named
 from assay.formats.rounding import Mode, round_to
 from assay.golden.arithmetic.real import codes_of
-from assay.golden.definitions.quantize import quantize_fp8, quantize_int4
+from assay.golden.definitions.quantization import quantize_fp8, quantize_int4
 from assay.verify.explanation.fault_models.fault_model import FaultModel
 from assay.verify.explanation.fault_models.mutators import (
     asked,
