@@ -15,11 +15,10 @@ from assay.kernels.triton.attention import attention_backward
 from assay.kernels.triton.moe_route import moe_route_backward
 from tests.kernels.planting import public_functions
 from tests.kernels.triton_calls import CALLS, Call, check_operator
-from tests.kernels.triton_scan_calls import SCAN_CALLS
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
-EVERY = pytest.mark.parametrize("call", [*CALLS, *SCAN_CALLS], ids=str)
+EVERY = pytest.mark.parametrize("call", CALLS, ids=str)
 # Those that are no operators of their name.
 BACKWARD_CALLS = [
     Call(
@@ -59,13 +58,13 @@ ELSEWHERE = {
 def test_every_kernel_is_called_wrongly() -> None:
     """The calls here are of every public function, but those whose own tests refuse their wrong arguments."""
     package = assay.kernels.triton
-    called = {call.kernel for call in [*CALLS, *SCAN_CALLS, *BACKWARD_CALLS]}
+    called = {call.kernel for call in [*CALLS, *BACKWARD_CALLS]}
     others = {f"{package.__name__}.{name}" for name in ELSEWHERE}
     own = {f"{kernel.__module__}:{kernel.__name__}" for kernel in called}
     assert public_functions(Path(str(package.__file__)).parent) == own | others
 
 
-@pytest.mark.parametrize("call", [*CALLS, *SCAN_CALLS, *BACKWARD_CALLS], ids=str)
+@pytest.mark.parametrize("call", [*CALLS, *BACKWARD_CALLS], ids=str)
 def test_a_wrong_argument_is_named(call: Call) -> None:
     """No tensor, a wrong dtype, shape, device or option raises an error that begins with the argument's name."""
     wrong = list(call.refused)
