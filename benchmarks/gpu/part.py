@@ -43,13 +43,13 @@ class Part:
 
         if self.rehearsal:
             return REHEARSED
-        found = torch.cuda.get_device_properties(0)
+        result = torch.cuda.get_device_properties(0)
         rows = {key: row for key, row in table("cuda_devices").items() if key != "limits"}
-        like = ((found.major, found.minor), found.multi_processor_count)
-        named = [key for key, row in rows.items() if row["name"] == found.name]
+        like = ((result.major, result.minor), result.multi_processor_count)
+        named = [key for key, row in rows.items() if row["name"] == result.name]
         alike = [key for key, row in rows.items() if (tuple(row["capability"]), row["multiprocessors"]) == like]
         if not named and not alike:
-            sys.exit(f"{found.name}: expected a device of configs/cuda_devices.toml; add its row")
+            sys.exit(f"{result.name}: expected a device of configs/cuda_devices.toml; add its row")
         return (named or alike)[0]
 
     @property
