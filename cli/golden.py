@@ -21,9 +21,8 @@ from assay.golden.errors import CampaignError, StoreError
 from assay.runtime.engines import engine_named, part_of
 
 if TYPE_CHECKING:
-    from assay.golden.jobs.build import Part
+    from assay.golden.jobs.build import Outcome, Part
     from assay.golden.jobs.campaign import Campaign
-    from assay.golden.jobs.tasks import Outcome
     from assay.golden.store import Store
 
 app = typer.Typer(
@@ -62,24 +61,24 @@ def build(
         raise StoreError(
             "--store memory://: each worker has a memory of its own; expected a path, s3://bucket/folder, ..."
         )
-    with engine_named(engine, workers, preload="assay.golden.jobs.tasks", timeout=timeout) as running:
+    with engine_named(engine, workers, preload="assay.golden.jobs.build", timeout=timeout) as running:
+        from assay.golden.jobs.build import PRESENT, Job
         from assay.golden.jobs.build import build as make
-        from assay.golden.jobs.tasks import PRESENT, Job
 
         result = _campaign(campaign)
         chosen = _part(part, result)
         job = Job(result.name, result.text, _address(store), tuple(ops or ()), recheck=recheck)
-        indices, counts = chosen.places(result), Counter[str]()
-        with ProgressBar("golden", len(indices), result.whole_effort(indices), rate=True) as bar:
+        numbers, counts = chosen.task_numbers(result), Counter[str]()
+        with ProgressBar("golden", len(numbers), result.total_milliseconds(numbers), rate=True) as bar:
 
             def watch(outcome: Outcome) -> None:
                 counts[outcome.status] += 1
-                (bar.skip if outcome.status == PRESENT else bar.advance)(result.effort(outcome.place))
+                (bar.skip if outcome.status == PRESENT else bar.advance)(result.milliseconds(outcome.task))
 
             try:
                 report = make(result, job, running, part=chosen, retries=retries, watch=watch)
             except KeyboardInterrupt:
-                done = f"{counts.total()} of {len(indices)} tasks of {result.name} are done"
+                done = f"{counts.total()} of {len(numbers)} tasks of {result.name} are done"
                 print(f"assay: interrupted; {done}; the same command goes on from there", file=sys.stderr)
                 return 130
     for failure in report.failures[:_LISTED]:

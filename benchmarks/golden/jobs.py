@@ -23,9 +23,8 @@ from typing import Any
 import torch
 
 from assay.golden.inputs.recipe import recipe
-from assay.golden.jobs.build import build
+from assay.golden.jobs.build import Job, Outcome, build
 from assay.golden.jobs.campaign import parse_campaign
-from assay.golden.jobs.tasks import Job, Outcome
 from assay.golden.store import Store, make_record, record_key
 
 

@@ -24,7 +24,7 @@ def gelu(xp: Arithmetic[N], x: N, *, approximate: str) -> N:
 
 
 def gate_of_gelu(xp: Arithmetic[N], x: N, approximate: str) -> N:
-    """1 + erf(x / sqrt 2), or with tanh in place of erf."""
+    """1 + erf(x / sqrt 2), or with tanh instead of erf."""
     if approximate == "tanh":
         cubed = x * x * x
         gate = xp.tanh((x + cubed * 0.044715) * xp.constant(lambda sqrt, pi: sqrt(2 / pi)), absolute=True)
@@ -40,7 +40,7 @@ def gate_of_gelu(xp: Arithmetic[N], x: N, approximate: str) -> N:
     columns="N",
     faults=(
         Fault("silu_with_beta", "x sigmoid(1.702 x) is computed", lambda xp, x: xp.gate_mul(x, xp.sigmoid(x * 1.702))),
-        Fault("silu_factor_dropped", "sigmoid is computed: the factor x is left out", lambda xp, x: xp.sigmoid(x)),
+        Fault("silu_factor_dropped", "sigmoid is computed: the factor x is missing", lambda xp, x: xp.sigmoid(x)),
         Fault("relu_for_silu", "max(x, 0) is computed", lambda xp, x: xp.maximum(x, x * 0.0)),
     ),
 )
@@ -59,7 +59,7 @@ def silu(xp: Arithmetic[N], x: N) -> N:
     faults=("saturating_store",),
 )
 def swiglu(xp: Arithmetic[N], gate: N, up: N, *, limit: float | None) -> N:
-    """silu(gate) * up, with gate <= limit and |up| <= limit where a limit is given. Stage "activated": silu(gate)."""
+    """silu(gate) * up, with gate <= limit and |up| <= limit if there is a limit. Stage "activated": silu(gate)."""
     if limit is not None:
         gate, up = xp.minimum(gate, limit), -xp.minimum(-xp.minimum(up, limit), limit)
     return xp.gated_product(gate, xp.sigmoid(gate), up)
@@ -107,13 +107,13 @@ OTHER = {"none": "tanh", "tanh": "none"}
         "saturating_store",
         Fault("geglu_swapped", "gate and up are swapped",
               lambda xp, gate, up, *, approximate: geglu(xp, up, gate, approximate=approximate), "layout"),
-        Fault("geglu_approximation", "the tanh approximation stands for erf, or the other way",
+        Fault("geglu_approximation", "the tanh approximation replaces erf, or vice versa",
               lambda xp, gate, up, *, approximate: geglu(xp, gate, up, approximate=OTHER[approximate])),
-        Fault("geglu_by_silu", "silu(gate) up stands for gelu(gate) up",
+        Fault("geglu_by_silu", "silu(gate) up replaces gelu(gate) up",
               lambda xp, gate, up, *, approximate: xp.gated_product(gate, xp.sigmoid(gate), up)),
-        Fault("geglu_half_dropped", "the factor 1/2 is left out",
+        Fault("geglu_half_dropped", "the factor 1/2 is missing",
               lambda xp, gate, up, *, approximate: geglu(xp, gate, up, approximate=approximate) * 2.0),
-        Fault("geglu_by_sigmoid", "gate sigmoid(1.702 gate) stands for GELU",
+        Fault("geglu_by_sigmoid", "gate sigmoid(1.702 gate) replaces GELU",
               lambda xp, gate, up, *, approximate: xp.gated_product(gate, xp.sigmoid(gate * 1.702), up)),
     ),
 )  # fmt: skip
@@ -144,9 +144,9 @@ def _halves(xp: Arithmetic[N], x: N) -> tuple[N, N]:
               lambda xp, x, *, approximate: geglu(xp, *reversed(_halves(xp, x)), approximate=approximate), "layout"),
         Fault("halves_interleaved", "gate and factor are taken for neighbours, not for halves",
               lambda xp, x, *, approximate: geglu(xp, x[:, 0::2], x[:, 1::2], approximate=approximate), "layout"),
-        Fault("halves_approximation", "the tanh approximation stands for erf, or the other way",
+        Fault("halves_approximation", "the tanh approximation replaces erf, or vice versa",
               lambda xp, x, *, approximate: geglu(xp, *_halves(xp, x), approximate=OTHER[approximate])),
-        Fault("halves_by_silu", "silu stands for gelu",
+        Fault("halves_by_silu", "silu replaces gelu",
               lambda xp, x, *, approximate: xp.gated_product(
                _halves(xp, x)[0], xp.sigmoid(_halves(xp, x)[0]), _halves(xp, x)[1])),
     ),
@@ -225,7 +225,7 @@ def _flat_slope(xp: Any, gate: Any, up: Any, dy: Any, *, approximate: str) -> An
     faults=(
         Fault("geglu_gradients_swapped", "the gradients of gate and up are swapped",
               lambda xp, *tensors, approximate: geglu_backward(xp, *tensors, approximate=approximate)[::-1], "layout"),
-        Fault("geglu_gradient_approximation", "the tanh approximation stands for erf, or the other way",
+        Fault("geglu_gradient_approximation", "the tanh approximation replaces erf, or vice versa",
               lambda xp, *tensors, approximate: geglu_backward(xp, *tensors, approximate=OTHER[approximate])),
         Fault("geglu_slope_flat", "of the gate's slope only the first term is taken: Phi(gate)", _flat_slope),
         Fault("geglu_gradient_without_up", "dgate is not multiplied by up",

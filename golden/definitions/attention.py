@@ -33,13 +33,13 @@ def _is_window(value: Any) -> bool:
     )
 
 
-def queries_apart(
+def tile_of_queries(
     first: int, count: int, sizes: Mapping[str, int], options: Mapping[str, Any], tensors: Mapping[str, Any]
 ) -> Tile | None:
-    """Of any queries the keys that they see: under a causal mask those up to the last one's own.
+    """Return the tile of some queries with the keys that they see: under a causal mask those up to the last query's.
 
-    Masks count keys from the last query's place, so behind that key none may be left, and it stands last; counted from
-    the first place ("top_left") it is the same key, but ALiBi counts from the last all the same.
+    A causal mask is aligned at the last query, so the tile's keys end at that query's key. A "top_left" mask is aligned
+    at the first query, with the same last key; but ALiBi is aligned at the last query under either.
     """
     causal, last = options["causal"], first + count
     biased = bool(options.get("alibi"))
@@ -81,7 +81,7 @@ SIZES = {
     sequential_steps="B*H*ceil(Sq/32)*ceil(Sk/256)",
     sizes=SIZES,
     groups={"H": "Hkv"},
-    tiling={"Sq": queries_apart},
+    tiling={"Sq": tile_of_queries},
     reduction=Reduction("Sk", of=("v",), mean=True, under={"causal": "none", "window": None, "sinks": False}),
     faults=("inputs_in_tf32",),
     exempt=("written_into_next_row",),
@@ -89,8 +89,8 @@ SIZES = {
 def attention(xp: Arithmetic[N], *tensors: N, return_lse: bool, alibi: bool = False, **options: Any) -> N | tuple[N, N]:
     """softmax(q k^T scale, capped, biased, masked) v, and its log-sum-exp.
 
-    Stages: "query", q scale as it is multiplied with k; "scores", what each operation on them gives; "probabilities",
-    the weights as they are multiplied with v.
+    Stages: "query", q scale as a factor of q k^T; "scores", the result of each operation on scores; "probabilities",
+    the weights as a factor of the product with v.
     """
     out, lse = attend_heads(xp, *tensors, **options)
     return (out, lse) if return_lse else out
@@ -126,7 +126,7 @@ def attend_heads(
         if softcap is not None:
             scores = xp.softcap(scores, softcap)
         key, query = xp.integers(range(keys))[None, :], xp.integers(range(first, last))[:, None]
-        aligned = key - query - (keys - queries)  # how far the key lies behind the query, counted from the last ones
+        aligned = key - query - (keys - queries)  # key position minus query position, aligned at the last ones
         if slopes is not None:
             scores = xp.round(scores - slopes * xp.exact(abs(aligned)), "scores")
         ahead = key - query if causal == "top_left" else aligned
@@ -137,26 +137,26 @@ def attend_heads(
 
 
 def heads_per_group(op: str, heads: int, groups: int) -> int:
-    """How many query heads share a key/value head; `ShapeError` where that is no whole number."""
+    """Return how many query heads share a key/value head; `ShapeError` unless that is an integer."""
     if groups == 0 or heads % groups:
         raise ShapeError(f"{op}: the {heads} query heads are no multiple of the {groups} key/value heads")
     return heads // groups
 
 
 def score_scale(xp: Arithmetic[N], width: int, scale: float | None) -> N | float:
-    """The factor of q k^T: ``scale``, or 1 / sqrt(width) where none is given."""
+    """Return the factor of q k^T: ``scale``, or 1 / sqrt(width) if None."""
     return xp.constant(lambda sqrt, pi: 1 / sqrt(max(width, 1))) if scale is None else scale
 
 
 def visible_keys(ahead: Idx, causal: str, window: tuple[int, int] | None = None) -> Idx:
-    """Which keys a query sees, by how far they lie ahead of it."""
+    """Return the mask of visible keys from key position minus query position."""
     visible = (ahead <= 0) if causal != "none" else (ahead == ahead)
     if window is not None:
         visible = visible & (ahead >= -window[0]) & (ahead <= window[1])
     return visible
 
 
-_BLOCKS_A_PASS = 16  # a pass over all keys costs a sum into dk and dv: fewer and larger ones than attention makes
+_BLOCKS_A_PASS = 16  # each pass over all keys adds to dk and dv: use fewer and larger passes than attention
 
 
 @define(
@@ -170,7 +170,7 @@ _BLOCKS_A_PASS = 16  # a pass over all keys costs a sum into dk and dv: fewer an
     sequential_steps="B*H*(ceil(Sq/32)+ceil(Sk/32))",
     sizes=SIZES,
     groups={"H": "Hkv"},
-    tiling={"Sq": queries_apart},
+    tiling={"Sq": tile_of_queries},
     gradient_of="attention",
     reduction=Reduction("Sk"),
 )
@@ -179,9 +179,9 @@ def attention_backward(
 ) -> tuple[N, N, N]:
     """With P = softmax(q k^T scale, masked) and dS = P (dout v^T - sum P dout v^T): dS k scale, dS^T q scale, P^T dout.
 
-    The query heads that share a key/value head lie below one another, so that dk and dv are sums over all of them.
-    Of the stages, "output" is the forward result where a kernel takes sum P dout v^T from one that was stored.
-    Blocks of rows bound the memory. A row that sees nothing gives zero, and adds nothing.
+    The query heads that share a key/value head are stacked as rows, so that dk and dv are sums over all of them.
+    Stage "output" is the stored forward result, for kernels that compute sum P dout v^T as sum dout O. Blocks of rows
+    bound the memory. A row without visible keys has a gradient of zero, and adds nothing to dk and dv.
     """
     batch, heads, queries, width = q.shape
     groups, keys, width_v = k.shape[1], k.shape[2], v.shape[3]
@@ -211,23 +211,23 @@ def attention_backward(
 VARLEN_SIZES = {"B": (1, 2, 3, 5, 8, 9, 17), "Hkv": (1, 2, 3), "D": (8, 16, 32, 40, 64, 80, 128, 256)}
 
 
-def tokens_apart(
+def tile_of_tokens(
     first: int, count: int, sizes: Mapping[str, int], options: Mapping[str, Any], tensors: Mapping[str, Any]
 ) -> Tile | None:
-    """Of neighbouring tokens those of one sequence, with its keys, as `queries_apart` says of its queries."""
+    """Return the tile of the tokens of one sequence, with its keys, as `tile_of_queries` of its queries."""
     if not tensors:
         return None
     queries, keys = (tensors[f"cu_seqlens_{letter}"] for letter in "qk")
     b = int((queries[:-1] <= first).sum()) - 1  # the last one that begins there or before isn't empty
     begin, end = int(queries[b]), int(queries[b + 1])
     before, length = int(keys[b]), int(keys[b + 1] - keys[b])
-    own = {"Sq": end - begin, "Sk": length}
-    found = queries_apart(first - begin, min(count, end - first), own, options, {})
-    if found is None:
+    sizes_of_b = {"Sq": end - begin, "Sk": length}
+    tile = tile_of_queries(first - begin, min(count, end - first), sizes_of_b, options, {})
+    if tile is None:
         return None
-    (start, some), (_, seen) = found.ranges["Sq"], found.ranges.get("Sk", (0, length))
+    (start, some), (_, seen) = tile.ranges["Sq"], tile.ranges.get("Sk", (0, length))
     offsets = {"cu_seqlens_q": queries.new_tensor([0, some]), "cu_seqlens_k": keys.new_tensor([0, seen])}
-    return Tile({"Tq": (begin + start, some), "Tk": (before, seen), "B": (b, 1)}, found.options, offsets)
+    return Tile({"Tq": (begin + start, some), "Tk": (before, seen), "B": (b, 1)}, tile.options, offsets)
 
 
 @define(
@@ -241,7 +241,7 @@ def tokens_apart(
     sequential_steps="H*(ceil(Tq/32)+B)",
     sizes=VARLEN_SIZES,
     groups={"H": "Hkv"},
-    tiling={"Tq": tokens_apart},
+    tiling={"Tq": tile_of_tokens},
     grid=("B",),
     reduction=Reduction("Tk/B"),
     faults=("inputs_in_tf32",),
@@ -272,11 +272,11 @@ def attention_varlen(
     return xp.concatenate(parts)
 
 
-def _others(xp: Arithmetic[N, Idx], k: N, v: N, own: slice, shared: int) -> Any:
-    """Where another sequence's key or value is NaN or infinite: [1,H,D]."""
+def _others(xp: Arithmetic[N, Idx], k: N, v: N, inside: slice, shared: int) -> Any:
+    """Mask [1,H,D] of results that another sequence's key or value that is NaN or infinite may reach."""
     keys, values = ((~xp.is_finite(x)) for x in (k, v))
     bad: Any = keys.any(-1)[..., None] | values
-    bad[own] = False
+    bad[inside] = False
     return bad.any(0).repeat_interleave(shared, 0)[None]
 
 
@@ -297,7 +297,7 @@ def heads_first(xp: Arithmetic[N], x: N) -> N:
     sequential_steps="H*(ceil(Tq/32)+ceil(Tk/32)+2*B)",
     sizes=VARLEN_SIZES,
     groups={"H": "Hkv"},
-    tiling={"Tq": tokens_apart},
+    tiling={"Tq": tile_of_tokens},
     grid=("B",),
     gradient_of="attention_varlen",
     reduction=Reduction("Tk/B"),
@@ -316,54 +316,55 @@ def attention_varlen_backward(
 ) -> tuple[N, N, N]:
     """For each sequence b, `attention_backward` of its own queries, keys, values and gradients; stages as there.
 
-    A sequence without queries or without keys gives zero. Where a number of another sequence is NaN or infinite,
-    zero times it may reach what a kernel multiplies it with: k and v all of dq, q and dout all of dk, q all of dv, and
-    dout its own columns of dv.
+    A sequence without queries or without keys gives zero. A NaN or infinity of another sequence, times a weight of
+    zero, may reach other results of its head: k and v all of dq, q and dout all of dk, q all of dv, and dout the same
+    columns of dv.
     """
     heads, groups = q.shape[1], k.shape[1]
     shared = heads_per_group("attention_varlen_backward", heads, groups)
-    found: tuple[list[N], list[N], list[N]] = [q[:0]], [k[:0]], [v[:0]]
+    collected: tuple[list[N], list[N], list[N]] = [q[:0]], [k[:0]], [v[:0]]
     for b in range(len(cu_seqlens_q) - 1):
         rows, keys = (slice(int(cu[b]), int(cu[b + 1])) for cu in (cu_seqlens_q, cu_seqlens_k))
-        own = (q[rows], k[keys], v[keys])
+        tensors = (q[rows], k[keys], v[keys])
         if rows.start == rows.stop or keys.start == keys.stop:
-            for results, x in zip(found, own, strict=True):
+            for results, x in zip(collected, tensors, strict=True):
                 results.append(xp.exact(xp.native.zeros(x.shape)))
             continue
-        one = [heads_first(xp, x) for x in (*own, dout[rows])]
+        one = [heads_first(xp, x) for x in (*tensors, dout[rows])]
         gradients = attention_backward(xp, *one, causal=causal, scale=scale)
         spilled = (
             partial(_to_queries, xp, k, v, keys, shared),
             *(partial(_to_keys, xp, q, dout, rows, shared, which) for which in ("dk", "dv")),
         )
-        for results, gradient, places in zip(found, gradients, spilled, strict=True):
+        for results, gradient, mask in zip(collected, gradients, spilled, strict=True):
             across = range(gradient.shape[1])
-            results.append(xp.spilled(places, xp.stack([gradient[0, head] for head in across], 1)))
-    dq, dk, dv = (xp.concatenate(parts) for parts in found)
+            results.append(xp.spilled(mask, xp.stack([gradient[0, head] for head in across], 1)))
+    dq, dk, dv = (xp.concatenate(parts) for parts in collected)
     return dq, dk, dv
 
 
-def _to_queries(xp: Arithmetic[N, Idx], k: N, v: N, own: slice, shared: int) -> Any:
+def _to_queries(xp: Arithmetic[N, Idx], k: N, v: N, inside: slice, shared: int) -> Any:
     """Heads in which another sequence's key or value is NaN or infinite: [1,H,1]."""
-    bad = _elsewhere(xp, own, k) | _elsewhere(xp, own, v)
+    bad = _elsewhere(xp, inside, k) | _elsewhere(xp, inside, v)
     return bad.any(-1).repeat_interleave(shared, 0)[None, :, None]
 
 
-def _to_keys(xp: Arithmetic[N, Idx], q: N, dout: N, own: slice, shared: int, which: str) -> Any:
+def _to_keys(xp: Arithmetic[N, Idx], q: N, dout: N, inside: slice, shared: int, which: str) -> Any:
     """Heads of keys [1,Hkv,1] in which another sequence's query, for dk also its gradient, is NaN or infinite; with the
     columns [1,Hkv,D] of its gradient for dv."""
     queries, gradients = (
-        bad.reshape(-1, shared, bad.shape[-1]).any(1) for bad in (_elsewhere(xp, own, q), _elsewhere(xp, own, dout))
+        bad.reshape(-1, shared, bad.shape[-1]).any(1)
+        for bad in (_elsewhere(xp, inside, q), _elsewhere(xp, inside, dout))
     )
     if which == "dk":
         return (queries | gradients).any(-1)[None, :, None]
     return (queries.any(-1)[:, None] | gradients)[None]
 
 
-def _elsewhere(xp: Arithmetic[N, Idx], own: slice, x: N) -> Any:
-    """Of x[T,H,D] the columns [H,D] with NaN or an infinity outside of a sequence's own places."""
+def _elsewhere(xp: Arithmetic[N, Idx], inside: slice, x: N) -> Any:
+    """Mask the columns [H,D] of x[T,H,D] with NaN or an infinity outside of a sequence's tokens."""
     bad: Any = ~xp.is_finite(x)
-    bad[own] = False
+    bad[inside] = False
     return bad.any(0)
 
 
@@ -416,7 +417,7 @@ def _last_block_seen(xp: Any, q: Any, k: Any, v: Any, mask: Any, **options: Any)
         Fault("block_mask_ignored", "every block is seen", _all_blocks, "mask"),
         Fault("block_mask_of_first_head", "every head takes the mask of the first", _of_first_head, "heads",
               needs="several heads"),
-        Fault("block_mask_inverted", "the blocks that are to be seen are left out, and the others seen", _inverted,
+        Fault("block_mask_inverted", "visible blocks are masked, and masked ones visible", _inverted,
               "mask"),
         Fault("last_block_always_seen", "the last block of keys is seen whatever the mask says", _last_block_seen,
               "tail"),
@@ -491,10 +492,10 @@ def _many_unused(o: torch.Tensor, lse: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def _pairwise(xp: Any, o: Any, lse: Any) -> Any:
     """The running log-sum-exp is that of the last state merged, not of all so far."""
-    out, level = o[:, 0], lse[:, 0]
+    out, merged_lse = o[:, 0], lse[:, 0]
     for state in range(1, o.shape[1]):
-        out, _ = merge_states(xp, out, level, o[:, state], lse[:, state])
-        level = lse[:, state]
+        out, _ = merge_states(xp, out, merged_lse, o[:, state], lse[:, state])
+        merged_lse = lse[:, state]
     return out, merge_cascade(xp, o, lse)[1]
 
 
@@ -507,9 +508,9 @@ def _plain_mean(xp: Any, o: Any, lse: Any) -> Any:
 
 
 def _largest(xp: Any, o: Any, lse: Any) -> Any:
-    """The largest log-sum-exp in place of that of all."""
-    turned = xp.stack([lse[:, state] for state in range(lse.shape[1])], -1)
-    return merge_cascade(xp, o, lse)[0], xp.max(turned)[..., 0]
+    """Return the largest log-sum-exp instead of that of all states."""
+    by_state = xp.stack([lse[:, state] for state in range(lse.shape[1])], -1)
+    return merge_cascade(xp, o, lse)[0], xp.max(by_state)[..., 0]
 
 
 @define(
@@ -523,7 +524,7 @@ def _largest(xp: Any, o: Any, lse: Any) -> Any:
     faults=(
         Fault("cascade_forgets_earlier", "the running log-sum-exp is that of the last state, not of all so far",
               _pairwise, "rescale", needs="three states"),
-        Fault("last_state_left_out", "the last state is left out", _last_left_out, "tail", needs="two states"),
+        Fault("last_state_left_out", "the last state is missing", _last_left_out, "tail", needs="two states"),
         Fault("states_averaged", "states count alike, whatever their log-sum-exps", _plain_mean, "rescale",
               needs="two states"),
         Fault("largest_for_log_sum", "the largest log-sum-exp is returned", _largest, needs="two states"),

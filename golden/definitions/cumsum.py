@@ -12,7 +12,7 @@ _BLOCK = 16
 
 
 def _by_blocks(xp: Any, x: Any, before: int, options: dict[str, bool]) -> Any:
-    """Each block of 16 sums what lies in it, and in so many blocks that the sum has come through before."""
+    """Sum the columns of each block of 16, and those of ``before`` blocks before it."""
     parts = [x[:, :0]]
     for first in range(0, x.shape[1], _BLOCK):
         last, reach = first + _BLOCK, before * _BLOCK
@@ -25,7 +25,7 @@ def _by_blocks(xp: Any, x: Any, before: int, options: dict[str, bool]) -> Any:
 
 
 def _by_subtraction(xp: Any, x: Any, *, reverse: bool, exclusive: bool) -> Any:
-    """From the inclusive sums from the front: what is cut off again cancels."""
+    """Subtract from the inclusive sums from the front, with cancellation."""
     y = xp.cumsum(x)
     if reverse:
         y = (xp.sum(x) - y) + x
@@ -40,13 +40,13 @@ def _by_subtraction(xp: Any, x: Any, *, reverse: bool, exclusive: bool) -> Any:
     reduction=Reduction("N"),
     faults=(
         "saturating_store",
-        Fault("cumsum_without_carry", "every block of 16 columns begins at zero: the carry is left out",
+        Fault("cumsum_without_carry", "every block of 16 columns begins at zero: the carry is missing",
               lambda xp, x, **options: _by_blocks(xp, x, 0, options), "tail", needs="more than 16 columns"),
         Fault("cumsum_carry_of_one_block", "a block of 16 takes the sum of the block before alone",
               lambda xp, x, **options: _by_blocks(xp, x, 1, options), "tail", needs="more than 32 columns"),
-        Fault("cumsum_by_subtraction", "sums from the end, or without the place itself, are differences of others",
-              _by_subtraction, "precision", needs="numbers that are small beside those before them", emulated=True),
-        Fault("cumsum_includes_itself", "each place counts itself where it is not to, or the other way",
+        Fault("cumsum_by_subtraction", "reverse and exclusive sums are differences of inclusive ones",
+              _by_subtraction, "precision", needs="numbers much smaller than those before them", emulated=True),
+        Fault("cumsum_includes_itself", "an exclusive sum is inclusive, or vice versa",
               lambda xp, x, *, reverse, exclusive: cumsum(xp, x, reverse=reverse, exclusive=not exclusive), "mask"),
         Fault("cumsum_direction", "the sum runs the other way",
               lambda xp, x, *, reverse, exclusive: cumsum(xp, x, reverse=not reverse, exclusive=exclusive), "mask",
@@ -78,7 +78,7 @@ def cumsum(xp: Arithmetic[N], x: N, *, reverse: bool, exclusive: bool) -> N:
         Fault("cumsum_gradient_direction", "the gradient is summed in the direction of the sums",
               lambda xp, dy, *, reverse, exclusive: cumsum(xp, dy, reverse=reverse, exclusive=exclusive), "mask",
               needs="more than one column"),
-        Fault("cumsum_gradient_includes_itself", "each place counts itself where it is not to, or the other way",
+        Fault("cumsum_gradient_includes_itself", "an exclusive sum is inclusive, or vice versa",
               lambda xp, dy, *, reverse, exclusive: cumsum(xp, dy, reverse=not reverse, exclusive=not exclusive),
               "mask"),
         Fault("cumsum_gradient_is_dy", "the gradient is handed on as it is", lambda xp, dy, **options: dy * 1.0,

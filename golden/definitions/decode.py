@@ -15,7 +15,7 @@ from assay.golden.registry import Fault, Reduction, define
 
 
 def slots_of(native: ModuleType, block_table: Idx, seq_lens: Idx, page: int) -> tuple[Idx, Idx]:
-    """Where each position of each sequence lies among all slots of the cache, and whether it is one at all, [B,L]."""
+    """Return the cache slot of each position of each sequence, and whether there is such a position, [B,L]."""
     position = native.arange(block_table.shape[1] * page)
     seen = position[None, :] < seq_lens[:, None]
     slots = block_table[:, position // max(page, 1)] * page + position[None, :] % max(page, 1)
@@ -85,9 +85,9 @@ def attention_decode(
     k_scale: float,
     v_scale: float,
 ) -> N:
-    """softmax(q k^T scale) v over the first seq_lens[b] positions; p lies in page block_table[b, p // page].
+    """softmax(q k^T scale) v over the first seq_lens[b] positions; position p is in page block_table[b, p // page].
 
-    A slot of the cache stands for its number times k_scale or v_scale.
+    A slot of the cache represents its number times k_scale or v_scale.
     """
     (batch, heads, width), (pages, page, groups, _) = q.shape, k_cache.shape
     shared = heads_per_group("attention_decode", heads, groups)
@@ -105,11 +105,12 @@ def attention_decode(
     out, _ = xp.attend(scores, seen[:, None, None, :], xp.dequantize(v, v_scale), None)
 
     def unread() -> Idx:
-        """Where a slot of no sequence is NaN or infinite: of a head's keys all its results, of its values their own."""
+        """Mask what an unused slot that is NaN or infinite may reach: its key all results of the head, its value a
+        column."""
         free = _free(slots, seen, pages * page)[:, None, None]
         keys, values = (~xp.is_finite(x.reshape(pages * page, groups, width)) & free for x in (k_cache, v_cache))
-        places: Idx = (keys.any(-1)[..., None] | values).any(0).repeat_interleave(shared, 0)[None]
-        return places
+        mask: Idx = (keys.any(-1)[..., None] | values).any(0).repeat_interleave(shared, 0)[None]
+        return mask
 
     return xp.spilled(unread, out.reshape(batch, heads, width))
 
@@ -200,7 +201,7 @@ def mla_decode(
     """softmax((q c^T + q_rope r^T) scale) c over the first seq_lens[b] positions, and its log-sum-exp.
 
     c and r are the rows of the two caches. Absorbed form (DeepSeek-V2, 2024): the latent vectors are keys and values
-    of every head, and ``scale`` is 1 / sqrt(D + Dr) where none is given. Position p lies in page
+    of every head, and ``scale`` is 1 / sqrt(D + Dr) where left out. Position p is in page
     block_table[b, p // page].
     """
     pages, page = cache.shape[:2]
@@ -217,7 +218,7 @@ def mla_decode(
 
 
 def scale_of(xp: Arithmetic[N], q: N, q_rope: N, scale: float | N | None) -> N | float:
-    """The factor of scores: 1 / sqrt of all columns where none is given."""
+    """The factor of scores: 1 / sqrt of all columns where left out."""
     if scale is not None and not isinstance(scale, float):
         return scale
     return score_scale(xp, q.shape[-1] + q_rope.shape[-1], scale)

@@ -74,11 +74,11 @@ def all_reduce(xp: Arithmetic[N], shards: N) -> N:
     exempt=("computed_in_bfloat16", "computed_in_float16"),
 )
 def gemm_2to4(xp: Arithmetic[N, Idx], values: N, index: Idx, b: N) -> N:
-    """c[m,n] = sum_j values[m,j] b[4 (j // 2) + index[m,j], n]; of two values at one place both count."""
+    """c[m,n] = sum_j values[m,j] b[4 (j // 2) + index[m,j], n]; two values with the same index add up."""
     if b.shape[0] % 4:
         raise ShapeError(f"gemm_2to4: K must be a multiple of 4, got {b.shape[0]}")
-    place = xp.integers(range(values.shape[1])) // 2 * 4 + index
-    return xp.sparse_matmul(values, place, b)
+    column = xp.integers(range(values.shape[1])) // 2 * 4 + index
+    return xp.sparse_matmul(values, column, b)
 
 
 _BLOCK = 128
@@ -176,7 +176,7 @@ def unpack_int4(xp: Arithmetic[N, Idx], qweight: Idx, zeros: Idx, packing: str) 
 def nibbles(xp: Arithmetic[N, Idx], words: Idx, order: Sequence[int], *, axis: int) -> Idx:
     """The nibbles of each word in ``order``, laid out along ``axis``."""
     rows, columns = words.shape
-    parts = [(words >> (4 * place)) & 15 for place in order]
+    parts = [(words >> (4 * nibble)) & 15 for nibble in order]
     if axis == 0:
         return xp.native.stack(parts, 1).reshape(rows * len(parts), columns)
     return xp.native.stack(parts, 2).reshape(rows, columns * len(parts))

@@ -43,8 +43,8 @@ def _labels(xp: Arithmetic[N, Idx], op: str, logits: N, target: Idx, ignore_inde
     """The logits and labels, zero where there is no label; which tokens have one; and how many do."""
     if logits.shape[1] == 0:
         raise ShapeError(f"{op}: expected logits of one class or more, got V=0")
-    counted = target != ignore_index
-    return xp.where(counted[:, None], logits, 0.0), xp.native.where(counted, target, 0), counted, int(counted.sum())
+    valid = target != ignore_index
+    return xp.where(valid[:, None], logits, 0.0), xp.native.where(valid, target, 0), valid, int(valid.sum())
 
 
 def _faults(op: Callable[..., Any], kind: str) -> tuple[Fault, ...]:
@@ -59,11 +59,11 @@ def _faults(op: Callable[..., Any], kind: str) -> tuple[Fault, ...]:
         return op(xp, logits if softcap is None else logits * softcap, target, softcap=softcap, **options)
 
     return (
-        Fault(f"logits_not_capped{kind}", "the logits' cap is left out",
+        Fault(f"logits_not_capped{kind}", "the logits' cap is missing",
               lambda xp, *tensors, softcap, **options: op(xp, *tensors, softcap=None, **options), "loss"),
         Fault(f"logits_clamped{kind}", "logits are clamped to the cap, not bent by a tanh", hard, "loss"),
         Fault(f"cap_not_divided{kind}", "the tanh takes the logits undivided by the cap", outside, "loss"),
-        Fault(f"z_loss_dropped{kind}", "z times the squared log-sum-exp is left out",
+        Fault(f"z_loss_dropped{kind}", "z times the squared log-sum-exp is missing",
               lambda xp, *tensors, z_loss, **options: op(xp, *tensors, z_loss=0.0, **options), "loss"),
         Fault(f"z_loss_halved{kind}", "z is taken half",
               lambda xp, *tensors, z_loss, **options: op(xp, *tensors, z_loss=z_loss / 2, **options), "loss"),
@@ -97,8 +97,8 @@ def cross_entropy(
     log-sum-exp. The mean is over the tokens that have a label: NaN where none has. Logits of ignored tokens never reach
     the loss.
     """
-    given = logits
-    logits, label, counted, count = _labels(xp, "cross_entropy", logits, target, ignore_index)
+    stored_logits = logits
+    logits, label, valid, count = _labels(xp, "cross_entropy", logits, target, ignore_index)
     if softcap is not None:
         logits = xp.softcap(logits, softcap)
     logs = xp.log_softmax(logits)
@@ -107,9 +107,9 @@ def cross_entropy(
         smooth = xp.any_formula(lambda: -xp.mean(logs), lambda: xp.logsumexp(logits) - xp.mean(logits))
         loss = loss * _rest(xp, label_smoothing) + smooth[:, 0] * label_smoothing
     if z_loss:
-        level = xp.logsumexp(logits)[:, 0]
-        loss = loss + level * level * z_loss
-    loss = xp.spilled(lambda: ~counted & ~xp.is_finite(given).all(-1), xp.where(counted, loss, 0.0))
+        lse = xp.logsumexp(logits)[:, 0]
+        loss = loss + lse * lse * z_loss
+    loss = xp.spilled(lambda: ~valid & ~xp.is_finite(stored_logits).all(-1), xp.where(valid, loss, 0.0))
     if reduction == "none":
         return loss
     total = xp.sum(loss, axis=0)
@@ -138,7 +138,7 @@ def _without_slope(xp: Any, logits: Any, target: Any, *, softcap: float | None, 
     reduction=Reduction("V"),
     faults=(
         *_faults(lambda xp, *tensors, **options: cross_entropy_backward(xp, *tensors, **options), "_gradient"),
-        Fault("softcap_slope_dropped", "the slope of the cap, 1 - tanh^2, is left out", _without_slope, "loss",
+        Fault("softcap_slope_dropped", "the slope of the cap, 1 - tanh^2, is missing", _without_slope, "loss",
               needs="logits beyond the cap"),
     ),
 )  # fmt: skip
@@ -159,14 +159,16 @@ def cross_entropy_backward(
     logit of +inf, which exp(x - lse) makes zeros and NaN, nor of ignored ones with any that is not finite: kernels that
     multiply by zero give NaN there.
     """
-    given = logits
-    logits, label, counted, count = _labels(xp, "cross_entropy_backward", logits, target, ignore_index)
+    stored_logits = logits
+    logits, label, valid, count = _labels(xp, "cross_entropy_backward", logits, target, ignore_index)
     raw = logits
     if softcap is not None:
         logits = xp.softcap(logits, softcap)
 
     def unclear() -> Idx:
-        return (xp.above(given, sys.float_info.max).any(-1) | (~counted & ~xp.is_finite(given).all(-1)))[:, None]
+        return (xp.above(stored_logits, sys.float_info.max).any(-1) | (~valid & ~xp.is_finite(stored_logits).all(-1)))[
+            :, None
+        ]
 
     is_label = label[:, None] == xp.integers(range(logits.shape[1]))[None, :]
     divisor = max(count, 1) if reduction == "mean" else 1
@@ -188,7 +190,7 @@ def cross_entropy_backward(
     if softcap is not None:
         bent = xp.tanh(raw / softcap, absolute=True)
         gradient = gradient * (1.0 - bent * bent)
-    return xp.unspecified(unclear, xp.where(counted[:, None], gradient, 0.0))
+    return xp.unspecified(unclear, xp.where(valid[:, None], gradient, 0.0))
 
 
 @define(
@@ -218,8 +220,8 @@ def cross_entropy_gradient(
     forward pass has saved of it, for kernels that compute it there.
     """
     upstream = dloss[:, None] if reduction == "none" else dloss.reshape(1, 1)
-    counted = target != ignore_index
-    count = max(int(counted.sum()), 1) if reduction == "mean" else 1
+    valid = target != ignore_index
+    count = max(int(valid.sum()), 1) if reduction == "mean" else 1
 
     def gradient(kind: str) -> N:
         return cross_entropy_backward(xp, logits, target, reduction=kind, ignore_index=ignore_index, **options)
@@ -228,8 +230,8 @@ def cross_entropy_gradient(
         return upstream / count if count > 1 else upstream
 
     def shares_first() -> N:
-        label = xp.native.where(counted, target, 0)
-        is_label = (label[:, None] == xp.integers(range(logits.shape[1]))[None, :]) & counted[:, None]
+        label = xp.native.where(valid, target, 0)
+        is_label = (label[:, None] == xp.integers(range(logits.shape[1]))[None, :]) & valid[:, None]
         early, one = gradient("sum"), divided()
         shares = xp.where(is_label, early + 1.0, early) * one
         return xp.where(is_label, shares - one, shares)
@@ -280,10 +282,10 @@ def _mean_of_chunks(xp: Any, x: Any, weight: Any, target: Any, **options: Any) -
               _tail_of_classes, "tail", needs="more than 16 classes, no multiple of 16"),
         Fault("linear_mean_of_all_tokens", "the mean is over all tokens, ignored ones too", _mean_of_chunks, "loss",
               needs="an ignored label"),
-        Fault("linear_smoothing_dropped", "label smoothing is left out",
+        Fault("linear_smoothing_dropped", "label smoothing is missing",
               lambda xp, *tensors, label_smoothing, **options: linear_cross_entropy(
                xp, *tensors, label_smoothing=0.0, **options), "loss"),
-        Fault("linear_cap_dropped", "the logits' cap is left out",
+        Fault("linear_cap_dropped", "the logits' cap is missing",
               lambda xp, *tensors, softcap, **options: linear_cross_entropy(
                xp, *tensors, softcap=None, **options), "loss"),
     ),
@@ -294,9 +296,9 @@ def linear_cross_entropy(xp: Arithmetic[N, Idx], x: N, weight: N, target: Idx, *
     return cross_entropy(xp, _logits(xp, x, weight), target, **options)
 
 
-def _gradients(xp: Arithmetic[N, Idx], x: N, weight: N, grown: N) -> tuple[N, N]:
+def _gradients(xp: Arithmetic[N, Idx], x: N, weight: N, dlogits: N) -> tuple[N, N]:
     """Those of x and weight, from that of the logits."""
-    dx, dweight = xp.matmul(grown, weight), xp.matmul(xp.swap(grown), x)
+    dx, dweight = xp.matmul(dlogits, weight), xp.matmul(xp.swap(dlogits), x)
 
     def touched() -> Idx:
         rows: Idx = (~xp.is_finite(x)).any(-1)[:, None]
@@ -313,8 +315,8 @@ def _first_chunk(xp: Any, x: Any, weight: Any, target: Any, **options: Any) -> A
     """The weight's gradient is that of the last 16 tokens alone."""
     dx, _ = linear_cross_entropy_backward(xp, x, weight, target, **options)
     kept = max(x.shape[0] - 1, 0) // 16 * 16
-    grown = cross_entropy_backward(xp, _logits(xp, x, weight), target, **options)
-    return dx, xp.matmul(xp.swap(grown[kept:]), x[kept:])
+    dlogits = cross_entropy_backward(xp, _logits(xp, x, weight), target, **options)
+    return dx, xp.matmul(xp.swap(dlogits[kept:]), x[kept:])
 
 
 @define(
@@ -335,7 +337,7 @@ def _first_chunk(xp: Any, x: Any, weight: Any, target: Any, **options: Any) -> A
               "loss", needs="more than one label"),
         Fault("weight_gradient_of_last_chunk", "dweight is that of the last chunk of 16 tokens alone", _first_chunk,
               "state", needs="more than 16 tokens"),
-        Fault("linear_gradient_cap_dropped", "the logits' cap is left out",
+        Fault("linear_gradient_cap_dropped", "the logits' cap is missing",
               lambda xp, *tensors, softcap, **options: linear_cross_entropy_backward(
                xp, *tensors, softcap=None, **options), "loss"),
         Fault("linear_gradient_without_label", "the label's share is not subtracted",
@@ -351,8 +353,8 @@ def linear_cross_entropy_backward(xp: Arithmetic[N, Idx], x: N, weight: N, targe
 
     Stages: "logits", as a product stores them before the loss; "logit_gradient", G as the products take it.
     """
-    grown = cross_entropy_backward(xp, _logits(xp, x, weight), target, **options)
-    return _gradients(xp, x, weight, xp.round(grown, "logit_gradient"))
+    dlogits = cross_entropy_backward(xp, _logits(xp, x, weight), target, **options)
+    return _gradients(xp, x, weight, xp.round(dlogits, "logit_gradient"))
 
 
 _LEAST = 2.0**-100  # where shares are smaller their mixture is known by its logarithm alone
@@ -422,7 +424,7 @@ KL_OPTIONS = {
     faults=(
         Fault("kl_of_other_direction", "the divergence of the target from the logits is taken the other way round",
               lambda xp, logits, target_logits, **options: kl_div(xp, target_logits, logits, **options), "loss"),
-        Fault("kl_without_entropy", "the target's entropy is left out: a cross-entropy", _cross, "loss"),
+        Fault("kl_without_entropy", "the target's entropy is missing: a cross-entropy", _cross, "loss"),
         Fault("kl_temperature_ignored", "the temperature is ignored", _without_temperature, "loss"),
         Fault("kl_times_temperature_squared", "the loss is multiplied by the temperature's square", _squared, "loss"),
         Fault("kl_mean_over_classes", "the loss is divided by the number of classes too", _mean_of_all, "loss"),
@@ -496,7 +498,7 @@ JSD_OPTIONS = {
     faults=(
         Fault("jsd_one_side", "only the target's divergence from the mixture is taken", _one_sided, "loss"),
         Fault("jsd_unweighted", "both divergences count whole, not by beta and 1 - beta", _unweighted, "loss"),
-        Fault("jsd_geometric_mixture", "logarithms are mixed in place of shares", _geometric, "loss"),
+        Fault("jsd_geometric_mixture", "logarithms are mixed instead of shares", _geometric, "loss"),
         Fault("jsd_other_beta", "beta is another", _even, "loss"),
     ),
     exempt=("flushed_subnormals",),
@@ -556,7 +558,7 @@ def _no_mean(xp: Any, *tensors: Any, reduction: str, **options: Any) -> Any:
                xp, *tensors, temperature=temperature, **options) * temperature, "loss", needs="a temperature"),
         Fault("kl_gradient_not_averaged", "the gradient is not divided by the number of tokens", _no_mean, "loss",
               needs="more than one token"),
-        Fault("kl_gradient_target_alone", "-p is given: the softmax of the logits is left out",
+        Fault("kl_gradient_target_alone", "-p is given: the softmax of the logits is missing",
               lambda xp, logits, target_logits, dloss, *, temperature, reduction: _weighted(
                xp, -xp.softmax(target_logits / temperature) / temperature, dloss, reduction), "loss"),
     ),
@@ -574,8 +576,8 @@ def kl_div_backward(
         lambda: xp.softmax(pair[0]) - xp.softmax(pair[1]),
         lambda: xp.exp(xp.log_softmax(pair[0])) - xp.exp(xp.log_softmax(pair[1])),
     )
-    found = _weighted(xp, gap if temperature == 1 else gap / temperature, dloss, reduction)
-    return _of_finite(xp, found, logits, target_logits)
+    gradient = _weighted(xp, gap if temperature == 1 else gap / temperature, dloss, reduction)
+    return _of_finite(xp, gradient, logits, target_logits)
 
 
 def _of_finite(xp: Arithmetic[N], x: N, *logits: N) -> N:
@@ -632,5 +634,5 @@ def jsd_backward(xp: Arithmetic[N], logits: N, target_logits: N, dloss: N, *, be
     log_q, log_p = logarithms(xp, "jsd_backward", 1.0, logits, target_logits)
     shared = dloss[:, None] if reduction == "none" else dloss.reshape(1, 1)
     count = logits.shape[0] if reduction == "batchmean" else 1
-    found = _jsd_gradient(xp, log_p, log_q, shared / count if count > 1 else shared, beta)
-    return _of_finite(xp, found, logits, target_logits)
+    gradient = _jsd_gradient(xp, log_p, log_q, shared / count if count > 1 else shared, beta)
+    return _of_finite(xp, gradient, logits, target_logits)

@@ -49,7 +49,7 @@ def check_choices(op: str, experts: int, top_k: int) -> None:
 def moe_route(
     xp: Arithmetic[N, Idx], logits: N, *, top_k: int, renormalize: bool, scoring: str, ids: Idx | None = None
 ) -> tuple[N, Idx]:
-    """The scores of the top k experts, the largest first, normalised to one where asked; ``ids`` given: of those."""
+    """Return the scores of the top k experts (or of ``ids``), largest first, normalised to sum one if asked for."""
     check_choices("moe_route", logits.shape[-1], top_k)
     scores = routing_scores(xp, logits, scoring)
     if ids is None:
@@ -84,8 +84,8 @@ def moe(xp: Arithmetic[N, Idx], x: N, w_gate_up: N, w_down: N, weights: N, ids: 
         others: Any = (ids[..., None] != xp.integers(range(experts))).all(1)
         first: Any = ~xp.is_finite(w_gate_up).all(-1).all(-1)
         last: Any = ~xp.is_finite(w_down).all(-1)
-        found: Idx = (others[..., None] & (first[:, None] | last)).any(1)
-        return found
+        mask: Idx = (others[..., None] & (first[:, None] | last)).any(1)
+        return mask
 
     return xp.spilled(unchosen, y)
 
@@ -99,7 +99,7 @@ def mixture(
     gate_up: Callable[[int, N], N],
     down: Callable[[int, N], N],
 ) -> N:
-    """The mixture [T,D] of so many experts, whose two products of rows these are."""
+    """Return the mixture [T,D] of ``experts`` experts, with these two products of rows."""
     tokens, choices = ids.shape
     flat = ids.reshape(tokens * choices)
     order, outputs = [], []
@@ -134,7 +134,7 @@ class PairGradients(Generic[N]):
     their weights' gradients are [n,1]."""
 
     share: N
-    grown: N
+    dgate_up: N
     hidden: N
     dweight: N
 
@@ -238,7 +238,7 @@ def _gradients(
                 down_back=lambda rows: xp.matmul(rows, down),
             ),
         )
-        of_gate_up.append(xp.matmul(xp.swap(xp.round(pairs.grown, "gate_up_gradient")), x))
+        of_gate_up.append(xp.matmul(xp.swap(xp.round(pairs.dgate_up, "gate_up_gradient")), x))
         of_down.append(
             xp.any_formula(
                 lambda: xp.matmul(xp.swap(dy), xp.round(pairs.hidden * weight, "weighted_hidden")),
@@ -254,8 +254,8 @@ def _gradients(
 
     def experts_touched() -> Idx:
         named: Any = ids[..., None] == xp.integers(range(experts))
-        found: Idx = (named & touched()[..., None]).any(0).any(0)[:, None, None]
-        return found
+        mask: Idx = (named & touched()[..., None]).any(0).any(0)[:, None, None]
+        return mask
 
     dx = xp.unspecified(lambda: touched().any(-1)[:, None], dx)
     dw_gate_up = xp.unspecified(experts_touched, xp.stack(of_gate_up, 0))
@@ -269,8 +269,8 @@ def infinite_pairs(xp: Arithmetic[N, Idx], x: N, weights: N, ids: Idx, dy: N, *t
     broken: Any = infinite(xp, tables[0]).any(-1).any(-1)
     for table in tables[1:]:
         broken = broken | infinite(xp, table).any(-1).any(-1)
-    found: Idx = infinite(xp, x, dy).any(-1)[:, None] | infinite(xp, weights) | broken[ids]
-    return found
+    mask: Idx = infinite(xp, x, dy).any(-1)[:, None] | infinite(xp, weights) | broken[ids]
+    return mask
 
 
 def of_tokens(
@@ -285,15 +285,15 @@ def of_tokens(
     """dx[T,D] and dweights[T,k], from what each expert's pairs make of their tokens, weights [n,1] and dy."""
     tokens, choices = ids.shape
     flat, each = ids.reshape(tokens * choices), weights.reshape(tokens * choices, 1)
-    order, found = [], []
+    order, of_experts = [], []
     for expert in range(experts):
         pairs = xp.native.argwhere(flat == expert)[:, 0]
         token = pairs // max(choices, 1)
-        found.append(of_expert(expert, x[token], each[pairs], dy[token]))
+        of_experts.append(of_expert(expert, x[token], each[pairs], dy[token]))
         order.append(pairs)
     back = xp.native.argsort(xp.native.concatenate(order))
-    shares = xp.concatenate([pairs.share for pairs in found])[back].reshape(tokens, choices, x.shape[-1])
-    dweights = xp.concatenate([pairs.dweight for pairs in found])[back].reshape(tokens, choices)
+    shares = xp.concatenate([pairs.share for pairs in of_experts])[back].reshape(tokens, choices, x.shape[-1])
+    dweights = xp.concatenate([pairs.dweight for pairs in of_experts])[back].reshape(tokens, choices)
     return xp.sum(shares, axis=1)[:, 0], dweights
 
 
@@ -307,19 +307,21 @@ def of_pairs(xp: Arithmetic[N, Idx], slope: Any, x: N, weight: N, dy: N, expert:
     dhidden = xp.any_formula(
         lambda: back * weight, lambda: expert.down_back(xp.round(dy * weight, "weighted_gradient"))
     )
-    grown = xp.concatenate(slope(gate, up, xp.round(dhidden, "hidden_gradient")), -1)
+    dgate_up = xp.concatenate(slope(gate, up, xp.round(dhidden, "hidden_gradient")), -1)
     dweight = xp.any_formula(
         lambda: xp.sum(xp.round(back, "hidden_gradient") * hidden),
         lambda: xp.sum(dy * xp.round(expert.down(hidden), "expert")),
     )
-    return PairGradients(xp.round(expert.gate_up_back(grown), "share"), grown, hidden, dweight)
+    return PairGradients(xp.round(expert.gate_up_back(dgate_up), "share"), dgate_up, hidden, dweight)
 
 
 def _without_mean(xp: Any, logits: Any, dweights: Any, *, top_k: int, renormalize: bool, scoring: str) -> Any:
     """What the weights have in common is not subtracted."""
     weights, ids = _chosen(xp, logits, top_k, renormalize, scoring)
-    grown = weights * dweights
-    return _to_experts(xp, grown * _slope(xp, logits, ids) if scoring == "sigmoid" else grown, ids, logits.shape[-1])
+    dscores = weights * dweights
+    return _to_experts(
+        xp, dscores * _slope(xp, logits, ids) if scoring == "sigmoid" else dscores, ids, logits.shape[-1]
+    )
 
 
 @define(
@@ -331,12 +333,12 @@ def _without_mean(xp: Any, logits: Any, dweights: Any, *, top_k: int, renormaliz
     default_sizes={"E": (2, 4, 8, 17, 60, 64)},
     gradient_of="moe_route",
     faults=(
-        Fault("route_gradient_without_mean", "what all weights have in common is not subtracted", _without_mean,
+        Fault("route_gradient_without_mean", "the weights' common mean is not subtracted", _without_mean,
               "routing", needs="scores that are normalised"),
         Fault("route_gradient_other_scoring", "the gradient is that of the other scoring",
               lambda xp, *tensors, scoring, **options: moe_route_backward(
                xp, *tensors, scoring="softmax" if scoring == "sigmoid" else "sigmoid", **options), "routing"),
-        Fault("route_gradient_renormalised", "weights count as renormalised, or the other way",
+        Fault("route_gradient_renormalised", "weights count as renormalised, or vice versa",
               lambda xp, *tensors, renormalize, **options: moe_route_backward(
                xp, *tensors, renormalize=not renormalize, **options), "routing"),
         Fault("route_gradient_order", "the gradients of a token's weights are taken in the reverse order",
@@ -355,18 +357,18 @@ def moe_route_backward(
     """
     check_choices("moe_route_backward", logits.shape[-1], top_k)
     weights, ids = _chosen(xp, logits, top_k, renormalize, scoring)
-    grown = weights * dweights
+    dscores = weights * dweights
     if renormalize:
-        grown = weights * (dweights - xp.sum(grown))
+        dscores = weights * (dweights - xp.sum(dscores))
     if scoring == "sigmoid":
-        grown = grown * _slope(xp, logits, ids)
-    dlogits = _to_experts(xp, grown, ids, logits.shape[-1])
+        dscores = dscores * _slope(xp, logits, ids)
+    dlogits = _to_experts(xp, dscores, ids, logits.shape[-1])
     if scoring == "softmax" and not renormalize:
-        dlogits = dlogits - xp.softmax(logits) * xp.sum(grown)
+        dlogits = dlogits - xp.softmax(logits) * xp.sum(dscores)
 
     def touched() -> Idx:
-        found: Idx = ((~xp.is_finite(logits)).any(-1) | (~xp.is_finite(dweights)).any(-1))[:, None]
-        return found
+        mask: Idx = ((~xp.is_finite(logits)).any(-1) | (~xp.is_finite(dweights)).any(-1))[:, None]
+        return mask
 
     return xp.unspecified(touched, dlogits)
 
@@ -384,7 +386,7 @@ def _slope(xp: Arithmetic[N, Idx], logits: N, ids: Idx) -> N:
     return xp.any_formula(lambda: xp.sigmoid(-chosen), lambda: 1.0 - xp.sigmoid(chosen))
 
 
-def _to_experts(xp: Arithmetic[N, Idx], grown: N, ids: Idx, experts: int) -> N:
+def _to_experts(xp: Arithmetic[N, Idx], dscores: N, ids: Idx, experts: int) -> N:
     """[T,E] of [T,k], zero at experts that are not chosen."""
     named: Any = ids[:, None, :] == xp.integers(range(experts))[None, :, None]
-    return xp.sum(xp.where(named, grown[:, None, :], 0.0))[..., 0]
+    return xp.sum(xp.where(named, dscores[:, None, :], 0.0))[..., 0]

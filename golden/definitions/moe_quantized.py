@@ -33,7 +33,7 @@ def _signature(options: Mapping[str, Any]) -> str:
 
 
 def _scale_of_gate(xp: Any, x: Any, w_gate_up: Any, w_down: Any, scale_gate_up: Any, *rest: Any, **options: Any) -> Any:
-    """The scales of gate stand for those of up as well."""
+    """The scales of gate replace those of up as well."""
     rows = scale_gate_up.shape[1]
     twice = scale_gate_up[:, [row % max(rows // 2, 1) for row in range(rows)]]
     return moe_fp8(xp, x, w_gate_up, w_down, twice, *rest, **options)
@@ -65,10 +65,10 @@ def _scales_dropped(xp: Any, x: Any, w_gate_up: Any, w_down: Any, *scales: Any, 
     sizes={"k": (1, 2, 3, 6, 8), "E": (1, 2, 3, 4, 8, 17, 64)},
     reduction=Reduction("D+F"),
     faults=(
-        Fault("expert_scales_of_gate", "the scales of gate stand for those of up as well", _scale_of_gate, "scale"),
+        Fault("expert_scales_of_gate", "the scales of gate replace those of up as well", _scale_of_gate, "scale"),
         Fault("expert_scales_of_first", "every expert has the scales of the first", _first_scales, "scale",
               needs="more than one expert"),
-        Fault("expert_scales_dropped", "the scales of the second product are left out", _scales_dropped, "scale"),
+        Fault("expert_scales_dropped", "the scales of the second product are missing", _scales_dropped, "scale"),
     ),
 )  # fmt: skip
 def moe_fp8(
@@ -158,7 +158,7 @@ def _halves_swapped(xp: Any, *tensors: Any, granularity: str) -> Any:
     faults=(
         Fault("fp8_experts_without_weights", "the gradient of an expert's output is not multiplied by its weight",
               _weights_left_out, "routing"),
-        Fault("fp8_experts_scale_dropped", "what goes back through down is not multiplied by down's scales",
+        Fault("fp8_experts_scale_dropped", "the gradient through down lacks down's scales",
               _scales_dropped_dy, "scale"),
         Fault("fp8_experts_scales_of_first", "every expert has the scales of the first", _first_scales_dy, "scale",
               needs="more than one expert"),
@@ -207,13 +207,13 @@ def _gradients(
                 lambda: xp.matmul(xp.round(rows * xp.swap(of_down), "scaled"), down),
             )
 
-        def gate_up_back(grown: N) -> N:
-            rounded = xp.round(grown, "gate_up_gradient")
+        def gate_up_back(dgate_up: N) -> N:
+            rounded = xp.round(dgate_up, "gate_up_gradient")
             if by_block:
                 return xp.scaled_matmul(rounded, up, one, of_up)
             return xp.any_formula(
                 lambda: xp.matmul(rounded, xp.round(up * of_up, "scaled")),
-                lambda: xp.matmul(xp.round(grown * xp.swap(of_up), "gate_up_gradient"), up),
+                lambda: xp.matmul(xp.round(dgate_up * xp.swap(of_up), "gate_up_gradient"), up),
             )
 
         def forward(rows: N, codes: N, scale: N) -> N:
@@ -234,27 +234,27 @@ def _gradients(
 
 
 def _of_gate(xp: Any, table: Any) -> Any:
-    """What belongs to gate stands for up as well."""
+    """Use the table of gate for up as well."""
     rows = table.shape[1]
     return table[:, xp.integers([row % max(rows // 2, 1) for row in range(rows)])]
 
 
 def _int4_gate_scale(xp: Any, x: Any, w_gate_up: Any, w_down: Any, scale_gate_up: Any, *rest: Any) -> Any:
-    """The scales of gate stand for those of up as well."""
+    """The scales of gate replace those of up as well."""
     return moe_int4(xp, x, w_gate_up, w_down, _of_gate(xp, scale_gate_up), *rest)
 
 
 def _zero_of_gate(xp: Any, x: Any, w_gate_up: Any, w_down: Any, *tables: Any) -> Any:
-    """The zero-points of gate stand for those of up as well."""
+    """The zero-points of gate replace those of up as well."""
     scale_gate_up, scale_down, zero_gate_up, *rest = tables
     return moe_int4(xp, x, w_gate_up, w_down, scale_gate_up, scale_down, _of_gate(xp, zero_gate_up), *rest)
 
 
 def _first_tables(xp: Any, x: Any, w_gate_up: Any, w_down: Any, *tables: Any) -> Any:
     """Every expert has the scales and zero-points of the first."""
-    *own, weights, ids = tables
+    *per_expert, weights, ids = tables
     first = xp.integers([0] * w_down.shape[0])
-    return moe_int4(xp, x, w_gate_up, w_down, *(table[first] for table in own), weights, ids)
+    return moe_int4(xp, x, w_gate_up, w_down, *(table[first] for table in per_expert), weights, ids)
 
 
 @define(
@@ -273,8 +273,8 @@ def _first_tables(xp: Any, x: Any, w_gate_up: Any, w_down: Any, *tables: Any) ->
     multiples={"D": "g", "F": "g"},
     reduction=Reduction("D+F"),
     faults=(
-        Fault("expert_groups_of_gate", "the scales of gate stand for those of up as well", _int4_gate_scale, "scale"),
-        Fault("expert_zeros_of_gate", "the zero-points of gate stand for those of up as well", _zero_of_gate, "scale"),
+        Fault("expert_groups_of_gate", "the scales of gate replace those of up as well", _int4_gate_scale, "scale"),
+        Fault("expert_zeros_of_gate", "the zero-points of gate replace those of up as well", _zero_of_gate, "scale"),
         Fault("expert_groups_of_first", "every expert has the scales and zero-points of the first", _first_tables,
               "scale", needs="more than one expert"),
     ),
@@ -284,7 +284,7 @@ def moe_int4(
     zero_down: Idx, weights: N, ids: Idx,
 ) -> N:  # fmt: skip
     """`moe` of weights (code - zero) scale, a scale and a zero-point for each g codes of a row; a byte holds two codes,
-    the even place in its low nibble."""
+    the even position in its low nibble."""
 
     def product(rows: N, packed: Idx, zeros: Idx, scale: N) -> N:
         codes = nibbles(xp, packed, (0, 1), axis=1)

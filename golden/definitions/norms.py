@@ -24,8 +24,8 @@ from assay.golden.registry import Fault, Reduction, define
 )
 def layernorm(xp: Arithmetic[N], x: N, weight: N, bias: N, *, eps: float) -> N:
     """(x - mean) / sqrt(variance + eps) * weight + bias, with the biased variance."""
-    centred, root = xp.standardize(x, eps)
-    return xp.add_bias(xp.product(centred, root, weight), bias)
+    centred, rstd = xp.standardize(x, eps)
+    return xp.add_bias(xp.product(centred, rstd, weight), bias)
 
 
 _RMS = {"eps": number(1e-6, positive=True), "offset": number(0.0, usual=(0.0, 1.0))}
@@ -77,7 +77,7 @@ def _sum_not_returned(xp: Any, x: Any, residual: Any, weight: Any, bias: Any, *,
     faults=(
         "saturating_store",
         Fault("add_layernorm_of_x", "x is normalised without the residual", _residual_dropped),
-        Fault("add_layernorm_sum_lost", "x is returned in place of x + residual", _sum_not_returned, "layout"),
+        Fault("add_layernorm_sum_lost", "x is returned instead of x + residual", _sum_not_returned, "layout"),
     ),
     exempt=("tail_of_sum_dropped",),
 )
@@ -88,10 +88,10 @@ def add_layernorm(xp: Arithmetic[N], x: N, residual: N, weight: N, bias: N, *, e
 
 
 def _by_group(xp: Any, x: Any, weight: Any, bias: Any, *, groups: int, eps: float) -> Any:
-    """Weight and bias of the group's place in place of the channel's."""
+    """Weight and bias of the group's index instead of the channel's."""
     share = x.shape[1] // groups
-    place = xp.integers([channel // share for channel in range(x.shape[1])])
-    return group_norm(xp, x, weight[place], bias[place], groups=groups, eps=eps)
+    group = xp.integers([channel // share for channel in range(x.shape[1])])
+    return group_norm(xp, x, weight[group], bias[group], groups=groups, eps=eps)
 
 
 def _by_channel(xp: Any, x: Any, weight: Any, bias: Any, *, groups: int, eps: float) -> Any:
@@ -102,8 +102,8 @@ def _of_all(xp: Any, x: Any, weight: Any, bias: Any, *, groups: int, eps: float)
     return group_norm(xp, x, weight, bias, groups=1, eps=eps)
 
 
-def _dealt_out(xp: Any, x: Any, weight: Any, bias: Any, *, groups: int, eps: float) -> Any:
-    """Group g takes the channels g, g + G, ... in place of neighbours."""
+def _interleaved(xp: Any, x: Any, weight: Any, bias: Any, *, groups: int, eps: float) -> Any:
+    """Group g takes the channels g, g + G, ... instead of neighbours."""
     channels = x.shape[1]
     order = [channel for group in range(groups) for channel in range(group, channels, groups)]
     back = xp.integers([order.index(channel) for channel in range(channels)])
@@ -127,9 +127,9 @@ def _dealt_out(xp: Any, x: Any, weight: Any, bias: Any, *, groups: int, eps: flo
         Fault("group_norm_by_channel", "mean and variance are of each channel, not of its group", _by_channel),
         Fault("group_norm_of_all", "mean and variance are of all channels, not of the group", _of_all),
         Fault(
-            "group_norm_dealt_out",
+            "group_norm_interleaved",
             "group g takes the channels that leave g when divided by the groups",
-            _dealt_out,
+            _interleaved,
             "layout",
         ),
     ),
@@ -144,9 +144,9 @@ def group_norm(xp: Arithmetic[N], x: N, weight: N, bias: N, *, groups: int, eps:
     if channels % groups:
         raise ShapeError(f"group_norm: expected C to be a multiple of groups={groups}, got C={channels}")
     share = channels // groups
-    centred, root = xp.standardize(x.reshape(batch, groups, share * length), eps)
-    root = root[:, xp.integers([channel // max(share, 1) for channel in range(channels)])]
-    scaled = xp.product(centred.reshape(batch, channels, length), root, weight[:, None])
+    centred, rstd = xp.standardize(x.reshape(batch, groups, share * length), eps)
+    rstd = rstd[:, xp.integers([channel // max(share, 1) for channel in range(channels)])]
+    scaled = xp.product(centred.reshape(batch, channels, length), rstd, weight[:, None])
     return xp.add_bias(scaled, bias[:, None])
 
 
@@ -170,10 +170,10 @@ def _without_eps(xp: Any, x: Any, *, eps: float, clamp: str) -> Any:
     rows="R",
     reduction=Reduction("N"),
     faults=(
-        Fault("l2norm_of_mean", "the mean of the squares stands for their sum, as in RMS norm", _of_mean),
-        Fault("l2norm_eps_elsewhere", "eps is added to the sum where the norm is held above it, or the other way",
+        Fault("l2norm_of_mean", "the mean of the squares replaces their sum, as in RMS norm", _of_mean),
+        Fault("l2norm_eps_elsewhere", "eps is added to the sum instead of bounding the norm, or vice versa",
               _other_eps, needs="rows of small numbers"),
-        Fault("l2norm_eps_dropped", "eps is left out", _without_eps, needs="rows of small numbers"),
+        Fault("l2norm_eps_dropped", "eps is missing", _without_eps, needs="rows of small numbers"),
         Fault("l2norm_no_root", "divided by the sum of squares, not by its root",
               lambda xp, x, *, eps, clamp: x / (xp.sum(x * x) + eps)),
         Fault("l2norm_of_magnitudes", "divided by the sum of magnitudes",
@@ -183,7 +183,7 @@ def _without_eps(xp: Any, x: Any, *, eps: float, clamp: str) -> Any:
 def l2norm(xp: Arithmetic[N], x: N, *, eps: float, clamp: str) -> N:
     """x / sqrt(sum x^2 + eps); under clamp="maximum" x / max(sqrt(sum x^2), eps), as torch's `normalize`.
 
-    Stages: "squares", each, their sum, and that with eps; "length", the root, or its reciprocal, before it meets x.
+    Stages: "squares", each, their sum, and that with eps; "length", the root or its reciprocal, before it multiplies x.
     """
     square = xp.round(xp.sum(xp.round(x * x, "squares")), "squares")
     if clamp == "sum":
@@ -223,11 +223,11 @@ def _norm_of_gate(xp: Any, x: Any, weight: Any, gate: Any, **options: Any) -> An
     reduction=Reduction("N"),
     faults=(
         "saturating_store",
-        Fault("gate_on_other_side", "the gate is applied before the norm where it belongs behind it, or the other way",
+        Fault("gate_on_other_side", "the gate is applied before the norm where it belongs behind it, or vice versa",
               _gate_elsewhere),
-        Fault("gate_activation", "sigmoid stands for silu, or silu for sigmoid", _other_gate),
+        Fault("gate_activation", "sigmoid replaces silu, or vice versa", _other_gate),
         Fault("norm_of_gate", "the gate is normalised, and x gates it", _norm_of_gate, "layout"),
-        Fault("gated_eps_dropped", "eps is left out",
+        Fault("gated_eps_dropped", "eps is missing",
               lambda xp, x, weight, gate, *, eps, **rest: gated_rmsnorm(xp, x, weight, gate, eps=1e-300, **rest),
               needs="rows of small numbers"),
         Fault("gated_weight_plus_one", "the weight is taken as weight + 1",
@@ -267,13 +267,13 @@ def gated_rmsnorm(xp: Arithmetic[N], x: N, weight: N, gate: N, *, eps: float, ac
         }
     },
     faults=(
-        Fault("tanh_without_alpha", "tanh(x): alpha is left out",
+        Fault("tanh_without_alpha", "tanh(x): alpha is missing",
               lambda xp, x, alpha, weight, bias: xp.add_bias(xp.tanh(x) * weight, bias)),
-        Fault("alpha_behind_tanh", "alpha tanh(x): alpha stands behind the tanh",
+        Fault("alpha_behind_tanh", "alpha tanh(x): alpha is applied after the tanh",
               lambda xp, x, alpha, weight, bias: xp.add_bias(xp.tanh(x) * alpha * weight, bias)),
         Fault("tanh_weight_plus_one", "the weight is taken as weight + 1",
               lambda xp, x, alpha, weight, bias: xp.add_bias(xp.tanh(x * alpha) * (weight + 1.0), bias)),
-        Fault("tanh_bias_dropped", "the bias is left out",
+        Fault("tanh_bias_dropped", "the bias is missing",
               lambda xp, x, alpha, weight, bias: xp.tanh(x * alpha) * weight),
         Fault("bias_inside_tanh", "the bias is added before the tanh",
               lambda xp, x, alpha, weight, bias: xp.tanh(x * alpha + bias) * weight),
@@ -304,26 +304,26 @@ def layernorm_backward(xp: Arithmetic[N], x: N, weight: N, dy: N, *, eps: float)
 
     dweight and dbias are the sums over rows of dy h and dy. The formulas of dx: as written; times N inside and r / N
     outside (Apex); and r g + b (x - mean) - r mean g with b = r^3 (mean x sum g - sum g x) / N, in which PyTorch's CPU
-    kernel multiplies x and the mean apart, at a cost that `standardize` allows the deviations.
+    kernel multiplies x and the mean separately, with an error that `standardize` allows the deviations.
     """
     columns = max(x.shape[-1], 1)
-    centred, root = xp.standardize(x, eps)
-    normalized, grown = centred * root, dy * weight
+    centred, rstd = xp.standardize(x, eps)
+    normalized, wdy = centred * rstd, dy * weight
 
     def as_written() -> N:
-        return ((grown - xp.mean(grown)) - normalized * xp.mean(grown * normalized)) * root
+        return ((wdy - xp.mean(wdy)) - normalized * xp.mean(wdy * normalized)) * rstd
 
     def times_columns() -> N:
-        inner = (grown * columns - xp.sum(grown)) - normalized * xp.sum(grown * normalized)
-        return inner * (root / columns)
+        inner = (wdy * columns - xp.sum(wdy)) - normalized * xp.sum(wdy * normalized)
+        return inner * (rstd / columns)
 
     def from_sums() -> N:
-        total = xp.sum(grown)
-        slope = (total * xp.mean(x) - xp.sum(grown * x)) * (root * root * root) / columns
-        return (root * grown + slope * centred) - total * root / columns
+        total = xp.sum(wdy)
+        slope = (total * xp.mean(x) - xp.sum(wdy * x)) * (rstd * rstd * rstd) / columns
+        return (rstd * wdy + slope * centred) - total * rstd / columns
 
     dx = xp.any_formula(as_written, times_columns, from_sums)
-    dweight = xp.sum(xp.product(dy, centred, root), axis=0)[0]
+    dweight = xp.sum(xp.product(dy, centred, rstd), axis=0)[0]
     return _row_is_finite(xp, dx, x, weight, dy), _column_is_finite(xp, dweight, dy), xp.sum(dy, axis=0)[0]
 
 
@@ -338,14 +338,14 @@ def layernorm_backward(xp: Arithmetic[N], x: N, weight: N, dy: N, *, eps: float)
 )
 def rmsnorm_backward(xp: Arithmetic[N], x: N, weight: N, dy: N, *, eps: float) -> tuple[N, N]:
     """With r = 1 / sqrt(mean x^2 + eps), h = x r and g = dy weight: dx = r (g - h mean(g h)), dweight = sum dy h."""
-    root = xp.rsqrt(xp.mean(x * x) + eps)
-    normalized, grown = x * root, dy * weight
+    rstd = xp.rsqrt(xp.mean(x * x) + eps)
+    normalized, wdy = x * rstd, dy * weight
     dx = xp.any_formula(
-        lambda: (grown - normalized * xp.mean(grown * normalized)) * root,
-        lambda: grown * root - x * (root * root * root * xp.mean(grown * x)),
-        lambda: (grown - x * (root * root * xp.mean(grown * x))) * root,
+        lambda: (wdy - normalized * xp.mean(wdy * normalized)) * rstd,
+        lambda: wdy * rstd - x * (rstd * rstd * rstd * xp.mean(wdy * x)),
+        lambda: (wdy - x * (rstd * rstd * xp.mean(wdy * x))) * rstd,
     )
-    dweight = xp.sum(xp.product(dy, x, root), axis=0)[0]
+    dweight = xp.sum(xp.product(dy, x, rstd), axis=0)[0]
     return _row_is_finite(xp, dx, x, weight, dy), _column_is_finite(xp, dweight, dy)
 
 
@@ -363,8 +363,8 @@ def _backward_by_channel(xp: Any, x: Any, weight: Any, dy: Any, *, groups: int, 
 def _constant_statistics(xp: Any, x: Any, weight: Any, dy: Any, *, groups: int, eps: float) -> Any:
     _, dweight, dbias = group_norm_backward(xp, x, weight, dy, groups=groups, eps=eps)
     shape, split = x.shape, (x.shape[0], groups, x.shape[1] // groups * x.shape[2])
-    root = xp.standardize(x.reshape(*split), eps)[1]
-    return ((dy * weight[:, None]).reshape(*split) * root).reshape(*shape), dweight, dbias
+    rstd = xp.standardize(x.reshape(*split), eps)[1]
+    return ((dy * weight[:, None]).reshape(*split) * rstd).reshape(*shape), dweight, dbias
 
 
 @define(
@@ -390,36 +390,36 @@ def _constant_statistics(xp: Any, x: Any, weight: Any, dy: Any, *, groups: int, 
     exempt=("tail_of_sum_dropped",),
 )  # fmt: skip
 def group_norm_backward(xp: Arithmetic[N], x: N, weight: N, dy: N, *, groups: int, eps: float) -> tuple[N, N, N]:
-    """`layernorm_backward` of each group, g = dy weight; dweight and dbias are the sums over batches and places.
+    """`layernorm_backward` of each group, g = dy weight; dweight and dbias are the sums over batches and positions.
 
     Formulas of dx: r (g - mean g - h mean(g h)); and, as ATen's kernels have it, r g + b x + c with b = r^3 (mean x
     sum g - sum g x) / n and c = -b mean x - r sum g / n.
     """
     batch, channels, length = x.shape
     split = (batch, groups, channels // groups * length)
-    centred, root = xp.standardize(x.reshape(*split), eps)
-    normalized = centred * root
-    grown = (dy * weight[:, None]).reshape(*split)
+    centred, rstd = xp.standardize(x.reshape(*split), eps)
+    normalized = centred * rstd
+    wdy = (dy * weight[:, None]).reshape(*split)
     count = max(split[2], 1)
 
     def as_written() -> N:
-        return ((grown - xp.mean(grown)) - normalized * xp.mean(grown * normalized)) * root
+        return ((wdy - xp.mean(wdy)) - normalized * xp.mean(wdy * normalized)) * rstd
 
     def from_sums() -> N:
-        flat, total = x.reshape(*split), xp.sum(grown)
+        flat, total = x.reshape(*split), xp.sum(wdy)
         mean = xp.mean(flat)
-        slope = (total * mean - xp.sum(grown * flat)) * (root * root * root) / count
-        return (root * grown + slope * flat) - (slope * mean + total * root / count)
+        slope = (total * mean - xp.sum(wdy * flat)) * (rstd * rstd * rstd) / count
+        return (rstd * wdy + slope * flat) - (slope * mean + total * rstd / count)
 
     dx = xp.any_formula(as_written, from_sums).reshape(batch, channels, length)
     shares = (normalized * dy.reshape(*split)).reshape(batch, channels, length)
 
     def over_all(part: N) -> N:
-        return xp.sum(xp.concatenate([part[place] for place in range(batch)], -1))[:, 0]
+        return xp.sum(xp.concatenate([part[b] for b in range(batch)], -1))[:, 0]
 
     def touched() -> Any:
-        found = infinite(xp, x, weight[:, None], dy).reshape(*split).any(-1)
-        return found[:, xp.integers([channel * groups // channels for channel in range(channels)])]
+        mask = infinite(xp, x, weight[:, None], dy).reshape(*split).any(-1)
+        return mask[:, xp.integers([channel * groups // channels for channel in range(channels)])]
 
     dx = xp.unspecified(lambda: touched()[:, :, None], dx)
     dweight = xp.unspecified(lambda: touched().any(0), over_all(shares))
@@ -436,7 +436,7 @@ def group_norm_backward(xp: Arithmetic[N], x: N, weight: N, dy: N, *, groups: in
     faults=(
         Fault("l2norm_gradient_constant_length", "the length counts as a constant: dy over it",
               lambda xp, x, dy, *, eps, clamp: dy * xp.rsqrt(xp.sum(x * x) + eps)),
-        Fault("l2norm_gradient_of_mean", "the mean of y dy stands for its sum",
+        Fault("l2norm_gradient_of_mean", "the mean of y dy replaces its sum",
               lambda xp, x, dy, *, eps, clamp: _projected(xp, x, dy, xp.rsqrt(xp.sum(x * x) + eps), x.shape[1])),
         Fault("l2norm_gradient_sign", "y sum(y dy) is added, not subtracted",
               lambda xp, x, dy, *, eps, clamp: dy * xp.rsqrt(xp.sum(x * x) + eps) * 2.0
@@ -457,12 +457,12 @@ def l2norm_backward(xp: Arithmetic[N], x: N, dy: N, *, eps: float, clamp: str) -
     else:
         length = xp.apply("sqrt", square)
         usable = xp.above(length, 0.0)
-        root = 1.0 / xp.where(usable, length, 1.0)
-        dx = xp.where_above(length, eps, _projected(xp, x, dy, root), dy / eps)
+        rstd = 1.0 / xp.where(usable, length, 1.0)
+        dx = xp.where_above(length, eps, _projected(xp, x, dy, rstd), dy / eps)
     return xp.unspecified(lambda: infinite(xp, x, dy).any(-1)[:, None], dx)
 
 
-def _projected(xp: Arithmetic[N], x: N, dy: N, root: N, divisor: int = 1) -> N:
+def _projected(xp: Arithmetic[N], x: N, dy: N, rstd: N, divisor: int = 1) -> N:
     """r (dy - y sum(y dy)), y = x r, the sum over a divisor."""
 
     def inner(product: N) -> N:
@@ -470,8 +470,8 @@ def _projected(xp: Arithmetic[N], x: N, dy: N, root: N, divisor: int = 1) -> N:
         return total / divisor if divisor > 1 else total
 
     return xp.any_formula(
-        lambda: (dy - (x * root) * inner((x * root) * dy)) * root,
-        lambda: dy * root - x * (root * root * root * inner(x * dy)),
+        lambda: (dy - (x * rstd) * inner((x * rstd) * dy)) * rstd,
+        lambda: dy * rstd - x * (rstd * rstd * rstd * inner(x * dy)),
     )
 
 
@@ -507,12 +507,12 @@ def _without_mean(xp: Any, x: Any, weight: Any, gate: Any, dy: Any, **options: A
     gradient_of="gated_rmsnorm",
     reduction=Reduction("N"),
     faults=(
-        Fault("gated_gradient_without_slope", "the slope of the gate is left out", _without_slope),
-        Fault("gated_gradient_constant_norm", "the norm counts as a constant: mean(g h) is left out", _without_mean),
-        Fault("gated_gradient_other_side", "the gate is taken for one behind the norm, or the other way",
+        Fault("gated_gradient_without_slope", "the slope of the gate is missing", _without_slope),
+        Fault("gated_gradient_constant_norm", "the norm counts as a constant: mean(g h) is missing", _without_mean),
+        Fault("gated_gradient_other_side", "the gate is taken for one behind the norm, or vice versa",
               lambda xp, *tensors, gate_first, **options: gated_rmsnorm_backward(
                xp, *tensors, gate_first=not gate_first, **options)),
-        Fault("gated_gradient_eps_dropped", "eps is left out",
+        Fault("gated_gradient_eps_dropped", "eps is missing",
               lambda xp, *tensors, eps, **options: gated_rmsnorm_backward(xp, *tensors, eps=1e-300, **options),
               needs="rows of small numbers"),
     ),
@@ -527,21 +527,21 @@ def gated_rmsnorm_backward(
     """
     opened, slope = _gates(xp, gate, activation)
     inner = x * opened if gate_first else x
-    root = xp.rsqrt(xp.mean(inner * inner) + eps)
-    normalized = inner * root
-    grown = dy * weight if gate_first else xp.product(dy, weight, opened)
+    rstd = xp.rsqrt(xp.mean(inner * inner) + eps)
+    normalized = inner * rstd
+    wdy = dy * weight if gate_first else xp.product(dy, weight, opened)
     dz = xp.any_formula(
-        lambda: (grown - normalized * xp.mean(grown * normalized)) * root,
-        lambda: grown * root - inner * (root * root * root * xp.mean(grown * inner)),
+        lambda: (wdy - normalized * xp.mean(wdy * normalized)) * rstd,
+        lambda: wdy * rstd - inner * (rstd * rstd * rstd * xp.mean(wdy * inner)),
     )
     if gate_first:
         dx, dgate = dz * opened, xp.product(dz, x, slope)
-        shares = xp.product(dy, inner, root)
+        shares = xp.product(dy, inner, rstd)
     else:
         dx, dgate = dz, xp.product(dy, weight, normalized) * slope
         dgate = xp.any_formula(lambda: dgate, lambda: xp.product(dy, normalized, slope) * weight)
         shares = xp.any_formula(
-            lambda: xp.product(dy, opened, normalized), lambda: xp.product(inner, root, dy) * opened
+            lambda: xp.product(dy, opened, normalized), lambda: xp.product(inner, rstd, dy) * opened
         )
     dweight = xp.sum(shares, axis=0)[0]
 
@@ -554,8 +554,8 @@ def gated_rmsnorm_backward(
 
 def _slope_left_out(xp: Any, x: Any, alpha: Any, weight: Any, dy: Any) -> Any:
     _, _, dweight, dbias = dynamic_tanh_backward(xp, x, alpha, weight, dy)
-    grown = dy * weight
-    return grown * alpha, _whole_sum(xp, grown * x), dweight, dbias
+    wdy = dy * weight
+    return wdy * alpha, _whole_sum(xp, wdy * x), dweight, dbias
 
 
 def _whole_sum(xp: Arithmetic[N], x: N) -> N:
@@ -577,7 +577,7 @@ def _whole_sum(xp: Arithmetic[N], x: N) -> N:
         }
     },
     faults=(
-        Fault("tanh_slope_left_out", "the slope 1 - tanh^2 is left out", _slope_left_out),
+        Fault("tanh_slope_left_out", "the slope 1 - tanh^2 is missing", _slope_left_out),
         Fault("tanh_gradient_without_alpha", "dx is not multiplied by alpha",
               lambda xp, x, alpha, weight, dy: (
                dynamic_tanh_backward(xp, x, alpha, weight, dy)[0] / alpha,
@@ -587,7 +587,7 @@ def _whole_sum(xp: Arithmetic[N], x: N) -> N:
                (all_ := dynamic_tanh_backward(xp, x, alpha, weight, dy))[0],
                dynamic_tanh_backward(xp, x[-1:], alpha, weight, dy[-1:])[1], *all_[2:]), "state",
               needs="more than one row"),
-        Fault("tanh_weight_gradient_of_x", "dweight is sum dy x: the tanh is left out",
+        Fault("tanh_weight_gradient_of_x", "dweight is sum dy x: the tanh is missing",
               lambda xp, x, alpha, weight, dy: (
                *(all_ := dynamic_tanh_backward(xp, x, alpha, weight, dy))[:2], xp.sum(dy * x, axis=0)[0], all_[3])),
     ),
@@ -595,9 +595,9 @@ def _whole_sum(xp: Arithmetic[N], x: N) -> N:
 def dynamic_tanh_backward(xp: Arithmetic[N], x: N, alpha: N, weight: N, dy: N) -> tuple[N, N, N, N]:
     """With t = tanh(alpha x) and g = dy weight (1 - t^2): alpha g, sum g x over all, and over rows dy t and dy."""
     t = xp.tanh(x * alpha, absolute=True)
-    grown = xp.product(dy, weight, 1.0 - t * t)
+    wdy = xp.product(dy, weight, 1.0 - t * t)
     shares = xp.any_formula(lambda: dy * xp.tanh(x * alpha), lambda: dy * t)
-    dx = xp.unspecified(lambda: infinite(xp, x, weight, dy), grown * alpha)
-    dalpha, dweight = _whole_sum(xp, grown * x), xp.sum(shares, axis=0)[0]
+    dx = xp.unspecified(lambda: infinite(xp, x, weight, dy), wdy * alpha)
+    dalpha, dweight = _whole_sum(xp, wdy * x), xp.sum(shares, axis=0)[0]
     dalpha = xp.unspecified(lambda: infinite(xp, x, weight, dy).any(0).any(0)[None], dalpha)
     return dx, dalpha, xp.unspecified(lambda: infinite(xp, x, dy).any(0), dweight), xp.sum(dy, axis=0)[0]

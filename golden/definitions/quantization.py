@@ -31,8 +31,8 @@ def row_groups(xp: Arithmetic[N], x: N, size: int) -> N:
     """x[R,N] in groups of ``size`` neighbours [R,G,n]; a short one repeats the last number of its row."""
     columns = x.shape[1]
     width = max(min(size, columns), 1)
-    places = np.arange(-(-columns // width) * width).clip(max=max(columns - 1, 0))
-    return x[:, xp.integers(places.reshape(-1, width))]
+    columns_read = np.arange(-(-columns // width) * width).clip(max=max(columns - 1, 0))
+    return x[:, xp.integers(columns_read.reshape(-1, width))]
 
 
 def row_maximum(xp: Arithmetic[N], x: N) -> N:
@@ -114,7 +114,7 @@ def quantize_fp8(xp: Arithmetic[N], x: N, *, scale: N | None = None, **options: 
 
     amax is no less than ``floor``. ``scales``: "float32"; "e8m0", the power of two at or above amax / 448; "mx", that
     at or below amax, over 256 (OCP MX 1.0, section 6.3), whose largest quotients saturate; either is 2^-127 or more.
-    ``reciprocal``: 1 / scale is returned, what x is multiplied with.
+    ``reciprocal``: 1 / scale is returned, the factor of x.
     """
     return _symmetric(xp, x, 448, "float8_e4m3fn", scale, **options)
 
@@ -153,7 +153,7 @@ def _int4_signature(options: Mapping[str, Any]) -> str:
 def quantize_int4(
     xp: Arithmetic[N], x: N, *, group: int, symmetric: bool, scale: N | None = None, zero: N | None = None
 ) -> tuple[N, N, N]:
-    """Codes 0 to 15, scales, and the zero-points that stand for 0.0, per ``group`` neighbours in a row.
+    """Codes 0 to 15, scales, and the zero-points that represent 0.0, per ``group`` neighbours in a row.
 
     The range includes zero: scale = (max(x, 0) - min(x, 0)) / 15, zero = round(-min(x, 0) / scale). Symmetric: scale =
     amax / 7, zero 8, codes 1 to 15. ``zero``: a kernel's own zero-points, which its codes must agree with.
@@ -210,8 +210,8 @@ def _without_zero(xp: Any, qweight: Any, scales: Any, zeros: Any, *, packing: st
 
 def _swapped(xp: Any, qweight: Any, scales: Any, zeros: Any, *, packing: str) -> Any:
     """Even and odd nibbles of each byte exchanged."""
-    turned = (qweight & 0x0F0F0F0F) * 16 + ((qweight >> 4) & 0x0F0F0F0F)
-    return dequantize_int4(xp, turned, scales, zeros, packing=packing)
+    swapped = (qweight & 0x0F0F0F0F) * 16 + ((qweight >> 4) & 0x0F0F0F0F)
+    return dequantize_int4(xp, swapped, scales, zeros, packing=packing)
 
 
 def _group_before(xp: Any, qweight: Any, scales: Any, zeros: Any, *, packing: str) -> Any:
@@ -231,7 +231,7 @@ def _signed(xp: Any, qweight: Any, scales: Any, zeros: Any, *, packing: str) -> 
     sizes={"g": (32, 64, 128)},
     multiples={"K": "g"},
     faults=(
-        Fault("int4_zero_points_dropped", "zero-points are left out", _without_zero, "packing"),
+        Fault("int4_zero_points_dropped", "zero-points are missing", _without_zero, "packing"),
         Fault("int4_nibbles_exchanged", "low and high nibbles are exchanged", _swapped, "packing"),
         Fault("int4_scale_of_group_before", "each group takes the scale of the one before", _group_before, "scale",
               needs="more than one group"),
@@ -256,7 +256,7 @@ def _mx_high_first(xp: Any, codes: Any, scale: Any) -> Any:
 
 
 def _mx_as_integers(xp: Any, codes: Any, scale: Any) -> Any:
-    """Codes as sign and magnitude of whole numbers."""
+    """Read codes as sign and magnitude of integers."""
     numbers = nibbles(xp, codes, (0, 1), axis=1)
     signed = xp.exact(xp.native.asarray([*range(8), *(-code for code in range(8))])[numbers])
     return signed * repeat(xp, scale, signed.shape[1], axis=1, group=_MX_BLOCK)
@@ -274,8 +274,8 @@ def _mx(xp: Arithmetic[N, Idx], codes: Idx, scale: N, order: tuple[int, int]) ->
     multiples={"N": "32"},
     faults=(
         Fault("mxfp4_high_nibble_first", "the high nibble of a byte is taken first", _mx_high_first, "packing"),
-        Fault("mxfp4_codes_as_integers", "codes are taken for sign and whole number", _mx_as_integers, "packing"),
-        Fault("mxfp4_scale_left_out", "the scale is left out",
+        Fault("mxfp4_codes_as_integers", "codes are read as sign and integer magnitude", _mx_as_integers, "packing"),
+        Fault("mxfp4_scale_left_out", "the scale is missing",
               lambda xp, codes, scale: _mx(xp, codes, scale * 0.0 + 1.0, (0, 1)), "scale"),
         Fault("mxfp4_scale_twice", "the scale is applied twice",
               lambda xp, codes, scale: _mx(xp, codes, scale * scale, (0, 1)), "scale"),

@@ -31,22 +31,22 @@ def by_head(xp: Arithmetic[N], x: N) -> N:
     return xp.stack([x[:, :, head] for head in range(x.shape[2])], 1)
 
 
-def by_place(xp: Arithmetic[N], x: N) -> N:
+def by_position(xp: Arithmetic[N], x: N) -> N:
     """[B, H, T, ...] as [B, T, H, ...]."""
     return xp.stack([x[:, head] for head in range(x.shape[1])], 2)
 
 
-def places_ahead(xp: Arithmetic[N, Idx], length: int) -> Idx:
-    """How far each place lies ahead of another: [one, the other], negative where it lies behind."""
-    place = xp.integers(range(length))
-    ahead: Idx = place[None, :] - place[:, None]
+def positions_ahead(xp: Arithmetic[N, Idx], length: int) -> Idx:
+    """Return key position minus query position, [query, key]."""
+    position = xp.integers(range(length))
+    ahead: Idx = position[None, :] - position[:, None]
     return ahead
 
 
 def decays(xp: Arithmetic[N, Idx], gates: N, seen: Idx) -> N:
-    """exp of the sum of ``gates`` [..., T] from one place, without it, to another: [..., T, T]; 1 what is not seen."""
-    levels = xp.cumsum(gates)
-    return xp.exp(xp.where(seen, levels[..., :, None] - levels[..., None, :], 0.0))
+    """Return exp of the sum of ``gates`` [..., T] after position s up to t, [..., t, s]; one where not ``seen``."""
+    sums = xp.cumsum(gates)
+    return xp.exp(xp.where(seen, sums[..., :, None] - sums[..., None, :], 0.0))
 
 
 def touched(xp: Arithmetic[N], values: N, *others: N) -> Any:
@@ -76,7 +76,7 @@ INPUTS: dict[str, Inputs] = {
 
 
 def _by_chunk(xp: Any, u: Any, delta: Any, a: Any, b: Any, c: Any, skip: Any, **options: Any) -> Any:
-    """Every 16 places the state begins at zero."""
+    """Every 16 positions the state begins at zero."""
     parts = [u[:, :, :0]]
     for first in range(0, u.shape[2], CHUNK):
         u_, delta_, b_, c_ = (x[:, :, first : first + CHUNK] for x in (u, delta, b, c))
@@ -123,14 +123,14 @@ def _scanned(xp: Arithmetic[N], decay: N, term: N, c: N, u: N, skip: N) -> N:
     reduction=Reduction("S"),
     grid=("B", "D"),
     faults=(
-        Fault("scan_chunks_apart", "every 16 places the state begins at zero: it is not carried over", _by_chunk,
-              "tail", needs="more than 16 places"),
+        Fault("scan_chunks_apart", "every 16 positions the state begins at zero: it is not carried over", _by_chunk,
+              "tail", needs="more than 16 positions"),
         Fault("scan_step_left_out", "the input is not multiplied by the step", _step_left_out),
-        Fault("scan_decay_late", "each state decays by the step before", _decay_late, needs="more than one place"),
-        Fault("scan_skip_dropped", "the skip connection is left out",
+        Fault("scan_decay_late", "each state decays by the step before", _decay_late, needs="more than one position"),
+        Fault("scan_skip_dropped", "the skip connection is missing",
               lambda xp, u, delta, a, b, c, skip, **options: selective_scan(
                xp, u, delta, a, b, c, skip * 0.0, **options)),
-        Fault("scan_softplus", "the step's softplus is left out, or applied where there is none",
+        Fault("scan_softplus", "the step's softplus is missing, or applied where there is none",
               lambda xp, *tensors, softplus: selective_scan(xp, *tensors, softplus=not softplus)),
         Fault("scan_b_and_c_swapped", "b and c are swapped",
               lambda xp, u, delta, a, b, c, skip, **options: selective_scan(
@@ -141,7 +141,7 @@ def _scanned(xp: Arithmetic[N], decay: N, term: N, c: N, u: N, skip: N) -> N:
 def selective_scan(xp: Arithmetic[N], u: N, delta: N, a: N, b: N, c: N, skip: N, *, softplus: bool) -> N:
     """y_t = sum_s c_st h_st + skip u_t with h_st = exp(delta_t a_s) h_s(t-1) + delta_t b_st u_t, channel by channel.
 
-    Gu & Dao, *Mamba*, 2023; ``softplus``: delta is softplus of what is given.
+    Gu & Dao, *Mamba*, 2023; ``softplus``: the step is softplus(delta).
     """
     step = xp.function("softplus", delta) if softplus else delta
     term = xp.product(step[:, :, None], u[:, :, None], b[:, None])
@@ -161,12 +161,12 @@ def _linear_chunks(xp: Any, q: Any, k: Any, v: Any, *gate: Any, **options: Any) 
 
 
 def _without_itself(xp: Any, q: Any, k: Any, v: Any, *gate: Any, scale: Any, gated: bool) -> Any:
-    """Each place sees those before it alone."""
+    """Exclude each position from what it sees."""
     return _attended(xp, q, k, v, gate, scale, 1)
 
 
-def _gate_late(xp: Any, q: Any, k: Any, v: Any, *gate: Any, scale: Any, gated: bool) -> Any:
-    """The state decays by the gate of the place before."""
+def _linear_gate_late(xp: Any, q: Any, k: Any, v: Any, *gate: Any, scale: Any, gated: bool) -> Any:
+    """The state decays by the gate of the position before."""
     late = tuple(xp.concatenate([x[:, :1], x[:, :-1]], 1) if x.shape[1] else x for x in gate)
     return _attended(xp, q, k, v, late, scale, 0)
 
@@ -195,14 +195,14 @@ def _gate_late(xp: Any, q: Any, k: Any, v: Any, *gate: Any, scale: Any, gated: b
     grid=("B", "H"),
     faults=(
         "inputs_in_tf32",
-        Fault("linear_chunks_apart", "every 16 places the state begins at zero: it is not carried over",
-              _linear_chunks, "tail", needs="more than 16 places"),
-        Fault("linear_without_itself", "a place sees those before it, not itself", _without_itself, "mask"),
-        Fault("linear_gate_late", "the state decays by the gate of the place before", _gate_late,
-              needs="a gate, and more than one place"),
+        Fault("linear_chunks_apart", "every 16 positions the state begins at zero: it is not carried over",
+              _linear_chunks, "tail", needs="more than 16 positions"),
+        Fault("linear_without_itself", "a position sees those before it, not itself", _without_itself, "mask"),
+        Fault("linear_gate_late", "the state decays by the gate of the position before", _linear_gate_late,
+              needs="a gate, and more than one position"),
         Fault("linear_gate_ignored", "the gate is ignored",
               lambda xp, q, k, v, *gate, scale, gated: _attended(xp, q, k, v, (), scale, 0), needs="a gate"),
-        Fault("linear_scale_dropped", "the scale is left out",
+        Fault("linear_scale_dropped", "the scale is missing",
               lambda xp, *tensors, scale, gated: linear_attention(xp, *tensors, scale=1.0, gated=gated), "scale"),
     ),
     exempt=("tail_of_sum_dropped",),
@@ -210,19 +210,19 @@ def _gate_late(xp: Any, q: Any, k: Any, v: Any, *gate: Any, scale: Any, gated: b
 def linear_attention(xp: Arithmetic[N], q: N, k: N, v: N, *gate: N, scale: float | None, gated: bool) -> N:
     """o_t = scale q_t S_t with S_t = exp(gate_t) S_(t-1) + k_t^T v_t, head by head; no decay where not ``gated``.
 
-    Katharopoulos et al., *Transformers are RNNs*, 2020; by recurrence, or chunk by chunk with scores between the places
-    of one (Yang et al., *Gated linear attention*, 2024). Stages: "scores", of a chunk, times their decays; "state", as
-    a product takes it. ``scale`` is 1 / sqrt(D) where none is given.
+    Katharopoulos et al., *Transformers are RNNs*, 2020; by recurrence, or chunk by chunk with scores between the
+    positions of one (Yang et al., *Gated linear attention*, 2024). Stages: "scores", of a chunk, times their decays;
+    "state", as a product takes it. ``scale`` is 1 / sqrt(D) where left out.
     """
     return _attended(xp, q, k, v, gate, scale, 0)
 
 
 def _attended(xp: Arithmetic[N], q: N, k: N, v: N, gate: tuple[N, ...], scale: float | None, behind: int) -> N:
-    """Each place over those at least so far behind it."""
+    """Each position over those at least so far behind it."""
     batch, length, heads, width = q.shape
     factor = score_scale(xp, width, scale)
     q, k, v = (by_head(xp, x) for x in (q, k, v))
-    seen = places_ahead(xp, length) <= -behind
+    seen = positions_ahead(xp, length) <= -behind
     gates = by_head(xp, gate[0]) if gate else None
 
     def by_scores() -> N:
@@ -244,18 +244,18 @@ def _attended(xp: Arithmetic[N], q: N, k: N, v: N, gate: tuple[N, ...], scale: f
 
     out = by_scores() if behind else xp.any_formula(by_scores, by_states)
     others = [k] if gates is None else [k, gates[..., None]]
-    return by_place(xp, xp.unspecified(lambda: touched(xp, v, *others), out))
+    return by_position(xp, xp.unspecified(lambda: touched(xp, v, *others), out))
 
 
 def _late_chunks(xp: Any, decay: Any, term: Any) -> Any:
-    """Every 16 places the gradient of the state begins at zero."""
+    """Every 16 positions the gradient of the state begins at zero."""
     count = term.shape[-1]
     parts = [_backwards(xp, decay[..., i : i + CHUNK], term[..., i : i + CHUNK]) for i in range(0, count, CHUNK)]
     return xp.concatenate(parts, -1)
 
 
 def _own_decay(xp: Any, decay: Any, term: Any) -> Any:
-    """The gradient that comes from the place behind decays by the place's own step."""
+    """The gradient that comes from the position behind decays by the position's own step."""
     first = xp.exact(xp.native.ones(decay[..., :1].shape))
     return _backwards(xp, xp.concatenate([first, decay[..., :-1]], -1) if decay.shape[-1] else decay, term)
 
@@ -270,10 +270,10 @@ def _without_decay(xp: Any, u: Any, delta: Any, a: Any, b: Any, c: Any, skip: An
 
 def _last_batch(xp: Any, u: Any, delta: Any, a: Any, b: Any, c: Any, skip: Any, dy: Any, **options: Any) -> Any:
     """The gradients of a and skip are those of the last batch alone."""
-    found = selective_scan_backward(xp, u, delta, a, b, c, skip, dy, **options)
+    gradients = selective_scan_backward(xp, u, delta, a, b, c, skip, dy, **options)
     u, delta, b, c, dy = (x[-1:] for x in (u, delta, b, c, dy))
     last = selective_scan_backward(xp, u, delta, a, b, c, skip, dy, **options)
-    return *found[:2], last[2], *found[3:5], last[5]
+    return *gradients[:2], last[2], *gradients[3:5], last[5]
 
 
 @define(
@@ -292,21 +292,21 @@ def _last_batch(xp: Any, u: Any, delta: Any, a: Any, b: Any, c: Any, skip: Any, 
     grid=("B", "D"),
     gradient_of="selective_scan",
     faults=(
-        Fault("scan_gradient_chunks_apart", "every 16 places the gradient of the state begins at zero",
+        Fault("scan_gradient_chunks_apart", "every 16 positions the gradient of the state begins at zero",
               lambda xp, *tensors, softplus: _gradients(xp, *tensors, softplus=softplus, carried=_late_chunks), "tail",
-              needs="more than 16 places"),
-        Fault("scan_gradient_own_decay", "the gradient from behind decays by the place's own step, not by the next",
+              needs="more than 16 positions"),
+        Fault("scan_gradient_own_decay", "the gradient from behind decays by the position's own step, not by the next",
               lambda xp, *tensors, softplus: _gradients(xp, *tensors, softplus=softplus, carried=_own_decay),
-              needs="more than one place"),
+              needs="more than one position"),
         Fault("scan_gradient_without_decay", "the gradient of the step leaves out that the decay hangs on it",
-              _without_decay, needs="more than one place"),
-        Fault("scan_gradient_slope", "the slope of softplus is left out, or taken where there is none",
+              _without_decay, needs="more than one position"),
+        Fault("scan_gradient_slope", "the slope of softplus is missing, or taken where there is none",
               lambda xp, *tensors, softplus: (
-               (found := selective_scan_backward(xp, *tensors, softplus=softplus))[0],
-               found[1] / xp.sigmoid(tensors[1]) if softplus else found[1] * xp.sigmoid(tensors[1]), *found[2:])),
+               (g := selective_scan_backward(xp, *tensors, softplus=softplus))[0],
+               g[1] / xp.sigmoid(tensors[1]) if softplus else g[1] * xp.sigmoid(tensors[1]), *g[2:])),
         Fault("scan_gradient_of_last_batch", "the gradients of a and skip are the last batch's alone", _last_batch,
               "state", needs="more than one batch"),
-        Fault("scan_gradient_skip_dropped", "du lacks what comes over the skip connection",
+        Fault("scan_gradient_skip_dropped", "du lacks the gradient of the skip connection",
               lambda xp, u, delta, a, b, c, skip, dy, **options: selective_scan_backward(
                xp, u, delta, a, b, c, skip * 0.0, dy, **options)),
     ),
@@ -317,24 +317,24 @@ def selective_scan_backward(
 ) -> tuple[N, N, N, N, N, N]:
     """With h_t the states, d_t the steps and r_t = exp(d_t a): the gradient of h_t is g_t = c_t dy_t + r_(t+1) g_(t+1).
 
-    du = skip dy + d sum_s b g; dd_t = sum_s g_t (a r_t h_(t-1) + b_t u_t), times softplus' slope where asked; da is the
-    sum over batches and places of g_t d_t r_t h_(t-1), db that over channels of g d u, dc of dy h; dskip = sum dy u.
-    The formulas: r_t h_(t-1) as written, or h_t - d_t b_t u_t (Mamba's kernel); sums over s of products, or products
-    with a sum. Nothing is said of what infinities and NaN reach: channels of u, delta, a, skip and dy, batches of
-    b and c.
+    du = skip dy + d sum_s b g; dd_t = sum_s g_t (a r_t h_(t-1) + b_t u_t), times softplus' slope if asked for; da is
+    the sum over batches and positions of g_t d_t r_t h_(t-1), db that over channels of g d u, dc of dy h; dskip = sum
+    dy u. The formulas: r_t h_(t-1) as written, or h_t - d_t b_t u_t (Mamba's kernel); sums over s of products, or
+    products with a sum. Results that infinities and NaN may reach are unspecified: channels of u, delta, a, skip and
+    dy, batches of b and c.
     """
     return _gradients(xp, u, delta, a, b, c, skip, dy, softplus=softplus, carried=_backwards)
 
 
 def _backwards(xp: Arithmetic[N], decay: N, term: N) -> N:
-    """The recurrence from the last place to the first [..., L], each decaying by the place behind it."""
+    """The recurrence from the last position to the first [..., L], each decaying by the position behind it."""
     length = term.shape[-1]
     if not length:
         return term
-    turned = xp.integers(range(length - 1, -1, -1))
+    backward = xp.integers(range(length - 1, -1, -1))
     first = xp.exact(xp.native.ones(decay[..., :1].shape))
-    late = xp.concatenate([first, decay[..., turned][..., :-1]], -1)
-    return xp.recurrence(late, term[..., turned])[..., turned]
+    late = xp.concatenate([first, decay[..., backward][..., :-1]], -1)
+    return xp.recurrence(late, term[..., backward])[..., backward]
 
 
 def _gradients(
@@ -365,8 +365,8 @@ def _gradients(
     dc = xp.sum(state * wide_dy, axis=1)[:, 0]
 
     def channels() -> Any:
-        found = _strange(xp, u) | _strange(xp, delta) | _strange(xp, dy) | _strange(xp, a) | ~xp.is_finite(skip)
-        return found | (_strange(xp, b) | _strange(xp, c)).any(-1)[:, None]
+        mask = _strange(xp, u) | _strange(xp, delta) | _strange(xp, dy) | _strange(xp, a) | ~xp.is_finite(skip)
+        return mask | (_strange(xp, b) | _strange(xp, c)).any(-1)[:, None]
 
     du, ddelta = (xp.unspecified(lambda: channels()[..., None], x) for x in (du, ddelta))
     db, dc = (xp.unspecified(lambda: channels().any(-1)[:, None, None], x) for x in (db, dc))
@@ -375,14 +375,14 @@ def _gradients(
 
 
 def _over_batches(xp: Arithmetic[N], x: N) -> N:
-    """The sum over batches and places of x[B, ..., L]."""
+    """The sum over batches and positions of x[B, ..., L]."""
     return xp.sum(xp.concatenate([x[batch] for batch in range(x.shape[0])], -1))[..., 0]
 
 
 def _strange(xp: Arithmetic[N], x: N) -> Any:
-    """Where x[..., L] has an infinity or NaN at some place."""
-    found: Any = ~xp.is_finite(x)
-    return found.any(-1)
+    """Where x[..., L] has an infinity or NaN at some position."""
+    mask: Any = ~xp.is_finite(x)
+    return mask.any(-1)
 
 
 _CHUNK = 16
@@ -391,12 +391,12 @@ _SHORT = 2.0**-3  # of keys of 64 normal numbers, whose length is then about one
 
 
 def _one_of_eight(draws: Draws) -> Any:
-    """Keys that are unit vectors, each eighth place the same."""
+    """Return keys that are unit vectors, the same at every eighth position."""
     return (draws.position() == draws.position(1) % 8).astype(np.float64)
 
 
 def _chunks_apart(xp: Any, *tensors: Any, **options: Any) -> Any:
-    """Every 16 places the state begins at zero."""
+    """Every 16 positions the state begins at zero."""
     parts = [tensors[2][:, :0]]
     for first in range(0, tensors[0].shape[1], _CHUNK):
         parts.append(gated_delta_rule(xp, *(x[:, first : first + _CHUNK] for x in tensors), **options))
@@ -404,7 +404,7 @@ def _chunks_apart(xp: Any, *tensors: Any, **options: Any) -> Any:
 
 
 def _before(xp: Any, x: Any) -> Any:
-    """What the place before has, along the last axis; the first its own."""
+    """Shift by one position along the last axis; the first keeps its own."""
     return xp.concatenate([x[..., :1], x[..., :-1]], -1) if x.shape[-1] else x
 
 
@@ -414,12 +414,12 @@ def _gate_late(xp: Any, q: Any, k: Any, v: Any, gate: Any, beta: Any, **options:
 
 
 class _Parts:
-    """The triangular system of the whole sequence, taken apart for faults to alter."""
+    """The triangular system of a sequence, in steps that faults can alter."""
 
     def __init__(self, xp: Any, tensors: Any, scale: float | None, normalized: bool) -> None:
         q, k, v, gate, beta = _by_head(xp, tensors, normalized)
         self.xp, self.beta, self.right = xp, beta[..., None], v * beta[..., None]
-        self.ahead = places_ahead(xp, k.shape[-2])
+        self.ahead = positions_ahead(xp, k.shape[-2])
         self.between = decays(xp, gate, self.ahead <= 0)
         self.late = decays(xp, _before(xp, gate), self.ahead <= 0)
         self.pairs, self.values = xp.matmul(k, xp.swap(k)), v
@@ -428,7 +428,7 @@ class _Parts:
     def read(self, updates: Any, behind: int = 0) -> Any:
         """The outputs, from updates at least so far behind."""
         weights = self.xp.where(self.ahead <= -behind, self.reads * self.between, 0.0)
-        return by_place(self.xp, self.xp.matmul(weights, updates))
+        return by_position(self.xp, self.xp.matmul(weights, updates))
 
     def lower(self, weights: Any) -> Any:
         return self.xp.where(self.ahead < 0, self.pairs * weights, 0.0)
@@ -448,14 +448,14 @@ def _beta_on_values_alone(xp: Any, *tensors: Any, **options: Any) -> Any:
 
 
 def _state_not_decayed(xp: Any, *tensors: Any, **options: Any) -> Any:
-    """v - k S, S the state before its decay: from one place to another its decays are those up to the one before."""
+    """v - k S, S the state before its decay: from one position to another its decays are those up to the one before."""
     parts = _Parts(xp, tensors, **options)
     own = by_head(xp, tensors[3])
     return parts.read(parts.solved(parts.lower(parts.beta * parts.between / xp.exp(own)[..., None])))
 
 
 def _first_order(xp: Any, *tensors: Any, **options: Any) -> Any:
-    """I - L in place of (I + L)^-1."""
+    """I - L instead of (I + L)^-1."""
     parts = _Parts(xp, tensors, **options)
     return parts.read(parts.right - xp.matmul(parts.lower(parts.beta * parts.between), parts.right))
 
@@ -499,29 +499,29 @@ def _read_before_written(xp: Any, *tensors: Any, **options: Any) -> Any:
     grid=("B", "H"),
     faults=(
         "inputs_in_tf32",
-        Fault("delta_chunks_apart", "every 16 places the state begins at zero: it is not carried over", _chunks_apart,
-              "tail", needs="more than 16 places"),
-        Fault("delta_not_corrected", "what the state holds of a key is not taken from its value", _not_corrected,
+        Fault("delta_chunks_apart", "every 16 positions the state begins at zero: it is not carried over",
+              _chunks_apart, "tail", needs="more than 16 positions"),
+        Fault("delta_not_corrected", "the state's value for a key is not subtracted", _not_corrected,
               needs="keys that have something in common"),
         Fault("delta_gate_ignored", "the state does not decay",
               lambda xp, q, k, v, gate, beta, **options: gated_delta_rule(xp, q, k, v, gate * 0.0, beta, **options),
-              needs="a gate, and more than one place"),
-        Fault("delta_gate_late", "the state decays by the gate of the place before", _gate_late,
-              needs="gates that differ, and more than one place"),
+              needs="a gate, and more than one position"),
+        Fault("delta_gate_late", "the state decays by the gate of the position before", _gate_late,
+              needs="gates that differ, and more than one position"),
         Fault("delta_state_not_decayed", "a value is corrected by the state before its decay", _state_not_decayed,
-              needs="a gate, and more than one place"),
+              needs="a gate, and more than one position"),
         Fault("delta_beta_ignored", "values and corrections are not multiplied by beta",
               lambda xp, q, k, v, gate, beta, **options: gated_delta_rule(
                xp, q, k, v, gate, beta * 0.0 + 1.0, **options)),
         Fault("delta_beta_on_values_alone", "beta multiplies the value, but not its correction",
               _beta_on_values_alone, needs="keys that have something in common"),
-        Fault("delta_first_order", "I - L stands for the inverse of I + L", _first_order,
-              needs="keys that have something in common, and more than two places"),
-        Fault("delta_read_before_written", "a place sees those before it, not itself", _read_before_written, "mask"),
-        Fault("delta_scale_dropped", "the scale is left out",
+        Fault("delta_first_order", "I - L replaces the inverse of I + L", _first_order,
+              needs="keys that have something in common, and more than two positions"),
+        Fault("delta_read_before_written", "a position sees those before it, not itself", _read_before_written, "mask"),
+        Fault("delta_scale_dropped", "the scale is missing",
               lambda xp, *tensors, scale, normalized: gated_delta_rule(xp, *tensors, scale=1.0, normalized=normalized),
               "scale"),
-        Fault("delta_normalization", "queries and keys are not normalised where they are to be, or the other way",
+        Fault("delta_normalization", "queries and keys are not normalised where they are to be, or vice versa",
               lambda xp, *tensors, scale, normalized: gated_delta_rule(
                xp, *tensors, scale=scale, normalized=not normalized)),
     ),
@@ -534,7 +534,7 @@ def gated_delta_rule(
 
     Yang, Kautz & Hatamizadeh, *Gated delta networks*, 2024; by recurrence, or chunk by chunk through the inverse of a
     triangular matrix. ``normalized``: q and k are first divided by sqrt(sum x^2 + 1e-6). Keys longer than
-    sqrt(2 / beta) make the state grow at each step. ``scale`` is 1 / sqrt(D) where none is given.
+    sqrt(2 / beta) make the state grow at each step. ``scale`` is 1 / sqrt(D) where left out.
 
     Stages: "normalized" queries and keys; "scores", of a chunk, times their decays; "inverse", of a chunk's matrix;
     "state", as it was before a chunk, where a product takes it; "updates": keys and values times beta or decays,
@@ -542,9 +542,9 @@ def gated_delta_rule(
     """
     tensors = _by_head(xp, (q, k, v, gate, beta), normalized)
     q, k, v, gate, beta = tensors
-    between = decays(xp, gate, places_ahead(xp, k.shape[-2]) <= 0)
+    between = decays(xp, gate, positions_ahead(xp, k.shape[-2]) <= 0)
     out = xp.delta_rule(q, k, v, score_scale(xp, k.shape[-1], scale), between, xp.exp(gate), beta)
-    return by_place(xp, xp.unspecified(lambda: touched(xp, v, k, gate[..., None], beta[..., None]), out))
+    return by_position(xp, xp.unspecified(lambda: touched(xp, v, k, gate[..., None], beta[..., None]), out))
 
 
 def _by_head(xp: Arithmetic[N], tensors: tuple[N, ...], normalized: bool) -> list[N]:

@@ -49,8 +49,8 @@ def logsumexp(xp: Arithmetic[N], x: N) -> N:
 
 def infinite(xp: Arithmetic[N, Idx], *tensors: N) -> Idx:
     """A mask of where one of the tensors is infinite, of the shape to which they broadcast."""
-    found = [xp.above(x, sys.float_info.max) | xp.above(-x, sys.float_info.max) for x in tensors]
-    return functools.reduce(operator.or_, found)
+    masks = [xp.above(x, sys.float_info.max) | xp.above(-x, sys.float_info.max) for x in tensors]
+    return functools.reduce(operator.or_, masks)
 
 
 def _row_is_finite(xp: Arithmetic[N], dx: N, *tensors: N) -> N:
