@@ -65,8 +65,8 @@ def arch_named(text: str) -> Arch:
         raise SettingError(
             f"--arch {text}: unknown; expected one of {', '.join(known)}, or a device: {', '.join(capabilities)}"
         )
-    found = cuda_device_named(device)
-    return Arch(_name(found.major * 10 + found.minor), found)
+    result = cuda_device_named(device)
+    return Arch(_name(result.major * 10 + result.minor), result)
 
 
 _USUAL = (DEFAULT_CUDA_DEVICE, "l40s")  # where a capability has several

@@ -90,12 +90,12 @@ def _measured(case: Case) -> Peak:
 
 
 def _shortest(call: Callable[[], object]) -> float:
-    found = []
+    results = []
     for _ in range(_TIMES + 1):  # the first touches fresh memory
         began = time.perf_counter()
         call()
-        found.append(time.perf_counter() - began)
-    return min(found[1:])
+        results.append(time.perf_counter() - began)
+    return min(results[1:])
 
 
 def gap_in_words(seconds: float, least: Least | None, launch: float) -> str:

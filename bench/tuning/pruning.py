@@ -34,14 +34,14 @@ def config(facts: Facts) -> dict[str, Any]:
 
 def configs_of(calls: Iterable[Call]) -> dict[str, list[dict[str, Any]]]:
     """Of every tuned kernel all configurations, those that its own pruning leaves out too."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    results: dict[str, list[dict[str, Any]]] = {}
     for call in calls:
         for facts in call.launches:
             if facts.tuned:
-                every = found.setdefault(facts.kernel, [])
+                every = results.setdefault(facts.kernel, [])
                 if config(facts) not in every:
                     every.append(config(facts))
-    return found
+    return results
 
 
 def described(candidate: Candidate, seen: Sequence[Facts], arch: Arch) -> Candidate:

@@ -43,13 +43,13 @@ class Part:
 
         if self.rehearsal:
             return REHEARSED
-        found = torch.cuda.get_device_properties(0)
+        result = torch.cuda.get_device_properties(0)
         known = [each.cuda for each in devices().values() if each.cuda is not None]
-        like = (found.major, found.minor, found.multi_processor_count)
-        named = [each.key for each in known if each.name == found.name]
+        like = (result.major, result.minor, result.multi_processor_count)
+        named = [each.key for each in known if each.name == result.name]
         alike = [each.key for each in known if (each.major, each.minor, each.multi_processor_count) == like]
         if not named and not alike:
-            sys.exit(f"{found.name}: expected a device of configs/devices.toml; add its row")
+            sys.exit(f"{result.name}: expected a device of configs/devices.toml; add its row")
         return (named or alike)[0]
 
     @property
