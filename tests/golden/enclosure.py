@@ -10,7 +10,7 @@ import torch
 
 from assay.golden import Golden, evaluate, spec
 from assay.golden.arithmetic import Arb, Exact, Multiprecision
-from assay.golden.evaluation.binding import bind, run
+from assay.golden.evaluation.call import bind, run
 from tests.golden.drawing import Case
 
 _PROOF_DIGITS = 400  # enough to prove what thirty digits claim after cancellation

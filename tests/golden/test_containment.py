@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from assay.golden import Golden, spec, specs
 from assay.golden.arithmetic import Exact
-from assay.golden.evaluation.binding import bind
-from assay.golden.evaluation.call import grid
+from assay.golden.evaluation.call import bind, grid
 from tests.golden.drawing import OPTIONS, Case, cases, values_of
 from tests.golden.enclosure import beyond, claimed, double_double_of, goldens_of, witnessed
 

@@ -145,7 +145,7 @@ def test_transcendental_functions_are_correctly_rounded(op: str, options: dict[s
 
 
 def _by_arb(op: str, x: torch.Tensor, options: dict[str, Any]) -> list[Fraction]:
-    from assay.golden.evaluation.binding import run
+    from assay.golden.evaluation.call import run
     from assay.golden.registry import spec
 
     balls = run(spec(op), Arb(400), (x,), options)[0].flatten()

@@ -10,8 +10,7 @@ import torch
 
 from assay.golden import Golden, evaluate
 from assay.golden.arithmetic import BallArithmetic, Exact
-from assay.golden.evaluation.binding import bind
-from assay.golden.evaluation.call import Call
+from assay.golden.evaluation.call import Call, bind
 from assay.golden.inputs.recipe import recipe
 from assay.golden.registry import spec
 from tests.golden.drawing import Case

@@ -6,7 +6,7 @@ from typing import Any
 
 from assay.golden.arithmetic import BallArithmetic
 from assay.golden.errors import Undecided
-from assay.golden.evaluation.binding import bind
+from assay.golden.evaluation.call import bind
 from assay.verify.cases.case import all_contents
 from assay.verify.cases.sampler import seeded, with_values
 from assay.verify.comparison.oracle import one_thread
