@@ -151,9 +151,9 @@ def _rounding_against_fractions() -> str:
 
     target = "float8_e4m3fn"
     values = sorted({value for value in all_values(target).tolist() if value >= 0})
-    for place, (low, high) in enumerate(pairwise(values)):
+    for index, (low, high) in enumerate(pairwise(values)):
         middle = (Fraction(low) + Fraction(high)) / 2
-        even = low if place % 2 == 0 else high
+        even = low if index % 2 == 0 else high
         for point, expected in (
             (float(middle), even),
             (float(middle) * (1 - 2**-40), low),

@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDAOptions, min_dot_size
 from triton.runtime import interpreter as plain
 
-from assay.interpreter.devices import Device
+from assay.formats.devices import TensorCores
 from assay.interpreter.numerics import dots
 from assay.interpreter.numerics.emission import (
     DIGITS,
@@ -182,13 +182,13 @@ class FaithfulBuilder(Arithmetic):
             allowed_dot_input_precisions=CUDAOptions.allowed_dot_input_precisions,
         )
         self.codegen_fns["min_dot_size"] = min_dot_size(TARGET)
-        self.device: Device | None = None
+        self.device: TensorCores | None = None
         self.warps = 4  # of the running kernel
         self.sanitizer: Sanitizer | None = None
 
     @contextlib.contextmanager
     def settings(
-        self, device: Device | None, sanitizer: Sanitizer | None, emission: Emission | None = None
+        self, device: TensorCores | None, sanitizer: Sanitizer | None, emission: Emission | None = None
     ) -> Iterator[None]:
         """Set the device of emulated tensor cores, the sanitizer and the emission inside; None changes nothing."""
         before = self.device, self.options, self.sanitizer, self.emission

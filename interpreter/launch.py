@@ -32,9 +32,9 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, MockTensor, _normalize_ty
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from assay.formats.devices import DEFAULT_CUDA_DEVICE, cuda_device_named
 from assay.interpreter import kernels
 from assay.interpreter.compiler import attributed_error, pick_config, pretended_timing
-from assay.interpreter.cuda_devices import USUAL, cuda_device_named
 from assay.interpreter.errors import SanitizerError
 from assay.interpreter.fake_cuda.driver import changes as driver_changes
 from assay.interpreter.fake_cuda.tensors import true_device
@@ -227,7 +227,7 @@ class Launched:
     @cached_property
     def _compiled(self) -> Any:
         """The kernel, compiled for the emulated device."""
-        device = cuda_device_named(pretended() or USUAL)
+        device = cuda_device_named(pretended() or DEFAULT_CUDA_DEVICE)
         owner, caches = self._owner, self._owner.device_caches
         owner.device_caches = defaultdict(owner.create_binder)  # keep this binary out of the user's caches
         try:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING
 
-from assay.interpreter.cuda_devices import USUAL, cuda_device_named
 from assay.interpreter.fake_cuda.world import pretend_cuda
 from assay.interpreter.numerics.emission import Emission, emission_named, name_of
 from assay.runtime.errors import SettingError
@@ -109,11 +108,11 @@ class Watch:
 
 @contextlib.contextmanager
 def _interpreting(device: str | None, sanitizer: Sanitizer | None, emission: Emission | None = None) -> Iterator[None]:
-    from assay.interpreter.devices import device_named
+    from assay.formats.devices import tensor_cores_named
     from assay.interpreter.kernels import builder
     from assay.interpreter.launch import launches
 
-    emulated = None if device is None else device_named(device)
+    emulated = None if device is None else tensor_cores_named(device)
     with launches, builder.settings(emulated, sanitizer, emission):
         _check_version()
         yield
@@ -132,17 +131,19 @@ def emulating(device: str, pretend: str = "", emission: str = "") -> Iterator[No
 
 def device_to_pretend(pretend: str, device: str | None = None) -> str:
     """Return the device that ``pretend`` means, in lower case: "cuda" is ``device``, or "h200"."""
-    return (device or USUAL if pretend == "cuda" else pretend).lower()
+    from assay.formats.devices import DEFAULT_CUDA_DEVICE  # loads torch
+
+    return (device or DEFAULT_CUDA_DEVICE if pretend == "cuda" else pretend).lower()
 
 
 def check_emulated(device: str, pretend: str = "", emission: str = "") -> None:
     """Raise `SettingError` if ``device``, ``pretend`` or ``emission`` is unknown, or Triton is needed and missing."""
-    from assay.interpreter.devices import device_named
+    from assay.formats.devices import cuda_device_named, tensor_cores_named
 
     if pretend:
         cuda_device_named(device_to_pretend(pretend, device))
     if device:
-        device_named(device)
+        tensor_cores_named(device)
     emission_named(emission)
     if (device or emission) and importlib.util.find_spec("triton") is None:
         what = f"faithful={device!r}" if device else f"emission={emission!r}"

@@ -10,7 +10,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from assay.interpreter.cuda_devices import CudaDevice
+from assay.formats.devices import CudaProperties
 from assay.interpreter.fake_cuda.tensors import DEVICE
 from assay.interpreter.replacing import Change
 
@@ -20,7 +20,7 @@ _BENCHMARK_CACHE = 1 << 20  # bytes cleared before each measured call; a GPU's c
 class Driver:
     """`triton.runtime.driver.active` with one device."""
 
-    def __init__(self, device: Callable[[], CudaDevice]) -> None:
+    def __init__(self, device: Callable[[], CudaProperties]) -> None:
         self._device = device
         self.utils = SimpleNamespace(
             get_device_properties=lambda index: device().driver_properties,
@@ -77,7 +77,7 @@ class Driver:
         cache.zero_()
 
 
-def changes(device: Callable[[], CudaDevice]) -> list[Change]:
+def changes(device: Callable[[], CudaProperties]) -> list[Change]:
     """Return the changes to Triton's runtime."""
     config: Any = triton.runtime.driver
     driver = Driver(device)

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from assay.interpreter.cuda_devices import USUAL, CudaDevice, cuda_device_named
+from assay.formats.devices import DEFAULT_CUDA_DEVICE, CudaProperties, cuda_device_named
 from assay.interpreter.fake_cuda.tensors import DEVICE, claimed, default_device, factory, is_cuda, like, real
 from assay.interpreter.replacing import Change
 from assay.runtime.errors import SettingError
@@ -81,7 +81,7 @@ class CudaGenerator:
     def __init__(
         self,
         seed: int,
-        device: str = USUAL,
+        device: str = DEFAULT_CUDA_DEVICE,
         *,
         offset: int = 0,
         multiprocessors: int | None = None,
@@ -321,7 +321,7 @@ def state_functions() -> dict[str, Any]:
 Draw = Callable[[CudaGenerator, tuple[int, ...], torch.dtype], Tensor]
 
 
-def changes(device: Callable[[], CudaDevice]) -> list[Change]:
+def changes(device: Callable[[], CudaProperties]) -> list[Change]:
     """Return the changes to torch's random functions; ``device`` returns the device that is emulated now.
 
     `torch.rand`, `randn` and `randint` are `empty` with `uniform_`, `normal_` and `random_`

@@ -15,7 +15,7 @@ import torch
 from torch.library import Library
 from torch.testing._comparison import TensorLikePair
 
-from assay.interpreter.cuda_devices import CudaDevice
+from assay.formats.devices import CudaProperties
 from assay.interpreter.fake_cuda import random
 from assay.interpreter.fake_cuda.tensors import DEVICE, is_cuda, memory, real
 from assay.interpreter.replacing import Change
@@ -132,7 +132,7 @@ def _set_stream(stream: Stream | None) -> None:
         _current[0] = stream
 
 
-def changes(device: Callable[[], CudaDevice]) -> list[Change]:
+def changes(device: Callable[[], CudaProperties]) -> list[Change]:
     """Return all changes outside of tensors; ``device`` returns the device that is emulated now."""
     functions = _cuda_functions(device)
     autocast: Any = torch.autocast
@@ -166,10 +166,10 @@ def changes(device: Callable[[], CudaDevice]) -> list[Change]:
     return result
 
 
-def _cuda_functions(device: Callable[[], CudaDevice]) -> dict[str, Any]:
+def _cuda_functions(device: Callable[[], CudaProperties]) -> dict[str, Any]:
     """Return the functions and classes of `torch.cuda` by name."""
 
-    def properties(of: Any = None) -> CudaDevice:
+    def properties(of: Any = None) -> CudaProperties:
         device_index(of)
         return device()
 

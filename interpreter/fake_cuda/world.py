@@ -15,9 +15,10 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from assay.interpreter.cuda_devices import USUAL, CudaDevice, cuda_device_named
+if TYPE_CHECKING:
+    from assay.formats.devices import CudaProperties
 
 
 class _World:
@@ -25,12 +26,14 @@ class _World:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.devices: list[CudaDevice] = []
+        self.devices: list[CudaProperties] = []
         self.applied = contextlib.ExitStack()
         self._changes: list[Any] | None = None
 
-    def device(self) -> CudaDevice:
-        return self.devices[-1] if self.devices else cuda_device_named(USUAL)
+    def device(self) -> CudaProperties:
+        from assay.formats.devices import DEFAULT_CUDA_DEVICE, cuda_device_named
+
+        return self.devices[-1] if self.devices else cuda_device_named(DEFAULT_CUDA_DEVICE)
 
     def begin(self) -> None:
         from assay.interpreter.replacing import replaced
@@ -155,7 +158,9 @@ def pretend_cuda(device: str = "cuda") -> Iterator[None]:
     for the CPU too, permanently. Holds in all threads, may be nested, and ends with everything restored. Kernels of
     Triton also need `faithful`. Raises `SettingError` for an unknown device.
     """
-    emulated = cuda_device_named(USUAL if device == "cuda" else device)
+    from assay.formats.devices import DEFAULT_CUDA_DEVICE, cuda_device_named
+
+    emulated = cuda_device_named(DEFAULT_CUDA_DEVICE if device == "cuda" else device)
     with _world.lock:
         _world.devices.append(emulated)
         if len(_world.devices) == 1:

@@ -17,7 +17,7 @@ import triton.language as tl
 from triton._C.libtriton import ir
 
 from assay.formats.accumulator import Accumulator
-from assay.interpreter.devices import Device
+from assay.formats.devices import TensorCores
 from assay.interpreter.numerics.floats import Array, e8m0
 from assay.interpreter.operators import TensorHandle, handle_of, numbers
 
@@ -36,7 +36,7 @@ _NO_EXPONENT = -(2**14)  # of zeros, infinities and NaN, which take no part in t
 _MIN_EXPONENTS = {"fp16": -14, "bf16": -126, "fp32": -126, "fp8e4nv": -6, "fp8e5": -14, "fp4": 0}
 
 
-def dot(a: Any, b: Any, c: Any, device: Device | None, *, tf32: bool, promotion: int, warps: int) -> Any:
+def dot(a: Any, b: Any, c: Any, device: TensorCores | None, *, tf32: bool, promotion: int, warps: int) -> Any:
     """Return the handle of a @ b + c; ``promotion`` is Triton's max_num_imprecise_acc."""
     emulated = None if device is None else _on_tensor_cores(a, b, c, device, tf32, promotion, warps)
     if emulated is not None:
@@ -44,7 +44,7 @@ def dot(a: Any, b: Any, c: Any, device: Device | None, *, tf32: bool, promotion:
     return handle_of(_plain_matmul(numbers(a), numbers(b), tf32=tf32) + numbers(c), c.dtype)
 
 
-def _on_tensor_cores(a: Any, b: Any, c: Any, device: Device, tf32: bool, promotion: int, warps: int) -> Any:
+def _on_tensor_cores(a: Any, b: Any, c: Any, device: TensorCores, tf32: bool, promotion: int, warps: int) -> Any:
     """Evaluate a dot by the device's accumulator model; return None if the device has none for these operands."""
     formats = [handle.dtype.scalar.name for handle in (a, b)]
     fp8 = all(name in _FP8 for name in formats)
@@ -106,7 +106,7 @@ class ScaledOperand:
         return self.values if self.scales is None else self.values * self.scales
 
 
-def dot_scaled(a: ScaledOperand, b: ScaledOperand, c: Any, device: Device | None, *, warps: int) -> Any:
+def dot_scaled(a: ScaledOperand, b: ScaledOperand, c: Any, device: TensorCores | None, *, warps: int) -> Any:
     """Return the handle of a scaled product plus c.
 
     A device without scaled instructions multiplies operands by their scales in 16 bits first, as Triton does.

@@ -10,6 +10,7 @@ opaque to `torch.compile` and `torch.export`. The contract of each is in ``confi
 import sys
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 _EARLIER_PATHS = {  # modules that were merged, and where their functions are now
     "gemm_mxfp8": "gemm_scaled",
@@ -25,7 +26,13 @@ _EARLIER_PATHS = {  # modules that were merged, and where their functions are no
 def _alias(name: str, target: str) -> ModuleType:
     """Return a module that imports ``target`` only when one of its functions is used."""
     module = ModuleType(f"{__name__}.{name}")
-    vars(module)["__getattr__"] = lambda attribute: getattr(import_module(f"{__name__}.{target}"), attribute)
+
+    def import_function(attribute: str) -> Any:
+        if attribute.startswith("__"):  # `inspect.getmodule` asks every module for its __file__
+            raise AttributeError(attribute)
+        return getattr(import_module(f"{__name__}.{target}"), attribute)
+
+    vars(module)["__getattr__"] = import_function
     return module
 
 

@@ -10,10 +10,9 @@ import triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.configs import table
 from assay.formats.accumulator import Accumulator, accumulator_named
+from assay.formats.devices import devices, tensor_cores_named
 from assay.interpreter import faithful
-from assay.interpreter.devices import device_named
 from assay.interpreter.numerics.dots import matmul, operand
 from assay.interpreter.numerics.floats import decode
 from assay.kernels.triton.gemm_fp8 import gemm_fp8
@@ -22,7 +21,7 @@ from assay.verify.errors import SettingError
 from tests.interpreter import triton_kernels as kernels
 
 SMALLEST = {"fp16": -14, "bf16": -126, "fp8e4nv": -6, "fp8e5": -14, "fp4": 0}
-DEVICES = table("tensor_cores")["devices"]
+DEVICES = [name for name, device in devices().items() if device.tensor_cores]
 
 
 def exponent(x: Fraction, smallest: int) -> int:
@@ -241,7 +240,7 @@ def test_every_device_of_the_table_can_be_emulated(name: str):
     a = torch.ones(16, 16, dtype=torch.float16)
     with faithful(device=name.upper()):
         assert bool((gemm(a, a, rows=16) == 16).all())
-    assert {unit.format.name for unit in device_named(name).units.values()} == {"float32"}
+    assert {unit.format.name for unit in tensor_cores_named(name).units.values()} == {"float32"}
 
 
 def test_an_unknown_device_is_named_with_those_there_are():

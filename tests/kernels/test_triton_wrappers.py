@@ -3,6 +3,7 @@
 Attention's, whose arguments depend on one another, stand in its own tests.
 """
 
+import importlib
 from inspect import signature
 from pathlib import Path
 
@@ -97,3 +98,11 @@ def test_compiled_code_gives_the_same_bits(call: Call) -> None:
     compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
     for found, expected in zip(compiled(*call.tensors.values()), block(*call.tensors.values()), strict=True):
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", assay.kernels.triton._EARLIER_PATHS)
+def test_a_kernel_whose_file_was_merged_keeps_its_import_path(name: str) -> None:
+    """And `inspect`, which asks every module for its file, imports none of them."""
+    module = importlib.import_module(f"assay.kernels.triton.{name}")
+    assert not hasattr(module, "__file__")
+    assert getattr(module, name).__module__ == f"assay.kernels.triton.{assay.kernels.triton._EARLIER_PATHS[name]}"

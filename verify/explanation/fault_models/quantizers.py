@@ -100,8 +100,8 @@ def _less(xp: Any, points: Any) -> Any:
 
 def _of_rows(xp: Any, x: Any, *, scale: Any = None, granularity: str, **options: Any) -> tuple[Any, Any]:
     own = None if scale is None else scale[:, :1]
-    codes, found = quantize_fp8(xp, x, scale=own, granularity="row", **options)
-    return codes, found[:, torch.zeros(-(-x.shape[1] // 128), dtype=torch.int64)]
+    codes, result = quantize_fp8(xp, x, scale=own, granularity="row", **options)
+    return codes, result[:, torch.zeros(-(-x.shape[1] // 128), dtype=torch.int64)]
 
 
 _asymmetric = asked("symmetric", False)

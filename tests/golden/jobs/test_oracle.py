@@ -1,4 +1,4 @@
-"""The witness: parts of a record are cut where results are independent, and any wrong element of them is found."""
+"""The oracle: parts of a record are cut where results are independent, and any wrong element of them is found."""
 
 import random
 from dataclasses import replace
@@ -12,13 +12,12 @@ from assay.golden.arithmetic import BallArithmetic
 from assay.golden.evaluation.call import run
 from assay.golden.evaluation.golden import golden_of
 from assay.golden.inputs.recipe import Recipe, recipe
-from assay.golden.jobs import witness
+from assay.golden.jobs import oracle
 from assay.golden.registry import Spec, spec
 from assay.golden.store import make_record
 
 
 def smallest_cut(op: Spec) -> Recipe:
-    """A case under the default options whose sizes, all about as large, are the first that are large enough to cut."""
     signature = op.signature()
     for size in (9, 30, 100, 300, 1000):
         sizes: dict[str, int] = {}
@@ -26,7 +25,7 @@ def smallest_cut(op: Spec) -> Recipe:
             step, allowed = op.step(signature, symbol, sizes), op.sizes.allowed.get(symbol)
             sizes[symbol] = min(allowed, key=lambda n: abs(n - size)) if allowed else -(-(size + place) // step) * step
         case = recipe(op.name, sizes)
-        if witness.cut_of(op, signature, sizes, case.options, random.Random(0)):
+        if oracle.cut_of(op, signature, sizes, case.options, random.Random(0)):
             return case
     raise AssertionError(f"{op.name} is never cut")
 
@@ -72,15 +71,13 @@ CUT = [op for op in map(spec, specs()) if op.axes.columns or op.axes.independent
 CASES = (*LISTED, *(smallest_cut(op) for op in CUT if op.name not in {case.spec for case in LISTED}))
 
 
-def cut_of(case: Recipe, seed: int) -> tuple[witness.Cut, dict[str, torch.Tensor]]:
-    """A cut of a case, and its tensors."""
-    cut = witness.cut_of(case.definition, case.signature, case.sizes, case.options, random.Random(seed))
-    return cut, witness.drawn(case)
+def cut_of(case: Recipe, seed: int) -> tuple[oracle.Cut, dict[str, torch.Tensor]]:
+    cut = oracle.cut_of(case.definition, case.signature, case.sizes, case.options, random.Random(seed))
+    return cut, oracle.inputs_of(case)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case}"[:60])
 def test_what_is_cut_is_independent(case: Recipe) -> None:
-    """The op of a part of its inputs is that part of the op's results: every entry of the table says so truly."""
     cut, values = cut_of(case, 0)
     assert cut, "too small a case to be cut"
     for seed in range(12):
@@ -89,14 +86,14 @@ def test_what_is_cut_is_independent(case: Recipe) -> None:
         part = goldens(
             case,
             {
-                tensor.name: values[tensor.name][witness.slices_of(tensor.dims, case.sizes, cut)]
+                tensor.name: values[tensor.name][oracle.slices_of(tensor.dims, case.sizes, cut)]
                 for tensor in case.signature.tensors
             },
         )
         compared = 0
         for returned, all_of_it, some in zip(case.signature.returns, whole, part, strict=True):
             if all(group.keys() & set(returned.dims) for group in cut):
-                slices = witness.slices_of(returned.dims, case.sizes, cut)
+                slices = oracle.slices_of(returned.dims, case.sizes, cut)
                 off = (all_of_it.value[slices] - some.value).abs().double()
                 assert bool((off <= all_of_it.radius[slices] + some.radius).all())
                 compared += 1
@@ -104,14 +101,12 @@ def test_what_is_cut_is_independent(case: Recipe) -> None:
 
 
 def goldens(case: Recipe, values: dict[str, torch.Tensor]) -> tuple[Any, ...]:
-    """The certified results."""
     keywords = {tensor.name: values[tensor.name] for tensor in case.signature.tensors if tensor.keyword}
     tensors = [values[tensor.name] for tensor in case.signature.tensors if not tensor.keyword]
     return tuple(map(golden_of, run(case.definition, BallArithmetic(), tensors, {**case.options, **keywords})))
 
 
 def test_a_cut_is_small_and_from_anywhere() -> None:
-    """One row, one column of a product, one head group; other keys cut elsewhere."""
     case = recipe("gemm_fp8", {"M": 7, "N": 300, "K": 130}, options={"granularity": "block"})
     cuts = [{symbol: place for group in cut_of(case, seed)[0] for symbol, place in group.items()} for seed in range(50)]
     assert {count for cut in cuts for _, count in cut.values()} == {1}
@@ -134,17 +129,15 @@ def test_a_cut_is_small_and_from_anywhere() -> None:
 )
 @pytest.mark.parametrize("digits", [None, 30])
 def test_a_record_is_derived_and_a_changed_one_contradicted(case: Recipe, digits: int | None) -> None:
-    """Whole or in part, in float64's digits or in more: the right one is confirmed, one off by two radii isn't."""
     record = make_record(case, digits)
-    derived = witness.derive(record)
+    derived = oracle.derive(record)
     assert derived.fault == ""
     assert derived.elements > 0
     first = record.goldens[0]
     changed = replace(first, value=first.value + 2 * first.radius + 1e-9 * first.value.abs())
-    assert witness.derive(replace(record, goldens=(changed, *record.goldens[1:]))).fault
+    assert oracle.derive(replace(record, goldens=(changed, *record.goldens[1:]))).fault
 
 
 def test_a_record_too_large_is_said_to_be() -> None:
-    """It isn't derived, and counts for nothing."""
     record = make_record(recipe("moe", {"T": 1, "D": 512, "E": 4, "F": 256, "k": 2}))
-    assert witness.derive(record) == witness.Derived(0)
+    assert oracle.derive(record) == oracle.Derived(0)

@@ -1,8 +1,8 @@
-"""The independent witness of a stored record: its elements derived again by mpmath, a part of them where it is large.
+"""The independent oracle of a stored record: its elements derived again by mpmath, a part of them if it is large.
 
 A record is cut along symbols in which results don't depend on each other (rows, columns of a product, heads). The cut
 inputs are evaluated by `Multiprecision`, which shares nothing with float64's balls but the definition; each element
-must lie within the stored radius.
+must be within the stored radius.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from assay.golden.signature import Signature, dimension
 from assay.golden.store import Record
 
 DIGITS = 50
-_PROOF = 400  # digits with which a contradiction is looked at again: cancellation may have eaten fifty
-_WHOLE = 4_000  # steps up to which a record is derived whole
-_MOST = 400_000  # steps beyond which even a part takes too long
+_PROOF_DIGITS = 400  # to confirm a contradiction: cancellation may have eaten fifty digits
+_MAX_UNCUT_STEPS = 4_000  # of mpmath; larger records are cut
+_MAX_STEPS = 400_000  # larger parts take too long
 
 
 @dataclass(frozen=True)
 class Derived:
-    """What the witness found: how many elements it derived (none if the record is too large), and the first fault."""
+    """The number of elements that were derived (none if the record is too large), and the first fault."""
 
     elements: int
     fault: str = ""
@@ -40,45 +40,45 @@ class Derived:
 
 def derive(record: Record, digits: int = DIGITS) -> Derived:
     """Derive ``record`` again, or the part of it that its key chooses."""
-    recipe, definition = record.recipe, record.recipe.definition
+    recipe, op = record.recipe, record.recipe.definition
     signature = recipe.signature
-    cut = cut_of(definition, signature, recipe.sizes, recipe.options, random.Random(record.key))
+    cut = cut_of(op, signature, recipe.sizes, recipe.options, random.Random(record.key))
     sizes = {**recipe.sizes, **{symbol: count for group in cut for symbol, (_, count) in group.items()}}
-    if _steps(definition, signature, sizes) > _MOST:
+    if _steps(op, signature, sizes) > _MAX_STEPS:
         return Derived(0)
-    values = drawn(recipe)
+    values = inputs_of(recipe)
     parts = [values[tensor.name][slices_of(tensor.dims, recipe.sizes, cut)] for tensor in signature.tensors]
     elements, fault = 0, ""
-    for precision in (max(digits, (record.digits or 0) + 20), _PROOF):
-        results = _run(definition, signature, parts, recipe.options, precision)
+    for precision in (max(digits, (record.digits or 0) + 20), _PROOF_DIGITS):
+        results = _evaluate(op, signature, parts, recipe.options, precision)
         elements, fault = 0, ""
         for returned, golden, result in zip(signature.returns, record.goldens, results, strict=True):
             if all(group.keys() & set(returned.dims) for group in cut):  # else it may be a sum over what was cut
                 part = _part(golden, slices_of(returned.dims, recipe.sizes, cut))
                 elements += part.value.numel()
-                fault = fault or outside(returned.name, part, result)
+                fault = fault or contradiction(returned.name, part, result)
         if not fault:
             return Derived(elements)
     return Derived(elements, fault)
 
 
-def drawn(recipe: Recipe) -> dict[str, Any]:
-    """The tensors of a recipe by name."""
+def inputs_of(recipe: Recipe) -> dict[str, Any]:
+    """Return the tensors of a recipe by name."""
     names = [tensor.name for tensor in recipe.signature.tensors if not tensor.keyword]
     return dict(zip(names, recipe.tensors(), strict=True)) | recipe.keywords()
 
 
-def _run(
-    definition: Spec, signature: Signature, values: Sequence[Any], options: Mapping[str, Any], digits: int
+def _evaluate(
+    op: Spec, signature: Signature, values: Sequence[Any], options: Mapping[str, Any], digits: int
 ) -> tuple[Any, ...]:
     tensors = [value for tensor, value in zip(signature.tensors, values, strict=True) if not tensor.keyword]
     keywords = {tensor.name: value for tensor, value in zip(signature.tensors, values, strict=True) if tensor.keyword}
-    with np.errstate(invalid="ignore"):  # NaN is a number here
-        return run(definition, Multiprecision(digits), tensors, {**options, **keywords})
+    with np.errstate(invalid="ignore"):  # NaN is a valid element
+        return run(op, Multiprecision(digits), tensors, {**options, **keywords})
 
 
-def outside(name: str, golden: Golden, result: Any) -> str:
-    """The first element of a witness's ``result`` that the golden doesn't hold, in words; empty if it holds all.
+def contradiction(name: str, golden: Golden, result: Any) -> str:
+    """Describe the first element of the oracle's ``result`` outside the golden; empty if there is none.
 
     A radius of infinity claims nothing, and where mpmath has no number (0/0) there is nothing to compare.
     """
@@ -96,7 +96,7 @@ def outside(name: str, golden: Golden, result: Any) -> str:
 
 
 def _holds(value: float, low: float, radius: float, exact: Any) -> bool:
-    if not hasattr(exact, "context"):  # a choice: integers
+    if not hasattr(exact, "context"):  # integers, such as a choice
         return value == float(exact)
     context = exact.context
     if context.isnan(exact):
@@ -106,46 +106,44 @@ def _holds(value: float, low: float, radius: float, exact: Any) -> bool:
     return bool(abs(context.mpf(value) + context.mpf(low) - exact) <= context.mpf(radius))
 
 
-# Cutting.
-
-Cut = list[dict[str, tuple[int, int]]]  # groups of symbols that are cut together: the first place, and how many
+Cut = list[dict[str, tuple[int, int]]]  # groups of symbols that are cut together: the first index, and the count
 
 
 def cut_of(
-    definition: Spec, signature: Signature, sizes: Mapping[str, int], options: Mapping[str, Any], chance: random.Random
+    op: Spec, signature: Signature, sizes: Mapping[str, int], options: Mapping[str, Any], rng: random.Random
 ) -> Cut:
-    """One place along each symbol whose results are independent, where the whole takes too long."""
-    if _steps(definition, signature, sizes) <= _WHOLE:
+    """Choose one index along each symbol whose results are independent, if all of them would take too long."""
+    if _steps(op, signature, sizes) <= _MAX_UNCUT_STEPS:
         return []
-    symbols = {*definition.axes.independent, definition.row_axis(options) or "", definition.axes.columns or ""}
-    symbols |= set(signature.returns[0].dims) if definition.axes.elementwise else set()
+    symbols = {*op.axes.independent, op.row_axis(options) or "", op.axes.columns or ""}
+    symbols |= set(signature.returns[0].dims) if op.axes.elementwise else set()
     cut: Cut = []
     for symbol in sorted(symbols & set(signature.symbols)):
-        step, count = _grain(signature, symbol)
+        step, count = _granularity(signature, symbol)
         if sizes[symbol] > count:
-            first = chance.randrange(-(-sizes[symbol] // step)) * step
+            first = rng.randrange(-(-sizes[symbol] // step)) * step
             cut.append({symbol: (first, min(count, sizes[symbol] - first))})
-    for symbol, groups in definition.axes.groups.items():
+    for symbol, groups in op.axes.groups.items():
         if sizes[groups] > 1:
-            shared, first = sizes[symbol] // sizes[groups], chance.randrange(sizes[groups])
-            cut.append({groups: (first, 1), symbol: (first * shared, shared)})
-    for symbol, rule in definition.axes.tiling.items():
+            group_size, first = sizes[symbol] // sizes[groups], rng.randrange(sizes[groups])
+            cut.append({groups: (first, 1), symbol: (first * group_size, group_size)})
+    for symbol, rule in op.axes.tiling.items():
         ends = (sizes[symbol] - 1, 0) if all(symbol in tensor.dims for tensor in signature.returns) else ()
         tiles = (rule(first, 1, sizes, options, {}) for first in ends if sizes[symbol] > 1)
-        alone = [one for one in filter(None, tiles) if one.ranges.keys() == {symbol} and one.options == options]
-        cut += [dict(one.ranges) for one in alone[:1]]
+        alone = [tile for tile in filter(None, tiles) if tile.ranges.keys() == {symbol} and tile.options == options]
+        cut += [dict(tile.ranges) for tile in alone[:1]]
     return cut
 
 
-def _grain(signature: Signature, symbol: str) -> tuple[int, int]:
-    """Of what a cut's first place along ``symbol`` must be a multiple, and how many places it must hold at least."""
+def _granularity(signature: Signature, symbol: str) -> tuple[int, int]:
+    """Return the step of a cut's first index along ``symbol``, and the least count of indices."""
     texts = [text for tensor in (*signature.tensors, *signature.returns) for text in tensor.dims]
     divisors = [(int(number), "ceil" in text) for text in texts for number in re.findall(rf"\b{symbol}/(\d+)", text)]
     return math.lcm(*(number for number, _ in divisors)), math.lcm(*(number for number, up in divisors if not up))
 
 
 def slices_of(dims: Sequence[str], sizes: Mapping[str, int], cut: Cut) -> tuple[slice, ...]:
-    """The part of a tensor with dimensions ``dims``."""
+    """Return the part of a tensor with dimensions ``dims``."""
     firsts = {**sizes, **{symbol: first for group in cut for symbol, (first, _) in group.items()}}
     counts = {**sizes, **{symbol: count for group in cut for symbol, (_, count) in group.items()}}
     slices = []
@@ -160,6 +158,6 @@ def _part(golden: Golden, slices: tuple[slice, ...]) -> Golden:
     return Golden(golden.value[slices], golden.radius[slices], low)
 
 
-def _steps(definition: Spec, signature: Signature, sizes: Mapping[str, int]) -> int:
-    """About how many operations on numbers of mpmath an evaluation takes, and how many it must make first."""
-    return max(definition.cost(sizes), sum(math.prod(tensor.shape(sizes)) for tensor in signature.tensors))
+def _steps(op: Spec, signature: Signature, sizes: Mapping[str, int]) -> int:
+    """Estimate the operations on numbers of mpmath that an evaluation takes, or its numbers if they are more."""
+    return max(op.cost(sizes), sum(math.prod(tensor.shape(sizes)) for tensor in signature.tensors))
