@@ -195,7 +195,7 @@ def _judged(oracle: Oracle, case: Case, cut: Cut, values: Values, outputs: tuple
     returns = case.signature.returns
     parts, sizes = cut.inputs(case.definition, case.signature, values)
     got = tuple(cut.of(tensor, output) for tensor, output in zip(returns, outputs, strict=True))
-    besides = [tensor.name for tensor in returns if not cut.is_apart(tensor)]
+    besides = [tensor.name for tensor in returns if not cut.is_complete(tensor)]
     return oracle.judge(replace(case, sizes={**case.sizes, **sizes}), parts, got, besides)
 
 
@@ -268,7 +268,7 @@ def _in_words(case: Case, taken: list[Cut]) -> str:
     """What was judged: of each result how many places of how many, or why none."""
     said = []
     for tensor in case.signature.returns:
-        cuts = [cut for cut in taken if cut.is_apart(tensor)]
+        cuts = [cut for cut in taken if cut.is_complete(tensor)]
         counts = [
             _count([cut.index.get(text) for cut in cuts], size)
             for text, size in zip(tensor.dims, case.shape(tensor), strict=True)

@@ -24,7 +24,7 @@ from assay.formats.format import Format
 from assay.formats.rounding import next_down, next_up, round_to
 from assay.golden.arithmetic import BallArithmetic
 from assay.golden.errors import Undecided
-from assay.golden.evaluation.binding import bind
+from assay.golden.evaluation.call import bind
 from assay.interpreter import emulated_device, emulated_emission, emulating, lasting, pretended, suspended
 from assay.runtime.environment import generators_kept, standard_environment
 from assay.runtime.errors import names_checked
