@@ -15,8 +15,7 @@ from assay.verify.errors import BenchError, TargetError
 
 if TYPE_CHECKING:
     from assay.bench.inspection.calls import Asked
-    from assay.bench.timing.contest import Ways
-    from assay.bench.timing.record import Line
+    from assay.bench.timing.contest import Line, Ways
     from assay.judge.verdict import SolutionVerdict
     from assay.verify.campaign.table import Entry
 
@@ -41,8 +40,7 @@ def of_kernels(
     kernels: Sequence[Entry], sizes: Asked, ways: Ways, count: int, *, against: str, compiles: bool
 ) -> Timed:
     """Kernels by turns with what else does the same. Raises `TargetError` and `BenchError`."""
-    from assay.bench.timing.contest import Run, contests_of, run
-    from assay.bench.timing.record import lines_of
+    from assay.bench.timing.contest import Run, contests_of, lines_of, run
 
     contests = tuple(contests_of(kernels, sizes, ways, against=against, compiles=compiles))
     if not contests:
@@ -77,16 +75,16 @@ def _judged(item: tuple[str, tuple[str, ...], dict[str, Any]], heartbeat: Heartb
     from assay.judge.procedure import judge
 
     problem, solutions, asked = item
-    found = []
+    results = []
     for solution in solutions:
         heartbeat(solution, _SILENT)
-        found.append(judge(problem, solution, timed="all", **asked))
-    return found
+        results.append(judge(problem, solution, timed="all", **asked))
+    return results
 
 
 def _in_processes(function: Callable[[Any, Heartbeat], Any], item: Any, count: int, preload: str) -> list[Any]:
     """What so many processes, one after another, give. Raises `BenchError`."""
-    found = []
+    results = []
     with ProgressBar("run", count, float(count)) as bar:
         for _ in range(count):
             with Pool(1, preload=preload, timeout=_SILENT) as pool:
@@ -95,6 +93,6 @@ def _in_processes(function: Callable[[Any, Heartbeat], Any], item: Any, count: i
                 print(answer.trace, file=sys.stderr)
             if isinstance(answer, Raised | Lost):
                 raise BenchError(f"bench: {answer.message}")
-            found.append(answer)
+            results.append(answer)
             bar.advance(1.0)
-    return found
+    return results

@@ -1,4 +1,11 @@
-"""What a problem's reference means: the golden of given arguments, and what the contract allows of each result."""
+"""What a problem's reference means: the golden of given arguments, and what the contract allows of each result.
+
+Integers of a reference that a tie or a rounding leaves open: those that change when it rounds a little otherwise.
+
+Eager PyTorch's index of a largest number says which of two numbers is larger by its own rounding; in another order of
+sums it is the other one. So the reference runs with every result that was rounded moved by about as much as rounding
+may, and with ties broken by chance where PyTorch doesn't say who wins. What is exact, as float64 tells, isn't moved.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +18,12 @@ from typing import Any
 
 import torch
 from torch.func import functional_call
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from assay.golden.lowering import reference_spec
 from assay.judge.problems.problem import Instance, ProblemError
 from assay.judge.solution.host_data import parts
-from assay.judge.undecided import left_open
 from assay.runtime.environment import generators_kept, seed_generators, standard_environment
 from assay.runtime.errors import one_line
 from assay.verify.cases.case import Case
@@ -26,6 +33,94 @@ from assay.verify.contract import Contract
 from assay.verify.findings import Failure
 
 Tensor = torch.Tensor
+
+_DRAWS = 32
+_ROUNDINGS = 4.0  # unit roundoffs by which a result is moved, of its terms' absolute values where it is a sum
+_LEAST = 2.0**-160  # below all formats' numbers
+_TIED = ("topk", "sort", "max", "min", "kthvalue", "median", "nanmedian", "mode")
+"""Of equal numbers these may take any; argmax and argmin take the first."""
+_SUMS = (
+    "mm", "bmm", "mv", "dot", "addmm", "addmv", "baddbmm", "addbmm", "convolution", "sum", "mean", "cumsum", "nansum",
+    "_scaled_mm", "native_layer_norm", "add", "sub", "rsub", "addcmul",
+)  # fmt: skip
+
+
+def left_open(results: Callable[[], Sequence[Tensor]], expected: Sequence[Tensor], seed: int = 0) -> list[Tensor]:
+    """For each result, where it is other than ``expected`` when the reference rounds otherwise: bool, its shape."""
+    entries = [torch.zeros(part.shape, dtype=torch.bool) for part in expected]
+    for draw in range(_DRAWS):
+        with torch.no_grad(), _Disturbed(seed + draw):
+            parts = results()
+        for mask, part, right in zip(entries, parts, expected, strict=True):
+            if part.shape == right.shape:
+                mask |= part != right
+    return entries
+
+
+class _Disturbed(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Inside, what is rounded is rounded otherwise."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generator = torch.Generator().manual_seed(seed)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # a mode is kept from being compiled by importing the compiler: seconds, where nobody else did
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = func.overloadpacket.__name__.rstrip("_")
+        if name in _TIED and _is_rounded(args[0]) and not kwargs.get("stable") and len(args) + len(kwargs) > 1:
+            x = args[0].double()
+            apart = self._noise(x, x.abs().clamp(min=_LEAST) * 2.0**20)  # little beside what the dtype tells apart
+            results = func(x + apart, *args[1:], **kwargs)
+            return tree_map(lambda part: part.to(args[0].dtype) if _is_rounded(part) else part, results)
+        if not any(_is_rounded(part) for part in args) or _is_view(func):
+            return func(*args, **kwargs)
+        exact, size = _wide(func, args, kwargs, name in _SUMS)
+        result = func(*args, **kwargs)
+        if not _is_rounded(result) or exact is None or exact.shape != result.shape:
+            return result
+        noise = torch.where(exact == result.double(), 0.0, self._noise(result, size))
+        moved = (result + noise).to(result.dtype)
+        return result.copy_(moved) if func._schema.is_mutable else moved
+
+    def _noise(self, x: Tensor, size: Tensor) -> Tensor:
+        chance = torch.rand(x.shape, generator=self._generator, dtype=torch.float64) * 2 - 1
+        return (_ROUNDINGS * torch.finfo(x.dtype).eps * chance * size).to(x.dtype)
+
+
+def _wide(func: Any, args: Any, kwargs: Any, is_sum: bool) -> tuple[Tensor | None, Tensor]:
+    """The result in float64, and that of the arguments' absolute values where it is a sum; None where there is none."""
+    try:
+        exact = func(*tree_map(_double, args), **kwargs)
+        if not isinstance(exact, Tensor) or exact.dtype != torch.float64:
+            return None, torch.empty(0)
+        size = func(*tree_map(lambda part: _abs(_double(part)), args), **kwargs) if is_sum else exact
+    except (RuntimeError, TypeError, ValueError):
+        return None, torch.empty(0)
+    return exact, size.abs()
+
+
+def _is_rounded(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.device.type == "cpu"
+
+
+def _is_view(func: Any) -> bool:
+    """Whether an operation gives a part of its argument's memory, and doesn't write to it."""
+    returns = func._schema.returns
+    return any(part.alias_info is not None for part in returns) and not func._schema.is_mutable
+
+
+def _double(value: Any) -> Any:
+    return value.double().clone() if _is_rounded(value) else value
+
+
+def _abs(value: Any) -> Any:
+    return value.abs() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
 _OPEN = "integers that a tie or a rounding of the reference leaves open"
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool)
 
@@ -49,17 +144,17 @@ class Meaning:
     def of(instance: Instance, contract: Contract, name: str) -> Meaning:
         """The reference as its constructor made it. Raises `ProblemError` where it draws random numbers."""
         state = instance.module.state_dict() if instance.module is not None else {}
-        found = Meaning(instance, contract, name, {key: value.detach().clone() for key, value in state.items()})
+        result = Meaning(instance, contract, name, {key: value.detach().clone() for key, value in state.items()})
         arguments = instance.draw(1)
         for evaluating in (False, True):
-            found = replace(found, evaluating=evaluating)
+            result = replace(result, evaluating=evaluating)
             with generators_kept():
                 seed_generators(11)
-                first = found.eager(arguments)
+                first = result.eager(arguments)
                 seed_generators(12)
-                second = found.eager(arguments)
+                second = result.eager(arguments)
             if all(torch.equal(a, b) or bool(a.isnan().any()) for a, b in zip(first, second, strict=True)):
-                return replace(found, nesting=parts(found._result(arguments))[1])
+                return replace(result, nesting=parts(result._result(arguments))[1])
         raise ProblemError(f"{name}: the reference draws random numbers, so that no result is the right one")
 
     def with_state(self, state: Mapping[str, Tensor]) -> Meaning:
@@ -99,9 +194,9 @@ class Meaning:
         with torch.no_grad():
             results = tensors_of(self.call(tree_unflatten(copies, structure)))
         tensors = [(a, b) for a, b in zip(leaves, copies, strict=True) if isinstance(a, Tensor)]
-        changed = {place for place, (a, b) in enumerate(tensors) if not torch.equal(a.double(), b.double())}
+        changed = {index for index, (a, b) in enumerate(tensors) if not torch.equal(a.double(), b.double())}
         own = {part.untyped_storage().data_ptr() for part in results if part.numel()}
-        aliased = {place for place, (_, b) in enumerate(tensors) if b.numel() and b.untyped_storage().data_ptr() in own}
+        aliased = {index for index, (_, b) in enumerate(tensors) if b.numel() and b.untyped_storage().data_ptr() in own}
         return changed, aliased
 
     @standard_environment()
@@ -117,19 +212,19 @@ class Meaning:
         if nesting and nesting != self.nesting:
             words = f"expected results that stand in tuples as {self.nesting}, got {nesting}"
             return Result(case, Failure("shape", case, words))
-        places = [place for place, part in enumerate(expected) if part.dtype not in _INTEGERS]
+        indices = [index for index, part in enumerate(expected) if part.dtype not in _INTEGERS]
         wrong, left_out = self._wrong_integers(case, arguments, expected, outputs)
         unjudged = left_out.total()
-        if wrong is not None or not places:
+        if wrong is not None or not indices:
             nonzero = sum(int(part.count_nonzero()) for part in expected)
             judged = sum(part.numel() for part in expected) - unjudged
             return Result(case, wrong, judged=judged, nonzero=nonzero, unjudged=unjudged, left_out=left_out)
-        plain = [outputs[place] for place in places]
+        plain = [outputs[index] for index in indices]
         try:
-            found = Oracle(self.contract.of(case.definition)).judge(case, values, tuple(plain))
+            result = Oracle(self.contract.of(case.definition)).judge(case, values, tuple(plain))
         except Exception as error:
             raise ProblemError(f"{self.name}: the golden can't be evaluated ({one_line(error)})") from error
-        return replace(found, unjudged=found.unjudged + unjudged, left_out=found.left_out + left_out)
+        return replace(result, unjudged=result.unjudged + unjudged, left_out=result.left_out + left_out)
 
     def _wrong_integers(
         self, case: Case, arguments: Sequence[Any], expected: Sequence[Tensor], outputs: Sequence[Tensor]
@@ -141,16 +236,16 @@ class Meaning:
             return None, left_out
         with generators_kept():
             open_ = left_open(lambda: self.eager(arguments), expected)
-        for place, (right, got) in pairs:
-            within = got >= right.min().clamp(max=0) if got.numel() else open_[place]  # no index is negative
-            is_wrong = (right != got) & ~(open_[place] & within)
+        for position, (right, got) in pairs:
+            within = got >= right.min().clamp(max=0) if got.numel() else open_[position]  # no index is negative
+            is_wrong = (right != got) & ~(open_[position] & within)
             wrong = is_wrong.nonzero()
             if len(wrong):
                 index = tuple(int(part) for part in wrong[0])
                 words = f"{len(wrong)} of {right.numel()} elements differ"
-                found = (float(got[index]), float(right[index]), 0.0, float("inf"), len(wrong), right.numel())
-                return Failure("exact", case, words, f"y{place}", index, *found), left_out
-            left_out[f"y{place}", _OPEN] += int((right != got).sum())
+                result = (float(got[index]), float(right[index]), 0.0, float("inf"), len(wrong), right.numel())
+                return Failure("exact", case, words, f"y{position}", index, *result), left_out
+            left_out[f"y{position}", _OPEN] += int((right != got).sum())
         return None, +left_out
 
     def case(self, arguments: Sequence[Any]) -> Case:
@@ -160,7 +255,7 @@ class Meaning:
     def _case(self, arguments: Sequence[Any], expected: Sequence[Tensor]) -> tuple[Case, dict[str, Tensor]]:
         leaves, structure = tree_flatten(tuple(arguments))
         floating = {
-            place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()
+            index: leaf for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()
         }
         names = self._names(arguments, floating)
         parameters = {} if floating else {name: v for name, v in self.state.items() if v.is_floating_point()}
@@ -173,15 +268,15 @@ class Meaning:
             own = list(leaves)
             meaning = self
             if floating:
-                for place, tensor in zip(floating, tensors, strict=True):
-                    own[place] = tensor
+                for index, tensor in zip(floating, tensors, strict=True):
+                    own[index] = tensor
             else:
                 state = {**self.state, **dict(zip(parameters, tensors, strict=True))}
                 meaning = self.with_state(state)
             results = tensors_of(meaning.call(tree_unflatten(own, structure)))
-            return tuple(results[place] for place in kept)
+            return tuple(results[index] for index in kept)
 
-        kept = [place for place, part in enumerate(expected) if part.dtype not in _INTEGERS] or [0]
+        kept = [index for index, part in enumerate(expected) if part.dtype not in _INTEGERS] or [0]
         takes = ", ".join(f"{name}:{_dtype(value)}[{_dims(value)}]" for name, value in values.items())
         gives = ", ".join(f"y{k}:{_dtype(expected[k])}[{_dims(expected[k])}]" for k in kept)
         definition = reference_spec(reference, f"{takes} -> {gives}", name=self.name)
@@ -196,8 +291,8 @@ class Meaning:
             function: Callable[..., Any] = module.forward if module is not None else self.instance.reference
             known = list(inspect.signature(function).parameters)
             if len(known) >= len(arguments) and all(re.fullmatch(r"[A-Za-z]\w*", name) for name in known):
-                return [known[place] for place in floating]
-        return [f"x{place}" for place in floating]
+                return [known[index] for index in floating]
+        return [f"x{index}" for index in floating]
 
 
 def tensors_of(results: Any) -> list[Tensor]:
@@ -223,10 +318,10 @@ def _form(case: Case, expected: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
     """What is wrong with the outputs' number, shapes or dtypes."""
     if len(outputs) != len(expected):
         return Failure("shape", case, f"expected {len(expected)} result(s), got {len(outputs)}")
-    for place, (right, got) in enumerate(zip(expected, outputs, strict=True)):
+    for index, (right, got) in enumerate(zip(expected, outputs, strict=True)):
         if tuple(got.shape) != tuple(right.shape):
             words = f"expected shape {tuple(right.shape)}, got {tuple(got.shape)}"
-            return Failure("shape", case, words, f"y{place}")
+            return Failure("shape", case, words, f"y{index}")
         if got.dtype != right.dtype:
-            return Failure("dtype", case, f"expected {_dtype(right)}, got {_dtype(got)}", f"y{place}")
+            return Failure("dtype", case, f"expected {_dtype(right)}, got {_dtype(got)}", f"y{index}")
     return None

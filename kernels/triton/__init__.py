@@ -7,13 +7,33 @@ mixtures of experts and their routing have one. Each is also an operator of `tor
 opaque to `torch.compile` and `torch.export`. The contract of each is in ``configs/contracts/triton.toml``.
 """
 
-import importlib
 import sys
+from importlib import import_module
 from types import ModuleType
+from typing import Any
 
-for _name in ("layernorm", "rmsnorm", "selective_scan", "softmax", "swiglu"):
-    # Earlier import paths: NAME_backward was in a file of its own. The alias imports the file when first used.
-    _alias = ModuleType(f"{__name__}.{_name}_backward", f"The gradients in `{__name__}.{_name}`.")
-    _file = f"{__name__}.{_name}"
-    _alias.__getattr__ = lambda attribute, file=_file: getattr(importlib.import_module(file), attribute)  # type: ignore[method-assign]
-    sys.modules[_alias.__name__] = _alias
+_EARLIER_PATHS = {  # modules that were merged, and where their functions are now
+    "gemm_mxfp8": "gemm_scaled",
+    "gemm_nvfp4": "gemm_scaled",
+    "layernorm_backward": "layernorm",
+    "rmsnorm_backward": "rmsnorm",
+    "selective_scan_backward": "selective_scan",
+    "softmax_backward": "softmax",
+    "swiglu_backward": "swiglu",
+}
+
+
+def _alias(name: str, target: str) -> ModuleType:
+    """Return a module that imports ``target`` only when one of its functions is used."""
+    module = ModuleType(f"{__name__}.{name}")
+
+    def import_function(attribute: str) -> Any:
+        if attribute.startswith("__"):  # `inspect.getmodule` asks every module for its __file__
+            raise AttributeError(attribute)
+        return getattr(import_module(f"{__name__}.{target}"), attribute)
+
+    vars(module)["__getattr__"] = import_function
+    return module
+
+
+sys.modules.update({f"{__name__}.{name}": _alias(name, target) for name, target in _EARLIER_PATHS.items()})

@@ -29,7 +29,7 @@ from assay.kernels.triton.moe_gemm import (
     load_scales,
     load_w,
     load_x,
-    scale_along_k,
+    scale_k,
     scaled_dot,
     strides_of,
     w_operand,
@@ -131,7 +131,7 @@ def _hidden_gradient_kernel(
         dy = load_x(dy_ptrs, start, dy_strides[1], mask_m, D, BLOCK_K)
         w = load_w(down_source, None, None, start, D, W_DOWN_TMA, W_DOWN_K_CONTIGUOUS, 0, BLOCK_K)
         if SCALE_BLOCK == 1:
-            w = scale_along_k(w, down_scales, start, D)
+            w = scale_k(w, down_scales, start, D)
         dhidden = scaled_dot(dhidden, w, dy, down_scales, start, SCALE_BLOCK)
 
     if SCALE_BLOCK == 1:

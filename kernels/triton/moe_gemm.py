@@ -214,7 +214,7 @@ def load_scales(scales, start, SCALE_BLOCK: tl.constexpr):
 
 
 @triton.jit
-def scale_along_k(w, scales, start, K):
+def scale_k(w, scales, start, K):
     """w [BLOCK_N, BLOCK_K] in float32 times a scale for each position along K, the same for all columns."""
     scales_ptr, strides, expert, _, _ = scales
     offs_k = start + tl.arange(0, w.shape[1])

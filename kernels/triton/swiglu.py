@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, check, check_positive
-from assay.kernels.triton.elements import CONFIGS, block_n, grid
 from assay.kernels.triton.operators import custom_op, differentiate
 
 _NAN = tl.constexpr(tl.PropagateNan.ALL)
+_MAX_BLOCK_N = 1024  # wider rows are divided into several tiles
+_CONFIGS = [triton.Config({"TILE": tile}, num_warps=warps) for tile, warps in ((4096, 4), (4096, 8), (8192, 8))]
+
+
+def _block_n(arguments: Mapping[str, Any]) -> int:
+    """Return the columns of a tile of TILE elements, [TILE // BLOCK_N, BLOCK_N]."""
+    return min(int(triton.next_power_of_2(arguments["N"])), _MAX_BLOCK_N)
+
+
+def _grid(arguments: Mapping[str, Any]) -> tuple[int]:
+    """Return one program for each tile."""
+    block_n = arguments["BLOCK_N"]
+    return (triton.cdiv(arguments["R"], arguments["TILE"] // block_n) * triton.cdiv(arguments["N"], block_n),)
 
 
 @triton.jit
@@ -60,8 +75,8 @@ def _load_gate_up(
     return rows, columns, mask, gate, up, gate_clamped, up_clamped
 
 
-@triton.autotune(configs=CONFIGS, key=["N"])
-@triton.heuristics({"BLOCK_N": block_n})
+@triton.autotune(configs=_CONFIGS, key=["N"])
+@triton.heuristics({"BLOCK_N": _block_n})
 @triton.jit(do_not_specialize=["R"])
 def _swiglu_kernel(
     gate_ptr,
@@ -84,8 +99,8 @@ def _swiglu_kernel(
     tl.store(y_ptr + rows * y_strides[0] + columns * y_strides[1], y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.autotune(configs=CONFIGS, key=["N"])
-@triton.heuristics({"BLOCK_N": block_n})
+@triton.autotune(configs=_CONFIGS, key=["N"])
+@triton.heuristics({"BLOCK_N": _block_n})
 @triton.jit(do_not_specialize=["R"])
 def _swiglu_backward_kernel(
     gate_ptr,
@@ -125,7 +140,7 @@ def _swiglu(gate: Tensor, up: Tensor, limit: float | None) -> Tensor:
     y = gate.new_empty(gate.shape)
     if gate.numel():
         strides = (gate.stride(), up.stride(), y.stride())
-        _swiglu_kernel[grid](gate, up, y, *gate.shape, *strides, limit or 0.0, CLAMP=limit is not None)
+        _swiglu_kernel[_grid](gate, up, y, *gate.shape, *strides, limit or 0.0, CLAMP=limit is not None)
     return y
 
 
@@ -134,7 +149,7 @@ def _swiglu_backward(gate: Tensor, up: Tensor, dy: Tensor, limit: float | None) 
     dgate, dup = gate.new_empty(gate.shape), up.new_empty(up.shape)
     if gate.numel():
         strides = (gate.stride(), up.stride(), dy.stride(), dgate.stride())
-        _swiglu_backward_kernel[grid](
+        _swiglu_backward_kernel[_grid](
             *(gate, up, dy, dgate, dup, *gate.shape, *strides, limit or 0.0), CLAMP=limit is not None
         )
     return dgate, dup

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from assay.bench.inspection.machine_code import resources
+from assay.bench.inspection.facts import resources
 from assay.kernels.cuda import compiler
 from assay.kernels.cuda.attention_decode import attention_decode
 from assay.kernels.cuda.gemm_int4 import gemm_int4
@@ -29,7 +29,7 @@ PLANTED = [
 SOURCES = Path(compiler.__file__).with_name("sources")
 BUILDS = {
     "rmsnorm": {"ELEMENT": "bfloat16", "WEIGHT": "float32"},
-    "attention_decode": {"ELEMENT": "bfloat16", "CACHE": "float8_e4m3fn", "GROUP": "8", "EACH": "8"},
+    "attention_decode": {"ELEMENT": "bfloat16", "CACHE": "float8_e4m3fn", "GROUP": "8", "VECTOR": "8"},
     "merge": {"ELEMENT": "float16"},
     "gemm_int4": {"ELEMENT": "float16", "ROWS": "8", "PACKING": "2"},
     "sum": {"ELEMENT": "bfloat16"},
