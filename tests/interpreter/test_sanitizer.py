@@ -11,7 +11,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from assay.interpreter import SanitizerError, faithful, sanitized
 from assay.kernels.triton.gemm import gemm
 from assay.verify import examine
-from assay.verify.harness.memory import PoisonedMemory
+from assay.verify.harness.call import PoisonedMemory
 from tests.interpreter import faulty_kernels as kernels
 
 X = torch.arange(100, dtype=torch.float32) + 1
