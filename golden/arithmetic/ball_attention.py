@@ -322,8 +322,8 @@ class BallArithmetic(CompositeBalls, SequenceBalls, ProductBalls, OrderBalls):
         if model.empty_row != 0.0:
             dq = Ball(dq.mid, torch.where(visible.any(-1)[:, None], dq.radius, math.inf), model)
         if model.spills:
-            places = gradients_reached(scores, visible, q, k, v, dout)
-            dq, dk, dv = (self.unspecified(place, x) for place, x in zip(places, (dq, dk, dv), strict=True))
+            masks = gradients_reached(scores, visible, q, k, v, dout)
+            dq, dk, dv = (self.unspecified(mask, x) for mask, x in zip(masks, (dq, dk, dv), strict=True))
         return dq, dk, dv
 
     def _score_gradient(
