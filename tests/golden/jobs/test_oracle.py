@@ -9,7 +9,7 @@ import torch
 
 from assay.golden import specs
 from assay.golden.arithmetic import BallArithmetic
-from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.call import run
 from assay.golden.evaluation.golden import golden_of
 from assay.golden.inputs.recipe import Recipe, recipe
 from assay.golden.jobs import oracle

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from assay.golden.arithmetic import BallArithmetic
 from assay.golden.errors import MissingOperation, Undecided
-from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.call import run
 from assay.golden.evaluation.golden import golden_of
 from assay.golden.lowering import reference_spec
 from assay.golden.lowering.dispatch import Lowering

@@ -11,7 +11,7 @@ import torch
 from assay.formats.accumulator import accumulator_named
 from assay.formats.format import format_named
 from assay.golden.arithmetic import BallArithmetic, Multiprecision, RoundingModel
-from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.call import run
 from assay.golden.evaluation.golden import golden_of
 from assay.golden.lowering import reference_spec
 from assay.golden.lowering.spec import NARROW

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from assay.golden.arithmetic import BallArithmetic
-from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.call import run
 from assay.golden.evaluation.golden import golden_of
 from assay.golden.lowering import reference_spec
 from tests.golden.lowering.test_small_references import FLOAT32
