@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from assay.formats.format import format_named
+from assay.formats.rounding import round_float32
 from assay.precision.metrics import Metric
 from assay.precision.observation.handlers import traced
 from assay.precision.observation.observing import Observed
@@ -18,7 +19,6 @@ from assay.precision.observation.running import call, evaluating, mapping
 from assay.precision.observation.tracer import LookUp, Product, Tracer, Visitor
 from assay.precision.prediction.perturbations import Perturbation, perturbations_of
 from assay.precision.schemes import SCHEMES, Scheme, Split
-from assay.precision.schemes.rounding import round_element
 
 SPLITS = (":all_reduce", ":accumulator")
 """Sites of a linear whose schemes take its sum in parts: those of ranks, and of each the steps of its accumulator."""
@@ -116,8 +116,8 @@ def _summed(x: torch.Tensor, weight: torch.Tensor, splits: Sequence[Split]) -> t
     running: torch.Tensor | None = None
     for start in range(0, columns, length):
         some = slice(start, start + length)
-        part = round_element(_summed(x[..., some], weight[..., some], inner), partial)
-        running = round_element(part if running is None else running + part, total)
+        part = round_float32(_summed(x[..., some], weight[..., some], inner), partial)
+        running = round_float32(part if running is None else running + part, total)
     return x @ weight.mT if running is None else running  # of no columns at all
 
 

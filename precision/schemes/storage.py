@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from assay.formats.format import format_named
+from assay.formats.rounding import round_float32
 from assay.precision.errors import WrongShape
 from assay.precision.schemes.quantizer import Quantizer
-from assay.precision.schemes.rounding import round_element
 
 _E4M3 = format_named("float8_e4m3fn")
 _TINY = torch.finfo(torch.float32).tiny
@@ -135,7 +135,7 @@ def divisor_of(magnitudes: torch.Tensor, quantizer: Quantizer) -> torch.Tensor:
 def _held(scale: torch.Tensor, quantizer: Quantizer) -> torch.Tensor:
     """The scale as it is stored; where all is zero any will do, here the epsilon of its format."""
     format = format_named(quantizer.scale_format)
-    return torch.where(scale == 0, format.epsilon, round_element(scale, format).clamp(min=_TINY))
+    return torch.where(scale == 0, format.epsilon, round_float32(scale, format).clamp(min=_TINY))
 
 
 def _power_of_two(largest: torch.Tensor, quantizer: Quantizer) -> torch.Tensor:
@@ -153,7 +153,7 @@ def codes_of(x: torch.Tensor, quantizer: Quantizer, scales: Scales) -> torch.Ten
     if scales.zero is not None:
         scaled += scales.zero
     scaled.clamp_(quantizer.element.lowest, quantizer.element.largest)
-    return round_element(scaled, quantizer.element, over=True)
+    return round_float32(scaled, quantizer.element, in_place=True)
 
 
 def values_of(codes: torch.Tensor, quantizer: Quantizer, scales: Scales, shape: torch.Size) -> torch.Tensor:
@@ -167,7 +167,7 @@ def store(x: torch.Tensor, quantizer: Quantizer, scales: Scales | None = None) -
     NaN stays NaN; an infinity spoils what it shares a scale with, as it does in a kernel.
     """
     if quantizer.per == "element":
-        return round_element(x, quantizer.element)
+        return round_float32(x, quantizer.element)
     chosen = scales if scales is not None else scales_of(x, quantizer)
     values = codes_of(x, quantizer, chosen)  # in place: memory takes longer than arithmetic
     if chosen.zero is not None:
