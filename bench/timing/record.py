@@ -64,7 +64,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Record:
-    """A bench: when (``made``, ISO 8601), of which ``commit``, on which ``machine``, how, and what came of it."""
+    """A bench: when (``made``, ISO 8601), of which ``commit``, on which ``machine``, how, and what came of it.
+
+    ``key`` is that of `assay.runtime.results`: a digest of the sources of the kernels and of what timed them.
+    """
 
     made: str
     commit: str
@@ -76,6 +79,7 @@ class Record:
     versions: Mapping[str, str]
     lines: tuple[Line, ...]
     note: str = ""
+    key: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as `read` takes it."""
