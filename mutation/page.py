@@ -5,12 +5,12 @@ import json
 import math
 from collections import Counter
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from assay.mutation import words
 from assay.mutation.ledger import Ledger, Site
+from assay.runtime.results import installed_version
 from assay.verify.report.rendering import environment
 
 _PIPED = 10_000  # letters: whoever reads a file or a pipe gets a line whole
@@ -108,6 +108,6 @@ def write_page(ledger: Ledger, folder: Path) -> Path:
         made=made,
     )
     path.write_text(content, encoding="utf-8")
-    data = {"assay": version("kernel-assay"), "made": made} | ledger.as_data()
+    data = {"assay": installed_version("kernel-assay"), "made": made} | ledger.as_data()
     path.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     return path

@@ -98,9 +98,8 @@ class Sources:
         Raises `LookupError` for a module that doesn't exist.
         """
         waiting, files, packages = list(modules), dict[str, Path](), set[str]()
-        for module in modules:
-            if module not in self.paths:
-                raise LookupError(f"there is no module {module} in {self.root}")
+        if unknown := [name for name in modules if name not in self.paths]:
+            raise LookupError(f"there is no module {unknown[0]} in {self.root}")
         while waiting:
             if (name := waiting.pop()) in files:
                 continue

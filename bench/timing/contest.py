@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from assay.bench.timing.clocks import clock_for
 from assay.bench.timing.roofline import Least, Peak, least_of, peak_of
 from assay.bench.timing.timed import Entrant, Timing, timed_and_judged
 from assay.runtime.pool import Heartbeat
+from assay.runtime.results import installed_version
 from assay.verify.campaign.table import Entry, entries
 from assay.verify.cases.case import Case
 from assay.verify.errors import SettingError
@@ -159,12 +159,8 @@ def run(job: Run, heartbeat: Heartbeat) -> list[Found]:
 
 def versions() -> dict[str, str]:
     """Of Python and of what computes, as far as it is here."""
-    found = {"python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
+    installed = {name: number for name in _PACKAGES if (number := installed_version(name))}
+    found = {"python": platform.python_version(), **installed}
     if torch.cuda.is_available():
         found["cuda"] = str(torch.version.cuda)
     return found

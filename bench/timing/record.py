@@ -13,7 +13,7 @@ from typing import Any
 from assay.bench.timing.contest import Contest, Found
 from assay.bench.timing.roofline import gap_in_words
 from assay.runtime.files import write_text_atomically
-from assay.runtime.structure import plain, read_record
+from assay.runtime.records import plain, read_record
 from assay.verify.errors import BenchError
 
 REFERENCE = "REFERENCE"

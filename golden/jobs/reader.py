@@ -24,7 +24,7 @@ from assay.golden.jobs.entry import Entry
 from assay.golden.options import Option
 from assay.golden.registry import Spec, spec, specs
 from assay.runtime.errors import AssayError, unknown
-from assay.runtime.structure import structured
+from assay.runtime.records import structured
 
 _EXAMPLES = {"spec": 'spec = "softmax"', "shapes": "shapes = [{ R = 4, N = 64 }]"}
 _MOST_CELLS = 100_000

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from assay.golden.errors import DefinitionError
 from assay.golden.lowering.called import Called, title_of
-from assay.runtime.warned import silent
+from assay.runtime.output import silent
 
 _SYMBOLS = "BCDEFGHIJKLMNPQRSTUVWXYZ"
 _USUAL = (*range(2, 10), 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 192, 255, 256, 257)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from assay.precision.choice.problem import Choice, ErrorOf, Group, Problem, Quantity, Solution, Totals
-from assay.precision.choice.program import Deadline, Difference, Mask, least_sum, narrowed, nearest, solve
+from assay.precision.choice.program import Difference, Mask, least_sum, narrowed, nearest, solve
 from assay.precision.choice.refinement import Objective, greedy, refine
+from assay.runtime.deadline import Deadline
 
 _CALLS = 4000
 """How often the true error is asked for."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from assay.runtime.heap import cast
-from assay.runtime.lazy import optional
+from assay.runtime.memory import cast
+from assay.runtime.modules import optional
 
 _SMALL = 1 << 16
 """Elements of a module's own parameters up to which they are cast once: a hook would take longer than they do."""

@@ -17,8 +17,8 @@ from assay.precision.loading.casting import cast_when_run
 from assay.precision.loading.loaded import Kind, Loaded, commonest_dtype
 from assay.precision.loading.quiet import one_line, quiet
 from assay.runtime.errors import listed
-from assay.runtime.heap import map_blocks
-from assay.runtime.lazy import optional
+from assay.runtime.memory import map_large_blocks
+from assay.runtime.modules import optional
 
 _CLASSES: tuple[tuple[str, str, Kind], ...] = (
     ("ForCausalLM", "AutoModelForCausalLM", "causal_lm"),
@@ -148,7 +148,7 @@ def _model(
         if names:
             raise BadModel(f"{path} {problem} {listed(names)}; the weights and config.json must be of one model")
     if max_memory is not None:
-        map_blocks()  # a bound on memory is nothing unless the process returns what it frees
+        map_large_blocks()  # a bound on memory is nothing unless the process returns what it frees
         weakref.finalize(model, folder.cleanup)
         for parameter in model.parameters():
             if parameter.is_floating_point():

@@ -15,7 +15,7 @@ from assay.precision.observation.operations.contraction import baddbmm, einsum, 
 from assay.precision.observation.operations.convolution import convolution, transposed_convolution
 from assay.precision.observation.operations.recurrence import gru, layers, lstm, one, rnn_relu, rnn_tanh
 from assay.precision.observation.tracer import Handler, Tracer, Visitor, opens
-from assay.runtime.heap import give_back
+from assay.runtime.memory import trim_heap
 
 _GROWN = 1 << 25
 """Bytes by which a model of streamed weights may grow in memory before freed ones are returned."""
@@ -77,7 +77,7 @@ def _leave(tracer: Tracer, name: str, module: torch.nn.Module) -> Callable[..., 
     def leave(_module: object, _args: object, output: Any) -> Any:
         tracer.path.pop()
         if layer and tracer.streams:
-            give_back(_GROWN)
+            trim_heap(_GROWN)
         while tracer.gathered and tracer.gathered[-1][2] > len(tracer.path):
             tracer.gathered.pop()
         if suffix is None or output is None:

@@ -24,7 +24,7 @@ from assay.precision.observation.streaming import Weights, streamed_parameters
 from assay.precision.observation.tracer import HEAD, Tracer, Visitor
 from assay.precision.observation.unaudited import Unaudited, unaudited
 from assay.precision.schemes import SCHEMES, scheme_named
-from assay.runtime.shelf import Shelf
+from assay.runtime.tensors import TensorCache
 
 _SAME = 1e-3
 """Relative difference of outputs that summation in another order may make."""
@@ -50,7 +50,7 @@ class Observed:
     """What passed each site, by its name and the part of it: keys or values of a cache, mostly empty."""
     weights: Mapping[str, Weights]
     qparams: QParams
-    references: Shelf
+    references: TensorCache
     """The outputs that are compared, one a batch."""
     shares: np.ndarray
     """[N]: what the metric's sums over sequences are divided by, what each sequence adds to that."""
@@ -147,7 +147,7 @@ def observe(
     nothing, UnknownOption where no format may stand at any site.
     """
     observer = Observer(model, served)
-    references = Shelf()
+    references = TensorCache()
     shares: list[np.ndarray] = []
     ran: set[str] = set()
     given: set[int] = set()
@@ -167,7 +167,7 @@ def observe(
         shares.append(metric.weights(reference, mapping(batch)).numpy(force=True))
         if not bool(metric.compared(reference, mapping(batch)).isfinite().all()):
             raise BadModel(f"expected finite outputs, got NaN or infinities for batch {index}: check model and inputs")
-        references.put(reference)
+        references.add(reference)
         done(index + 1)
     if not sum(float(each.sum()) for each in shares) > 0:
         raise NoData(

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from assay.precision.errors import BadModel
-from assay.runtime.heap import cast
+from assay.runtime.memory import cast
 
 
 @dataclass(frozen=True, slots=True)

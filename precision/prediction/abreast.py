@@ -18,7 +18,7 @@ from assay.precision.observation.running import evaluating
 from assay.precision.observation.streaming import streamed_parameters
 from assay.precision.prediction.chain import Chain, State
 from assay.precision.prediction.simulation import SPLITS, Simulator, output_of
-from assay.runtime.heap import give_back
+from assay.runtime.memory import trim_heap
 
 Part = frozenset[tuple[str, str]]
 """What an assignment changes at one place of a chain: (site, scheme)."""
@@ -149,7 +149,7 @@ def _walk(
                 done()
         simulator.forget()
         if streamed_parameters(model):  # what comes after the blocks may take more than they do
-            give_back()
+            trim_heap()
         steps, ends = _merged(plans, of, chain.after)
         steps |= {_UNCHANGED: 0}
         for (before, part), made in sorted(steps.items(), key=lambda step: sorted(step[0][1])):

@@ -18,7 +18,7 @@ from assay.precision.observation.handlers import traced
 from assay.precision.observation.running import call, mapping
 from assay.precision.prediction.chain import Chain
 from assay.precision.prediction.sensitivity import Sensitivity
-from assay.runtime.heap import give_back
+from assay.runtime.memory import trim_heap
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def back_through_model(model: torch.nn.Module, batch: Any, visitor: Sensitivity,
 
 def back_through_blocks(chain: Chain, batch: int, visitor: Sensitivity, cotangents: Cotangents) -> None:
     """Form all products of a batch from one graph of each block, the last block's first."""
-    give_back()  # what comes after the blocks may take more than any block does
+    trim_heap()  # what comes after the blocks may take more than any block does
     visitor.shares = chain.bytes_of_block()
     last = len(chain.blocks)
     state = [_leaf(value) for value in chain.state(batch, last)]

@@ -21,7 +21,7 @@ from assay.precision.observation.handlers import traced
 from assay.precision.observation.running import call, mapping
 from assay.precision.observation.streaming import streamed_parameters
 from assay.precision.observation.tracer import LookUp, Product, Tracer, Visitor
-from assay.runtime.shelf import Shelf
+from assay.runtime.tensors import TensorCache
 
 _SAME = 1e-6
 """Relative difference of outputs that a device's own indeterminacy may make."""
@@ -83,12 +83,12 @@ class Chain:
         self.entries: list[int] = []
         """Where in a block's arguments the values of the chain are, and where in what the block before gives."""
         self.exits: list[int] = []
-        self._shelf = Shelf()
-        self._shelved: list[list[range]] = [[] for _ in batches]
+        self._cache = TensorCache()
+        self._cached: list[list[range]] = [[] for _ in batches]
 
     def state(self, batch: int, block: int) -> State:
         """What the model by itself gives to a block, or what the last one gives."""
-        return tuple(self._shelf[place] for place in self._shelved[batch][block])
+        return tuple(self._cache[place] for place in self._cached[batch][block])
 
     def bytes_of_state(self) -> int:
         """Of the values before the first block, over all batches."""
@@ -139,10 +139,10 @@ class Chain:
 
     def shelve(self, batch: int, values: Sequence[torch.Tensor]) -> None:
         """Keep the values before the next block, or after the last."""
-        start = len(self._shelf)
+        start = len(self._cache)
         for value in values:
-            self._shelf.put(value)
-        self._shelved[batch].append(range(start, len(self._shelf)))
+            self._cache.add(value)
+        self._cached[batch].append(range(start, len(self._cache)))
 
     def holds(self, metric: Metric) -> bool:
         """Whether a disturbance before the first block comes out of the chain as it comes out of the model, which runs

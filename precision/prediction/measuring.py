@@ -21,7 +21,7 @@ from assay.precision.prediction.abreast import passes, run_abreast
 from assay.precision.prediction.chain import Chain
 from assay.precision.prediction.recording import Recording, chain_of
 from assay.precision.sampling import MeasuredError
-from assay.runtime.shelf import Shelf
+from assay.runtime.tensors import TensorCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Part:
     name: str
     """What a cache knows it by."""
     batches: Sequence[Any]
-    references: Shelf
+    references: TensorCache
     """The outputs that are compared, one a batch."""
     weights: np.ndarray
     """[N]: what each sequence's distance is divided by, float64."""
@@ -42,14 +42,14 @@ def part_of(model: torch.nn.Module, batches: Sequence[Any], metric: Metric, name
 
     Raises BadModel for outputs that aren't finite, NoData where the metric compares nothing.
     """
-    references, weights = Shelf(), []
+    references, weights = TensorCache(), []
     for index, batch in enumerate(batches):
         with torch.no_grad(), evaluating(model), traced(model, Observer(model)):
             reference = metric.output(call(model, batch), mapping(batch))
         if not bool(metric.compared(reference, mapping(batch)).isfinite().all()):
             raise BadModel(f"expected finite outputs, got NaN or infinities for batch {index} of {name}: check inputs")
         weights.append(metric.weights(reference, mapping(batch)).numpy(force=True))
-        references.put(reference)
+        references.add(reference)
     whole = np.concatenate(weights)
     if not whole.sum() > 0:
         raise NoData(f"expected outputs to compare in {name}, got none but padding or zeros: check attention_mask")

@@ -26,7 +26,7 @@ from assay.precision.prediction.simulation import SPLITS, split_product
 from assay.precision.prediction.turns import Turns
 from assay.precision.prediction.weights import Met, Sample, WeightProducts
 from assay.precision.schemes import SCHEMES, FakeQuantizer, Scheme
-from assay.runtime.heap import give_back
+from assay.runtime.memory import trim_heap
 
 _Terms = dict[tuple[str, Perturbation], Term]
 _Changes = dict[object, tuple[FakeQuantizer, torch.Tensor]]
@@ -138,7 +138,7 @@ class Sensitivity:
                     split = [scheme.split] if scheme.split else []
                     change = split_product(x, weight, split, product) - product(x, weight)
                     self._add(name + suffix, perturbations_of(scheme)[0], self._term(g * change, rows))
-            give_back(_GROWN)
+            trim_heap(_GROWN)
 
         def stored(
             menu: Mapping[Perturbation, Scheme], weight: torch.Tensor

@@ -18,7 +18,7 @@ import torch
 from assay.configs import table
 from assay.formats.format import Format
 from assay.precision.errors import BadModel, WrongShape
-from assay.runtime.lazy import optional
+from assay.runtime.modules import optional
 
 _LARGEST = 65504.0
 """Scales are float16; some quantisers end the process where one overflows."""

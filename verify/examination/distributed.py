@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from assay.golden.registry import Spec, spec, specs
+from assay.runtime.tensors import same_numbers
 from assay.verify.errors import SettingError
 from assay.verify.examination.procedure import examine
 from assay.verify.harness.group import Group, RankError, message_for
-from assay.verify.harness.runner import same_bits
 from assay.verify.verdict import Verdict, joint_outcome
 
 __all__ = ["Group", "RankError", "RanksVerdict", "examine_ranks", "of_rank"]
@@ -162,7 +162,7 @@ def _difference(answers: Sequence[Any]) -> Iterator[str]:
                 continue
             if whole.shape != own.shape or whole.dtype != own.dtype:
                 yield f"rank {rank} gave {_form(own)}, rank 0 {_form(whole)}"
-            elif not same_bits(whole, own):
+            elif not same_numbers(whole, own):
                 yield f"rank {rank} gave other bits than rank 0 in a result {_form(whole)}"
 
 

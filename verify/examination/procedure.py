@@ -11,8 +11,8 @@ from typing import Any, Literal
 from assay.interpreter import emulated_device, emulated_emission, emulating, lasting, pretended, suspended
 from assay.runtime.environment import generators_kept, standard_environment
 from assay.runtime.errors import names_checked
+from assay.runtime.output import warned_once
 from assay.runtime.process import GIB
-from assay.runtime.warned import warned_once
 from assay.verify.cases.case import Case
 from assay.verify.cases.layouts import LAYOUTS
 from assay.verify.comparison.result import by_reason

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from assay.runtime.tensors import same_numbers
 from assay.verify.cases.case import Case, build
 from assay.verify.cases.sampler import Sampler, seeded, with_values
 from assay.verify.comparison.oracle import one_thread
@@ -41,7 +42,7 @@ from assay.verify.explanation.fault_models.fault_tolerance import (
 from assay.verify.explanation.fit import Fit
 from assay.verify.explanation.inquiry import Inquiry
 from assay.verify.findings import Explanation, Failure
-from assay.verify.harness.runner import Bench, same_bits
+from assay.verify.harness.runner import Bench
 
 Keeps = Callable[[Contract], bool | None]
 
@@ -104,7 +105,7 @@ def _varies(bench: Bench, case: Case, inquiry: Inquiry) -> bool:
     if inquiry.is_over():
         return False
     once, again = bench.outputs(case), bench.outputs(case)
-    return once is not None and again is not None and not all(map(same_bits, once, again))
+    return once is not None and again is not None and not all(map(same_numbers, once, again))
 
 
 def _explained_by_numbers(
@@ -199,7 +200,7 @@ def _differ(faults: Sequence[FaultModel], case: Case) -> bool:
     """Whether the kernels of two fault models give different bits."""
     values = {name: guarded.tensor for name, guarded in build(case).guarded.items()}
     given = (given_by(fault, case, values) for fault in faults)
-    return not all(same_bits(a, b) for a, b in zip(*given, strict=True))
+    return not all(same_numbers(a, b) for a, b in zip(*given, strict=True))
 
 
 def _cases(failure: Failure, first: Case, sampler: Sampler) -> Iterator[Case]:

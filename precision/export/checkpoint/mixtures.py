@@ -16,7 +16,7 @@ import torch
 
 from assay.precision.errors import BadModel
 from assay.precision.export.configurations.compressed_tensors import TABLE
-from assay.runtime.lazy import optional
+from assay.runtime.modules import optional
 
 
 def is_mixture(folder: Path, quantization: Mapping[str, Any]) -> bool:

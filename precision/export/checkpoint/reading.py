@@ -13,7 +13,7 @@ from assay.precision.export.checkpoint.folder import needed
 from assay.precision.export.checkpoint.mixtures import is_mixture, load_mixture
 from assay.precision.loading.pretrained import json_of
 from assay.precision.loading.quiet import quiet
-from assay.runtime.lazy import optional
+from assay.runtime.modules import optional
 
 
 def load_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.float32, **options: Any) -> torch.nn.Module:

@@ -11,7 +11,8 @@ import torch
 from assay.configs import architectures
 from assay.precision.errors import CannotExport
 from assay.precision.observation.sites import Site
-from assay.runtime.lazy import optional
+from assay.runtime.modules import optional
+from assay.runtime.results import installed_version
 
 
 def library() -> Any:
@@ -55,6 +56,4 @@ def _letters(name: str) -> str:
 
 
 def _version() -> str:
-    from importlib.metadata import version
-
-    return version("gguf")
+    return installed_version("gguf")

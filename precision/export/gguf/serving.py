@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from assay.precision.errors import BadModel
-from assay.runtime.lazy import optional
+from assay.runtime.modules import optional
 
 _ADDRESS = ctypes.c_void_p
 _SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, _ADDRESS)(lambda *_: None)
