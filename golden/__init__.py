@@ -14,10 +14,9 @@ from assay.runtime.modules import lazy
 
 if TYPE_CHECKING:
     from assay.golden.errors import DefinitionError, InputError, OptionError, ShapeError, UnknownSpec
-    from assay.golden.evaluation import evaluate
-    from assay.golden.evaluation.choices import admissible
+    from assay.golden.evaluation import admissible, evaluate
     from assay.golden.evaluation.golden import Golden
-    from assay.golden.lowering.own import define_torch
+    from assay.golden.lowering.spec import define_torch
     from assay.golden.options import Option, choice, flag, number
     from assay.golden.registry import Fault, Reduction, Spec, define, spec, specs
 

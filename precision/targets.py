@@ -9,8 +9,9 @@ from functools import cache
 from typing import Any
 
 from assay.configs import table
+from assay.formats.devices import Device
 from assay.formats.errors import UnknownOption
-from assay.precision.choice.roofline import Device, device_named, devices, running
+from assay.precision.choice.roofline import device_named, devices, running
 from assay.precision.errors import UnknownDevice
 from assay.precision.observation.serving import Served
 from assay.precision.observation.sites import Site

@@ -140,7 +140,7 @@ class Run:
 
 def run(job: Run, heartbeat: Heartbeat) -> list[Found]:
     """Every contest in turn, in a worker."""
-    found = []
+    results = []
     for contest in job.contests:
         heartbeat(str(contest.case), SILENT)
         clock = clock_for(job.ways.device, cold=job.ways.cold, graph=job.ways.graph)
@@ -153,17 +153,17 @@ def run(job: Run, heartbeat: Heartbeat) -> list[Found]:
             rounds=job.ways.rounds,
             clock=clock,
         )
-        found.append(Found(timings, clock.words, peak, least_of(contest.case, peak)))
-    return found
+        results.append(Found(timings, clock.words, peak, least_of(contest.case, peak)))
+    return results
 
 
 def versions() -> dict[str, str]:
     """Of Python and of what computes, as far as it is here."""
     installed = {name: number for name in _PACKAGES if (number := installed_version(name))}
-    found = {"python": platform.python_version(), **installed}
+    results = {"python": platform.python_version(), **installed}
     if torch.cuda.is_available():
-        found["cuda"] = str(torch.version.cuda)
-    return found
+        results["cuda"] = str(torch.version.cuda)
+    return results
 
 
 def machine(device: str) -> str:

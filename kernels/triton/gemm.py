@@ -16,9 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from assay.kernels.triton.arguments import FLOATING, check
-from assay.kernels.triton.columns import add_parts
 from assay.kernels.triton.layouts import can_use_tma, make_descriptor
 from assay.kernels.triton.operators import custom_op, differentiate
+from assay.kernels.triton.reduction import sum_partials
 from assay.kernels.triton.tiles import (
     RESTORE_C,
     pid_to_mn,
@@ -208,7 +208,7 @@ def _matmul_by_tma(a: Tensor, b: Tensor, c: Tensor, accumulate: bool) -> None:
     if split_k > 1:
         in_place = c.is_contiguous() and not accumulate
         total = c if in_place else torch.empty((m, n), dtype=torch.float32, device=a.device)
-        add_parts(partial.view(split_k, m * n), total)
+        sum_partials(partial.view(split_k, m * n), total)
         if not in_place:
             c.copy_(total + c if accumulate else total)
 

@@ -43,8 +43,8 @@ def reloaded(audit: Audit, part: Part) -> Reloaded | None:
     if not all(versions.values()):
         return None
     reader = ", ".join(f"{name} {number}" for name, number in versions.items())
-    places = {str(site): site.place for site in audit.every}
-    simulated = audit.measure({name: scheme for name, scheme in part.held.items() if places.get(name) != "kv_cache"})
+    indices = {str(site): site.place for site in audit.every}
+    simulated = audit.measure({name: scheme for name, scheme in part.held.items() if indices.get(name) != "kv_cache"})
     about = simulated, float(audit.noise_floor), audit.metric.power
     try:
         if streamed_parameters(audit.model):

@@ -9,11 +9,11 @@ import torch
 
 from assay.golden import specs
 from assay.golden.arithmetic import BallArithmetic
-from assay.golden.evaluation.binding import run
+from assay.golden.evaluation.call import run
 from assay.golden.evaluation.cutting import Axis, Cut, axes_of, cut
 from assay.golden.evaluation.golden import Golden, golden_of
 from assay.golden.inputs.recipe import Recipe, recipe
-from assay.golden.jobs.witness import drawn
+from assay.golden.jobs.oracle import inputs_of
 from assay.golden.registry import Spec, Tile, spec
 
 
@@ -63,14 +63,14 @@ def random_cut(call: Recipe, values: dict[str, torch.Tensor], chance: random.Ran
 
 def wrong_places(call: Recipe, chance: random.Random) -> tuple[int, int]:
     """Of one cut: how many elements were compared, and how many are not those of the whole."""
-    values = drawn(call)
+    values = inputs_of(call)
     made, options = random_cut(call, values, chance)
     parts, _ = made.inputs(call.definition, call.signature, values)
     compared = wrong = 0
     for result, whole, part in zip(
         call.signature.returns, goldens(call, values), goldens(call, parts, options), strict=True
     ):
-        if made.is_apart(result):
+        if made.is_complete(result):
             value, radius = made.of(result, whole.value), made.of(result, whole.radius)
             assert value.shape == part.value.shape
             off = (value.double() - part.value.double()).abs()

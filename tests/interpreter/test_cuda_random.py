@@ -10,7 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from assay.interpreter.cuda_random import CudaGenerator, _angle, philox
+from assay.interpreter import pretend_cuda
+from assay.interpreter.fake_cuda.random import CudaGenerator, _angle, philox
 from assay.runtime.errors import SettingError
 from tests.interpreter.triton_kernels import run
 
@@ -178,3 +179,73 @@ def test_nothing_is_drawn_for_no_elements() -> None:
     assert generator.rand(0, 3).shape == (0, 3)
     assert generator.randn(0).values.shape == (0,)
     assert generator.offset == 0
+
+
+DRAWS = [
+    (lambda: torch.rand(300_000, device="cuda"), lambda g: g.rand(300_000)),
+    (lambda: torch.rand((3, 5), dtype=torch.bfloat16, device=0), lambda g: g.rand(3, 5, dtype=torch.bfloat16)),
+    (lambda: torch.randn(7, 3, device="cuda"), lambda g: g.randn(7, 3).values),
+    (lambda: torch.randint(9, (40,), device="cuda"), lambda g: g.randint(0, 9, (40,))),
+    (lambda: torch.randint(-5, 100, size=(6,), dtype=torch.int8, device="cuda"),
+     lambda g: g.randint(-5, 100, (6,), torch.int8)),
+    (lambda: torch.randint(low=1, high=2**40, size=[8], device="cuda"), lambda g: g.randint(1, 2**40, (8,))),
+    (lambda: torch.rand_like(on_device(4, 2)), lambda g: g.rand(4, 2)),
+    (lambda: torch.randn_like(torch.zeros(5), device="cuda"), lambda g: g.randn(5).values),
+    (lambda: torch.randint_like(on_device(6).int(), 2, 8), lambda g: g.randint(2, 8, (6,), torch.int32)),
+    (lambda: on_device(9).bernoulli_(0.3), lambda g: g.bernoulli(0.3, 9)),
+    (lambda: on_device(9).uniform_(), lambda g: g.rand(9)),
+    (lambda: on_device(9).normal_(), lambda g: g.randn(9).values),
+    (lambda: on_device(9).long().random_(3, 77), lambda g: g.randint(3, 77, (9,))),
+]  # fmt: skip
+
+
+def on_device(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, device="cuda")
+
+
+@pytest.mark.parametrize(("draw", "expected"), DRAWS)
+@pytest.mark.parametrize("seed", [0, 2**40 + 3])
+def test_an_emulated_device_draws_its_own_numbers(draw: Any, expected: Any, seed: int) -> None:
+    """After torch.manual_seed, twice in a row; the CPU's generator is left alone."""
+    with pretend_cuda("h100"):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        generator = CudaGenerator(seed, "h100")
+        for _ in range(2):
+            got, want = draw(), expected(generator)
+            assert got.is_cuda
+            assert torch.equal(got, want)
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_generators_of_cuda_have_a_seed_and_an_offset() -> None:
+    """Their states are those of a GPU, 16 bytes, and bring back both their own draws and those of the CPU."""
+    with pretend_cuda("h100"):
+        one, other = (torch.Generator("cuda").manual_seed(3) for _ in range(2))
+        drawn = torch.rand(5000, generator=one, device="cuda")
+        assert torch.equal(drawn, CudaGenerator(3, "h100").rand(5000))
+        assert (one.initial_seed(), one.get_offset(), other.get_offset()) == (3, 4, 0)
+        other.set_offset(4)
+        assert torch.equal(torch.rand(5, generator=one, device="cuda"), torch.rand(5, generator=other, device="cuda"))
+        torch.cuda.manual_seed(1)
+        state = torch.cuda.get_rng_state()
+        assert state.view(torch.int64).tolist() == [1, 0]
+        first = [torch.rand(9, device="cuda"), torch.randperm(9, device="cuda")]
+        torch.cuda.set_rng_state(state)
+        assert all(map(torch.equal, first, [torch.rand(9, device="cuda"), torch.randperm(9, device="cuda")]))
+
+
+def test_other_draws_come_from_the_cpu() -> None:
+    """Complex numbers, float64 normals, other parameters and strided tensors aren't reproduced."""
+    with pretend_cuda():
+        torch.manual_seed(2)
+        results = [
+            torch.rand(3, dtype=torch.complex64, device="cuda"),
+            torch.randn(3, dtype=torch.float64, device="cuda"),
+            torch.empty(3, device="cuda").normal_(2.0, 3.0),
+            torch.empty(3, 2, device="cuda").T.uniform_(),
+        ]
+        assert all(result.is_cuda for result in results)
+        assert torch.cuda.default_generators[0].get_offset() == 0
+        host = torch.rand(3)
+        assert not host.is_cuda

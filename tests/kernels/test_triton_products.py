@@ -153,31 +153,29 @@ def tile_id(value: Any) -> str | None:
     ids=tile_id,
 )
 def test_every_configuration(product: Product, config: Any, sizes: Sizes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever tile is picked, fitting or not, with several bands of tiles or one, the result is that of float64."""
-    tuned = getattr(product.module, f"_{product.kernel.__name__}_kernel")
-    monkeypatch.setattr(tuned, "configs", [config])
-    monkeypatch.setattr(tuned, "early_config_prune", None)
+    """Also those that pruning rules out, with one group of tiles and several."""
+    autotuner = getattr(product.module, f"_{product.kernel.__name__}_kernel")
+    monkeypatch.setattr(autotuner, "configs", [config])
+    monkeypatch.setattr(autotuner, "early_config_prune", None)
     product.assert_right(*product.draw(*sizes), **product.options)
 
 
 @EVERY
 @pytest.mark.parametrize(("m", "n"), [(0, 8), (8, 0), (0, 0)])
 def test_nothing_in_nothing_out(product: Product, m: int, n: int) -> None:
-    """Without rows or columns the result is empty, of the right shape and dtype."""
     product.assert_right(*product.draw(m, product.smallest_k, n), **product.options)
     assert product.kernel(*product.draw(m, product.smallest_k, n), **product.options).shape == (m, n)
 
 
 @EVERY
-def test_a_sum_of_nothing_is_zero(product: Product) -> None:
-    """With K = 0 every element is zero, whatever the memory held."""
+def test_without_k_the_result_is_zero(product: Product) -> None:
     c = product.kernel(*product.draw(70, 0, 128), **product.options)
     assert torch.equal(c, torch.zeros(70, 128, dtype=c.dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_any_strides(dtype: torch.dtype) -> None:
-    """Transposed, sliced with a step, and expanded operands are read where they lie."""
+    """Transposed, sliced with a step, and expanded."""
     a, b = torch.randn(70, 90).to(dtype), torch.randn(90, 70).to(dtype)
     gemm_is_right(b.t(), a.t())
     gemm_is_right(a[3:, ::2], b[::2, 1::3])
@@ -195,15 +193,14 @@ def test_a_nonfinite_number_stays_in_its_row(value: float) -> None:
     assert bool((c[torch.arange(70) != 3] == 67).all())
 
 
-def test_float32_is_not_cut_to_tf32() -> None:
-    """A float32 product keeps all 24 bits of its operands."""
+def test_float32_is_not_rounded_to_tf32() -> None:
     a = torch.full((16, 1), 1 + 2**-23)
     assert torch.equal(gemm(a, torch.ones(1, 16)), a.expand(16, 16))
 
 
 @pytest.mark.parametrize("granularity", ["tensor", "row"])
 def test_scales_fit_the_granularity(granularity: str) -> None:
-    """Scales by block are refused where others are due."""
+    """Scales by block are refused for another granularity."""
     with pytest.raises(ValueError, match=r"^scale_a: expected shape "):
         gemm_fp8(*fp8("block")(2, 130, 4), granularity=granularity)
 
@@ -211,7 +208,7 @@ def test_scales_fit_the_granularity(granularity: str) -> None:
 @GRANULARITY
 @pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2), (E5M2, E5M2)], ids=str)
 def test_any_strides_and_formats_of_fp8(granularity: str, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
-    """Operands of either format, transposed, sliced with a step, and expanded, and such scales are read as they are."""
+    """Transposed, sliced with a step, and expanded; scales too."""
     a, b = (x.to(dtype) for x, dtype in zip(floats(70, 290, 170), dtypes, strict=True))
     transposed = (x.t().contiguous().t() for x in (a, b))
     expanded = a[:1].expand(40, 290), b[:, 1:2].expand(290, 9)
@@ -227,7 +224,7 @@ def test_any_strides_and_formats_of_fp8(granularity: str, dtypes: tuple[torch.dt
 
 
 @GRANULARITY
-def test_nonfinite_numbers_of_fp8_come_through(granularity: str) -> None:
+def test_nonfinite_fp8_numbers_stay_in_their_row_or_column(granularity: str) -> None:
     """e4m3's NaN, and e5m2's infinities and NaN, reach the elements that are sums over them, and no other."""
     a, b = torch.ones(4, 150).to(E5M2), torch.ones(150, 3).to(E4M3)
     a[1, 149], a[2, 0], b[149, 2] = torch.inf, torch.nan, torch.nan
@@ -240,7 +237,7 @@ def test_nonfinite_numbers_of_fp8_come_through(granularity: str) -> None:
 
 
 def test_any_strides_of_int8() -> None:
-    """Transposed, sliced with a step, and expanded operands and scales are read where they lie."""
+    """Transposed, sliced with a step, and expanded; scales too."""
     a, b = codes(70, 90), codes(90, 70)
     for x, y in ((b.t(), a.t()), (a[3:, ::2], b[::2, 1::3]), (a[:1].expand(40, 90), b[:, 1:2].expand(90, 9))):
         m, n = x.shape[0], y.shape[1]
@@ -262,7 +259,7 @@ def test_sums_beyond_an_int32_are_exact(k: int) -> None:
 
 
 def test_offsets_beyond_an_int32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An element more than 2^31 bytes from the first is found along M, N and K, also in a second block of K."""
+    """Elements more than 2^31 bytes from the first, along M, N and K, and in a second block of K."""
     monkeypatch.setattr(int8_module._gemm_int8_kernel, "configs", int8_module._CONFIGS[:1])
     monkeypatch.setattr(int8_module._gemm_int8_kernel, "early_config_prune", None)
     count, far = 130, 2**24
@@ -277,15 +274,13 @@ def test_offsets_beyond_an_int32(monkeypatch: pytest.MonkeyPatch) -> None:
 @PACKING
 @pytest.mark.parametrize("groups", [0, 3, 5, 64])
 def test_a_group_that_does_not_divide_k(packing: str, groups: int) -> None:
-    """A number of scale rows that doesn't divide K is refused, naming the scales."""
     qweight = words(32, 8, 16, packing)[0]
     zeros = torch.zeros(groups, 8 if packing == "plain" else 1, dtype=qweight.dtype)
     with pytest.raises(ValueError, match=r"^scales: expected a number of rows that divides K=32, got "):
         gemm_int4(torch.zeros(2, 32), qweight, torch.ones(groups, 8), zeros, packing=packing)
 
 
-def test_sizes_that_fill_no_word() -> None:
-    """An odd K in "plain", a K in "gptq" and an N in "awq" that are no multiple of eight are refused."""
+def test_sizes_must_fill_the_packed_words() -> None:
     words, ones = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, 8)
     with pytest.raises(ValueError, match=r"^x: expected K to be a multiple of 2"):
         gemm_int4(torch.zeros(2, 7), words.byte(), ones, words.byte())
@@ -307,10 +302,10 @@ def test_any_group_size(packing: str, dtype: torch.dtype, k: int, group: int) ->
 
 
 def pack(nibbles: Tensor, axis: int, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
-    """int32 words of eight nibbles along ``axis``; nibble i of a word is number ``order[i]`` of its eight."""
+    """Return int32 words of eight nibbles along ``axis``; nibble i of a word is element ``order[i]`` of the eight."""
     before, size, after = nibbles.shape[:axis], nibbles.shape[axis], nibbles.shape[axis + 1 :]
     words = nibbles.long().reshape(*before, size // 8, 8, *after).movedim(axis + 1, 0)
-    packed = sum(words[number] << (4 * place) for place, number in enumerate(order))
+    packed = sum(words[number] << (4 * position) for position, number in enumerate(order))
     assert isinstance(packed, Tensor)
     return torch.where(packed >= 2**31, packed - 2**32, packed).int()
 
@@ -331,7 +326,7 @@ def test_every_code_and_zero_point(packing: str) -> None:
 
 @PACKING
 def test_any_strides_of_int4(packing: str) -> None:
-    """Transposed, sliced with a step, and expanded tensors are read where they lie."""
+    """Transposed, sliced with a step, and expanded; weights too."""
     arguments = words(96, 48, 32, packing)
     for x in (torch.randn(96, 5).t(), torch.randn(10, 200)[::2, 3:195:2], torch.randn(1, 96).expand(7, 96)):
         int4_is_right(x, *(part.t().contiguous().t() for part in arguments), packing=packing)
@@ -341,8 +336,7 @@ def test_any_strides_of_int4(packing: str) -> None:
 
 
 @PACKING
-def test_a_group_of_nothing_is_zero(packing: str) -> None:
-    """With K = 0 and a row of scales all the same."""
+def test_without_k_but_with_scales_the_int4_product_is_zero(packing: str) -> None:
     qweight, scales, zeros = words(32, 8, 32, packing)
     y = gemm_int4(torch.ones(70, 0), qweight[:0], scales, zeros, packing=packing)
     assert torch.equal(y, torch.zeros(70, 8))

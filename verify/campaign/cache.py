@@ -2,7 +2,7 @@
 
 The name of a verdict's file ends with its key, a digest of what it depends on: the question, the sources and versions
 that answer it (`assay.runtime.results`), the sources of the kernel and of the op, and the device. A verdict of other
-sources is not reused. ``docs/hygiene.md`` lists what the key does not cover.
+sources is not reused. ``docs/checks.md`` lists what the key does not cover.
 """
 
 import json

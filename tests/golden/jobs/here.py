@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from assay.golden.jobs.build import Report, build
+from assay.golden.jobs.build import Job, Report, build
 from assay.golden.jobs.campaign import parse_campaign
-from assay.golden.jobs.tasks import Job
 from assay.runtime.pool import Task
 
 SMALL = """
@@ -37,6 +36,5 @@ class Here:
 
 
 def built(folder: Path, text: str = SMALL, name: str = "campaign", *, recheck: bool = False) -> Report:
-    """A store in ``folder`` with the records of a campaign."""
     campaign = parse_campaign(text, name)
     return build(campaign, Job(name, text, str(folder), recheck=recheck), Here(), watch=lambda outcome: None)
