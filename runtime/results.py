@@ -92,22 +92,30 @@ class Sources:
                     paths[".".join(("assay", *parents, *([stem] if stem != "__init__" else [])))] = path
         return paths
 
+    def nearest(self, module: str) -> str:
+        """Return a module, or the package that makes it where it has no file."""
+        return module if module in self.paths or "." not in module else self.nearest(_parent(module))
+
     def closure(self, *modules: str) -> tuple[dict[str, Path], set[str]]:
         """Return the files that modules depend on, by name, and the third-party packages that these import.
 
         Raises `LookupError` for a module that doesn't exist.
         """
-        waiting, files, packages = list(modules), dict[str, Path](), set[str]()
         if unknown := [name for name in modules if name not in self.paths]:
             raise LookupError(f"there is no module {unknown[0]} in {self.root}")
+        waiting, files, packages = [(name, True) for name in modules], dict[str, Path](), set[str]()
+        followed: dict[str, bool] = {}  # whether also the modules that it may import by computed names
         while waiting:
-            if (name := waiting.pop()) in files:
+            name, whole = waiting.pop()
+            if followed.get(name, False) or (name in followed and not whole):
                 continue
-            module = self._module(name)
+            module, followed[name] = self._module(name), whole
             files[name] = self.paths[name]
             files |= {path.relative_to(self.root).as_posix(): path for path in self._data(name, module)}
             packages |= {imported.partition(".")[0] for imported, _ in module.imports}
-            waiting += self._imported(name, module)
+            waiting += [(imported, True) for imported in self._imported(name, module, computed=whole)]
+            if parent := _parent(name):
+                waiting.append((parent, False))  # its __init__.py runs first, not what its functions import
         return files, packages - {"", "assay", *sys.stdlib_module_names}
 
     def digest(self, *modules: str) -> tuple[str, dict[str, str]]:
@@ -127,15 +135,13 @@ class Sources:
             self._modules[name] = _parsed(path.read_bytes(), name if path.stem == "__init__" else _parent(name))
         return self._modules[name]
 
-    def _imported(self, name: str, module: _Module) -> Iterator[str]:
-        """The modules of this package that a module imports, may import by name, or stands below."""
-        if parent := _parent(name):
-            yield parent  # its __init__.py runs first
+    def _imported(self, name: str, module: _Module, *, computed: bool = True) -> Iterator[str]:
+        """The modules of this package that a module imports, or may import by a name that it states or computes."""
         for home, attribute in module.imports:
             yield from self._homes(home, attribute)
         packages = {string for string in module.strings if string.startswith("assay.") and string in self.paths}
         yield from packages
-        if module.computes_imports:  # every module of a package that it names, or of its own
+        if computed and module.computes_imports:  # every module of a package that it names, or of its own
             yield from (each for each in self.paths if each.startswith(tuple(f"{one}." for one in {*packages, name})))
 
     def _homes(self, home: str, attribute: str) -> Iterator[str]:
@@ -151,6 +157,8 @@ class Sources:
             for further in self._module(home).lazy:
                 if further[1] == attribute:
                     yield from self._homes(*further)
+        elif home.startswith("assay."):
+            yield self.nearest(home)  # a module that its package makes
 
     def _data(self, name: str, module: _Module) -> Iterator[Path]:
         """The tables that a module names, and the data files of its folder where it reads files there."""
@@ -225,9 +233,9 @@ def result_key(question: Any, *modules: str, targets: Iterable[str] = (), device
     it is about, "package.module:function"; ``device`` names the machine's where the answer depends on it.
     """
     named = {name for target in targets for name in _TARGET.findall(target)}
-    own = {name for name in named if name in _own().paths}
-    digest, versions = own_sources(*sorted({*modules, *own}))
-    foreign = [user_sources(name) for name in sorted(named - own) if name.partition(".")[0] not in versions]
+    own = {name: _own().nearest(name) for name in named if name.startswith("assay.")}
+    digest, versions = own_sources(*sorted({*modules, *own.values()}))
+    foreign = [user_sources(name) for name in sorted(named - own.keys()) if name.partition(".")[0] not in versions]
     content = json.dumps([question, digest, versions, foreign, device], sort_keys=True, default=str)
     return _sha256(content.encode())
 
