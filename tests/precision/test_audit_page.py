@@ -10,7 +10,7 @@ import pytest
 
 from assay.precision.amounts import in_bytes, in_error
 from assay.precision.report import page, summary
-from assay.precision.report.charts import undrawn
+from assay.precision.report.page import undrawn
 from assay.precision.report.summary import headline
 from tests.browser import WIDTHS, browse, colours_on, complaints, framed, needs_browser, printed
 from tests.precision.reported import small_content

@@ -20,7 +20,7 @@ from assay.precision.export import Part
 from assay.precision.observation.sites import place_of
 from assay.precision.report import content_of, page, record, summary
 from assay.precision.report.comparison import compared, in_lines
-from assay.precision.report.next_steps import next_steps
+from assay.precision.report.summary import next_steps
 from assay.precision.report.words import grouped, layers_of, plain
 from tests.precision.reported import asked, small_audit, small_content
 from tests.precision.small_models import FORMATS
