@@ -95,7 +95,7 @@ def encode(values: torch.Tensor, format: Format | str | torch.dtype) -> torch.Te
 
 
 def all_values(format: Format | str | torch.dtype) -> torch.Tensor:
-    """Return every value (float64) of a format of up to 16 bits, indexed by bit pattern. Raises TooManyValues for others."""
+    """Return every value (float64) of a format of up to 16 bits, by bit pattern. Raises TooManyValues for others."""
     target = format_named(format)
     if target.bits > 16:
         raise TooManyValues(f"expected a format of at most 16 bits, got {target}: decode() the codes you need instead")

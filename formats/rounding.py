@@ -81,9 +81,9 @@ def ulp(x: torch.Tensor, format: Format | str | torch.dtype) -> torch.Tensor:
 
 
 def next_up(x: torch.Tensor, format: Format | str | torch.dtype) -> torch.Tensor:
-    """Return the least value of the format above x (float64), whether or not x is a value itself (IEEE 754-2019, 5.3.1).
+    """Return the least value of the format above x (float64); x need not be a value itself (IEEE 754-2019, 5.3.1).
 
-    Past the last value the result is that of `round_to` on overflow: infinity, NaN, or in a format with neither that value.
+    Past the last value it is the overflow result of `round_to`: infinity, NaN, or in a format with neither that value.
     """
     x = _as_float64(x)
     return round_to(torch.nextafter(x, torch.full_like(x, math.inf)), format, "up")
@@ -99,7 +99,7 @@ def next_down(x: torch.Tensor, format: Format | str | torch.dtype) -> torch.Tens
 
 
 def ulp_towards(x: torch.Tensor, y: torch.Tensor, format: Format | str | torch.dtype) -> torch.Tensor:
-    """Return the gap (float64) between x, values of the format, and the next value towards y; the gap beyond x if equal.
+    """Return the gap (float64) from x, values of the format, to the next value towards y; the one beyond x if equal.
 
     Beyond the last value it is as wide as before it, at NaN and infinities anything.
     """
