@@ -1,4 +1,4 @@
-"""The audit of a model: its sites, what any assignment of formats to them will cost, and which one to take."""
+"""X"""
 
 import math
 import random
@@ -13,36 +13,33 @@ from typing import Any
 import torch
 
 from assay.formats.errors import UnknownOption
-from assay.precision.advice import reasons
-from assay.precision.advice.passes import Routing, routing_of
+from assay.precision.advice import Finding, findings, reasons
+from assay.precision.advice.detectors import random_control
+from assay.precision.advice.routers import Routing, routing_of
 from assay.precision.cache import Cache
-from assay.precision.choice.assignment import Assignment
-from assay.precision.choice.explanation import untrusted
-from assay.precision.choice.judging import Judge
 from assay.precision.choice.problem import Quantity
-from assay.precision.choice.recommendation import Recommender
-from assay.precision.choice.roofline import Cost, Roofline, Shape, stored_apart
+from assay.precision.choice.recommendation import Assignment, Judge, Recommender, untrusted
+from assay.precision.choice.roofline import Cost, Roofline, Shape, stored_bits
 from assay.precision.metrics import metric_named
 from assay.precision.observation.observing import observe
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.running import in_float32, normalised
 from assay.precision.observation.sites import Site
+from assay.precision.prediction.backward import AGAIN, differentiate
 from assay.precision.prediction.calibration import UNCALIBRATED
-from assay.precision.prediction.measuring import Measuring, Part, part_of
-from assay.precision.prediction.positions import Curve, measured_over
-from assay.precision.prediction.predictor import Predictor
-from assay.precision.prediction.products import AGAIN, differentiate
-from assay.precision.prediction.quadratic_form import Prediction, QuadraticForm
-from assay.precision.prediction.recording import Recording
-from assay.precision.prediction.trials import (
+from assay.precision.prediction.chain import Recording
+from assay.precision.prediction.measuring import Curve, EvaluationData, Evaluator, error_by_position, evaluation_data
+from assay.precision.prediction.predictor import (
+    Predictor,
     Trial,
-    calibrated,
-    drawn,
+    draw_assignments,
     random_assignment,
-    renewed,
-    tried,
-    without_gradient,
+    recalibrated,
+    repredicted,
+    run_trials,
+    sites_without_gradient,
 )
+from assay.precision.prediction.quadratic_form import Prediction, QuadraticForm
 from assay.precision.sampling import MeasuredError, OtherSequences, relative_spread
 from assay.precision.targets import formats_of, kind_of, target_named
 from assay.runtime.errors import names_checked
@@ -113,23 +110,29 @@ class Audit:
             served = served if apart is None else replace(served, apart=apart)
             noted, done = Recording(self.model, self.batches), self._steps("looking")
             self.observed = observe(self.model, self.batches, self.metric, schemes, done, served, noted.over)
-            part = Part("choice", self.batches, self.observed.references, self.observed.shares)
-            self.chosen_on = self.judged_on = Measuring(self.model, part, self.metric, self.observed, kept, noted)
+            part = EvaluationData("choice", self.batches, self.observed.references, self.observed.shares)
+            self.choice_evaluator = self.report_evaluator = Evaluator(
+                self.model, part, self.metric, self.observed, kept, noted
+            )
             if self.check is not None:
-                part = part_of(self.model, self.check, self.metric, "check")
-                self.judged_on = Measuring(self.model, part, self.metric, self.observed, kept)
+                part = evaluation_data(self.model, self.check, self.metric, "check")
+                self.report_evaluator = Evaluator(self.model, part, self.metric, self.observed, kept)
         with self._timed("predicting"):
-            others = OtherSequences(self.chosen_on.part.weights, len(self.judged_on.part.weights)) if check else None
+            others = (
+                OtherSequences(self.choice_evaluator.data.weights, len(self.report_evaluator.data.weights))
+                if check
+                else None
+            )
             self.predictor = Predictor(self.observed, self.metric, self._differentiated(), others=others)
             """What is predicted from; another one each time that something is learnt."""
-        self.observed = self.observed.without_gradient(without_gradient(self.predictor, self.trial))
+        self.observed = self.observed.without_gradient(sites_without_gradient(self.predictor, self.trial))
         self.predictor = replace(self.predictor, observed=self.observed)
         self.roofline = Roofline(
             target_named(target).device,
-            self.observed.every,
+            self.observed.all_sites,
             shape or Shape.of(self.model),
             self.bits,
-            *stored_apart(model, self.observed.every, bits, self.bits),
+            *stored_bits(model, self.observed.all_sites, bits, self.bits),
         )
 
     @property
@@ -138,12 +141,12 @@ class Audit:
         return self.observed.sites
 
     @property
-    def every(self) -> tuple[Site, ...]:
+    def all_sites(self) -> tuple[Site, ...]:
         """Sites with a menu or without, which what the model costs as it is comes from."""
-        return self.observed.every
+        return self.observed.all_sites
 
     @property
-    def cut(self) -> tuple[Site, ...]:
+    def sites_without_gradient(self) -> tuple[Site, ...]:
         """Sites whose formats change the output though no gradient leads back to them: they keep their own."""
         return self.observed.no_gradient
 
@@ -163,26 +166,26 @@ class Audit:
     def measure(self, assignment: Mapping[str, str]) -> MeasuredError:
         """The error with that assignment simulated, over the held-out batches where there are any: a float with
         ``low`` and ``high``, its 95 % interval over sequences; not finite where the model breaks."""
-        return self.judged_on.error(self.checked(assignment))
+        return self.report_evaluator.error(self.checked(assignment))
 
     def measure_together(self, assignments: Sequence[Mapping[str, str]]) -> list[MeasuredError]:
         """The same of several, which run side by side."""
-        self.judged_on.ahead([self.checked(each) for each in assignments])
+        self.report_evaluator.measure_all([self.checked(each) for each in assignments])
         return [self.measure(each) for each in assignments]
 
     def trial(self, assignment: Mapping[str, str]) -> MeasuredError:
         """The same over ``batches``, by which is calibrated and chosen."""
-        return self.chosen_on.error(self.checked(assignment))
+        return self.choice_evaluator.error(self.checked(assignment))
 
     def agreement(self, assignment: Mapping[str, str]) -> float | None:
         """The share of tokens (of a classifier, of sequences) of which the most likely one stays the same, over what
         `measure` is over; None for metrics whose outputs have none."""
-        return self.judged_on.agreement(self.checked(assignment))
+        return self.report_evaluator.agreement(self.checked(assignment))
 
     def positions(self, assignment: Mapping[str, str], batches: Sequence[Any]) -> Curve:
-        """The error over positions of long sequences. Raises BadAssignment, NoData, WrongShape as `measured_over`."""
+        """The error over positions of long sequences. Raises BadAssignment, NoData, WrongShape."""
         given, chosen = normalised(batches, self.model), self.checked(assignment)
-        return measured_over(self.model, given, self.metric, self.observed, chosen)
+        return error_by_position(self.model, given, self.metric, self.observed, chosen)
 
     def predictor_over(self, batches: Sequence[Any], further: int = 0) -> Predictor:
         """What predicts, by its `predict`, the errors of checked assignments over other sequences: longer ones, or of
@@ -192,13 +195,15 @@ class Audit:
         """
         predictor, given = self._calibrated(), normalised(batches, self.model)
         routing = routing_of(self.model, given, self.observed)
-        measuring = Measuring(self.model, part_of(self.model, given, self.metric, "other"), self.metric, self.observed)
+        measuring = Evaluator(
+            self.model, evaluation_data(self.model, given, self.metric, "other"), self.metric, self.observed
+        )
         assignments = [assignment for assignment, _ in self.measured]
-        measuring.ahead(assignments)
-        known, weights = len(measuring.part.weights), self.chosen_on.part.weights
+        measuring.measure_all(assignments)
+        known, weights = len(measuring.data.weights), self.choice_evaluator.data.weights
         others = OtherSequences(weights, further, known) if further else None
         predictor = replace(predictor, others=others, flips=None if routing is None else routing.count)
-        return calibrated(predictor, tried(predictor, measuring.error, assignments))
+        return recalibrated(predictor, run_trials(predictor, measuring.error, assignments))
 
     def recommend(
         self,
@@ -219,18 +224,20 @@ class Audit:
         """
         budgets: dict[Quantity, float | None] = {"error": max_error, "bytes": max_bytes, "kv_bytes": max_kv_bytes}
         budgets |= {"prefill": max_prefill, "decode": max_time}
-        kept = {self.observed.owner(self.observed.site(site)) for site in fixed}
+        kept = {self.observed.weight_site(self.observed.site(site)) for site in fixed}
         if self.roofline.device is None and not max_time is max_prefill is None:
             raise UnknownOption("expected a target with a device for max_time and max_prefill, such as target='h200'")
         predictor = self._chooser()
         judge = None if self.check is None else Judge(self.measure, self._sampling())
         recommender = Recommender(predictor, self.trial, self.roofline, kept, judge=judge, refitted=self._refitted)
-        found = recommender.recommend(budgets)
+        assignment = recommender.recommend(budgets)
         if recommender.predictor is not predictor:
             self.predictor = replace(recommender.predictor, observed=self.observed)
-            self.measured = renewed(self.predictor, self.measured)
-        found.why += ("" if found.met else self.observed.unaudited.clause) + untrusted(self.reliability(found))
-        return found
+            self.measured = repredicted(self.predictor, self.measured)
+        assignment.why += ("" if assignment.met else self.observed.unaudited.clause) + untrusted(
+            self.reliability(assignment)
+        )
+        return assignment
 
     def limit(self, schemes: Collection[str]) -> None:
         """Choose from no other schemes than these, such as those that an export has words for; what is predicted and
@@ -240,17 +247,17 @@ class Audit:
     def pareto(self, points: int = 16) -> list[tuple[float, float, Prediction, Assignment]]:
         """(bytes, seconds of a decode step or NaN, prediction, assignment), none beaten in bytes and error."""
         recommender = Recommender(self._chooser(), self.trial, self.roofline)
-        found = [recommender.told(assignment) for assignment in recommender.front(points)]
-        return [(each.cost.bytes, each.cost.decode, each.prediction, each) for each in found]
+        assignments = [recommender.evaluated(assignment) for assignment in recommender.front(points)]
+        return [(each.cost.bytes, each.cost.decode, each.prediction, each) for each in assignments]
 
     def cost(self, assignment: Mapping[str, str]) -> Cost:
         """Bytes and, on the target's device, times of an assignment; NaN without one."""
-        return self.roofline.told(self.checked(assignment))
+        return self.roofline.cost_of(self.checked(assignment))
 
     @cached_property
     def noise_floor(self) -> MeasuredError:
         """The error with every site rounded to bfloat16: below it, what runs in 16 bits can't be told apart."""
-        return self.judged_on.error(dict.fromkeys(self.observed.cast, "bf16"))
+        return self.report_evaluator.error(dict.fromkeys(self.observed.bf16_sites, "bf16"))
 
     def reliability(self, assignment: Mapping[str, str]) -> list[str]:
         """`precision.reliability` of an assignment."""
@@ -270,17 +277,19 @@ class Audit:
         for _ in range(2):
             self._calibrate_on(range(len(self.measured), count + self.predictor.calibration.unscored))
 
-    def _calibrate_on(self, places: range) -> None:
+    def _calibrate_on(self, indices: range) -> None:
         """Measure what is drawn for these places, and fit the interval to all that was drawn."""
-        if not places:
+        if not indices:
             return
-        done, last = counting(1), len(places) - 1
+        done, last = counting(1), len(indices) - 1
         with self._timed("measuring"):
             best = Recommender(self.predictor, self.trial, self.roofline).front
-            assignments = drawn(self.predictor, best, self._seed, places)
-            self.chosen_on.ahead(assignments, lambda: self._progress("measuring", min(next(done), last), len(places)))
-            self.measured += tried(self.predictor, self.trial, assignments)
-        self._progress("measuring", len(places), len(places))
+            assignments = draw_assignments(self.predictor, best, self._seed, indices)
+            self.choice_evaluator.measure_all(
+                assignments, lambda: self._progress("measuring", min(next(done), last), len(indices))
+            )
+            self.measured += run_trials(self.predictor, self.trial, assignments)
+        self._progress("measuring", len(indices), len(indices))
         self.predictor = self._refitted(self.predictor)
 
     def random_assignment(self, draw: random.Random, share: float = 1.0, *, fine: bool = False) -> dict[str, str]:
@@ -313,7 +322,7 @@ class Audit:
         return predictor if self._choice is None else replace(predictor, observed=self.observed.limited(self._choice))
 
     def _refitted(self, predictor: Predictor) -> Predictor:
-        return calibrated(predictor, self.measured)
+        return recalibrated(predictor, self.measured)
 
     def _sampling(self) -> float:
         """Standard error of the logarithm of an error over ``check`` over that over ``batches``."""
@@ -322,13 +331,15 @@ class Audit:
         spread = relative_spread(
             [pair.measured for _, pair in self.measured if isinstance(pair.measured, MeasuredError)]
         )
-        return spread * math.sqrt(sum(1 / len(each.part.weights) for each in (self.chosen_on, self.judged_on)))
+        return spread * math.sqrt(
+            sum(1 / len(each.data.weights) for each in (self.choice_evaluator, self.report_evaluator))
+        )
 
     def _differentiated(self) -> QuadraticForm:
         """The form, from forward and backward passes of each batch, or from the cache."""
         if self._cache and (kept := self._cache.products(self.observed.menus)):
             return QuadraticForm(kept)
-        given, chain = (self.model, self.batches, self.metric, self.observed), self.chosen_on.chain
+        given, chain = (self.model, self.batches, self.metric, self.observed), self.choice_evaluator.chain
         done, exact = self._steps("predicting"), self._exact
         products = differentiate(*given, again=AGAIN, seed=self._seed, chain=chain, exact=exact, done=done)
         if self._cache:
@@ -347,3 +358,22 @@ class Audit:
 
 audit = Audit
 """As a function, which it is called as."""
+
+
+def advise(audit: Audit) -> list[Finding]:
+    """All findings of an audit: what breaks first, then what a prediction can't see, what costs most, and notes.
+
+    No assignment is run; one more backward pass over the calibration data gives the random control.
+    """
+    predictor = audit.predictor
+    given = audit.model, audit.batches, predictor
+    return findings(predictor, lambda menus: random_control(*given, menus, audit.choice_evaluator.chain))
+
+
+def reliability(audit: Audit, assignment: Mapping[str, str]) -> list[str]:
+    """Reasons to measure this assignment rather than to trust its prediction, a sentence each; none: trust it.
+
+    Runs one backward pass over the calibration data the first time it is asked about a model with routers, and, like
+    `predict`, the calibration where there is none yet. Raises BadAssignment, UnknownScheme.
+    """
+    return audit.reliability(assignment)

@@ -43,9 +43,9 @@ class Cache:
 
     def sequences(self, assignment: Mapping[str, str], part: str) -> np.ndarray | None:
         """What each sequence of a part of the data adds to an assignment's error, [N]; None if it wasn't measured."""
-        found = self._errors.get(key := (part, _line(assignment)))
+        distances = self._errors.get(key := (part, _line(assignment)))
         self.reused += key in self._earlier
-        return None if found is None else np.array(found)
+        return None if distances is None else np.array(distances)
 
     def note(self, assignment: Mapping[str, str], distances: np.ndarray, part: str) -> None:
         """Keep what each sequence adds to the measured error of an assignment, [N]."""

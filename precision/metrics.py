@@ -69,15 +69,15 @@ class Metric(ABC):
         if reference.dim() < 3:
             shape = list(reference.shape)
             raise WrongShape(f"expected outputs of every position, [B, T, ...], for errors over positions, got {shape}")
-        size, found = reference.shape[:2], []
+        size, chunks = reference.shape[:2], []
         for start in range(0, size[1], _POSITIONS):
             some = slice(start, start + _POSITIONS)
             one, other = (each[:, some].flatten(0, 1)[:, None] for each in (reference, output))
             valid = _valid(reference, batch)[:, some].flatten().to(torch.float64)
             distances = torch.where(valid > 0, _by_sequence(self.distance(one, other)), 0.0)
             weights = self.weights(one, {}) * valid
-            found.append(torch.stack([each.reshape(size[0], -1) for each in (distances, weights)]))
-        whole = torch.cat(found, -1)
+            chunks.append(torch.stack([each.reshape(size[0], -1) for each in (distances, weights)]))
+        whole = torch.cat(chunks, -1)
         return whole[0], whole[1]
 
     def error(self, squares: Any, weight: float) -> Any:
@@ -97,9 +97,9 @@ def _tensor(outputs: Any, *names: str) -> torch.Tensor:
     if isinstance(outputs, torch.Tensor):
         return outputs
     for name in names:
-        found = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
-        if isinstance(found, torch.Tensor):
-            return found
+        value = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
+        if isinstance(value, torch.Tensor):
+            return value
     if isinstance(outputs, tuple | list):
         tensors = [each for each in outputs if isinstance(each, torch.Tensor)]
         for each in sorted(tensors, key=lambda tensor: tensor.dim() < 2):  # a loss may come first

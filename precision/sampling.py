@@ -32,9 +32,9 @@ class MeasuredError(float):
     def of(cls, distances: np.ndarray, weights: np.ndarray, power: float) -> MeasuredError:
         """From what each of N sequences adds, both [N], the weights of positive sum."""
         with np.errstate(invalid="ignore", over="ignore"):
-            found = cls(float(distances.sum() / weights.sum()) ** (1 / power))
-        found.distances, found.weights, found.power = distances, weights, power
-        return found
+            error = cls(float(distances.sum() / weights.sum()) ** (1 / power))
+        error.distances, error.weights, error.power = distances, weights, power
+        return error
 
     @property
     def standard_error(self) -> float:
@@ -106,10 +106,10 @@ def ratio(first: MeasuredError, second: MeasuredError) -> Ratio:
     """
     if not (0 < first < math.inf and 0 < second < math.inf):
         return Ratio(math.nan, math.nan, math.nan)
-    found = float(first) / float(second)
+    value = float(first) / float(second)
     off = _standard_error(_influence(first) / float(first) - _influence(second) / float(second))
     half = _quantile(first, second) * off if off else 0.0
-    return Ratio(found, found * math.exp(-half), found * math.exp(half) if half < 700 else math.inf)
+    return Ratio(value, value * math.exp(-half), value * math.exp(half) if half < 700 else math.inf)
 
 
 def relative_spread(errors: list[MeasuredError]) -> float:
@@ -118,8 +118,8 @@ def relative_spread(errors: list[MeasuredError]) -> float:
     An error over N sequences has about 1 / sqrt(N) of it as its relative standard error.
     """
     known = [error for error in errors if math.isfinite(error) and error > 0 and len(error.weights) > 1]
-    found = [error.standard_error / error * math.sqrt(len(error.weights)) for error in known]
-    return float(np.median(found)) if found else 0.0
+    spreads = [error.standard_error / error * math.sqrt(len(error.weights)) for error in known]
+    return float(np.median(spreads)) if spreads else 0.0
 
 
 class OtherSequences:
@@ -131,7 +131,7 @@ class OtherSequences:
     hand. Its quantiles 2.5 % and 97.5 % are the ends: an error that hangs on few sequences has a longer interval, and
     longer to the side where these are many or none. The ends of a bootstrap are short by Student's t over the normal
     quantile; its degrees of freedom are taken as the number of sequences that count, (sum p)^2 / sum p^2, less one.
-    Static scales are of the sequences at hand too: where others overrun them, their error is larger.
+    Static scales are of the sequences at hand too: where others saturation_cache them, their error is larger.
     """
 
     def __init__(self, weights: np.ndarray, count: int, known: int | None = None) -> None:
@@ -140,13 +140,13 @@ class OtherSequences:
         generator, number = np.random.default_rng(0), len(weights)
         even, sizes = np.full(number, 1 / number), (count, known or number)
         self._weights = weights
-        self.overrun: dict[object, np.ndarray | float] = {}
+        self.saturation_cache: dict[object, np.ndarray | float] = {}
         """By what it is of, what a caller has made of `overrunning`."""
         self._count = count
         self._drawn = [generator.multinomial(size, even, size=_DRAWS) / size for size in sizes]
         self._least = 1 / sum(sizes)
 
-    def overrunning(self, tops: np.ndarray) -> np.ndarray:
+    def excess_squares(self, tops: np.ndarray) -> np.ndarray:
         """By how much largest magnitudes of others exceed the largest of those at hand: their mean square over the M
         sequences, in each of D draws, [D]. tops: [N], the largest magnitude of each sequence at hand, positive.
 
@@ -162,11 +162,11 @@ class OtherSequences:
         counts = generator.poisson(self._count * most / number, (_DRAWS, 1))
         beyond = np.minimum(logs[most] - logs[0] + slopes * generator.exponential(size=(_DRAWS, counts.max())), 300.0)
         exceeding = np.where(np.arange(counts.max()) < counts, np.expm1(np.maximum(beyond, 0.0)), 0.0)
-        found: np.ndarray = np.square(exceeding * tops.max()).sum(1) / self._count
-        return found
+        squares: np.ndarray = np.square(exceeding * tops.max()).sum(1) / self._count
+        return squares
 
-    def ends(self, parts: np.ndarray, power: float, overrun: np.ndarray | float = 0.0) -> tuple[float, float]:
-        """How far below and above the error its interval reaches, in logarithms: [N] parts of its sum; ``overrun``:
+    def ends(self, parts: np.ndarray, power: float, saturation: np.ndarray | float = 0.0) -> tuple[float, float]:
+        """How far below and above the error its interval reaches, in logarithms: [N] parts of its sum; ``saturation``:
         what is clipped in each draw, [D], over that sum."""
         if len(parts) < 2 or not parts.sum() > 0:
             return math.inf, math.inf
@@ -175,8 +175,11 @@ class OtherSequences:
         for drawn in self._drawn:  # of no sequence that counts there is less than so many can tell
             divided = np.maximum(drawn @ self._weights, 1e-300)
             logs.append(np.log(np.maximum(drawn @ parts / divided / ratio, self._least)))
-        apart = logs[0] - logs[1]
-        low, high = np.quantile(apart, (1 - LEVEL) / 2), np.quantile(apart + np.log1p(overrun), (1 + LEVEL) / 2)
+        log_ratios = logs[0] - logs[1]
+        low, high = (
+            np.quantile(log_ratios, (1 - LEVEL) / 2),
+            np.quantile(log_ratios + np.log1p(saturation), (1 + LEVEL) / 2),
+        )
         wider = stdtrit(max(_counting(parts) - 1, 1.0), (1 + LEVEL) / 2) / stdtrit(math.inf, (1 + LEVEL) / 2)
         return max(-float(low), 0.0) * wider / power, max(float(high), 0.0) * wider / power
 

@@ -12,8 +12,7 @@ from assay.configs import table
 from assay.formats.errors import UnknownOption
 from assay.precision.choice.roofline import Device, device_named, devices, running
 from assay.precision.errors import UnknownDevice
-from assay.precision.observation.serving import Served
-from assay.precision.observation.sites import Site
+from assay.precision.observation.sites import EngineRules, Site
 from assay.precision.schemes import Scheme, ggml, scheme_named
 from assay.precision.schemes.scheme import DEFAULTS
 from assay.runtime.errors import unknown
@@ -29,8 +28,8 @@ class Kernel:
     """Compute capabilities, times ten, that it computes it on as it is simulated: from this one on."""
     most: int | None = None
     """And up to this one."""
-    asked: bool = False
-    """Looked at only where it is asked for by name."""
+    on_request: bool = False
+    """RowSample at only where it is asked for by name."""
 
     def lacks(self, capability: int) -> str:
         """Why it has no place at a capability; empty where it has."""
@@ -59,7 +58,7 @@ class Engine:
     source: str
     read: str
     """The day on which its source was read."""
-    places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    schemes_by_kind: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Schemes that tables, heads, experts and routers may have, where not all; "*": all."""
     tables_of: tuple[str, ...] = ()
     """Model types of transformers whose tables it loads quantised; empty: all."""
@@ -71,12 +70,12 @@ class Engine:
     @property
     def schemes(self) -> tuple[str, ...]:
         """Names of those that are looked at where nothing else is asked for."""
-        return tuple(name for name, kernel in self.kernels.items() if not kernel.asked)
+        return tuple(name for name, kernel in self.kernels.items() if not kernel.on_request)
 
     @property
     def on_request(self) -> tuple[str, ...]:
         """Names of those that are looked at only where they are asked for."""
-        return tuple(name for name, kernel in self.kernels.items() if kernel.asked)
+        return tuple(name for name, kernel in self.kernels.items() if kernel.on_request)
 
     def takes(self, scheme: Scheme) -> bool:
         """Whether it can be given a scheme on some device."""
@@ -113,24 +112,24 @@ class Target:
         """Whether a scheme that it has may stand at a site; ``head``: it gives the logits."""
         if self.engine is None:
             return True
-        kind = "tables" if site.place == "embedding" else _kind(site) or ("heads" if head else "")
-        names = self.engine.places.get(kind, ("*",))
+        kind = "tables" if site.type == "embedding" else _kind(site) or ("heads" if head else "")
+        names = self.engine.schemes_by_kind.get(kind, ("*",))
         return scheme in names or names == ("*",)
 
-    def served(self, formats: Collection[str], kind: str = "") -> Served:
+    def served(self, formats: Collection[str], kind: str = "") -> EngineRules:
         """What the engine makes of sites that may have these schemes, of a model of a type of transformers."""
         if self.engine is None:
-            return Served()
-        kinds = sum(scheme.weight is None and "kv_cache" in scheme.places for scheme in map(scheme_named, formats))
+            return EngineRules()
+        kinds = sum(scheme.weight is None and "kv_cache" in scheme.site_types for scheme in map(scheme_named, formats))
         together = self.engine.caches == "one" or (self.engine.caches == "some" and kinds > 1)
         plain_tables = bool(self.engine.tables_of) and kind not in self.engine.tables_of
         plain_head = kind in self.engine.heads_not_of
 
         def allows(site: Site, scheme: str, head: bool) -> bool:
-            plain = (site.place == "embedding" and plain_tables) or (head and plain_head)
+            plain = (site.type == "embedding" and plain_tables) or (head and plain_head)
             return not plain and self.allows(site, scheme, head)
 
-        return Served(not self.engine.fused, together, self.engine.tied, allows)
+        return EngineRules(not self.engine.fused, together, self.engine.tied, allows)
 
 
 def _kind(site: Site) -> str:
@@ -151,12 +150,12 @@ def _engine(name: str, row: Mapping[str, Any]) -> Engine:
         for each in row["kernels"]
         for scheme in each["schemes"]
     }
-    places = {"tables": (), "routers": ()}
-    places |= {kind: tuple(row[kind]) for kind in ("tables", "heads", "experts", "routers") if kind in row}
+    schemes = {"tables": (), "routers": ()}
+    schemes |= {kind: tuple(row[kind]) for kind in ("tables", "heads", "experts", "routers") if kind in row}
     plain = ("title", "version", "devices", "fused", "caches", "source", "read")
     given = {key: row[key] for key in plain} | {"tied": row.get("tied", True)}
     given |= {key: tuple(row.get(key, ())) for key in ("tables_of", "heads_not_of")}
-    return Engine(name=name, kernels=kernels, exports=tuple(row["exports"]), places=places, **given)
+    return Engine(name=name, kernels=kernels, exports=tuple(row["exports"]), schemes_by_kind=schemes, **given)
 
 
 def kind_of(model: object) -> str:
@@ -196,13 +195,13 @@ def formats_of(formats: Collection[str] | None, target: str | None) -> tuple[str
     Raises UnknownOption where the target lacks one that is asked for, UnknownScheme, UnknownDevice, and NotInstalled
     where ggml's quantisers are needed and missing.
     """
-    found = target_named(target)
-    usual = DEFAULTS if found.engine is None else found.engine.schemes
+    engine_device = target_named(target)
+    usual = DEFAULTS if engine_device.engine is None else engine_device.engine.schemes
     schemes = [scheme_named(name) for name in (usual if formats is None else dict.fromkeys(formats))]
     for scheme in schemes if formats is not None else ():
-        if reason := found.lacks(scheme):
+        if reason := engine_device.lacks(scheme):
             raise UnknownOption(f"format {scheme.name}: {reason}; leave it out, or choose another target")
-    schemes = [scheme for scheme in schemes if not found.lacks(scheme)]
+    schemes = [scheme for scheme in schemes if not engine_device.lacks(scheme)]
     if any(scheme.weight is not None and scheme.weight.blocks for scheme in schemes):
         ggml.installed()
     return tuple(scheme.name for scheme in schemes)

@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.table import Table
 
 from assay.precision import Audit
-from assay.precision.amounts import in_bytes, in_error
 from assay.precision.choice.problem import Group, Option
 from assay.precision.choice.recommendation import groups_of
+from assay.precision.units import format_bytes, format_error
 
 _SHARES = (0.25, 0.5, 0.75)
 """Where the budgets lie between the least bytes and the model's own."""
@@ -137,7 +137,7 @@ def main() -> None:
         f"measured, {found.metric.unit}",
         "to recommended",
         title=f"{loaded.name}: {len(search.groups)} groups, {asked.sequences} sequences of {asked.tokens} tokens, "
-        f"least {in_bytes(least)}, own {in_bytes(own)}; torch {torch.__version__}",
+        f"least {format_bytes(least)}, own {format_bytes(own)}; torch {torch.__version__}",
     )
     for budget, way in zip(budgets, ways, strict=True):
         began = time.monotonic()
@@ -158,7 +158,7 @@ def main() -> None:
             rows.append((name, search.bytes(best), search.measured(best)))
         for name, size, error in rows:
             ratio = error / chosen.measured if chosen.measured > 0 else float("nan")
-            table.add_row(in_bytes(budget, 4), name, in_bytes(size, 4), in_error(error), f"{ratio:.3f}")
+            table.add_row(format_bytes(budget, 4), name, format_bytes(size, 4), format_error(error), f"{ratio:.3f}")
         table.add_section()
     Console(width=140).print(table)
 

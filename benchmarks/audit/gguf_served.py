@@ -15,7 +15,7 @@ from assay.precision.auditing import audit
 from assay.precision.export import write_gguf
 from assay.precision.export.gguf.serving import LlamaCpp
 from assay.precision.loading import load
-from assay.precision.observation.handlers import traced
+from assay.precision.observation.operations import traced
 from assay.precision.prediction.simulation import Simulator
 from assay.precision.schemes import SCHEMES
 from assay.precision.schemes.ggml import block_types
@@ -53,7 +53,7 @@ def main() -> None:
                 menu = found.menu(site)
                 own[site] = next(each for each in (name, kind.fallback, "q8_0") if each in menu)
             rounded = {
-                site: scheme if sites[site].place == "embedding" else f"{scheme}-{types[scheme].activations}"
+                site: scheme if sites[site].type == "embedding" else f"{scheme}-{types[scheme].activations}"
                 for site, scheme in own.items()
             }
             written = write_gguf(found.model, own, path, sites=sites, fits=found.fits, overwrite=True)

@@ -1,4 +1,4 @@
-"""What one forward pass over the calibration data shows: sites, their menus, what passes them, reference outputs."""
+"""What one forward pass over the calibration data shows: sites, their menus, statistics, reference outputs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,102 @@ import torch
 from assay.formats.errors import UnknownOption
 from assay.precision.errors import BadAssignment, BadModel, NoData
 from assay.precision.metrics import Metric, padding_of
-from assay.precision.observation.handlers import traced
+from assay.precision.observation.operations import traced
 from assay.precision.observation.qparams import QParams, menu_of
 from assay.precision.observation.running import batch_size, call, evaluating, mapping
-from assay.precision.observation.serving import USUAL, Served
-from assay.precision.observation.sites import Observer, Site, Statistics, heads_among
+from assay.precision.observation.sites import ANY_SCHEME, EngineRules, Observer, Site, Statistics, heads_among
 from assay.precision.observation.streaming import Weights, streamed_parameters
 from assay.precision.observation.tracer import HEAD, Tracer, Visitor
-from assay.precision.observation.unaudited import Unaudited, unaudited
 from assay.precision.schemes import SCHEMES, scheme_named
 from assay.runtime.shelf import Shelf
+
+_TOLD = 3
+"""Parameters that are named in a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnauditedParameter:
+    """A parameter of two dimensions or more in no site."""
+
+    name: str
+    parameters: int
+    """Its elements."""
+    why: str
+    """What has it, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unaudited:
+    """What of a model's parameters is in no site; vectors, as the weights of norms are, and biases of experts aside."""
+
+    shut: tuple[UnauditedParameter, ...] = ()
+    """The largest first."""
+    whole: int = 0
+    """Elements of all of the model's parameters, vectors too."""
+
+    @property
+    def parameters(self) -> int:
+        """Elements that are in no site."""
+        return sum(each.parameters for each in self.shut)
+
+    @property
+    def share(self) -> float:
+        """Of all elements, from 0 to 1."""
+        return self.parameters / self.whole if self.whole else 0.0
+
+    @property
+    def clause(self) -> str:
+        """The same as a clause of a longer sentence, empty where there are none."""
+        return f"; {self}" if self.shut else ""
+
+    def __str__(self) -> str:
+        """The share and the largest by name; empty where there are none."""
+        if not self.shut:
+            return ""
+        largest = ", ".join(f"{each.name} ({each.parameters:,}; {each.why})" for each in self.shut[:_TOLD])
+        more = f" and {len(self.shut) - _TOLD} more" if len(self.shut) > _TOLD else ""
+        share = f"{100 * self.share:.2g}" if self.share < 0.995 else "100"
+        return f"{share} % of the parameters have no site and keep their format: {largest}{more}"
+
+
+def unaudited(
+    model: torch.nn.Module, sites: Mapping[str, Site], ran: Collection[str], given: Collection[int]
+) -> Unaudited:
+    """What no site holds; ``ran``: names of the modules that ran; ``given``: identities of the parameters that were
+    given to a function of torch."""
+    streamed = streamed_parameters(model)
+    names: dict[object, list[str]] = {}
+    sizes: dict[str, torch.Tensor] = {}
+    for name, values in model.named_parameters(remove_duplicate=False):
+        names.setdefault(streamed.get(name) or id(values), []).append(name)
+        sizes[name] = values
+    held = {str(site).removesuffix(HEAD) for site in sites.values() if site.shape}
+    shut = [
+        UnauditedParameter(
+            several[0], sizes[several[0]].numel(), _why(model, several[0], ran, id(sizes[several[0]]) in given)
+        )
+        for several in names.values()
+        if sizes[several[0]].dim() > 1
+        and not several[0].endswith("bias")
+        and not any(name.removesuffix(".weight") in held for name in several)
+    ]
+    whole = sum(sizes[several[0]].numel() for several in names.values())
+    return Unaudited(tuple(sorted(shut, key=lambda each: (-each.parameters, each.name))), whole)
+
+
+def _why(model: torch.nn.Module, name: str, ran: Collection[str], given: bool) -> str:
+    owner = name.rpartition(".")[0]
+    module = model.get_submodule(owner) if owner else model
+    if isinstance(module, torch.jit.ScriptModule):
+        return "in TorchScript"
+    if owner not in ran and not given:
+        return "didn't run on this data"
+    if isinstance(module, torch.nn.modules.conv._ConvNd):
+        return f"a {type(module).__name__}"
+    if isinstance(module, torch.nn.RNNBase):
+        return f"packed sequences of {type(module).__name__}"
+    return f"in {type(module).__name__}, the weight of no product that can be seen into"
+
 
 _SAME = 1e-3
 """Relative difference of outputs that summation in another order may make."""
@@ -42,7 +128,7 @@ class Observed:
     """Names of sites to those of the schemes that may stand there."""
     tied: Mapping[str, str]
     """Names of sites to that of the site that holds the same weight."""
-    cast: tuple[str, ...]
+    bf16_sites: tuple[str, ...]
     """Names of the sites, with a menu or not, that a model in bfloat16 rounds at."""
     sources: Mapping[str, str]
     """Names of sites to that of the site whose values they are given as they are; of all sites, with a menu or not."""
@@ -57,7 +143,7 @@ class Observed:
     sequences: int
     modules: tuple[str, ...]
     """Names of all of the model's modules, those that didn't run too."""
-    every: tuple[Site, ...]
+    all_sites: tuple[Site, ...]
     """All sites, with a menu or not."""
     unaudited: Unaudited
     """Parameters that no site holds."""
@@ -92,7 +178,7 @@ class Observed:
         parts = [seen.largest for seen in passed.values()]
         return max((part for part in parts if part is not None), key=lambda part: float(part.max()), default=None)
 
-    def owner(self, name: str) -> str:
+    def weight_site(self, name: str) -> str:
         """The site under whose name a weight's scheme stands: that of the weight's first use."""
         return self.tied.get(name, str(name))
 
@@ -136,7 +222,7 @@ def observe(
     metric: Metric,
     formats: Sequence[str],
     done: Callable[[int], None],
-    served: Served = USUAL,
+    served: EngineRules = ANY_SCHEME,
     opened: Callable[[int, Visitor], AbstractContextManager[Tracer]] | None = None,
 ) -> Observed:
     """Run the model once over the batches; ``done`` is told how many are.
@@ -174,7 +260,7 @@ def observe(
             f"expected outputs to compare, got none but padding or zeros ({metric.name}): an attention_mask [B, T] is "
             "above 0 at tokens, 0 at padding; one that is added to scores has another name or shape"
         )
-    if not any(site.place == "linear" for site in observer.sites.values()):
+    if not any(site.type == "linear" for site in observer.sites.values()):
         raise BadModel(
             "expected a model with linear, convolutional or recurrent layers, got one that runs none: is it the right "
             "module? Packed sequences, TorchScript, torch.vmap, sparse and nested tensors have no sites"
@@ -187,9 +273,9 @@ def observe(
     tied = {name: site.tied for name, site in sites.items() if site.tied}
     menus = _menus(sites, formats, served)
     for name, owner in tied.items():  # a table that a linear shares takes what the linear may take
-        linear = [each for each in (name, owner) if sites[each].place == "linear"]
+        linear = [each for each in (name, owner) if sites[each].type == "linear"]
         shared = menus[linear[0] if linear else name]
-        tables = [sites[each] for each in (name, owner) if sites[each].place == "embedding"]
+        tables = [sites[each] for each in (name, owner) if sites[each].type == "embedding"]
         allowed = shared if served.tied or not tables else ()
         menus[name] = menus[owner] = tuple(
             s for s in allowed if all(served.allows(table, s, False) for table in tables)
@@ -202,14 +288,16 @@ def observe(
         by_name={name: sites[name] for name in menus},
         menus=menus,
         tied=tied,
-        cast=tuple(name for name, site in sites.items() if not site.tied and site.place in SCHEMES["bf16"].places),
+        bf16_sites=tuple(
+            name for name, site in sites.items() if not site.tied and site.type in SCHEMES["bf16"].site_types
+        ),
         sources=_sources(sites, tied),
         statistics=observer.statistics,
         weights=observer.weights,
         qparams=QParams(
             observer.statistics,
             observer.weights,
-            observer.together(),
+            observer.sharing_factors(),
             observer.fused(),
             keep=_scales_kept(model),
         ),
@@ -217,7 +305,7 @@ def observe(
         shares=np.concatenate(shares),
         sequences=sum(map(batch_size, batches)),
         modules=tuple(name for name, _ in model.named_modules()),
-        every=tuple(sites.values()),
+        all_sites=tuple(sites.values()),
         unaudited=unaudited(model, sites, ran, given),
     )
 
@@ -225,14 +313,14 @@ def observe(
 def _sources(sites: Mapping[str, Site], tied: Mapping[str, str]) -> dict[str, str]:
     """From where each site is given values as they are, by the names that schemes stand at. A head that is given rows
     of its own table, as they are, has none: what is stored there is one scheme's."""
-    found = {tied.get(name, name): site.source for name, site in sites.items() if site.source}
+    sources = {tied.get(name, name): site.source for name, site in sites.items() if site.source}
     for owner in tied.values():
         path = [owner]
-        while (before := found.get(path[-1])) is not None and before not in path:
+        while (before := sources.get(path[-1])) is not None and before not in path:
             path.append(before)
         if before == owner:
-            del found[owner]
-    return found
+            del sources[owner]
+    return sources
 
 
 def _scales_kept(model: torch.nn.Module) -> int | None:
@@ -246,7 +334,7 @@ def _scales_kept(model: torch.nn.Module) -> int | None:
     return sum(model.get_parameter(name).numel() for name in streamed) * 2 // 4
 
 
-def _menus(sites: Mapping[str, Site], formats: Sequence[str], served: Served) -> dict[str, tuple[str, ...]]:
+def _menus(sites: Mapping[str, Site], formats: Sequence[str], served: EngineRules) -> dict[str, tuple[str, ...]]:
     """The schemes of each site by its name, of those that are served there."""
     heads = heads_among(sites.values())
     return {
@@ -280,9 +368,9 @@ def _called(model: torch.nn.Module, batch: Any) -> Any:
 def _check(model: torch.nn.Module, batch: Any, metric: Metric, reference: torch.Tensor) -> None:
     """Raise BadModel where the model by itself gives other outputs than opened."""
     with torch.no_grad(), evaluating(model, traced=False):
-        own = metric.output(call(model, batch), mapping(batch))
-    own, seen = (metric.compared(each, mapping(batch)).double() for each in (own, reference))
-    off = float((seen - own).norm() / own.norm().clamp(min=1e-300))
+        plain = metric.output(call(model, batch), mapping(batch))
+    plain, traced_output = (metric.compared(each, mapping(batch)).double() for each in (plain, reference))
+    off = float((traced_output - plain).norm() / plain.norm().clamp(min=1e-300))
     if off > _SAME:
         raise BadModel(
             f"expected the same outputs at every call, got other ones by {off:.1%}: "

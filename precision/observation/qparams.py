@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from assay.precision.observation.operations import groups
+from assay.precision.observation import groups
 from assay.precision.observation.sites import Site, Statistics
 from assay.precision.observation.streaming import Weights
 from assay.precision.schemes import SCHEMES, FakeQuantizer, Moments, Quantizer, Scheme
 from assay.precision.schemes.fitting import awq_factors, fit_blocks, fit_values, fit_weight, smooth_factors, smoothed
-from assay.precision.schemes.storage import Extremes
+from assay.precision.schemes.quantizer import Extremes
 
 _EXPERTS = 8
 """Of a layer's experts so many tell its column factors."""
@@ -22,7 +22,7 @@ def menu_of(site: Site, formats: Collection[str]) -> tuple[str, ...]:
     A convolution's input has no scales within the tensor, since windows overlap, and no column factors, since a column
     is one place of the kernel.
     """
-    return tuple(name for name in formats if site.place in SCHEMES[name].places and _fits(SCHEMES[name], site))
+    return tuple(name for name in formats if site.type in SCHEMES[name].site_types and _fits(SCHEMES[name], site))
 
 
 def _fits(scheme: Scheme, site: Site) -> bool:
@@ -74,14 +74,14 @@ class QParams:
             return self._smoothed(name, scheme, weight, expert)[0]
         key = self._key(name, scheme, expert)
         if self._keep is None or key in self._fitted:
-            return self._once(key, lambda: self._fit(name, scheme, weight, weight, expert))
-        found = self._fit(name, scheme, weight, weight, expert)
+            return self._cached(key, lambda: self._fit(name, scheme, weight, weight, expert))
+        fitted = self._fit(name, scheme, weight, weight, expert)
         if _is_searched(quantizer) and not self._full:
-            self._full = self._kept + found.bytes > self._keep
+            self._full = self._kept + fitted.bytes > self._keep
         if _is_searched(quantizer) and not self._full:
-            self._kept += found.bytes
-            self._fitted[key] = found
-        return found
+            self._kept += fitted.bytes
+            self._fitted[key] = fitted
+        return fitted
 
     def by_rows(
         self, name: str, schemes: Sequence[Scheme], weight: torch.Tensor, expert: int | None, *, few: bool = False
@@ -104,7 +104,7 @@ class QParams:
         def fitted(scheme: Scheme) -> FakeQuantizer | None:
             if few and scheme.weight is not None and scheme.weight.per == "block":  # of few scales
                 key = self._key(name, scheme, expert)
-                return self._once(key, lambda: self._fit(name, scheme, weight, weight, expert))
+                return self._cached(key, lambda: self._fit(name, scheme, weight, weight, expert))
             return self.weight(name, scheme, weight, expert)
 
         whole = {each.name: fitted(each) for each in schemes if is_whole(each)}
@@ -116,12 +116,12 @@ class QParams:
             def stored(scheme: Scheme) -> FakeQuantizer | None:
                 if scheme.name not in whole:
                     return self._fit(name, scheme, weight, piece, expert, extremes)
-                found = whole[scheme.name]
-                if found is None:
+                fitted_whole = whole[scheme.name]
+                if fitted_whole is None:
                     return None
                 if isinstance(rows, slice):
-                    return found.of_rows(rows.start, rows.stop)
-                return found.at_rows(rows, weight.shape[-1])
+                    return fitted_whole.of_rows(rows.start, rows.stop)
+                return fitted_whole.at_rows(rows, weight.shape[-1])
 
             return [stored(scheme) for scheme in schemes]
 
@@ -129,7 +129,7 @@ class QParams:
 
     def norms(self, name: str, weight: torch.Tensor, expert: int | None) -> torch.Tensor:
         """Of the rows of the weight [N, K] of a site, [N]."""
-        norms: torch.Tensor = self._once(("norms", name, expert), lambda: torch.linalg.vector_norm(weight, dim=1))
+        norms: torch.Tensor = self._cached(("norms", name, expert), lambda: torch.linalg.vector_norm(weight, dim=1))
         return norms
 
     def _key(self, name: str, scheme: Scheme, expert: int | None) -> tuple[object, ...]:
@@ -152,7 +152,7 @@ class QParams:
         factors = self._awq_factors(name, quantizer, weight)
         largest = None if rotated else self._largest(name, quantizer)
         if largest is None and piece is not weight and _is_whole(quantizer):
-            largest = self._once(("largest", name, expert), lambda: _magnitude(weight))
+            largest = self._cached(("largest", name, expert), lambda: _magnitude(weight))
         seen = self._moments(name) if _is_searched(quantizer) else None  # no other rule asks for the importance
         importance = _folded(None if seen is None else seen.square, piece)
         return fit_weight(quantizer, piece, importance, factors, rotated, largest, extremes)
@@ -162,7 +162,7 @@ class QParams:
         quantizer, rotated = scheme.queries if part == "queries" else scheme.activation, scheme.transform == "hadamard"
         if quantizer is None:
             return None
-        return self._once(
+        return self._cached(
             ("values", name, part, quantizer, rotated),
             lambda: fit_values(quantizer, self._moments(name, part), rotated),
         )
@@ -187,14 +187,14 @@ class QParams:
         self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None
     ) -> tuple[FakeQuantizer, FakeQuantizer]:
         key = ("smooth factors", self._group(name), scheme.name)
-        factors = self._once(key, lambda: self._smooth_factors(name, scheme, weight))
-        return self._once(("smooth", name, expert, scheme.name), lambda: smoothed(scheme, weight, factors))
+        factors = self._cached(key, lambda: self._smooth_factors(name, scheme, weight))
+        return self._cached(("smooth", name, expert, scheme.name), lambda: smoothed(scheme, weight, factors))
 
     def _awq_factors(self, name: str, quantizer: Quantizer, weight: torch.Tensor) -> torch.Tensor | None:
         if quantizer.rule != "awq" or self._moments(name) is None:
             return None
         key = ("awq factors", self._group(name), quantizer)
-        return self._once(key, lambda: awq_factors(quantizer, *self._joint(name, weight)))
+        return self._cached(key, lambda: awq_factors(quantizer, *self._joint(name, weight)))
 
     def _smooth_factors(self, name: str, scheme: Scheme, weight: torch.Tensor) -> torch.Tensor:
         weights, seen = self._joint(name, weight)
@@ -206,14 +206,14 @@ class QParams:
         if len(group) == 1 or not _is_whole(quantizer):
             return None
         whole = (_magnitude(weight) for each in group for weight in self._weights[each].values())
-        return self._once(("largest", group), lambda: torch.stack(list(whole)).amax(0))
+        return self._cached(("largest", group), lambda: torch.stack(list(whole)).amax(0))
 
     def _joint(self, name: str, weight: torch.Tensor) -> tuple[list[torch.Tensor], Moments]:
         """The weights of a product, [N, K] each, and what its input showed; of many experts, some."""
         group = self._group(name)
-        own: Mapping[int | None, torch.Tensor] = {None: weight}
-        weights = [self._weights.get(each, own) for each in group]
-        moments = [found for each in group if (found := self._moments(each)) is not None]
+        default: Mapping[int | None, torch.Tensor] = {None: weight}
+        weights = [self._weights.get(each, default) for each in group]
+        moments = [seen for each in group if (seen := self._moments(each)) is not None]
         return [held[expert] for held in weights for expert in _some(held)], Moments.joint(moments)
 
     def _group(self, name: str) -> tuple[str, ...]:
@@ -223,7 +223,7 @@ class QParams:
         seen = self._seen.get((name, part))
         return seen.moments() if seen is not None and seen.rows else None
 
-    def _once(self, key: tuple[object, ...], make: Callable[[], Any]) -> Any:
+    def _cached(self, key: tuple[object, ...], make: Callable[[], Any]) -> Any:
         if key not in self._fitted:
             self._fitted[key] = make()
         return self._fitted[key]
@@ -231,7 +231,7 @@ class QParams:
 
 def _folded(importance: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor | None:
     """The importance of a weight's columns, where those of an input in groups are told."""
-    return None if importance is None else groups.folded(importance, weight.shape[-1])
+    return None if importance is None else groups.mean(importance, weight.shape[-1])
 
 
 def _magnitude(weight: torch.Tensor) -> torch.Tensor:

@@ -107,12 +107,12 @@ def normalised(batches: Iterable[Any], model: torch.nn.Module) -> list[Any]:
     def alike(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(device, torch.float32 if tensor.is_floating_point() else tensor.dtype)
 
-    found = [_mapped(alike, each) for each in batches]
-    if not found:
+    converted = [_mapped(alike, each) for each in batches]
+    if not converted:
         raise NoData("expected calibration batches, got none: give a longer text or fewer tokens a sequence")
-    for batch in found:
+    for batch in converted:
         batch_size(batch)
-    return found
+    return converted
 
 
 def _mapped(of: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
@@ -136,14 +136,14 @@ def _mapped(of: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
 
 def tensors_in(batch: Any) -> list[torch.Tensor]:
     """The tensors of a batch, however deep."""
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
+        tensors.append(tensor)
         return tensor
 
     _mapped(note, batch)
-    return found
+    return tensors
 
 
 def mapping(batch: Any) -> Mapping[str, Any]:
@@ -167,9 +167,9 @@ def rows_kept(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None
     mask, rows = mask.to(x.device), x.shape[:-1]
     if rows == (mask.numel(),):
         return mask.flatten()
-    for place in (1, 2):
-        if len(rows) > place and (rows[0], rows[place]) == mask.shape:
+    for axis in (1, 2):
+        if len(rows) > axis and (rows[0], rows[axis]) == mask.shape:
             shape = [1] * len(rows)
-            shape[0], shape[place] = mask.shape
+            shape[0], shape[axis] = mask.shape
             return mask.view(shape).expand(rows).flatten()
     return None

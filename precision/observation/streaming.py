@@ -110,7 +110,7 @@ def device_of(model: torch.nn.Module) -> torch.device:
 
 def streamed_parameters(model: torch.nn.Module) -> dict[str, Source]:
     """The parameters that aren't in memory, by name. Raises `BadModel` for one that has no values anywhere."""
-    found: dict[str, Source] = {}
+    sources: dict[str, Source] = {}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             if parameter.is_meta:
@@ -118,5 +118,5 @@ def streamed_parameters(model: torch.nn.Module) -> dict[str, Source]:
                 source = source_of(module, name)
                 if source is None:
                     raise BadModel(f"{full} is on the meta device, without values; load its weights first")
-                found[full] = source
-    return found
+                sources[full] = source
+    return sources

@@ -106,14 +106,14 @@ class Tracer(TorchFunctionMode):
                 raise BadModel(f"{here} uses weights of another module, which can't be streamed; load the model whole")
             return None
         # A tied weight has several names: that of the module that runs is meant.
-        found = self._parameters.get(weight.untyped_storage().data_ptr(), ())
-        own = [(f"{here}.{attribute}".removesuffix(".weight"), each) for attribute, each in self._own(weight)]
-        for name, parameter in own or sorted(found, key=lambda pair: pair[0] != here):
+        parameters = self._parameters.get(weight.untyped_storage().data_ptr(), ())
+        streamed = [(f"{here}.{attribute}".removesuffix(".weight"), each) for attribute, each in self._own(weight)]
+        for name, parameter in streamed or sorted(parameters, key=lambda pair: pair[0] != here):
             offset = weight.storage_offset() - parameter.storage_offset()
             if parameter.dim() > weight.dim() and (parameter.dim(), weight.dim()) != (3, 2):
                 continue  # a layer of several experts, or a head of one
-            whole = parameter.numel() // (parameter.shape[0] if parameter.dim() > weight.dim() else 1)
-            if 0 <= offset < max(parameter.numel(), 1) and weight.numel() == whole:
+            size = parameter.numel() // (parameter.shape[0] if parameter.dim() > weight.dim() else 1)
+            if 0 <= offset < max(parameter.numel(), 1) and weight.numel() == size:
                 return name, _part(weight, parameter)
         return None
 
@@ -162,13 +162,13 @@ class Tracer(TorchFunctionMode):
         self,
         weight: torch.Tensor,
         x: torch.Tensor,
-        found: Found,
+        parameter: Found,
         product: Product,
         role: str = "",
         steps: Steps | None = None,
     ) -> torch.Tensor:
         """A product with the parameter that was ``found``; logits of a head or a router are a site of their own."""
-        name, expert = found
+        name, expert = parameter
         table = getattr(self._modules.get(name), "weight", weight)
         if isinstance(self._modules.get(name), torch.nn.Embedding) and weight.shape == table.shape:
             name += HEAD if weight.stride() == table.stride() else ""
@@ -200,8 +200,8 @@ def tensors_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 def _by_storage(model: torch.nn.Module) -> dict[int, list[tuple[str, torch.Tensor]]]:
     """Weights by the storage that they lie in."""
-    found: dict[int, list[tuple[str, torch.Tensor]]] = {}
+    weights: dict[int, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in tensors_of(model):
         if tensor.dim() > 1 and tensor.is_floating_point() and not tensor.is_meta and opens(tensor):
-            found.setdefault(tensor.untyped_storage().data_ptr(), []).append((name.removesuffix(".weight"), tensor))
-    return found
+            weights.setdefault(tensor.untyped_storage().data_ptr(), []).append((name.removesuffix(".weight"), tensor))
+    return weights

@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from assay.precision.amounts import in_error
 from assay.precision.targets import engines
+from assay.precision.units import format_error
 
 _WIDE = 2.0
 """High over low of a measured error's interval, from which on more text is worth its time."""
@@ -27,7 +27,7 @@ def next_steps(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     if not chosen["met"] and "error" in content["settings"]["budgets"]:
         measured = float(chosen["measured"] or math.nan)  # null where the model breaks
         if math.isfinite(measured):
-            allowed = _again(content, "--max-kl", in_error(1.05 * measured))
+            allowed = _again(content, "--max-kl", format_error(1.05 * measured))
             steps.append(("allow the error that the closest assignment has", allowed))
     if not exports:
         steps.append(_exporting(content))

@@ -8,7 +8,6 @@ from typing import Any
 import jinja2
 
 from assay.charts import SCRIPT, STYLE, environment
-from assay.precision.amounts import in_bytes, in_error, in_seconds
 from assay.precision.report.charts import charts_of, undrawn
 from assay.precision.report.next_steps import next_steps
 from assay.precision.report.summary import (
@@ -23,6 +22,7 @@ from assay.precision.report.summary import (
     measured_words,
 )
 from assay.precision.report.words import counted, growth_words
+from assay.precision.units import format_bytes, format_error, format_seconds
 
 
 def page(content: Mapping[str, Any]) -> str:
@@ -51,9 +51,9 @@ def page(content: Mapping[str, Any]) -> str:
 def _rendering() -> jinja2.Environment:
     rendering = environment(Path(__file__).with_name("templates"))
     rendering.filters |= {
-        "bytes": in_bytes,
-        "error": in_error,
-        "seconds": in_seconds,
+        "bytes": format_bytes,
+        "error": format_error,
+        "seconds": format_seconds,
         "interval": interval,
         "ends": interval_ends,
         "between": measured_words,

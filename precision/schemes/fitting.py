@@ -11,9 +11,8 @@ from functools import cache
 import torch
 
 from assay.precision.schemes.ggml import pack, rounded, unpack
-from assay.precision.schemes.quantizer import Quantizer
+from assay.precision.schemes.quantizer import Extremes, Quantizer, Scales, divisor_of, grouped, scales_of, store
 from assay.precision.schemes.scheme import Scheme
-from assay.precision.schemes.storage import Extremes, Scales, divisor_of, grouped, scales_of, store
 
 _CLIPS = tuple(1.0 - 0.04 * step for step in range(11))
 """Shares of the largest magnitude that a searched scale may cover."""
@@ -182,7 +181,7 @@ def fit_weight(
     largest: magnitude of all weights that share the scale of a tensor with this one, [1, 1]; None: it has its own.
     extremes: of the weight, where others ask for them too.
     """
-    found = extremes or weight
+    source = extremes or weight
     if quantizer.per == "element":
         return FakeQuantizer(quantizer)
     if rotated:
@@ -190,9 +189,9 @@ def fit_weight(
     if largest is not None and quantizer.per == "tensor":
         return FakeQuantizer(quantizer, scales_of(largest, quantizer))
     if largest is not None:
-        return FakeQuantizer(quantizer, scales_of(found, quantizer, divisor=divisor_of(largest, quantizer)))
+        return FakeQuantizer(quantizer, scales_of(source, quantizer, divisor=divisor_of(largest, quantizer)))
     if quantizer.rule in ("absmax", "awq") or (importance is None and quantizer.rule != "mse"):
-        return FakeQuantizer(quantizer, scales_of(found if factors is None else weight * factors, quantizer), factors)
+        return FakeQuantizer(quantizer, scales_of(source if factors is None else weight * factors, quantizer), factors)
     return FakeQuantizer(quantizer, _clipped(quantizer, weight, importance if quantizer.rule == "output" else None))
 
 

@@ -107,26 +107,26 @@ def rounded(x: torch.Tensor, kind: BlockType) -> torch.Tensor:
     values = _laid(torch.where(spoilt, 0.0, laid))
     packed = torch.empty(*x.shape[:-1], kind.row_bytes(x.shape[-1]), dtype=torch.uint8)
     _function("quantize_row", kind)(_address(values), _address(packed), values.numel())
-    found = unpack(packed, kind).to(x.device)
-    return torch.where(spoilt, torch.nan, found.view(laid.shape)).view(x.shape) if x.numel() else x
+    values_read = unpack(packed, kind).to(x.device)
+    return torch.where(spoilt, torch.nan, values_read.view(laid.shape)).view(x.shape) if x.numel() else x
 
 
 @cache
 def _library() -> Any:
-    found = ctypes.CDLL(optional("xllamacpp.xllamacpp", purpose="a scheme of ggml", extra="gguf").__file__)
-    found.ggml_quantize_chunk.restype = ctypes.c_size_t
+    library = ctypes.CDLL(optional("xllamacpp.xllamacpp", purpose="a scheme of ggml", extra="gguf").__file__)
+    library.ggml_quantize_chunk.restype = ctypes.c_size_t
     address, whole = ctypes.c_void_p, ctypes.c_int64
-    found.ggml_quantize_chunk.argtypes = [ctypes.c_int, address, address, whole, whole, whole, address]
-    return found
+    library.ggml_quantize_chunk.argtypes = [ctypes.c_int, address, address, whole, whole, whole, address]
+    return library
 
 
 @cache
 def _function(what: str, kind: BlockType) -> Callable[..., None]:
     """The library's function of a type, of three arguments: from where, to where, how many elements."""
     name = kind.ggml_name.replace("_k", "_K")
-    found: Any = getattr(_library(), f"{what}_{name}")
-    found.restype, found.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
-    return found
+    function: Any = getattr(_library(), f"{what}_{name}")
+    function.restype, function.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+    return function
 
 
 def installed() -> None:

@@ -1,10 +1,65 @@
-"""How a tensor may be stored: element format, what shares a scale, and how the scale is chosen and stored itself."""
+"""X"""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
+import torch
+
 from assay.formats.format import Format, format_named
+from assay.formats.rounding import round_to
+from assay.precision.errors import WrongShape
 from assay.precision.schemes.ggml import BlockType, block_types
+
+_CASTS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float8_e5m2": torch.float8_e5m2}
+"""Formats whose casts are one rounding from float32, and fast; e4m3's is slow on a CPU."""
+
+
+def round_element(x: torch.Tensor, target: Format, *, over: bool = False) -> torch.Tensor:
+    """x (float32, any shape) rounded to the nearest value of ``target`` (ties to even), as float32.
+
+    16-bit formats and e5m2 overflow to infinity as their casts do; others expect x within their range. over: x may be
+    written over.
+    """
+    if target.kind == "integer":
+        return x.round_() if over else x.round()
+    if target.name in _CASTS:
+        return x.copy_(x.to(_CASTS[target.name])) if over else x.to(_CASTS[target.name]).to(torch.float32)
+    if target.name == "float32":
+        return x
+    if target.name == "tf32":
+        return _tf32(x)
+    if target.values:
+        between, values = _codebook(target, x.device)
+        return torch.where(x.isnan(), x, values[torch.bucketize(x.contiguous(), between)])
+    return _by_binade(x, target)
+
+
+@cache
+def _codebook(target: Format, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The values (float32), ascending, and between each two the largest float32 that is rounded to the lower."""
+    values = torch.tensor(sorted(target.values), dtype=torch.float64)
+    between = ((values[:-1] + values[1:]) / 2).float()
+    below = torch.nextafter(between, torch.full_like(between, -torch.inf))
+    between = torch.where(round_to(between, target) > values[:-1], below, between)
+    return between.to(device), values.float().to(device)
+
+
+def _tf32(x: torch.Tensor) -> torch.Tensor:
+    """To 10 stored significand bits, in integers: half of the last place less one, plus that place's own bit."""
+    bits = x.contiguous().view(torch.int32)
+    rounded = (bits >> 13).bitwise_and_(1).add_(0x0FFF).add_(bits).bitwise_and_(~0x1FFF)
+    return rounded.view(torch.float32).add_(x.clamp(0.0, 0.0)).copysign_(x)  # what is added is zero, or NaN
+
+
+def _by_binade(x: torch.Tensor, target: Format) -> torch.Tensor:
+    """One addition rounds where the format ends: see `formats.rounding`, here with float32's 24 digits."""
+    exponent = x.contiguous().view(torch.int32) & 0x7F800000
+    exponent.clamp_((target.min_exponent + 127) << 23, (target.max_exponent + 127) << 23)
+    magic = exponent.view(torch.float32).mul_(1.5 * 2.0 ** (24 - target.precision))
+    return (x + magic).sub_(magic).copysign_(x)
+
 
 Granularity = Literal["element", "tensor", "row", "group", "block"]
 Rule = Literal["absmax", "mse", "output", "awq"]
@@ -63,3 +118,164 @@ class Quantizer:
         }[self.per]
         each = format_named(self.scale_format).bits + (0 if self.symmetric else self.element.bits)
         return elements * self.element.bits + scales * each + (32 if self.scale_format == "float8_e4m3fn" else 0)
+
+
+_E4M3 = format_named("float8_e4m3fn")
+_TINY = torch.finfo(torch.float32).tiny
+_STEP = 16
+"""Columns of the smallest groups of any scheme."""
+
+Reduce = Callable[..., torch.Tensor]
+"""torch.amin or torch.amax."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """What is stored beside the codes. Shapes broadcast against the tensor as `grouped` lays it out."""
+
+    scale: torch.Tensor
+    """float32, as it is multiplied with: for NVFP4 the e4m3 scale divided by ``divisor`` already."""
+    zero: torch.Tensor | None = None
+    divisor: torch.Tensor | None = None
+    """NVFP4's scale of the tensor, in the convention of compressed-tensors: 448 * 6 / largest magnitude."""
+
+
+def grouped(x: torch.Tensor, quantizer: Quantizer, within: int = 1) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """x laid out so that one axis or two hold what shares a scale, and these axes: its values keep their order.
+
+    Rows: [..., K] itself. Groups: [..., K/size, size]. Blocks: [..., N/size, size, K/size, size], padded with zeros.
+    within: how many columns of the tensor each of x stands for. Raises WrongShape if a group size doesn't divide K.
+    """
+    rows, columns = quantizer.size, quantizer.size // within
+    if quantizer.per == "group":
+        if x.shape[-1] % columns:
+            raise WrongShape(f"expected rows of a multiple of {rows} elements, got {x.shape[-1]}: take another scheme")
+        return torch.unflatten(x, -1, (-1, columns)), (-1,)
+    if quantizer.per == "block":
+        pad = (0, -x.shape[-1] % columns, 0, -x.shape[-2] % rows)
+        padded = torch.nn.functional.pad(x, pad) if any(pad) else x
+        return torch.unflatten(torch.unflatten(padded, -1, (-1, columns)), -3, (-1, rows)), (-3, -1)
+    # Experts stand along the first dimension of a weight of three: each has scales of its own.
+    return x, ((-1,) if quantizer.per == "row" else tuple(range(x.dim())))
+
+
+def _restored(laid: torch.Tensor, shape: torch.Size, quantizer: Quantizer) -> torch.Tensor:
+    if quantizer.per == "group":
+        return laid.flatten(-2)
+    if quantizer.per == "block":
+        whole = laid.flatten(-2).flatten(-3, -2)
+        return whole[..., : shape[-2], : shape[-1]]
+    return laid
+
+
+class Extremes:
+    """The extreme values of a tensor's rows in steps of a few columns, from which those of any grouping are taken: for
+    several quantizers of one weight."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+        self._fine: dict[tuple[Reduce, bool], torch.Tensor] = {}
+
+    def of(self, quantizer: Quantizer, reduce: Reduce, *, magnitudes: bool = False) -> torch.Tensor:
+        """As `_extreme`."""
+        if self.x.shape[-1] % _STEP or quantizer.size % _STEP:
+            return _extreme(self.x, quantizer, reduce, magnitudes=magnitudes)
+        key = reduce, magnitudes
+        if key not in self._fine:
+            steps = torch.unflatten(self.x.abs() if magnitudes else self.x, -1, (-1, _STEP))
+            self._fine[key] = reduce(steps, -1)
+        laid, axes = grouped(self._fine[key], quantizer, _STEP)
+        return reduce(laid, axes, keepdim=True)
+
+
+def _extreme(
+    x: torch.Tensor | Extremes, quantizer: Quantizer, reduce: Reduce, *, magnitudes: bool = False
+) -> torch.Tensor:
+    """The extreme values, or magnitudes, of what shares a scale, as `grouped` lays it out."""
+    if isinstance(x, Extremes):
+        return x.of(quantizer, reduce, magnitudes=magnitudes)
+    laid, axes = grouped(x, quantizer)
+    return reduce(laid.abs() if magnitudes else laid, axes, keepdim=True)
+
+
+def scales_of(
+    x: torch.Tensor | Extremes,
+    quantizer: Quantizer,
+    shrink: torch.Tensor | float = 1.0,
+    divisor: torch.Tensor | None = None,
+) -> Scales:
+    """Scales by the largest magnitude (or range) of what shares one, times ``shrink`` (float32, broadcasts).
+
+    divisor: NVFP4's scale of the tensor where it is known beforehand, as that of an activation is.
+
+    Symmetric: the largest magnitude is half of the elements' range: of integers (int8: 127.5 steps, int4: 7.5), as
+    compressed-tensors and torchao have it; of floats and codebooks their largest value. e8m0: the power of two that
+    brings the largest magnitude into the element's last binade (OCP MX 1.0, 6.3), one more where it would round past
+    the largest value. NVFP4: e4m3 scales of groups, times a scale of the tensor that brings the largest of them to 448.
+    """
+    low, high = quantizer.element.lowest, quantizer.element.largest
+    if not quantizer.symmetric:
+        least = _extreme(x, quantizer, torch.amin).clamp(max=0.0) * shrink
+        most = _extreme(x, quantizer, torch.amax).clamp(min=0.0) * shrink
+        scale = _held((most - least) / (high - low), quantizer)
+        return Scales(scale, (low - least / scale).round().clamp(low, high))
+    largest = _extreme(x, quantizer, torch.amax, magnitudes=True) * shrink
+    if quantizer.scale_format == "float8_e8m0fnu":
+        return Scales(_power_of_two(largest, quantizer))
+    scale = largest / ((high - low) / 2)
+    if quantizer.scale_format == "float8_e4m3fn":
+        if divisor is None:
+            divisor = divisor_of(largest, quantizer)
+        coarse = (scale * divisor).clamp(max=_E4M3.largest).to(torch.float8_e4m3fn).to(torch.float32)
+        coarse = torch.where(coarse == 0, 0.125, coarse)  # compressed-tensors' eps; any will do, all codes are zero
+        return Scales(coarse / divisor, divisor=divisor)
+    return Scales(_held(scale, quantizer))
+
+
+def divisor_of(magnitudes: torch.Tensor, quantizer: Quantizer) -> torch.Tensor:
+    """NVFP4's scale of the tensor, 448 * 6 / largest magnitude: it brings the largest group's scale to e4m3's end."""
+    whole = _E4M3.largest * quantizer.element.largest / magnitudes.amax().clamp(min=_TINY)
+    return torch.where(whole.isfinite(), whole, 1.0)
+
+
+def _held(scale: torch.Tensor, quantizer: Quantizer) -> torch.Tensor:
+    """The scale as it is stored; where all is zero any will do, here the epsilon of its format."""
+    format = format_named(quantizer.scale_format)
+    return torch.where(scale == 0, format.epsilon, round_element(scale, format).clamp(min=_TINY))
+
+
+def _power_of_two(largest: torch.Tensor, quantizer: Quantizer) -> torch.Tensor:
+    significand, exponent = torch.frexp(largest)  # largest = significand * 2^exponent, significand in [1/2, 1)
+    # What a value of this significand would round past the largest element from, in the element's last binade.
+    threshold = {"float6_e2m3fn": 1.9375}.get(quantizer.format, 1.75)
+    exponent = exponent - 1 + (significand >= threshold / 2) - quantizer.element.max_exponent
+    return torch.ldexp(torch.ones_like(largest), exponent.clamp(-127, 127))
+
+
+def codes_of(x: torch.Tensor, quantizer: Quantizer, scales: Scales) -> torch.Tensor:
+    """The element values (float32, laid out by `grouped`) that x is stored as."""
+    laid, _ = grouped(x, quantizer)
+    scaled = laid / scales.scale
+    if scales.zero is not None:
+        scaled += scales.zero
+    scaled.clamp_(quantizer.element.lowest, quantizer.element.largest)
+    return round_element(scaled, quantizer.element, over=True)
+
+
+def values_of(codes: torch.Tensor, quantizer: Quantizer, scales: Scales, shape: torch.Size) -> torch.Tensor:
+    """The values (float32, of ``shape``) that codes stand for."""
+    return _restored((codes if scales.zero is None else codes - scales.zero) * scales.scale, shape, quantizer)
+
+
+def store(x: torch.Tensor, quantizer: Quantizer, scales: Scales | None = None) -> torch.Tensor:
+    """x (float32) stored and read back; with its own scales where none are given.
+
+    NaN stays NaN; an infinity spoils what it shares a scale with, as it does in a kernel.
+    """
+    if quantizer.per == "element":
+        return round_element(x, quantizer.element)
+    chosen = scales if scales is not None else scales_of(x, quantizer)
+    values = codes_of(x, quantizer, chosen)  # in place: memory takes longer than arithmetic
+    if chosen.zero is not None:
+        values -= chosen.zero
+    return _restored(values.mul_(chosen.scale), x.shape, quantizer)

@@ -64,10 +64,10 @@ def test_what_was_measured_before_a_stop_is_kept(tmp_path: Path) -> None:
     """Each assignment as soon as it is, where they run one by one."""
     model, batches = made()
     found = audit(model, batches, "relative", FORMATS, kept=Cache(tmp_path, "one"))
-    found.chosen_on.chain = None  # as of a model that is no chain of blocks
+    found.choice_evaluator.chain = None  # as of a model that is no chain of blocks
     scheme = found.menu("layers.0.proj")[0]
     asked, done = [{site: scheme} for site in ("layers.0.proj", "layers.1.proj", "head")], iter(range(1))
     with pytest.raises(StopIteration):
-        found.chosen_on.ahead(asked, lambda: next(done))
+        found.choice_evaluator.measure_all(asked, lambda: next(done))
     kept = Cache(tmp_path, "one", fresh=False)
     assert [kept.sequences(each, "choice") is not None for each in asked] == [True, True, False]

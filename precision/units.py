@@ -3,17 +3,17 @@
 import math
 
 
-def in_bytes(count: float, digits: int = 3) -> str:
+def format_bytes(count: float, digits: int = 3) -> str:
     """Bytes with a decimal prefix: 1.25 MB."""
     return _scaled(count, (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0)), digits)
 
 
-def in_seconds(seconds: float, digits: int = 3) -> str:
+def format_seconds(seconds: float, digits: int = 3) -> str:
     """A time in s, ms, µs or ns."""
     return _scaled(seconds, (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)), digits)
 
 
-def in_error(error: float | str | None, digits: int = 3) -> str:
+def format_error(error: float | str | None, digits: int = 3) -> str:
     """An error, from a number or as audit.json has it."""
     if error is None:
         return "not measured"

@@ -22,23 +22,23 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     return out.flatten(-2) if bias is None else out.flatten(-2) + bias
 
 
-def led_back(g: torch.Tensor, weight: torch.Tensor, groups: int) -> torch.Tensor:
+def input_gradient(g: torch.Tensor, weight: torch.Tensor, groups: int) -> torch.Tensor:
     """Cotangents [..., G * K] of x, of those g [..., N] of its product with a weight [N, K]."""
     if groups == 1:
         return g @ weight
-    apart = torch.unflatten(g, -1, (groups, -1)), torch.unflatten(weight, 0, (groups, -1))
-    return torch.einsum("...gn,gnk->...gk", *apart).flatten(-2)
+    operands = torch.unflatten(g, -1, (groups, -1)), torch.unflatten(weight, 0, (groups, -1))
+    return torch.einsum("...gn,gnk->...gk", *operands).flatten(-2)
 
 
-def outer(g: torch.Tensor, x: torch.Tensor, groups: int) -> torch.Tensor:
+def weight_gradient(g: torch.Tensor, x: torch.Tensor, groups: int) -> torch.Tensor:
     """g' x of every group: the gradient [..., N, K] of a weight, of g [..., T, N] and x [..., T, G * K]."""
     if groups == 1:
         return g.mT @ x
-    apart = torch.unflatten(g, -1, (groups, -1)), torch.unflatten(x, -1, (groups, -1))
-    return torch.einsum("...tgn,...tgk->...gnk", *apart).flatten(-3, -2)
+    operands = torch.unflatten(g, -1, (groups, -1)), torch.unflatten(x, -1, (groups, -1))
+    return torch.einsum("...tgn,...tgk->...gnk", *operands).flatten(-3, -2)
 
 
-def some_rows(
+def slice_rows(
     x: torch.Tensor, g: torch.Tensor, groups: int, start: int, stop: int
 ) -> tuple[torch.Tensor, torch.Tensor, int, slice]:
     """What rows ``start`` to ``stop`` of a weight are given: of x [..., G * K] and of the output's g [..., N] the
@@ -51,6 +51,6 @@ def some_rows(
     return x, g[..., first * rows : last * rows], last - first, slice(start - first * rows, stop - first * rows)
 
 
-def folded(values: torch.Tensor, columns: int) -> torch.Tensor:
+def mean(values: torch.Tensor, columns: int) -> torch.Tensor:
     """Means over the groups of values [..., G * K], [..., K] of ``columns``."""
     return values if values.shape[-1] == columns else torch.unflatten(values, -1, (-1, columns)).mean(-2)
