@@ -172,8 +172,8 @@ def audit(
             bits=loaded.stored.itemsize * 8,
             shape=shape,
             progress=stages,
-            kept=kept,
-            apart=alone,
+            cache=kept,
+            unfused=alone,
             exact=exact,
         )
         if seconds is not None:

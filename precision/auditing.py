@@ -1,16 +1,17 @@
-"""X"""
+"""The audit of a model: its sites, the error that any assignment of formats to them makes, and which one to take."""
 
 import math
 import random
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count as counting
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from assay.formats.errors import UnknownOption
 from assay.precision.advice import Finding, findings, reasons
@@ -45,119 +46,106 @@ from assay.precision.targets import formats_of, kind_of, target_named
 from assay.runtime.errors import names_checked
 
 Progress = Callable[[str, int, int], None]
-"""Told the stage, how many of its steps are done, and how many there are."""
+"""Receives a stage, how many of its steps are done, and how many there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditOptions:
+    """The options of `audit`, which describes them; invalid ones raise when the audit begins."""
+
+    metric: str | Callable[[Any, Any], Tensor] = "kl"
+    formats: Collection[str] | None = None
+    target: str | None = None
+    check: Sequence[Any] | None = None
+    seed: int = 0
+    bits: int | None = None
+    shape: Shape | None = None
+    progress: Progress = lambda stage, done, count: None
+    cache: Cache | None = None
+    unfused: bool | None = None
+    exact: bool = False
 
 
 class Audit:
     """The audit of a model over calibration data: sites, menus, predictions, measurements, recommendations.
 
-    One forward pass looks; others predict, with four backward passes.
-    model: a module or an exported program; it is left as it was. Weights of 16 bits are computed with in float32.
-    batches: dicts of keyword arguments, tuples of positional ones, or the only one; the first dimension of tensors is
-    that of sequences. An ``attention_mask`` [B, T] takes padding out of the metric and of what is fitted.
-    check: held-out batches like them, which `measure` and what `recommend` reports are over; what is fitted, predicted
-    and chosen only sees ``batches``. None: they are over ``batches`` too.
-    metric: "kl", nats per position at the logits; "relative", of last_hidden_state, logits or a tensor; or a loss,
-    called with outputs and batch, that gives a number for each sequence [B].
-    formats: names of schemes; None: all but those that are looked at on request only. target: an engine of
-    configs/engines.toml, a device of configs/devices.toml or ``engine@device``, which bound the menus; times are the
-    device's. bits: of the model's own weights, where they are not those it is given with. shape: what is served, for
-    times and the bytes of the KV cache. kept: where what an earlier audit computed is, and this one's goes.
-    exact: whether predictions look at every row of every weight, not at a sample of those of large ones.
-    apart: whether each linear may have a scheme of its own, where engines run q, k and v, and gate and up, as one
-    product; None: as the target does.
-    Raises BadModel, NoData, UnknownScheme, UnknownOption, UnknownDevice.
+    `audit` makes one: one forward pass observes the model, four backward passes give the products that predict.
     """
 
-    @names_checked("audit", "setting", UnknownOption)
     def __init__(
-        self,
-        model: torch.nn.Module | torch.export.ExportedProgram,
-        batches: Sequence[Any],
-        metric: str | Callable[[Any, Any], torch.Tensor] = "kl",
-        formats: Collection[str] | None = None,
-        target: str | None = None,
-        *,
-        check: Sequence[Any] | None = None,
-        seed: int = 0,
-        bits: int | None = None,
-        shape: Shape | None = None,
-        progress: Progress | None = None,
-        kept: Cache | None = None,
-        apart: bool | None = None,
-        exact: bool = False,
+        self, model: torch.nn.Module | torch.export.ExportedProgram, batches: Sequence[Any], options: AuditOptions
     ) -> None:
-        self.metric = metric_named(metric)
-        schemes = formats_of(formats, target)
+        self.metric = metric_named(options.metric)
+        schemes = formats_of(options.formats, options.target)
         model = model.module(check_guards=False) if isinstance(model, torch.export.ExportedProgram) else model
         self.model = in_float32(model)
-        self.bits = bits or min((p.element_size() * 8 for p in model.parameters() if p.is_floating_point()), default=32)
-        """Of the model's own weights: what a site costs that is left as it is."""
-        self.shape = shape
+        stored = (p.element_size() * 8 for p in model.parameters() if p.is_floating_point())
+        self.bits = options.bits or min(stored, default=32)
+        """Bits of an element of the model's own weights, which unassigned sites keep."""
+        self.options = options
         self.batches = normalised(batches, self.model)
-        self.check = None if check is None else normalised(check, self.model)
-        self.target = target
+        self.check = None if options.check is None else normalised(options.check, self.model)
         self.seconds: dict[str, float] = {}
         """Wall time of each stage."""
         self.measured: list[Trial] = []
         """Assignments that were measured to calibrate the interval."""
-        self._choice: frozenset[str] | None = None
-        self._seed, self._exact = seed, exact
-        self._progress = progress or (lambda stage, done, count: None)
-        self._cache = kept
+        self._allowed_schemes: frozenset[str] | None = None
         with self._timed("looking"):
-            served = target_named(target).served(schemes, kind_of(self.model))
-            served = served if apart is None else replace(served, apart=apart)
-            noted, done = Recording(self.model, self.batches), self._steps("looking")
-            self.observed = observe(self.model, self.batches, self.metric, schemes, done, served, noted.over)
-            part = EvaluationData("choice", self.batches, self.observed.references, self.observed.shares)
-            self.choice_evaluator = self.report_evaluator = Evaluator(
-                self.model, part, self.metric, self.observed, kept, noted
-            )
+            rules = target_named(options.target).served(schemes, kind_of(self.model))
+            rules = rules if options.unfused is None else replace(rules, unfused=options.unfused)
+            recording, done = Recording(self.model, self.batches), self._steps("looking")
+            self.observed = observe(self.model, self.batches, self.metric, schemes, done, rules, recording.over)
+            data = EvaluationData("choice", self.batches, self.observed.references, self.observed.sequence_weights)
+            common = self.metric, self.observed, options.cache
+            self.choice_evaluator = Evaluator(self.model, data, *common, recording)
+            self.report_evaluator = self.choice_evaluator
             if self.check is not None:
-                part = evaluation_data(self.model, self.check, self.metric, "check")
-                self.report_evaluator = Evaluator(self.model, part, self.metric, self.observed, kept)
+                data = evaluation_data(self.model, self.check, self.metric, "check")
+                self.report_evaluator = Evaluator(self.model, data, *common)
         with self._timed("predicting"):
-            others = (
-                OtherSequences(self.choice_evaluator.data.weights, len(self.report_evaluator.data.weights))
-                if check
-                else None
-            )
+            count = len(self.report_evaluator.data.weights)
+            others = OtherSequences(self.choice_evaluator.data.weights, count) if options.check else None
             self.predictor = Predictor(self.observed, self.metric, self._differentiated(), others=others)
-            """What is predicted from; another one each time that something is learnt."""
+            """Replaced whenever a measurement corrects it."""
         self.observed = self.observed.without_gradient(sites_without_gradient(self.predictor, self.trial))
         self.predictor = replace(self.predictor, observed=self.observed)
         self.roofline = Roofline(
-            target_named(target).device,
+            target_named(options.target).device,
             self.observed.all_sites,
-            shape or Shape.of(self.model),
+            options.shape or Shape.of(self.model),
             self.bits,
-            *stored_bits(model, self.observed.all_sites, bits, self.bits),
+            *stored_bits(model, self.observed.all_sites, options.bits, self.bits),
         )
 
     @property
+    def target(self) -> str | None:
+        """The engine, the device or both that the audit is for."""
+        return self.options.target
+
+    @property
     def sites(self) -> tuple[Site, ...]:
-        """What can be given a format."""
+        """The sites that can be given a format."""
         return self.observed.sites
 
     @property
     def all_sites(self) -> tuple[Site, ...]:
-        """Sites with a menu or without, which what the model costs as it is comes from."""
+        """All sites, with a menu or without; the cost of the unchanged model is theirs."""
         return self.observed.all_sites
 
     @property
     def sites_without_gradient(self) -> tuple[Site, ...]:
-        """Sites whose formats change the output though no gradient leads back to them: they keep their own."""
+        """Sites whose formats change the output though no gradient reaches them: they keep their own."""
         return self.observed.no_gradient
 
     @property
     def fits(self) -> QParams:
-        """The quantisation parameters that schemes were simulated with, for exports."""
+        """The quantisation parameters of the simulation, for exports."""
         return self.observed.qparams
 
     def menu(self, site: str) -> tuple[str, ...]:
-        """The names of the schemes that may stand at a site. Raises BadAssignment for a site that there is not."""
-        return tuple(each for each in self.observed.menu(site) if self._choice is None or each in self._choice)
+        """Return the names of the schemes that a site may have. Raises BadAssignment for an unknown site."""
+        allowed = self._allowed_schemes
+        return tuple(each for each in self.observed.menu(site) if allowed is None or each in allowed)
 
     def predict(self, assignment: Mapping[str, str]) -> Prediction:
         """The error of an assignment with its 95 % interval. No model is run, but in the first call, to calibrate."""
@@ -242,7 +230,7 @@ class Audit:
     def limit(self, schemes: Collection[str]) -> None:
         """Choose from no other schemes than these, such as those that an export has words for; what is predicted and
         measured may have others."""
-        self._choice = frozenset(schemes)
+        self._allowed_schemes = frozenset(schemes)
 
     def pareto(self, points: int = 16) -> list[tuple[float, float, Prediction, Assignment]]:
         """(bytes, seconds of a decode step or NaN, prediction, assignment), none beaten in bytes and error."""
@@ -284,12 +272,12 @@ class Audit:
         done, last = counting(1), len(indices) - 1
         with self._timed("measuring"):
             best = Recommender(self.predictor, self.trial, self.roofline).front
-            assignments = draw_assignments(self.predictor, best, self._seed, indices)
+            assignments = draw_assignments(self.predictor, best, self.options.seed, indices)
             self.choice_evaluator.measure_all(
-                assignments, lambda: self._progress("measuring", min(next(done), last), len(indices))
+                assignments, lambda: self.options.progress("measuring", min(next(done), last), len(indices))
             )
             self.measured += run_trials(self.predictor, self.trial, assignments)
-        self._progress("measuring", len(indices), len(indices))
+        self.options.progress("measuring", len(indices), len(indices))
         self.predictor = self._refitted(self.predictor)
 
     def random_assignment(self, draw: random.Random, share: float = 1.0, *, fine: bool = False) -> dict[str, str]:
@@ -319,7 +307,11 @@ class Audit:
     def _chooser(self) -> Predictor:
         """What assignments are chosen by: menus hold what may be chosen."""
         predictor = self._calibrated()
-        return predictor if self._choice is None else replace(predictor, observed=self.observed.limited(self._choice))
+        return (
+            predictor
+            if self._allowed_schemes is None
+            else replace(predictor, observed=self.observed.limited(self._allowed_schemes))
+        )
 
     def _refitted(self, predictor: Predictor) -> Predictor:
         return recalibrated(predictor, self.measured)
@@ -337,17 +329,17 @@ class Audit:
 
     def _differentiated(self) -> QuadraticForm:
         """The form, from forward and backward passes of each batch, or from the cache."""
-        if self._cache and (kept := self._cache.products(self.observed.menus)):
+        if self.options.cache and (kept := self.options.cache.products(self.observed.menus)):
             return QuadraticForm(kept)
         given, chain = (self.model, self.batches, self.metric, self.observed), self.choice_evaluator.chain
-        done, exact = self._steps("predicting"), self._exact
-        products = differentiate(*given, again=AGAIN, seed=self._seed, chain=chain, exact=exact, done=done)
-        if self._cache:
-            self._cache.keep(products, self.observed.menus)
+        done, exact = self._steps("predicting"), self.options.exact
+        products = differentiate(*given, again=AGAIN, seed=self.options.seed, chain=chain, exact=exact, done=done)
+        if self.options.cache:
+            self.options.cache.keep(products, self.observed.menus)
         return QuadraticForm(products)
 
     def _steps(self, stage: str) -> Callable[[int], None]:
-        return lambda done: self._progress(stage, done, len(self.batches))
+        return lambda done: self.options.progress(stage, done, len(self.batches))
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
@@ -356,8 +348,57 @@ class Audit:
         self.seconds[stage] = self.seconds.get(stage, 0.0) + time.monotonic() - began
 
 
-audit = Audit
-"""As a function, which it is called as."""
+@names_checked("audit", "setting", UnknownOption)
+def audit(
+    model: torch.nn.Module | torch.export.ExportedProgram,
+    batches: Sequence[Any],
+    metric: str | Callable[[Any, Any], Tensor] = "kl",
+    formats: Collection[str] | None = None,
+    target: str | None = None,
+    *,
+    check: Sequence[Any] | None = None,
+    seed: int = 0,
+    bits: int | None = None,
+    shape: Shape | None = None,
+    progress: Progress | None = None,
+    cache: Cache | None = None,
+    unfused: bool | None = None,
+    exact: bool = False,
+) -> Audit:
+    """Audit a model over calibration data.
+
+    model: a module or an exported program; it is left unchanged. 16-bit weights are computed with in float32.
+    batches: dicts of keyword arguments, tuples of positional arguments, or the only argument; sequences are along the
+    first dimension of tensors. An ``attention_mask`` [B, T] takes padding out of the metric and of all fits.
+    metric: "kl", nats per position at the logits; "relative", of last_hidden_state, logits or a tensor; or a loss,
+    called with outputs and batch, that gives a number for each sequence [B].
+    formats: names of schemes; None: all but those that are audited on request only.
+    target: an engine of configs/engines.toml, a device of configs/devices.toml, or ``engine@device``; it bounds the
+    menus, and the device gives the times.
+    check: held-out batches, over which `Audit.measure` and reported errors are; fits, predictions and choices use
+    ``batches`` only. None: ``batches``.
+    seed: of the random cotangents and assignments. bits: of the model's stored weights, where the model is given in
+    another dtype. shape: the served workload, for times and the bytes of the KV cache. cache: stores products and
+    measured errors, and reuses those of an earlier audit.
+    unfused: each linear may have a scheme of its own, although engines run q, k and v, and gate and up, as one product;
+    None: as the target does. exact: use every row of every weight instead of sampling the large ones.
+
+    Raises BadModel, NoData, UnknownScheme, UnknownOption, UnknownDevice.
+    """
+    options = AuditOptions(
+        metric=metric,
+        formats=formats,
+        target=target,
+        check=check,
+        seed=seed,
+        bits=bits,
+        shape=shape,
+        progress=progress or (lambda stage, done, count: None),
+        cache=cache,
+        unfused=unfused,
+        exact=exact,
+    )
+    return Audit(model, batches, options)
 
 
 def advise(audit: Audit) -> list[Finding]:

@@ -37,12 +37,7 @@ class Baseline:
 
 
 def baselines(
-    audit: Audit,
-    chosen: Assignment,
-    *,
-    fixed: Collection[str] = (),
-    max_error: float = math.inf,
-    caches: bool = True,
+    audit: Audit, chosen: Assignment, *, fixed: Collection[str] = (), max_error: float = math.inf, caches: bool = True
 ) -> list[Baseline]:
     """Each measured as ``chosen`` was, those of fewest bytes first, the model in bfloat16 last.
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from assay.formats.errors import UnknownOption
 from assay.precision.errors import WrongShape
@@ -32,38 +33,36 @@ class Metric(ABC):
     """Squares of (v . dz) to a unit of distance, in expectation."""
 
     @abstractmethod
-    def output(self, outputs: Any, batch: Batch) -> torch.Tensor:
+    def output(self, outputs: Any, batch: Batch) -> Tensor:
         """The tensor that is compared, [B, ...]."""
 
     @abstractmethod
-    def cotangent(self, output: torch.Tensor, batch: Batch, generator: torch.Generator) -> torch.Tensor:
+    def cotangent(self, output: Tensor, batch: Batch, generator: torch.Generator) -> Tensor:
         """A random v of the output's shape, independent between positions, zero at padding."""
 
     @abstractmethod
-    def distance(self, reference: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    def distance(self, reference: Tensor, output: Tensor) -> Tensor:
         """The distance of one batch at each of its positions, or a term of it."""
 
     @abstractmethod
-    def weights(self, reference: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def weights(self, reference: Tensor, batch: Batch) -> Tensor:
         """What sums over sequences are divided by in the end: what each adds to that, float64 [B]."""
 
-    def compared(self, output: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def compared(self, output: Tensor, batch: Batch) -> Tensor:
         """The output with zeros where nothing is compared."""
         return _at_valid(output, batch)
 
-    def compare(self, reference: torch.Tensor, output: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def compare(self, reference: Tensor, output: Tensor, batch: Batch) -> Tensor:
         """The distance of each sequence, summed over its positions, float64 [B]; their sum over the sum of weights is
         the metric's `mean`."""
         return _by_sequence(_at_valid(self.distance(reference, output), batch))
 
-    def agreeing(self, reference: torch.Tensor, output: torch.Tensor, batch: Batch) -> torch.Tensor | None:
+    def agreeing(self, reference: Tensor, output: Tensor, batch: Batch) -> Tensor | None:
         """At how many positions of each sequence both mean the same, float64 [B], of as many as `weights`; None: the
         metric's outputs mean nothing that agrees or not."""
         return None
 
-    def by_position(
-        self, reference: torch.Tensor, output: torch.Tensor, batch: Batch
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def by_position(self, reference: Tensor, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The distance of each position and what it is divided by, float64 [B, T], of outputs [B, T, ...]; some
         positions at a time, for float64 takes twice the memory. Raises WrongShape for other outputs."""
         if reference.dim() < 3:
@@ -93,15 +92,15 @@ class Metric(ABC):
         return (total / weight) ** (1 / self.power)
 
 
-def _tensor(outputs: Any, *names: str) -> torch.Tensor:
-    if isinstance(outputs, torch.Tensor):
+def _tensor(outputs: Any, *names: str) -> Tensor:
+    if isinstance(outputs, Tensor):
         return outputs
     for name in names:
         value = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             return value
     if isinstance(outputs, tuple | list):
-        tensors = [each for each in outputs if isinstance(each, torch.Tensor)]
+        tensors = [each for each in outputs if isinstance(each, Tensor)]
         for each in sorted(tensors, key=lambda tensor: tensor.dim() < 2):  # a loss may come first
             return each
     hidden = isinstance(outputs, Mapping) and "last_hidden_state" in outputs
@@ -109,19 +108,19 @@ def _tensor(outputs: Any, *names: str) -> torch.Tensor:
     raise WrongShape(f"expected an output with {' or '.join(names)}, or a tensor, got {type(outputs).__name__}{remedy}")
 
 
-def mask_of(batch: Batch) -> torch.Tensor | None:
+def mask_of(batch: Batch) -> Tensor | None:
     """Which positions are no padding, bool [B, T], of an encoder's and a decoder's the decoder's; None where no mask
     says."""
     mask = batch.get("decoder_attention_mask" if "decoder_input_ids" in batch else "attention_mask")
-    return mask > 0 if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None
+    return mask > 0 if isinstance(mask, Tensor) and mask.dim() == 2 else None
 
 
-def padding_of(batch: Any) -> torch.Tensor | None:
+def padding_of(batch: Any) -> Tensor | None:
     """The same of every sequence that a model sees; None where it sees two kinds, an encoder's and a decoder's."""
     return mask_of(batch) if isinstance(batch, Mapping) and "decoder_input_ids" not in batch else None
 
 
-def _valid(output: torch.Tensor, batch: Batch) -> torch.Tensor:
+def _valid(output: Tensor, batch: Batch) -> Tensor:
     """Which positions of [B, T, ...] count, bool [B, T, 1, ...]; all where no attention mask has that shape."""
     mask = mask_of(batch)
     if mask is not None and output.dim() > 2 and mask.shape == output.shape[:2]:
@@ -129,17 +128,17 @@ def _valid(output: torch.Tensor, batch: Batch) -> torch.Tensor:
     return torch.ones(*output.shape[:-1], 1, dtype=torch.bool, device=output.device)
 
 
-def _at_valid(values: torch.Tensor, batch: Batch) -> torch.Tensor:
+def _at_valid(values: Tensor, batch: Batch) -> Tensor:
     """The values with zeros at padding, whatever stands there."""
     return torch.where(_valid(values, batch), values, 0.0)
 
 
-def _by_sequence(values: torch.Tensor) -> torch.Tensor:
+def _by_sequence(values: Tensor) -> Tensor:
     """Sums over all dimensions but the first, float64 [B]."""
     return values.double().reshape(len(values), -1).sum(1)
 
 
-def _signs(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _signs(like: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randint(0, 2, like.shape, generator=generator, dtype=like.dtype).mul_(2).sub_(1).to(like.device)
 
 
@@ -148,7 +147,7 @@ class KL(Metric):
 
     name, unit, power, factor = "kl", "nats per token", 1.0, 2.0
 
-    def output(self, outputs: Any, batch: Batch) -> torch.Tensor:
+    def output(self, outputs: Any, batch: Batch) -> Tensor:
         logits = _tensor(outputs, "logits")
         if logits.dim() not in (2, 3) or logits.shape[-1] < 2:
             raise WrongShape(
@@ -157,26 +156,26 @@ class KL(Metric):
             )
         return logits
 
-    def cotangent(self, output: torch.Tensor, batch: Batch, generator: torch.Generator) -> torch.Tensor:
+    def cotangent(self, output: Tensor, batch: Batch, generator: torch.Generator) -> Tensor:
         root = output.detach().softmax(-1).sqrt_()
         sign = _signs(root, generator)
         # With u = sqrt(p), of norm one, v = u * (s - u (u . s)) has covariance diag(u) (1 - uu') diag(u).
         v = root * (sign - root * torch.linalg.vecdot(root, sign)[..., None])
         return _at_valid(v, batch)
 
-    def distance(self, reference: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    def distance(self, reference: Tensor, output: Tensor) -> Tensor:
         pairs = zip(reference, output, strict=True)  # one by one: float64 takes twice the memory
         return torch.stack([_divergence(*pair) for pair in pairs])
 
-    def weights(self, reference: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def weights(self, reference: Tensor, batch: Batch) -> Tensor:
         return _by_sequence(_valid(reference, batch))
 
-    def agreeing(self, reference: torch.Tensor, output: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def agreeing(self, reference: Tensor, output: Tensor, batch: Batch) -> Tensor:
         same = reference.argmax(-1, keepdim=True) == output.argmax(-1, keepdim=True)
         return _by_sequence(_at_valid(same.double(), batch))
 
 
-def _divergence(logits: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+def _divergence(logits: Tensor, others: Tensor) -> Tensor:
     """KL of the distributions of logits [..., V], [..., 1], in float64: in float32 the terms, of both signs, leave 1e-8
     where nothing differs."""
     p, q = logits.double().log_softmax(-1), others.double().log_softmax(-1)
@@ -188,16 +187,16 @@ class Relative(Metric):
 
     name, unit = "relative", "relative error"
 
-    def output(self, outputs: Any, batch: Batch) -> torch.Tensor:
+    def output(self, outputs: Any, batch: Batch) -> Tensor:
         return _tensor(outputs, "last_hidden_state", "logits")
 
-    def cotangent(self, output: torch.Tensor, batch: Batch, generator: torch.Generator) -> torch.Tensor:
+    def cotangent(self, output: Tensor, batch: Batch, generator: torch.Generator) -> Tensor:
         return _at_valid(_signs(output, generator), batch)
 
-    def distance(self, reference: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    def distance(self, reference: Tensor, output: Tensor) -> Tensor:
         return (output.double() - reference.double()).square()
 
-    def weights(self, reference: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def weights(self, reference: Tensor, batch: Batch) -> Tensor:
         return _by_sequence(_at_valid(reference.double().square(), batch))
 
 
@@ -209,20 +208,20 @@ class Loss(Relative):
 
     name, unit = "loss", "change of the loss"
 
-    def __init__(self, loss: Callable[[Any, Batch], torch.Tensor]) -> None:
+    def __init__(self, loss: Callable[[Any, Batch], Tensor]) -> None:
         self._loss = loss
 
-    def output(self, outputs: Any, batch: Batch) -> torch.Tensor:
+    def output(self, outputs: Any, batch: Batch) -> Tensor:
         value = self._loss(outputs, batch)
-        if not isinstance(value, torch.Tensor) or value.dim() != 1:
+        if not isinstance(value, Tensor) or value.dim() != 1:
             raise WrongShape(f"expected a loss for each sequence, shape [B], got {getattr(value, 'shape', value)}")
         return value
 
-    def weights(self, reference: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def weights(self, reference: Tensor, batch: Batch) -> Tensor:
         return torch.ones_like(reference, dtype=torch.float64)
 
 
-def metric_named(metric: str | Callable[[Any, Batch], torch.Tensor]) -> Metric:
+def metric_named(metric: str | Callable[[Any, Batch], Tensor]) -> Metric:
     """ "kl", "relative", or a loss of one's own. Raises UnknownOption."""
     if callable(metric):
         return Loss(metric)

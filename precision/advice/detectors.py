@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from assay.formats.format import Format
 from assay.precision.advice.finding import Finding, at_stake, linears, matrices, ordered, owner, remedied, rows_of
@@ -167,7 +168,7 @@ def underflows(predictor: Predictor, observed: Observed) -> Iterator[Finding]:
             )
 
 
-def _flushed(stored: FakeQuantizer, x: torch.Tensor, energy: torch.Tensor) -> tuple[float, float, float]:
+def _flushed(stored: FakeQuantizer, x: Tensor, energy: Tensor) -> tuple[float, float, float]:
     """Share of values that become zero, their share of the squared error of the output, largest range in binades."""
     back = stored(x)
     gone = (back == 0) & (x != 0)
@@ -296,7 +297,7 @@ def massive_tokens(predictor: Predictor, observed: Observed) -> Iterator[Finding
         yield first
 
 
-def _far(sizes: torch.Tensor) -> tuple[list[int], float] | None:
+def _far(sizes: Tensor) -> tuple[list[int], float] | None:
     """Places of the outliers, largest first, and how many times the median the largest is."""
     median = float(sizes.median())
     if not median > 0 or not bool(sizes.isfinite().all()):
@@ -352,7 +353,7 @@ def random_control(
     named by the owners of weights, over all calibration data. chain: as in `differentiate`."""
     generator = torch.Generator().manual_seed(0)
 
-    def random_change(stored: FakeQuantizer, x: torch.Tensor) -> torch.Tensor:
+    def random_change(stored: FakeQuantizer, x: Tensor) -> Tensor:
         size = (stored(x) - x).square().mean().sqrt()
         return size * torch.randn(x.shape, generator=generator).to(x)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from assay.precision.observation import groups
 from assay.precision.observation.observing import Observed
@@ -70,13 +71,13 @@ def owner(site: Site) -> str:
     return site.tied or str(site)
 
 
-def rows_of(observed: Observed, site: str, part: str = "") -> torch.Tensor | None:
+def rows_of(observed: Observed, site: str, part: str = "") -> Tensor | None:
     """The sample of values [R, K] that passed a site."""
     seen = observed.statistics.get((str(site), part))
     return torch.cat(seen.rows) if seen is not None and seen.rows else None
 
 
-def matrices(observed: Observed, site: str) -> Mapping[int | None, torch.Tensor]:
+def matrices(observed: Observed, site: str) -> Mapping[int | None, Tensor]:
     """Weights [N, K] of a site by expert; {None: weight} without experts."""
     return observed.weights.get(str(site), {})
 
@@ -97,8 +98,8 @@ def local_error(observed: Observed, site: Site, scheme: str) -> float | None:
 
 
 def product_of(
-    observed: Observed, site: Site, scheme: str, rows: torch.Tensor, weight: torch.Tensor, expert: int | None = None
-) -> torch.Tensor:
+    observed: Observed, site: Site, scheme: str, rows: Tensor, weight: Tensor, expert: int | None = None
+) -> Tensor:
     """What a linear gives for rows [R, K] of its input, or [R, G * K] of one in groups, under a scheme, [R, N]."""
     name, chosen = owner(site), SCHEMES[scheme]
     of_weight = observed.qparams.weight(name, chosen, weight, expert)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from assay.configs import architectures
 from assay.precision.advice.finding import Finding, at_stake, matrices, product_of, rows_of
@@ -46,7 +47,7 @@ class Router:
     site: Site
     top: int
     tokens: int
-    margins: torch.Tensor
+    margins: Tensor
     """Of a sample of tokens, float32 [R]: the least logit that is picked less the largest that is not."""
 
 
@@ -94,7 +95,7 @@ def routers_of(observed: Observed) -> list[Router]:
     return routers
 
 
-def flip_share(margins: torch.Tensor, noise: float) -> float:
+def flip_share(margins: Tensor, noise: float) -> float:
     """Expected share of tokens whose choice changes under normal noise of this standard deviation in their margin."""
     if noise <= 0:
         return 0.0
@@ -149,13 +150,11 @@ class _Routed(Sensitivity):
 
     def __init__(self, routers: Container[str], *rest: Any) -> None:
         super().__init__(*rest)
-        self.logits: list[tuple[str, torch.Tensor]] = []
+        self.logits: list[tuple[str, Tensor]] = []
         """Of each router that ran."""
         self._routers = routers
 
-    def linear(
-        self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
-    ) -> torch.Tensor:
+    def linear(self, name: str, x: Tensor, weight: Tensor, expert: int | None, product: Product) -> Tensor:
         output = super().linear(name, x, weight, expert, product)
         if name in self._routers:
             self.logits.append((name, output))
@@ -195,7 +194,7 @@ def routing_of(model: torch.nn.Module, batches: Sequence[Any], observed: Observe
         return None
     generator = torch.Generator().manual_seed(0)
     tops = {str(router.site): router.top for router in routers}
-    margins: dict[tuple[str, int], list[torch.Tensor]] = {}
+    margins: dict[tuple[str, int], list[Tensor]] = {}
 
     def visitor_of(size: int, index: int) -> _Routed:
         every_row = RowSampler(seed=index, exact=True)

@@ -262,11 +262,7 @@ def _starts(objective: Objective, kept: Mask, candidates: int, distance: int, se
 
 
 def _least(
-    objective: Objective,
-    kept: Mask,
-    limits: Totals,
-    deadline: Deadline,
-    differences: Sequence[Difference] = (),
+    objective: Objective, kept: Mask, limits: Totals, deadline: Deadline, differences: Sequence[Difference] = ()
 ) -> Solution | None:
     """The least of what is minimised within the limits, and of these the least error; errors added up."""
     problem = objective.problem

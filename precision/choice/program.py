@@ -99,12 +99,7 @@ def _improved(
 
 
 def _within(
-    problem: Problem,
-    kept: Mask,
-    costs: Floats,
-    limits: Totals,
-    deadline: Deadline,
-    differences: Sequence[Difference],
+    problem: Problem, kept: Mask, costs: Floats, limits: Totals, deadline: Deadline, differences: Sequence[Difference]
 ) -> Solution | None:
     """One solution that keeps the limits exactly. costs: about 1 in all."""
     differences, tight = list(differences), dict.fromkeys(limits, 0.0)

@@ -4,14 +4,15 @@ G is how many times the weight's columns go into those of x; a product of one gr
 """
 
 import torch
+from torch import Tensor
 
 
-def count(x: torch.Tensor, weight: torch.Tensor) -> int:
+def count(x: Tensor, weight: Tensor) -> int:
     """How many groups x [..., G * K] has beside a weight [N, K]."""
     return x.shape[-1] // max(weight.shape[-1], 1) or 1
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """The product [..., N] of x [..., G * K] and a weight [N, K], with a bias [N] added."""
     groups = count(x, weight)
     if groups == 1:
@@ -22,7 +23,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     return out.flatten(-2) if bias is None else out.flatten(-2) + bias
 
 
-def input_gradient(g: torch.Tensor, weight: torch.Tensor, groups: int) -> torch.Tensor:
+def input_gradient(g: Tensor, weight: Tensor, groups: int) -> Tensor:
     """Cotangents [..., G * K] of x, of those g [..., N] of its product with a weight [N, K]."""
     if groups == 1:
         return g @ weight
@@ -30,7 +31,7 @@ def input_gradient(g: torch.Tensor, weight: torch.Tensor, groups: int) -> torch.
     return torch.einsum("...gn,gnk->...gk", *operands).flatten(-2)
 
 
-def weight_gradient(g: torch.Tensor, x: torch.Tensor, groups: int) -> torch.Tensor:
+def weight_gradient(g: Tensor, x: Tensor, groups: int) -> Tensor:
     """g' x of every group: the gradient [..., N, K] of a weight, of g [..., T, N] and x [..., T, G * K]."""
     if groups == 1:
         return g.mT @ x
@@ -38,9 +39,7 @@ def weight_gradient(g: torch.Tensor, x: torch.Tensor, groups: int) -> torch.Tens
     return torch.einsum("...tgn,...tgk->...gnk", *operands).flatten(-3, -2)
 
 
-def slice_rows(
-    x: torch.Tensor, g: torch.Tensor, groups: int, start: int, stop: int
-) -> tuple[torch.Tensor, torch.Tensor, int, slice]:
+def slice_rows(x: Tensor, g: Tensor, groups: int, start: int, stop: int) -> tuple[Tensor, Tensor, int, slice]:
     """What rows ``start`` to ``stop`` of a weight are given: of x [..., G * K] and of the output's g [..., N] the
     groups that hold these rows, how many, and where the rows are in them; of one group no more than these."""
     rows, columns = g.shape[-1] // groups, x.shape[-1] // groups
@@ -51,6 +50,6 @@ def slice_rows(
     return x, g[..., first * rows : last * rows], last - first, slice(start - first * rows, stop - first * rows)
 
 
-def mean(values: torch.Tensor, columns: int) -> torch.Tensor:
+def mean(values: Tensor, columns: int) -> Tensor:
     """Means over the groups of values [..., G * K], [..., K] of ``columns``."""
     return values if values.shape[-1] == columns else torch.unflatten(values, -1, (-1, columns)).mean(-2)

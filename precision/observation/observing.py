@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from assay.formats.errors import UnknownOption
 from assay.precision.errors import BadAssignment, BadModel, NoData
@@ -80,7 +81,7 @@ def unaudited(
     given to a function of torch."""
     streamed = streamed_parameters(model)
     names: dict[object, list[str]] = {}
-    sizes: dict[str, torch.Tensor] = {}
+    sizes: dict[str, Tensor] = {}
     for name, values in model.named_parameters(remove_duplicate=False):
         names.setdefault(streamed.get(name) or id(values), []).append(name)
         sizes[name] = values
@@ -138,7 +139,7 @@ class Observed:
     qparams: QParams
     references: Shelf
     """The outputs that are compared, one a batch."""
-    shares: np.ndarray
+    sequence_weights: np.ndarray
     """[N]: what the metric's sums over sequences are divided by, what each sequence adds to that."""
     sequences: int
     modules: tuple[str, ...]
@@ -153,7 +154,7 @@ class Observed:
     @property
     def weight(self) -> float:
         """What the metric's sums are divided by."""
-        return float(self.shares.sum())
+        return float(self.sequence_weights.sum())
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -172,7 +173,7 @@ class Observed:
         menus = {name: menu for name, menu in shorter.items() if menu}
         return replace(self, by_name={name: self.by_name[name] for name in menus}, menus=menus)
 
-    def largest(self, site: str) -> torch.Tensor | None:
+    def largest(self, site: str) -> Tensor | None:
         """The largest magnitude of each channel at a site, [K], of the part of it that reaches furthest."""
         passed = {part: seen for (name, part), seen in self.statistics.items() if name == site and part != "queries"}
         parts = [seen.largest for seen in passed.values()]
@@ -302,7 +303,7 @@ def observe(
             keep=_scales_kept(model),
         ),
         references=references,
-        shares=np.concatenate(shares),
+        sequence_weights=np.concatenate(shares),
         sequences=sum(map(batch_size, batches)),
         modules=tuple(name for name, _ in model.named_modules()),
         all_sites=tuple(sites.values()),
@@ -365,7 +366,7 @@ def _called(model: torch.nn.Module, batch: Any) -> Any:
         ) from error
 
 
-def _check(model: torch.nn.Module, batch: Any, metric: Metric, reference: torch.Tensor) -> None:
+def _check(model: torch.nn.Module, batch: Any, metric: Metric, reference: Tensor) -> None:
     """Raise BadModel where the model by itself gives other outputs than opened."""
     with torch.no_grad(), evaluating(model, traced=False):
         plain = metric.output(call(model, batch), mapping(batch))

@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
 from torch.utils import checkpoint
 
 from assay.configs import architectures
@@ -30,7 +31,7 @@ _CLOSED = ("bias_k", "bias_v", "use_separate_proj_weight", "add_zero_attn", "sta
 """Arguments with which it is run as it is, its sites shut."""
 
 
-def scaled_dot_product(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+def scaled_dot_product(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Tensor:
     """torch.nn.functional.scaled_dot_product_attention."""
     names = {"query": "q", "key": "k", "value": "v"}
     return _attention(tracer, *args, **{names.get(name, name): value for name, value in kwargs.items()})[0]
@@ -38,17 +39,17 @@ def scaled_dot_product(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> tor
 
 def _attention(
     tracer: Tracer,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
     whole: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Output and probabilities by the definition, stages open: q [..., H, S, D], k and v [..., Hkv, S, D].
 
     Without gradients long sequences go in chunks of queries, each of which sees all keys, so every stage rounds as it
@@ -78,7 +79,7 @@ def _attention(
     return values(tracer.site("output"), outputs[0] if len(outputs) == 1 else torch.cat(outputs, -2)), probabilities
 
 
-def _sees_ahead(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None) -> bool:
+def _sees_ahead(q: Tensor, k: Tensor, mask: Tensor | None) -> bool:
     """Whether most keys that are seen at all are seen by the query before their own, as in encoders, whose keys and
     values nothing is kept of; those of padding aren't seen."""
     if not 1 < q.shape[-2] == k.shape[-2]:
@@ -91,7 +92,7 @@ def _sees_ahead(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None) -> 
     return bool(visible.diagonal(1, -2, -1).sum() > 0.5 * visible[..., 1:].any(-2).sum())
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor) -> int:
+def _scores(q: Tensor, k: Tensor) -> int:
     """How many scores there are of queries [..., H, S, D] and keys [..., H, T, D]."""
     return q.numel() // max(q.shape[-1], 1) * k.shape[-2]
 
@@ -125,7 +126,7 @@ def multihead(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     return out, probabilities.mean(1) if p["average_attn_weights"] else probabilities
 
 
-def _mask(mask: torch.Tensor | None, padding: torch.Tensor | None, heads: int, x: torch.Tensor) -> torch.Tensor | None:
+def _mask(mask: Tensor | None, padding: Tensor | None, heads: int, x: Tensor) -> Tensor | None:
     """Both masks as one that is added, [B or 1, H or 1, L, L]: -inf where a boolean one is True."""
     total = None
     for each, shape in ((mask, (-1, heads)), (padding, None)):
@@ -146,7 +147,7 @@ class _MaskedSoftmax(torch.autograd.Function):
     visible. One function, for behind a mask the gradient of a softmax is zero by itself."""
 
     @staticmethod
-    def forward(ctx: Any, scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    def forward(ctx: Any, scores: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None and mask.dtype == torch.bool:
             scores = scores.masked_fill(~mask, -math.inf)
         elif mask is not None:
@@ -159,7 +160,7 @@ class _MaskedSoftmax(torch.autograd.Function):
         return probabilities
 
     @staticmethod
-    def backward(ctx: Any, g: torch.Tensor) -> Any:
+    def backward(ctx: Any, g: Tensor) -> Any:
         (p,) = ctx.saved_tensors
         gradient = torch._softmax_backward_data(g, p, -1, p.dtype)
         # What is added to scores may be learnt, as biases of distances are.
@@ -178,7 +179,7 @@ def matmul(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     one, other = args
     for x, weight, left in ((one, other, False), (other, one, True)):
         parameter = tracer.named(weight)
-        if parameter is None or not isinstance(x, torch.Tensor) or weight.dim() not in (2, 3):
+        if parameter is None or not isinstance(x, Tensor) or weight.dim() not in (2, 3):
             continue
         if tracer.named(x) is not None or x.dim() < 2:  # two parameters, or a vector
             return func(*args, **kwargs)
@@ -266,9 +267,7 @@ class _Letters:
         return cls(x, weight, out, rows, summed, outputs, matrices) if whole and summed else None
 
 
-def _by_letters(
-    tracer: Tracer, letters: _Letters, x: torch.Tensor, weight: torch.Tensor, parameter: Found
-) -> torch.Tensor | None:
+def _by_letters(tracer: Tracer, letters: _Letters, x: Tensor, weight: Tensor, parameter: Found) -> Tensor | None:
     """The product; None for matrices that aren't along the first dimension of a parameter, which hold no experts."""
     if letters.matrices and (letters.matrices != letters.weight[0] or not tracer.holds_matrices(weight)):
         return None
@@ -289,12 +288,12 @@ def _by_letters(
     return _ordered(out, held + letters.rows + letters.outputs, letters.out)
 
 
-def _ordered(x: torch.Tensor, before: str, after: str) -> torch.Tensor:
+def _ordered(x: Tensor, before: str, after: str) -> Tensor:
     """Dimensions in another order, by their letters."""
     return x.permute(*(before.index(letter) for letter in after))
 
 
-def _matrix_product(tracer: Tracer, weight: torch.Tensor, x: torch.Tensor, parameter: Found) -> torch.Tensor | None:
+def _matrix_product(tracer: Tracer, weight: Tensor, x: Tensor, parameter: Found) -> Tensor | None:
     """x [..., T, K] with a weight [N, K], or x [..., E, T, K] with the matrices [E, N, K]; None for matrices that no
     dimension of x stands beside."""
     if weight.dim() == 2:
@@ -309,7 +308,7 @@ _NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED_NAMES = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
 
 
-def convolution(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+def convolution(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Tensor:
     """torch.nn.functional.conv1d, conv2d and conv3d: input [B, G * C, ...] or [G * C, ...], weight [N, C, ...]."""
     given = dict(zip(_NAMES, args, strict=False)) | kwargs
     x, weight, bias = given["input"], given["weight"], given.get("bias")
@@ -323,17 +322,13 @@ def convolution(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> torch.Tens
     windows = _windows(padded, weight.shape[2:], strides, dilations)
     size = windows.shape[1:-1]
     out = tracer.product(
-        weight.flatten(1),
-        windows.flatten(1, -2),
-        parameter,
-        lambda a, w: groups.linear(a, w, bias),
-        role="convolution",
+        weight.flatten(1), windows.flatten(1, -2), parameter, lambda a, w: groups.linear(a, w, bias), role="convolution"
     )
     out = torch.unflatten(out.mT, -1, size)
     return out if whole is x else out[0]
 
 
-def transposed_convolution(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+def transposed_convolution(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Tensor:
     """torch.nn.functional.conv_transpose1d and 2d: input [B, G * C, ...], weight [G * C, N, ...]; every place of the
     input is a row, multiplied with the kernels, and the products are added where they overlap."""
     given = dict(zip(_TRANSPOSED_NAMES, args, strict=False)) | kwargs
@@ -376,7 +371,7 @@ def _padding(value: Any, kernel: Sequence[int], dilations: Sequence[int]) -> lis
     return list(chain.from_iterable(reversed(pairs)))
 
 
-def _windows(x: torch.Tensor, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> torch.Tensor:
+def _windows(x: Tensor, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Tensor:
     """Every window of x [B, C, ...] as a row: [B, ..., C * kernel]."""
     sides = len(kernel)
     for side in range(sides):
@@ -385,33 +380,33 @@ def _windows(x: torch.Tensor, kernel: Sequence[int], strides: Sequence[int], dil
     return x.permute(0, *range(2, 2 + sides), 1, *range(2 + sides, 2 + 2 * sides)).flatten(1 + sides)
 
 
-State = tuple[torch.Tensor, ...]
+State = tuple[Tensor, ...]
 """h [B, H], and of an LSTM c [B, H]."""
-Cell = Callable[[torch.Tensor, torch.Tensor, State], State]
+Cell = Callable[[Tensor, Tensor, State], State]
 """What came in and the state, each multiplied and their biases added [B, gates * H], and the state before, to the next
 state."""
 
 
-def lstm(x: torch.Tensor, h: torch.Tensor, state: State) -> State:
+def lstm(x: Tensor, h: Tensor, state: State) -> State:
     """Gates in the order of input, forget, cell, output."""
     i, f, g, o = (x + h).chunk(4, -1)
     c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
     return o.sigmoid() * c.tanh(), c
 
 
-def gru(x: torch.Tensor, h: torch.Tensor, state: State) -> State:
+def gru(x: Tensor, h: Tensor, state: State) -> State:
     """Gates in the order of reset, update, new."""
     (xr, xz, xn), (hr, hz, hn) = x.chunk(3, -1), h.chunk(3, -1)
     n = (xn + (xr + hr).sigmoid() * hn).tanh()
     return (n + (xz + hz).sigmoid() * (state[0] - n),)
 
 
-def rnn_tanh(x: torch.Tensor, h: torch.Tensor, state: State) -> State:
+def rnn_tanh(x: Tensor, h: Tensor, state: State) -> State:
     """A plain recurrence."""
     return ((x + h).tanh(),)
 
 
-def rnn_relu(x: torch.Tensor, h: torch.Tensor, state: State) -> State:
+def rnn_relu(x: Tensor, h: Tensor, state: State) -> State:
     """A plain recurrence without negative values."""
     return ((x + h).relu(),)
 
@@ -426,7 +421,7 @@ def layer_handler(cell: Cell) -> Handler:
         x, state, flat, biased, count, dropout, training, both, batch_first = args
         if any(tracer.named(weight) is None for weight in flat if weight.dim() > 1) or (training and dropout):
             return func(*args, **kwargs)
-        before = [state] if isinstance(state, torch.Tensor) else state
+        before = [state] if isinstance(state, Tensor) else state
         directions = 2 if both else 1
         each = len(flat) // (count * directions)
         after: list[State] = []
@@ -455,29 +450,23 @@ def cell_handler(cell: Cell) -> Handler:
         parameters = [tracer.named(weight) for weight in weights[:2]]
         if None in parameters or len(weights) < 2 or kwargs:
             return func(*args, **kwargs)
-        before = (state,) if isinstance(state, torch.Tensor) else tuple(state)
+        before = (state,) if isinstance(state, Tensor) else tuple(state)
         w_ih, w_hh, b_ih, b_hh = (*weights, None, None)[:4]
         after = cell(_step_product(tracer, w_ih, x, b_ih), _step_product(tracer, w_hh, before[0], b_hh), before)
-        return after[0] if isinstance(state, torch.Tensor) else after
+        return after[0] if isinstance(state, Tensor) else after
 
     return run
 
 
-def _split(flat: Sequence[torch.Tensor], biased: bool) -> list[torch.Tensor | None]:
+def _split(flat: Sequence[Tensor], biased: bool) -> list[Tensor | None]:
     """w_ih, w_hh, b_ih, b_hh, w_hr; None for what there isn't."""
     rest = flat[4:] if biased else flat[2:]
     return [*flat[:2], *(flat[2:4] if biased else (None, None)), *(rest or (None,))]
 
 
 def _run_direction(
-    tracer: Tracer,
-    cell: Cell,
-    x: torch.Tensor,
-    state: State,
-    weights: Sequence[torch.Tensor | None],
-    *,
-    backwards: bool,
-) -> tuple[torch.Tensor, State]:
+    tracer: Tracer, cell: Cell, x: Tensor, state: State, weights: Sequence[Tensor | None], *, backwards: bool
+) -> tuple[Tensor, State]:
     """One layer in one direction over x [B, T, I]: its outputs [B, T, H] and its last state."""
     w_ih, w_hh, b_ih, b_hh, w_hr = weights
     times = _step_product(tracer, w_ih, x, b_ih).unbind(1)
@@ -493,8 +482,8 @@ def _run_direction(
 
 
 def _step_product(
-    tracer: Tracer, weight: torch.Tensor | None, x: torch.Tensor, bias: torch.Tensor | None, steps: Steps | None = None
-) -> torch.Tensor:
+    tracer: Tracer, weight: Tensor | None, x: Tensor, bias: Tensor | None, steps: Steps | None = None
+) -> Tensor:
     parameter = tracer.named(weight)
     assert weight is not None
     assert parameter is not None
@@ -548,7 +537,7 @@ def _enter(tracer: Tracer, name: str, module: torch.nn.Module) -> Callable[..., 
     def enter(_module: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tracer.path.append(name)
         tracer.ran.add(name)
-        if norm and args and isinstance(args[0], torch.Tensor) and opens(args[0]) and args[0].is_floating_point():
+        if norm and args and isinstance(args[0], Tensor) and opens(args[0]) and args[0].is_floating_point():
             return (tracer.beside(f"{name}:input", args[0]), *args[1:]), kwargs
         return None
 
@@ -568,7 +557,7 @@ def _leave(tracer: Tracer, name: str, module: torch.nn.Module) -> Callable[..., 
         if suffix is None or output is None:
             return None
         first = output[0] if isinstance(output, tuple) else output
-        if not isinstance(first, torch.Tensor) or not opens(first) or not first.is_floating_point():
+        if not isinstance(first, Tensor) or not opens(first) or not first.is_floating_point():
             return None
         first = tracer.beside(f"{name}:{suffix}", first)
         return (first, *output[1:]) if isinstance(output, tuple) else first
@@ -621,7 +610,7 @@ def _embedding(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
     before, after = args[:first], args[first + 1 :]
 
-    def look_up(w: torch.Tensor) -> torch.Tensor:
+    def look_up(w: Tensor) -> Tensor:
         return func(*before, w, *after, **kwargs)
 
     return tracer.visitor.embedding(parameter[0], ids, weight, look_up)
@@ -631,7 +620,7 @@ def _gather(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """Rows of a matrix: x[index], x.index_select(0, index)."""
     index = args[-1] if len(args) == 2 or args[1:2] == (0,) else None
     index = index[0] if isinstance(index, tuple | list) and len(index) == 1 else index
-    if isinstance(index, torch.Tensor) and index.dim() == 1 and index.dtype == torch.int64 and args[0].dim() == 2:
+    if isinstance(index, Tensor) and index.dim() == 1 and index.dtype == torch.int64 and args[0].dim() == 2:
         tracer.gathered.append((index, args[0].shape[0], len(tracer.path)))
     return func(*args, **kwargs)
 
@@ -654,7 +643,7 @@ def _gradient(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     )
 
 
-_aten, _functional, _Tensor = torch.ops.aten, torch.nn.functional, torch.Tensor
+_aten, _functional, _Tensor = torch.ops.aten, torch.nn.functional, Tensor
 _PRODUCTS = (torch.matmul, _Tensor.matmul, _Tensor.__matmul__, torch.mm, _Tensor.mm)
 _ATEN_PRODUCTS = (_aten.matmul.default, _aten.mm.default, _aten.bmm.default)
 _CONVOLUTIONS = (_functional.conv1d, _functional.conv2d, _functional.conv3d)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from assay.precision.observation import groups
 from assay.precision.observation.sites import Site, Statistics
@@ -63,9 +64,7 @@ class QParams:
         self._fused = {name: tuple(names) for names in fused for name in names}
         self._fitted: dict[tuple[object, ...], Any] = {}
 
-    def weight(
-        self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None = None
-    ) -> FakeQuantizer | None:
+    def weight(self, name: str, scheme: Scheme, weight: Tensor, expert: int | None = None) -> FakeQuantizer | None:
         """How a scheme stores the weight of a site; None: as it is. Schemes that store it alike give one object."""
         quantizer = scheme.weight
         if quantizer is None:
@@ -84,8 +83,8 @@ class QParams:
         return fitted
 
     def by_rows(
-        self, name: str, schemes: Sequence[Scheme], weight: torch.Tensor, expert: int | None, *, few: bool = False
-    ) -> Callable[[slice | torch.Tensor], list[FakeQuantizer | None]]:
+        self, name: str, schemes: Sequence[Scheme], weight: Tensor, expert: int | None, *, few: bool = False
+    ) -> Callable[[slice | Tensor], list[FakeQuantizer | None]]:
         """How schemes store rows of the weight of a site, a slice of whole blocks or an index; None: as they are.
 
         Where scales aren't kept, no more than these rows are looked at, once for all schemes, but for the few schemes
@@ -109,7 +108,7 @@ class QParams:
 
         whole = {each.name: fitted(each) for each in schemes if is_whole(each)}
 
-        def of(rows: slice | torch.Tensor) -> list[FakeQuantizer | None]:
+        def of(rows: slice | Tensor) -> list[FakeQuantizer | None]:
             piece = weight[rows]
             extremes = Extremes(piece)
 
@@ -127,9 +126,9 @@ class QParams:
 
         return of
 
-    def norms(self, name: str, weight: torch.Tensor, expert: int | None) -> torch.Tensor:
+    def norms(self, name: str, weight: Tensor, expert: int | None) -> Tensor:
         """Of the rows of the weight [N, K] of a site, [N]."""
-        norms: torch.Tensor = self._cached(("norms", name, expert), lambda: torch.linalg.vector_norm(weight, dim=1))
+        norms: Tensor = self._cached(("norms", name, expert), lambda: torch.linalg.vector_norm(weight, dim=1))
         return norms
 
     def _key(self, name: str, scheme: Scheme, expert: int | None) -> tuple[object, ...]:
@@ -139,8 +138,8 @@ class QParams:
         self,
         name: str,
         scheme: Scheme,
-        weight: torch.Tensor,
-        piece: torch.Tensor,
+        weight: Tensor,
+        piece: Tensor,
         expert: int | None,
         extremes: Extremes | None = None,
     ) -> FakeQuantizer:
@@ -167,40 +166,40 @@ class QParams:
             lambda: fit_values(quantizer, self._moments(name, part), rotated),
         )
 
-    def input(self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None = None) -> FakeQuantizer | None:
+    def input(self, name: str, scheme: Scheme, weight: Tensor, expert: int | None = None) -> FakeQuantizer | None:
         """How a scheme stores the input of a linear, whose weight it may share factors with; None: as it is."""
         if scheme.transform == "smooth":
             return self._smoothed(name, scheme, weight, expert)[1]
         return self.values(name, scheme)
 
-    def importance(self, name: str) -> torch.Tensor | None:
+    def importance(self, name: str) -> Tensor | None:
         """Of the columns [K] of a weight, as ggml weights its errors; None where no input was seen."""
         seen = self.squares(name)
         return None if seen is None else seen[0] / seen[1]
 
-    def squares(self, name: str) -> tuple[torch.Tensor, int] | None:
+    def squares(self, name: str) -> tuple[Tensor, int] | None:
         """Sums of squares of the input's columns [K] of a weight, and of how many rows; None where none was seen."""
         seen = self._seen.get((name, ""))
         return None if seen is None or not seen.rows else seen.importance()
 
     def _smoothed(
-        self, name: str, scheme: Scheme, weight: torch.Tensor, expert: int | None
+        self, name: str, scheme: Scheme, weight: Tensor, expert: int | None
     ) -> tuple[FakeQuantizer, FakeQuantizer]:
         key = ("smooth factors", self._group(name), scheme.name)
         factors = self._cached(key, lambda: self._smooth_factors(name, scheme, weight))
         return self._cached(("smooth", name, expert, scheme.name), lambda: smoothed(scheme, weight, factors))
 
-    def _awq_factors(self, name: str, quantizer: Quantizer, weight: torch.Tensor) -> torch.Tensor | None:
+    def _awq_factors(self, name: str, quantizer: Quantizer, weight: Tensor) -> Tensor | None:
         if quantizer.rule != "awq" or self._moments(name) is None:
             return None
         key = ("awq factors", self._group(name), quantizer)
         return self._cached(key, lambda: awq_factors(quantizer, *self._joint(name, weight)))
 
-    def _smooth_factors(self, name: str, scheme: Scheme, weight: torch.Tensor) -> torch.Tensor:
+    def _smooth_factors(self, name: str, scheme: Scheme, weight: Tensor) -> Tensor:
         weights, seen = self._joint(name, weight)
         return smooth_factors(scheme, torch.cat(weights), seen)
 
-    def _largest(self, name: str, quantizer: Quantizer) -> torch.Tensor | None:
+    def _largest(self, name: str, quantizer: Quantizer) -> Tensor | None:
         """Largest magnitude of all weights of a product, [1, 1]; None where they share no scale."""
         group = self._fused.get(name, (name,))
         if len(group) == 1 or not _is_whole(quantizer):
@@ -208,10 +207,10 @@ class QParams:
         whole = (_magnitude(weight) for each in group for weight in self._weights[each].values())
         return self._cached(("largest", group), lambda: torch.stack(list(whole)).amax(0))
 
-    def _joint(self, name: str, weight: torch.Tensor) -> tuple[list[torch.Tensor], Moments]:
+    def _joint(self, name: str, weight: Tensor) -> tuple[list[Tensor], Moments]:
         """The weights of a product, [N, K] each, and what its input showed; of many experts, some."""
         group = self._group(name)
-        default: Mapping[int | None, torch.Tensor] = {None: weight}
+        default: Mapping[int | None, Tensor] = {None: weight}
         weights = [self._weights.get(each, default) for each in group]
         moments = [seen for each in group if (seen := self._moments(each)) is not None]
         return [held[expert] for held in weights for expert in _some(held)], Moments.joint(moments)
@@ -229,12 +228,12 @@ class QParams:
         return self._fitted[key]
 
 
-def _folded(importance: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor | None:
+def _folded(importance: Tensor | None, weight: Tensor) -> Tensor | None:
     """The importance of a weight's columns, where those of an input in groups are told."""
     return None if importance is None else groups.mean(importance, weight.shape[-1])
 
 
-def _magnitude(weight: torch.Tensor) -> torch.Tensor:
+def _magnitude(weight: Tensor) -> Tensor:
     """The largest magnitude, [1, 1]."""
     least, most = weight.aminmax()
     return torch.maximum(-least, most).reshape(1, 1)
@@ -250,7 +249,7 @@ def _is_whole(quantizer: Quantizer) -> bool:
     return quantizer.per == "tensor" or quantizer.scale_format == "float8_e4m3fn"
 
 
-def _some(held: Mapping[int | None, torch.Tensor]) -> list[int | None]:
+def _some(held: Mapping[int | None, Tensor]) -> list[int | None]:
     """A few experts of a weight, evenly spread."""
     experts = sorted(held, key=lambda expert: -1 if expert is None else expert)
     return experts[:: -(-len(experts) // _EXPERTS)]

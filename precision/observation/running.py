@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from assay.precision.errors import BadModel, NoData
 from assay.precision.observation.streaming import device_of, streamed_parameters
@@ -88,7 +89,7 @@ def evaluating(model: torch.nn.Module, *, traced: bool = True) -> Iterator[None]
 def call(model: torch.nn.Module, batch: Any) -> Any:
     """The model's outputs for a copy of a batch: a dict of keyword arguments, a tuple of positional ones, or the only
     one, such as a tensor."""
-    batch = _mapped(torch.Tensor.clone, batch)
+    batch = _mapped(Tensor.clone, batch)
     if isinstance(batch, Mapping):
         return model(**batch)
     if isinstance(batch, Sequence):
@@ -99,12 +100,12 @@ def call(model: torch.nn.Module, batch: Any) -> Any:
 def normalised(batches: Iterable[Any], model: torch.nn.Module) -> list[Any]:
     """The batches on the model's device, tensors of 16 or 64 bits in float32 as the model is. Raises NoData for what is
     no list of batches and for batches without sequences."""
-    if batches is None or isinstance(batches, torch.Tensor | Mapping | str):
+    if batches is None or isinstance(batches, Tensor | Mapping | str):
         given = type(batches).__name__
         raise NoData(f"expected a list of batches, got {given}: put one batch into a list")
     device = device_of(model)
 
-    def alike(tensor: torch.Tensor) -> torch.Tensor:
+    def alike(tensor: Tensor) -> Tensor:
         return tensor.to(device, torch.float32 if tensor.is_floating_point() else tensor.dtype)
 
     converted = [_mapped(alike, each) for each in batches]
@@ -115,9 +116,9 @@ def normalised(batches: Iterable[Any], model: torch.nn.Module) -> list[Any]:
     return converted
 
 
-def _mapped(of: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+def _mapped(of: Callable[[Tensor], Tensor], value: Any) -> Any:
     """A batch with a function of each of its tensors, in lists, named tuples and dataclasses too."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return of(value)
     if isinstance(value, Mapping):
         return {key: _mapped(of, each) for key, each in value.items()}
@@ -134,11 +135,11 @@ def _mapped(of: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
     return value
 
 
-def tensors_in(batch: Any) -> list[torch.Tensor]:
+def tensors_in(batch: Any) -> list[Tensor]:
     """The tensors of a batch, however deep."""
-    tensors: list[torch.Tensor] = []
+    tensors: list[Tensor] = []
 
-    def note(tensor: torch.Tensor) -> torch.Tensor:
+    def note(tensor: Tensor) -> Tensor:
         tensors.append(tensor)
         return tensor
 
@@ -159,7 +160,7 @@ def batch_size(batch: Any) -> int:
     raise NoData("expected batches of tensors with a sequence or more in the first dimension, got one without")
 
 
-def rows_kept(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
+def rows_kept(x: Tensor, mask: Tensor | None) -> Tensor | None:
     """Which rows of values [B, T, ..., K], [B, H, T, K] or [B * T, K] are no padding by a ``mask`` [B, T]; None: all
     may be."""
     if mask is None or bool(mask.all()):

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from assay.configs import architectures
 from assay.precision.errors import BadModel
 from assay.precision.observation.running import rows_kept
 from assay.precision.observation.streaming import Weights
-from assay.precision.observation.tracer import LookUp, Product, Tracer, tensors_of
+from assay.precision.observation.tracer import LookUp, Product, Visitor, tensors_of
 from assay.precision.schemes import Moments
 from assay.precision.schemes.scheme import SiteType
 
@@ -29,7 +30,7 @@ def _all(site: Any, scheme: str, head: bool) -> bool:
 class EngineRules:
     """How a model is served; by default as most engines do it, with any scheme anywhere."""
 
-    apart: bool = False
+    unfused: bool = False
     """No linears run as one product."""
     one_cache: bool = False
     """The KV caches of all layers take one scheme."""
@@ -132,25 +133,25 @@ class Statistics:
     """What passed a site: largest magnitude, non-finite count, and for an input its columns."""
 
     nonfinite: int = 0
-    largest: torch.Tensor | None = None
+    largest: Tensor | None = None
     """Of each column, [K]."""
-    total: torch.Tensor | None = None
-    square: torch.Tensor | None = None
-    rows: list[torch.Tensor] = field(default_factory=list)
+    total: Tensor | None = None
+    square: Tensor | None = None
+    rows: list[Tensor] = field(default_factory=list)
     count: int = 0
     """Rows that passed, padding too."""
     valid_rows: int = 0
     """Those that are no padding, as far as that is known; all else is of these alone."""
     experts: dict[int, int] = field(default_factory=dict)
     """How many of them each expert of a parameter [E, N, K] got; an expert that got none is missing."""
-    sequence_maxima: list[torch.Tensor] = field(default_factory=list)
+    sequence_maxima: list[Tensor] = field(default_factory=list)
     """Largest magnitude of each sequence, [B] a batch; [1], of the batch, where its rows aren't told apart."""
-    row_maxima: list[torch.Tensor] = field(default_factory=list)
+    row_maxima: list[Tensor] = field(default_factory=list)
     """Of a residual stream: largest magnitude of each row, [B, T] a batch."""
-    logits: list[torch.Tensor] = field(default_factory=list)
+    logits: list[Tensor] = field(default_factory=list)
     """Of a router: a sample of what it gave, [R, E] a batch."""
 
-    def add(self, x: torch.Tensor, columns: bool = True, sequences: int = 1, kept: torch.Tensor | None = None) -> None:
+    def add(self, x: Tensor, columns: bool = True, sequences: int = 1, kept: Tensor | None = None) -> None:
         """Note one batch of values, of so many sequences; ``columns``: their last dimension is the same in every
         batch; ``kept``: which of their rows are no padding, None: all."""
         if not x.numel():  # an expert without tokens
@@ -190,7 +191,7 @@ class Statistics:
         count = max(self.valid_rows, 1)
         return Moments(self.total / count, self.square / count, self.largest, torch.cat(self.rows))
 
-    def importance(self) -> tuple[torch.Tensor, int]:
+    def importance(self) -> tuple[Tensor, int]:
         """Sums of squares of an input's columns [K] and the rows that they are over, as an importance matrix has them.
 
         None is less than `_LEAST` of the largest, for quantisers divide by sums of them; all are one where none is
@@ -203,20 +204,19 @@ class Statistics:
         return sums, max(self.valid_rows, 1)
 
 
-class Observer:
+class Observer(Visitor):
     """A visitor that notes the sites and what passes them."""
 
     def __init__(self, model: torch.nn.Module, served: EngineRules = ANY_SCHEME) -> None:
-        self._unit = architectures.any_expert if served.apart else architectures.unit_of
+        self._unit = architectures.any_expert if served.unfused else architectures.unit_of
         self._cache = "kv_cache" if served.one_cache else ""
         self.sites: dict[str, Site] = {}
         self.statistics: dict[tuple[str, str], Statistics] = {}
         self.weights: dict[str, Weights] = {}
         """Of each site, and of each expert that got tokens: the weight itself, [N, K] or [V, D]."""
-        self.tracer: Tracer | None = None
         self.sequences = 1
         """Of the batch that runs."""
-        self.mask: torch.Tensor | None = None
+        self.mask: Tensor | None = None
         """Which of its positions are no padding, [B, T]; None: all."""
         self._weights: dict[object, str] = {}
         self._modules = dict(model.named_modules())
@@ -230,9 +230,7 @@ class Observer:
         self._consumers = _TensorNames()
         """Which linear a tensor was given to first."""
 
-    def linear(
-        self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
-    ) -> torch.Tensor:
+    def linear(self, name: str, x: Tensor, weight: Tensor, expert: int | None, product: Product) -> Tensor:
         if name not in self.sites:
             self._note(name, "linear", weight, expert, x)
             self._inputs[name] = self._consumers[x] = self._consumers[x] or name
@@ -257,7 +255,7 @@ class Observer:
             seen.logits.append(logits[:: max(-(-logits.shape[0] // _ROUTED), 1)].clone())
         return output
 
-    def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
+    def embedding(self, name: str, ids: Tensor, weight: Tensor, look_up: LookUp) -> Tensor:
         if name not in self.sites:
             self._note(name, "embedding", weight, None, None)
         self._hold(name, weight, None)
@@ -265,7 +263,7 @@ class Observer:
         self._producers[rows] = name
         return rows
 
-    def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
+    def values(self, name: str, x: Tensor, part: str = "") -> Tensor:
         role = name.rpartition(":")[2]
         if name not in self.sites:
             site_type: SiteType = "kv_cache" if role == "kv_cache" else "activation"
@@ -297,12 +295,12 @@ class Observer:
             groups.setdefault((self.sites[name].unit, self.sites[name].shape[-1], of(first)), []).append(name)
         return list(groups.values())
 
-    def _trace(self, name: str, x: torch.Tensor) -> None:
+    def _trace(self, name: str, x: Tensor) -> None:
         """A site that is passed from several places has no source."""
         if self.sites[name].source and self.sites[name].source != self._producers[x]:
             self.sites[name].source = ""
 
-    def _hold(self, name: str, weight: torch.Tensor, expert: int | None) -> None:
+    def _hold(self, name: str, weight: Tensor, expert: int | None) -> None:
         held = self.weights.setdefault(name, Weights())
         if expert in held:
             return
@@ -312,9 +310,7 @@ class Observer:
             raise BadModel(f"expected finite weights, got NaN or infinities in {name}: load the model anew")
         held[expert] = streamed or weight.detach()
 
-    def _note(
-        self, name: str, site_type: SiteType, weight: torch.Tensor, expert: int | None, x: torch.Tensor | None
-    ) -> None:
+    def _note(self, name: str, site_type: SiteType, weight: Tensor, expert: int | None, x: Tensor | None) -> None:
         shape = tuple(weight.shape) if expert is None else (self._experts[name], *weight.shape)
         role: str = "experts" if expert is not None else "router" if _is_router(name, self._modules) else site_type
         if self.tracer is not None and site_type == "linear" and role == site_type:
@@ -343,24 +339,24 @@ class _TensorNames:
     """Names of tensors, as long as these live and are not written to. Other shapes of the same rows share a name."""
 
     def __init__(self) -> None:
-        self._names: MutableMapping[torch.Tensor, dict[object, tuple[str, int]]] = WeakIdKeyDictionary()
+        self._names: MutableMapping[Tensor, dict[object, tuple[str, int]]] = WeakIdKeyDictionary()
 
-    def __setitem__(self, x: torch.Tensor, name: str) -> None:
+    def __setitem__(self, x: Tensor, name: str) -> None:
         if x.is_inference():  # without a count of writes
             return
         self._names.setdefault(_base(x), {})[_rows(x)] = name, x._version
 
-    def __getitem__(self, x: torch.Tensor) -> str:
+    def __getitem__(self, x: Tensor) -> str:
         """The name; empty where there is none."""
         name, written = self._names.get(_base(x), {}).get(_rows(x), ("", 0))
         return name if name and written == x._version else ""
 
 
-def _base(x: torch.Tensor) -> torch.Tensor:
+def _base(x: Tensor) -> Tensor:
     return x if x._base is None else x._base
 
 
-def _rows(x: torch.Tensor) -> tuple[object, ...]:
+def _rows(x: Tensor) -> tuple[object, ...]:
     """What rows along the last dimension a tensor has of its base: one that is contiguous may have any shape."""
     layout = () if x.is_contiguous() else (x.shape, x.stride())
     return x.storage_offset(), x.numel(), x.shape[-1:], layout

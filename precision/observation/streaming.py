@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from assay.precision.errors import BadModel
 from assay.runtime.heap import cast
@@ -25,10 +26,10 @@ class Source:
     """Path of a safetensors file; another path, or none, where accelerate keeps the tensor itself."""
     tensor: str
     """Its name in the file."""
-    held: Mapping[str, torch.Tensor] = field(compare=False, repr=False)
+    held: Mapping[str, Tensor] = field(compare=False, repr=False)
     key: str = field(compare=False)
 
-    def read(self, part: int | None = None) -> torch.Tensor:
+    def read(self, part: int | None = None) -> Tensor:
         """The tensor as it is stored, or one index of its first dimension. Raises `BadModel` if its file is gone."""
         try:
             if not self.file.endswith(".safetensors"):
@@ -54,13 +55,13 @@ class Streamed:
     device: torch.device
 
     @classmethod
-    def of(cls, weight: torch.Tensor, parameter: torch.Tensor, part: int | None, source: Source) -> Streamed:
+    def of(cls, weight: Tensor, parameter: Tensor, part: int | None, source: Source) -> Streamed:
         """``weight`` is a view of ``parameter``, or of its ``part``, as long as that is there."""
         start = parameter.storage_offset() + (0 if part is None else part * parameter.stride(0))
         offset = int(weight.storage_offset() - start)
         return cls(source, part, tuple(weight.shape), weight.stride(), offset, weight.dtype, weight.device)
 
-    def __call__(self) -> torch.Tensor:
+    def __call__(self) -> Tensor:
         read = cast(self.source.read(self.part), self.dtype).to(self.device).contiguous()
         return read.as_strided(self.size, self.stride, read.storage_offset() + self.offset)
 
@@ -68,8 +69,8 @@ class Streamed:
 class Weights(UserDict[int | None, Any]):
     """The weights of a site by expert, streamed ones read each time they are asked for."""
 
-    def __getitem__(self, expert: int | None) -> torch.Tensor:
-        held: torch.Tensor | Streamed = self.data[expert]
+    def __getitem__(self, expert: int | None) -> Tensor:
+        held: Tensor | Streamed = self.data[expert]
         return held() if isinstance(held, Streamed) else held
 
 

@@ -8,18 +8,19 @@ give linears their names, the stack of modules gives the rest theirs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from assay.configs import architectures
 from assay.precision.errors import BadModel
 from assay.precision.observation.streaming import Streamed, source_of, streamed_parameters
 
-Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Product = Callable[[Tensor, Tensor], Tensor]
 """x [..., K] and a weight [N, K] to their product [..., N], bias added."""
-LookUp = Callable[[torch.Tensor], torch.Tensor]
+LookUp = Callable[[Tensor], Tensor]
 """A table [V, D] to the rows [..., D] that indices stand for."""
 Found = tuple[str, int | None]
 """The name of the parameter that a weight is, or lies in, and which of the matrices [E, N, K] it is there."""
@@ -35,9 +36,9 @@ class Steps:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._seen: list[tuple[torch.Tensor, ...]] = []
+        self._seen: list[tuple[Tensor, ...]] = []
 
-    def joined(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def joined(self, *values: Tensor) -> tuple[Tensor, ...]:
         """What each step has, tensors [B, K], of all steps [B, T, K] when the last one comes; none before."""
         self._seen.append(values)
         if len(self._seen) < self._count:
@@ -46,22 +47,23 @@ class Steps:
         return tuple(torch.stack(each, 1) for each in zip(*seen, strict=True))
 
 
-class Visitor(Protocol):
-    """What is done at the sites. Every method gives back what the model goes on with."""
+class Visitor:
+    """What is done at the sites; this one passes everything on. Each method returns what the model goes on with."""
 
-    tracer: Tracer | None
-    """The open forward pass, while there is one."""
+    tracer: Tracer | None = None
+    """The running forward pass, while there is one."""
 
-    def linear(
-        self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
-    ) -> torch.Tensor:
-        """A product with a parameter: weight [N, K]; ``expert``: its place in a parameter [E, N, K]."""
+    def linear(self, name: str, x: Tensor, weight: Tensor, expert: int | None, product: Product) -> Tensor:
+        """A product with a parameter: weight [N, K]; ``expert``: its index in a parameter [E, N, K]."""
+        return product(x, weight)
 
-    def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
+    def embedding(self, name: str, ids: Tensor, weight: Tensor, look_up: LookUp) -> Tensor:
         """Rows of a parameter [V, D]; look_up(weight) looks them up."""
+        return look_up(weight)
 
-    def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
-        """Values that pass a site without a weight; ``part``: which of a site's tensors, keys or values of a cache."""
+    def values(self, name: str, x: Tensor, part: str = "") -> Tensor:
+        """Values at a site without a weight; ``part``: which of its tensors, as keys or values of a cache."""
+        return x
 
 
 class Tracer(TorchFunctionMode):
@@ -77,7 +79,7 @@ class Tracer(TorchFunctionMode):
         self._caches: dict[str, bool] = {}
         self.given: set[int] = set()
         """Identities of the parameters that functions of torch were given."""
-        self.gathered: list[tuple[torch.Tensor, int, int]] = []
+        self.gathered: list[tuple[Tensor, int, int]] = []
         """Rows that the modules now open have gathered, of how many, and how deep: how experts get their tokens."""
         self.role = ""
         """Of the product that a visitor is given, where it is no linear layer's."""
@@ -98,7 +100,7 @@ class Tracer(TorchFunctionMode):
 
     def named(self, weight: object) -> Found | None:
         """The parameter that a tensor is, or is one expert of; None where it is none."""
-        if not isinstance(weight, torch.Tensor):
+        if not isinstance(weight, Tensor):
             return None
         here = self.path[-1] if self.path else ""
         if weight.is_meta:
@@ -117,20 +119,20 @@ class Tracer(TorchFunctionMode):
                 return name, _part(weight, parameter)
         return None
 
-    def holds_matrices(self, weight: torch.Tensor) -> bool:
+    def holds_matrices(self, weight: Tensor) -> bool:
         """Whether the first dimension of [E, ...] counts matrices of a parameter, not parts of one matrix, as heads."""
         held = [*self._own(weight), *self._parameters.get(weight.untyped_storage().data_ptr(), ())]
         counts = (count for _, each in held for count in zip(each.shape[:-2], each.stride(), strict=False))
         return weight.dim() > 2 and (weight.shape[0], weight.stride(0)) in counts
 
-    def streamed(self, weight: torch.Tensor) -> Streamed | None:
+    def streamed(self, weight: Tensor) -> Streamed | None:
         """How a weight of the module that is running is read again; None for one that stays in memory."""
         for attribute, parameter in self._own(weight):
             source = source_of(self._modules[self.path[-1]], attribute)
             return None if source is None else Streamed.of(weight, parameter, _part(weight, parameter), source)
         return None
 
-    def _own(self, weight: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    def _own(self, weight: Tensor) -> list[tuple[str, Tensor]]:
         """Of the running module's own parameters the one that a weight lies in: streamed ones come and go with it."""
         if not self.streams or not self.path:
             return []
@@ -153,20 +155,14 @@ class Tracer(TorchFunctionMode):
         """Name of a site of the module that is running."""
         return f"{self.path[-1] if self.path else ''}:{suffix}"
 
-    def beside(self, name: str, x: torch.Tensor) -> torch.Tensor:
+    def beside(self, name: str, x: Tensor) -> Tensor:
         """The visitor's values of a site that a hook sees; what a visitor computes is no part of the model."""
         with torch._C.DisableTorchFunction():
             return self.visitor.values(name, x)
 
     def product(
-        self,
-        weight: torch.Tensor,
-        x: torch.Tensor,
-        parameter: Found,
-        product: Product,
-        role: str = "",
-        steps: Steps | None = None,
-    ) -> torch.Tensor:
+        self, weight: Tensor, x: Tensor, parameter: Found, product: Product, role: str = "", steps: Steps | None = None
+    ) -> Tensor:
         """A product with the parameter that was ``found``; logits of a head or a router are a site of their own."""
         name, expert = parameter
         table = getattr(self._modules.get(name), "weight", weight)
@@ -180,27 +176,25 @@ class Tracer(TorchFunctionMode):
 def opens(*args: Any) -> bool:
     """Whether sites can be looked at in a call with these arguments: none is sparse or nested, and neither vmap nor
     another transform of torch.func runs, in which a tensor stands for several."""
-    strided = all(
-        each.layout == torch.strided and not each.is_nested for each in args if isinstance(each, torch.Tensor)
-    )
+    strided = all(each.layout == torch.strided and not each.is_nested for each in args if isinstance(each, Tensor))
     return strided and not torch._C._are_functorch_transforms_active()
 
 
-def _part(weight: torch.Tensor, parameter: torch.Tensor) -> int | None:
+def _part(weight: Tensor, parameter: Tensor) -> int | None:
     """Which expert of a parameter [E, N, K] a weight [N, K] lies in."""
     if parameter.dim() != 3 or weight.dim() != 2:
         return None
     return (weight.storage_offset() - parameter.storage_offset()) // parameter.stride(0)
 
 
-def tensors_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+def tensors_of(model: torch.nn.Module) -> list[tuple[str, Tensor]]:
     """Parameters, and buffers, which exported programs may hold weights in, by name."""
     return [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
 
 
-def _by_storage(model: torch.nn.Module) -> dict[int, list[tuple[str, torch.Tensor]]]:
+def _by_storage(model: torch.nn.Module) -> dict[int, list[tuple[str, Tensor]]]:
     """Weights by the storage that they lie in."""
-    weights: dict[int, list[tuple[str, torch.Tensor]]] = {}
+    weights: dict[int, list[tuple[str, Tensor]]] = {}
     for name, tensor in tensors_of(model):
         if tensor.dim() > 1 and tensor.is_floating_point() and not tensor.is_meta and opens(tensor):
             weights.setdefault(tensor.untyped_storage().data_ptr(), []).append((name.removesuffix(".weight"), tensor))

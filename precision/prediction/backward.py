@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from assay.precision.errors import BadModel
 from assay.precision.metrics import Metric, padding_of
@@ -31,7 +32,7 @@ class Cotangents:
     generators: Sequence[torch.Generator]
     menus: Sequence[Mapping[str, Sequence[str]]]
 
-    def drawn(self, output: torch.Tensor, batch: Any) -> list[torch.Tensor]:
+    def drawn(self, output: Tensor, batch: Any) -> list[Tensor]:
         """One of each for the output of a batch. Raises BadModel for an output without a gradient."""
         if not output.requires_grad:
             raise BadModel(
@@ -44,15 +45,15 @@ class Cotangents:
     def backpropagate(
         self,
         visitor: Sensitivity,
-        outputs: Sequence[torch.Tensor],
-        cotangents: Sequence[Sequence[torch.Tensor | None]],
-        inputs: Sequence[torch.Tensor] = (),
-    ) -> list[Sequence[torch.Tensor | None]]:
+        outputs: Sequence[Tensor],
+        cotangents: Sequence[Sequence[Tensor | None]],
+        inputs: Sequence[Tensor] = (),
+    ) -> list[Sequence[Tensor | None]]:
         """Of every cotangent the products, by the visitor, and what it is at the inputs.
 
         ``given``: the cotangents of the outputs, None where they are zero.
         """
-        gradients: list[Sequence[torch.Tensor | None]] = [[None] * len(inputs)] * len(cotangents)
+        gradients: list[Sequence[Tensor | None]] = [[None] * len(inputs)] * len(cotangents)
         for index in reversed(range(len(cotangents))):  # the first one last: it lets go of the values
             visitor.begin(index, self.menus[index])
             every = zip(outputs, cotangents[index], strict=True)
@@ -96,13 +97,13 @@ def backward_through_blocks(chain: Chain, batch: int, visitor: Sensitivity, cota
     cotangents.backpropagate(visitor, first, given)
 
 
-def _leaf(value: torch.Tensor) -> torch.Tensor:
+def _leaf(value: Tensor) -> Tensor:
     return value.detach().requires_grad_(value.is_floating_point())
 
 
 _IN_PLACE = re.compile("in-?place")  # in autograd's errors
 
-Visitor = TypeVar("Visitor", bound=Sensitivity)
+AnySensitivity = TypeVar("AnySensitivity", bound=Sensitivity)
 
 AGAIN = 3
 """Further cotangents: four together halve what one leaves open."""
@@ -153,8 +154,8 @@ def differentiate(
 
 def products_of(
     batches: Sequence[Any],
-    visitor_of: Callable[[int, int], Visitor],
-    form: Callable[[Visitor, int], None],
+    visitor_of: Callable[[int, int], AnySensitivity],
+    form: Callable[[AnySensitivity, int], None],
     done: Callable[[int], None] = lambda count: None,
 ) -> Products:
     """The products that ``form`` has a visitor form of each batch, with copies of values where the model writes over

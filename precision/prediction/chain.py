@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from assay.precision.metrics import Metric
@@ -30,7 +31,7 @@ _ROOM = 1 << 30
 """Bytes that values of several assignments, and weights kept for them or for several cotangents, may take; of a model
 in memory half of its own float32 bytes, if that is more."""
 
-State = tuple[torch.Tensor, ...]
+State = tuple[Tensor, ...]
 """The values that a block is given by the one before; of the last block, all tensors that it gives."""
 
 
@@ -60,7 +61,7 @@ class Flat:
     @property
     def tensors(self) -> list[int]:
         """Places of tensors."""
-        return [position for position, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
+        return [position for position, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
 
 
 class Chain:
@@ -127,7 +128,7 @@ class Chain:
         positions = self.exits if block < len(self.blocks) - 1 else self.tensors
         return tuple(given.leaves[position] for position in positions)
 
-    def output(self, batch: int, state: State, metric: Metric, visitor: Visitor) -> torch.Tensor:
+    def output(self, batch: int, state: State, metric: Metric, visitor: Visitor) -> Tensor:
         """What is compared of the model's outputs, of what the last block gives, which the visitor has seen."""
         given = self.given.filled(self.tensors, [value.clone() for value in state])
         with ExitStack() as after:
@@ -137,7 +138,7 @@ class Chain:
             after.enter_context(traced(self.model, visitor))
             return metric.output(call(self.model, self.batches[batch]), mapping(self.batches[batch]))
 
-    def shelve(self, batch: int, values: Sequence[torch.Tensor]) -> None:
+    def shelve(self, batch: int, values: Sequence[Tensor]) -> None:
         """Keep the values before the next block, or after the last."""
         start = len(self._shelf)
         for value in values:
@@ -171,28 +172,21 @@ class Chain:
         return float((output - whole).norm()) <= _SAME * float(whole.norm())
 
 
-class _Disturber:
-    """A visitor that disturbs what comes out of weights, while it is ``on``."""
+class _Disturber(Visitor):
+    """Disturbs the results of products and look-ups while it is ``on``."""
 
-    def __init__(self) -> None:
-        self.on = True
-        self.tracer: Tracer | None = None
+    on = True
 
-    def linear(
-        self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
-    ) -> torch.Tensor:
+    def linear(self, name: str, x: Tensor, weight: Tensor, expert: int | None, product: Product) -> Tensor:
         return _disturbed(product(x, weight)) if self.on else product(x, weight)
 
-    def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
+    def embedding(self, name: str, ids: Tensor, weight: Tensor, look_up: LookUp) -> Tensor:
         return _disturbed(look_up(weight)) if self.on else look_up(weight)
-
-    def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
-        return x
 
 
 def _disturbed(x: Any) -> Any:
     """Values changed by up to a twentieth, each by another share, the same every time; integers as they are."""
-    if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+    if not isinstance(x, Tensor) or not x.is_floating_point():
         return x
     shares = torch.arange(x.numel(), device=x.device, dtype=x.dtype).reshape(x.shape).sin()
     return x * (1 + 0.05 * shares)
@@ -270,30 +264,12 @@ def chain_of(model: torch.nn.Module, batches: Sequence[Any], metric: Metric) -> 
     for batch, given in enumerate(batches):
         if not recording.possible:
             return None
-        with torch.no_grad(), evaluating(model), recording.over(batch, _Unchanging()):
+        with torch.no_grad(), evaluating(model), recording.over(batch, Visitor()):
             call(model, given)
     return recording.chain(metric)
 
 
-class _Unchanging:
-    """A visitor that only passes on."""
-
-    def __init__(self) -> None:
-        self.tracer: Tracer | None = None
-
-    def linear(
-        self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
-    ) -> torch.Tensor:
-        return product(x, weight)
-
-    def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
-        return look_up(weight)
-
-    def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
-        return x
-
-
-class _Recorder:
+class _Recorder(Visitor):
     """What stands before a visitor that changes nothing, and the hooks around blocks: what they are given goes to the
     chain."""
 
@@ -308,26 +284,23 @@ class _Recorder:
         self._given: Flat | None = None
         self._whole = True
 
-    @property
+    @property  # type: ignore[override]
     def tracer(self) -> Tracer | None:
-        """The visitor's."""
         return self._visitor.tracer
 
     @tracer.setter
     def tracer(self, tracer: Tracer | None) -> None:
         self._visitor.tracer = tracer
 
-    def linear(
-        self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
-    ) -> torch.Tensor:
+    def linear(self, name: str, x: Tensor, weight: Tensor, expert: int | None, product: Product) -> Tensor:
         self._note_site(name)
         return self._visitor.linear(name, x, weight, expert, product)
 
-    def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
+    def embedding(self, name: str, ids: Tensor, weight: Tensor, look_up: LookUp) -> Tensor:
         self._note_site(name)
         return self._visitor.embedding(name, ids, weight, look_up)
 
-    def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
+    def values(self, name: str, x: Tensor, part: str = "") -> Tensor:
         self._note_site(name)
         return self._visitor.values(name, x, part)
 
@@ -346,7 +319,7 @@ class _Recorder:
         self._inside, self._entered = True, position + 1
         flat = Flat.of((args, kwargs))
         if position == 0:
-            self._first = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in flat.leaves]
+            self._first = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in flat.leaves]
             chain.calls[self._batch].append(flat)
             return
         given = self._given
@@ -355,7 +328,7 @@ class _Recorder:
         entries, exits = [at for at, _ in pairs], [out for _, out in pairs]
         if position == 1 and not chain.entries:
             chain.entries, chain.exits = entries, exits
-        begun = position > 1 or all(isinstance(self._first[at], torch.Tensor) for at in entries)
+        begun = position > 1 or all(isinstance(self._first[at], Tensor) for at in entries)
         if not entries or not begun or (entries, exits) != (chain.entries, chain.exits):
             self._whole = False
             return

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from assay.precision.cache import Cache
 from assay.precision.errors import BadModel, NoData
@@ -138,7 +139,7 @@ class Evaluator:
         metric, data, runs = self.metric, self.data, list(new.values())
         each: list[list[np.ndarray]] = [[] for _ in runs]
 
-        def record(number: int, batch: int, output: torch.Tensor) -> None:
+        def record(number: int, batch: int, output: Tensor) -> None:
             compare = metric.agreeing if agreeing else metric.compare
             values = compare(data.references[batch], output, mapping(data.batches[batch]))
             each[number].append(torch.as_tensor(values).numpy(force=True))
@@ -181,11 +182,7 @@ class Curve:
 
 
 def error_by_position(
-    model: torch.nn.Module,
-    batches: Sequence[Any],
-    metric: Metric,
-    observed: Observed,
-    assignment: Mapping[str, str],
+    model: torch.nn.Module, batches: Sequence[Any], metric: Metric, observed: Observed, assignment: Mapping[str, str]
 ) -> Curve:
     """The error of an assignment over positions, of batches whose sequences all have the same length.
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
+from torch import Tensor
 
 from assay.precision.schemes import FakeQuantizer, Quantizer, Scheme
 
@@ -12,7 +12,7 @@ Perturbation = tuple[str, object, str]
 Key = tuple[str, Perturbation]
 """A site and one perturbation there: a row of the quadratic form."""
 
-Change = Callable[[FakeQuantizer, torch.Tensor], torch.Tensor]
+Change = Callable[[FakeQuantizer, Tensor], Tensor]
 """What storing changes in a tensor, such as `sensitivity.change_of`."""
 
 
@@ -20,9 +20,9 @@ Change = Callable[[FakeQuantizer, torch.Tensor], torch.Tensor]
 class Term:
     """What one perturbation of one site does in one batch."""
 
-    sums: torch.Tensor
+    sums: Tensor
     """[B], float32: the products of every sequence."""
-    squares: torch.Tensor
+    squares: Tensor
     """[B], float32: the squares of each product's terms, a row of the tensor each, summed."""
     sampling: float
     """One row of this many was looked at, but for the largest."""

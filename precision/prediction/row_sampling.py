@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from assay.precision.observation import groups
 
@@ -27,11 +28,11 @@ _EVEN = 0.25
 class RowSample:
     """Some rows of a weight, and how many each of them stands for."""
 
-    rows: slice | torch.Tensor
-    root_weights: torch.Tensor | float
+    rows: slice | Tensor
+    root_weights: Tensor | float
     """Roots of these numbers, [n, 1, 1] or one for all: squares grow with them, sums of independent rows with that."""
 
-    def variance(self, squares: torch.Tensor) -> torch.Tensor:
+    def variance(self, squares: Tensor) -> Tensor:
         """Of the sums [S] over the rows and B of squares [n, S, B], times how many each row stands for: what the draw
         leaves open of them; zero where it leaves none."""
         if isinstance(self.root_weights, float):
@@ -61,7 +62,7 @@ class RowSampler:
         count = max(-(-_SAMPLE // (self.batches * min(self.cotangents, 2))), _LEAST)
         return 0 if self.exact or rows < max(_LARGE, 2 * count) else count
 
-    def parts(self, weight: torch.Tensor, cotangent: int, most: int) -> tuple[float, Iterator[RowSample]]:
+    def parts(self, weight: Tensor, cotangent: int, most: int) -> tuple[float, Iterator[RowSample]]:
         """How many batches and cotangents look at all rows of a weight [N, K] together, and the rows of this batch and
         a cotangent, in ranges of so many ``most``: whole blocks. As many look at each row."""
         index, count = (each * self.cotangents for each in (self.batch, self.batches))
@@ -74,7 +75,7 @@ class RowSampler:
             RowSample(slice(first + start, first + stop), count_parts**0.5) for start, stop in mine
         )
 
-    def sample(self, sizes: torch.Tensor, name: str) -> tuple[float, RowSample]:
+    def sample(self, sizes: Tensor, name: str) -> tuple[float, RowSample]:
         """How many rows one that is drawn stands for, and rows drawn in proportion to their ``sizes`` [N], of the
         weight of this name.
 
@@ -96,7 +97,7 @@ class RowSampler:
         return float(chances.sqrt().sum() / count) ** 2, RowSample(rows, weights)
 
 
-def _chances(sizes: torch.Tensor, count: int) -> torch.Tensor:
+def _chances(sizes: Tensor, count: int) -> Tensor:
     """Chances [N] in proportion to sizes, none above one, that add up to ``count``."""
     chances = sizes * (count / sizes.sum())
     while bool((chances > 1 + 1e-9).any()):
@@ -106,7 +107,7 @@ def _chances(sizes: torch.Tensor, count: int) -> torch.Tensor:
     return chances.clamp(max=1.0)
 
 
-def some_rows(weight: torch.Tensor, most: int) -> Iterator[tuple[int, int]]:
+def some_rows(weight: Tensor, most: int) -> Iterator[tuple[int, int]]:
     """Ranges of rows of a weight [N, K], whole blocks of no more than ``most`` elements, or of one block."""
     count = max(most // max(weight.shape[-1], 1) // BLOCK, 1) * BLOCK
     return ((start, min(start + count, weight.shape[0])) for start in range(0, weight.shape[0], count))
@@ -121,9 +122,9 @@ class Rows:
     """
 
     each: int = 0
-    index: torch.Tensor | None = None
+    index: Tensor | None = None
 
-    def sums(self, products: torch.Tensor, batch: int) -> torch.Tensor:
+    def sums(self, products: Tensor, batch: int) -> Tensor:
         """Sums of several [S, n] over the rows of every sequence, [S, B]."""
         if self.each:
             return products.reshape(len(products), batch, -1).sum(2)
@@ -133,7 +134,7 @@ class Rows:
             return sums
         return sums.index_add_(1, self.index.to(sums.device), products)
 
-    def outer(self, g: torch.Tensor, x: torch.Tensor, of: int, batch: int) -> torch.Tensor:
+    def outer(self, g: Tensor, x: Tensor, of: int, batch: int) -> Tensor:
         """g' x over the rows of every sequence, the gradient of a weight, [B, N, K]: g [..., N], x [..., G * K], of
         which there are ``of`` groups."""
         if self.each:
@@ -148,7 +149,7 @@ class Rows:
             gradients[sequence] = groups.weight_gradient(g[chosen], x[chosen], of)
         return gradients
 
-    def subsampled(self, index: torch.Tensor | None) -> Rows:
+    def subsampled(self, index: Tensor | None) -> Rows:
         """Of some of the rows."""
         if index is None:
             return self
@@ -163,10 +164,10 @@ class Subsample:
 
     step: int = 1
     """How many rows the smaller ones of them stand for."""
-    index: torch.Tensor | None = None
-    root_weights: torch.Tensor | None = None
+    index: Tensor | None = None
+    root_weights: Tensor | None = None
     """Of each row the root of how many it stands for: squares grow with them, sums of independent rows with that."""
 
-    def of(self, x: torch.Tensor) -> torch.Tensor:
+    def of(self, x: Tensor) -> Tensor:
         flat = x.flatten(0, -2)
         return flat.contiguous() if self.index is None else flat[self.index]

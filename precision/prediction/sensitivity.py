@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from assay.precision.observation import groups
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.running import rows_kept
 from assay.precision.observation.streaming import Streamed
-from assay.precision.observation.tracer import LookUp, Product, Steps, Tracer
+from assay.precision.observation.tracer import LookUp, Product, Steps, Visitor
 from assay.precision.prediction.perturbations import Change, Perturbation, Term, perturbations_of, value_perturbation
 from assay.precision.prediction.row_sampling import Rows, RowSample, RowSampler, Subsample
 from assay.precision.prediction.simulation import SPLITS, split_product
@@ -55,8 +56,8 @@ class BackwardProduct:
     """A product of a weight [N, K] as the backward pass meets it: x [..., G * K], cotangents g [..., G * N] of the
     result, of which sequence each row is, and the number of the cotangent."""
 
-    x: torch.Tensor
-    g: torch.Tensor
+    x: Tensor
+    g: Tensor
     rows: Rows
     cotangent: int
 
@@ -66,7 +67,7 @@ class SharedRows:
     """Of one product the rows that are drawn of its weight, and what each cotangent so far gives them, [..., n]."""
 
     drawn: tuple[float, RowSample] | None = None
-    given: dict[int, torch.Tensor] = field(default_factory=dict)
+    given: dict[int, Tensor] = field(default_factory=dict)
 
 
 class WeightProducts:
@@ -90,7 +91,7 @@ class WeightProducts:
         self,
         name: str,
         menu: Mapping[Perturbation, Scheme],
-        weight: torch.Tensor,
+        weight: Tensor,
         expert: int | None,
         product: BackwardProduct,
         sample: SharedRows,
@@ -113,7 +114,7 @@ class WeightProducts:
         self,
         name: str,
         menu: Mapping[Perturbation, Scheme],
-        weight: torch.Tensor,
+        weight: Tensor,
         expert: int | None,
         product: BackwardProduct,
         sampler: RowSampler,
@@ -132,7 +133,7 @@ class WeightProducts:
                 yield product.cotangent, part, Term(each, square, sampling)
 
     def _draw_rows(
-        self, name: str, weight: torch.Tensor, expert: int | None, product: BackwardProduct, sampler: RowSampler
+        self, name: str, weight: Tensor, expert: int | None, product: BackwardProduct, sampler: RowSampler
     ) -> tuple[float, RowSample]:
         lengths = product.x.flatten(0, -2).square().sum(1)
         sizes = (lengths @ product.g.flatten(0, -2).square()) * self._qparams.norms(name, weight, expert).square()
@@ -143,14 +144,14 @@ class WeightProducts:
         self,
         name: str,
         menu: Mapping[Perturbation, Scheme],
-        weight: torch.Tensor,
+        weight: Tensor,
         expert: int | None,
         product: BackwardProduct,
         sample: SharedRows,
     ) -> Iterator[Formed]:
         assert sample.drawn is not None
         sampling, drawn = sample.drawn
-        assert isinstance(drawn.rows, torch.Tensor)
+        assert isinstance(drawn.rows, Tensor)
         fitted = self._qparams.by_rows(name, list(menu.values()), weight, expert, few=True)
         step = max(min(_AT_ONCE // (self._batch * len(sample.given)), _CACHED) // weight.shape[-1], 1)
         parts: list[Perturbation] = []
@@ -172,12 +173,8 @@ class WeightProducts:
                 yield cotangent, part, Term(sums[number, columns], squares[number, columns], sampling, shared)
 
     def _products(
-        self,
-        piece: torch.Tensor,
-        gradients: torch.Tensor,
-        menu: Mapping[Perturbation, Scheme],
-        fitted: list[FakeQuantizer | None],
-    ) -> tuple[list[Perturbation], torch.Tensor]:
+        self, piece: Tensor, gradients: Tensor, menu: Mapping[Perturbation, Scheme], fitted: list[FakeQuantizer | None]
+    ) -> tuple[list[Perturbation], Tensor]:
         """Of rows [n, K] of a weight and their gradients [n, K, B] what changes them, and the products [n, S, B]."""
         forms = [(part, stored) for part, stored in zip(menu, fitted, strict=True) if stored is not None]
         step = max(_AT_ONCE // max(piece.numel(), 1), 1)
@@ -192,7 +189,7 @@ class WeightProducts:
 
 
 _Terms = dict[tuple[str, Perturbation], Term]
-_Changes = dict[object, tuple[FakeQuantizer, torch.Tensor]]
+_Changes = dict[object, tuple[FakeQuantizer, Tensor]]
 """Changes by `_identity`, with whom they are of, for an identity is only one's own as long as one lives."""
 
 _RELEASE_BYTES = 1 << 25
@@ -201,7 +198,7 @@ _ENOUGH = 1 << 16
 """Elements of values that tell the size of an error: more are subsampled to these, but not below _LEAST_ROWS rows."""
 _LEAST_ROWS = 256
 
-_Values = tuple[torch.Tensor, Subsample, _Changes]
+_Values = tuple[Tensor, Subsample, _Changes]
 """Values with those of them that are looked at, and what changes these."""
 
 
@@ -210,13 +207,13 @@ class _Given:
     """What cotangents have given at one place: at rows of which values, [n, K] each."""
 
     of: _Values | None = None
-    cotangents: dict[int, torch.Tensor] = field(default_factory=dict)
+    cotangents: dict[int, Tensor] = field(default_factory=dict)
     overlapping: bool = False
     """Whether rows hold the same values, as windows of a convolution do: their errors add up, which some rows don't
     show."""
 
 
-class Sensitivity:
+class Sensitivity(Visitor):
     """A visitor that leaves the forward pass as it is and, in the backward pass, forms products for every menu.
 
     The batch's `terms` are there once `torch.autograd.grad` has run with respect to `anchor`; for a further cotangent
@@ -239,8 +236,7 @@ class Sensitivity:
         self.terms_by_cotangent = {0: self.terms}
         """Of each cotangent."""
         self.anchor = torch.zeros((), requires_grad=True)
-        self.tracer: Tracer | None = None
-        self.mask: torch.Tensor | None = None
+        self.mask: Tensor | None = None
         """Which positions of the batch are no padding, [B, T]; None: all."""
         self.copies = False
         """Whether values are kept in copies, for a model that writes over them."""
@@ -255,7 +251,7 @@ class Sensitivity:
         self._of_weights = WeightProducts(qparams, batch, sampler, self._change, further)
         self._draw = torch.Generator().manual_seed(sampler.seed + sampler.batch)
         self._changes: dict[object, _Values] = {}
-        self._weights: dict[Streamed, torch.Tensor] = {}
+        self._weights: dict[Streamed, Tensor] = {}
         self.begin(0, menus)
 
     def begin(self, cotangent: int, menus: Mapping[str, Sequence[str]]) -> None:
@@ -268,15 +264,13 @@ class Sensitivity:
         self._changes.clear()
         self._weights.clear()
 
-    def linear(
-        self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
-    ) -> torch.Tensor:
+    def linear(self, name: str, x: Tensor, weight: Tensor, expert: int | None, product: Product) -> Tensor:
         owner, read, rows = self._tied.get(name, name), self._reader(weight), self._rows(x)
         steps = self.tracer.steps if self.tracer is not None else None
         kept = SharedRows(), _Given(overlapping=self.tracer is not None and self.tracer.role == "convolution")
         sample, inputs = kept if steps is None else self._joined.setdefault(steps, kept)
 
-        def back(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        def back(x: Tensor, g: Tensor) -> Tensor:
             """Products from x [..., K] and the cotangents g [..., N] of the output; gives those of x."""
             weight, g = read(), g.to(x.dtype)  # the output's is another within autocast
             gx = groups.input_gradient(g, weight, groups.count(x, weight))
@@ -286,7 +280,7 @@ class Sensitivity:
                 form(weight, self._rows(whole[0]), *whole)
             return gx
 
-        def form(weight: torch.Tensor, rows: Rows, x: torch.Tensor, g: torch.Tensor, gx: torch.Tensor) -> None:
+        def form(weight: Tensor, rows: Rows, x: Tensor, g: Tensor, gx: Tensor) -> None:
             schemes = self._schemes(owner)
             weights = {perturbations_of(s)[0]: s for s in schemes if s.weight}
             of_weight = self._of_weights.formed(
@@ -303,33 +297,31 @@ class Sensitivity:
                     self._add(name + suffix, perturbations_of(scheme)[0], self._term(g * change, rows))
             give_back(_RELEASE_BYTES)
 
-        def stored(
-            menu: Mapping[Perturbation, Scheme], weight: torch.Tensor
-        ) -> dict[Perturbation, FakeQuantizer | None]:
+        def stored(menu: Mapping[Perturbation, Scheme], weight: Tensor) -> dict[Perturbation, FakeQuantizer | None]:
             return {part: self._qparams.input(owner, scheme, weight, expert) for part, scheme in menu.items()}
 
         return self._passed(x, lambda x: product(x, weight.detach()), back)
 
-    def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
+    def embedding(self, name: str, ids: Tensor, weight: Tensor, look_up: LookUp) -> Tensor:
         shape, read = ids.shape, self._reader(weight)
         shared = len(shape) == 2 and shape[0] == 1 < self._batch  # positions, which all sequences share
 
-        def run(ids: torch.Tensor) -> torch.Tensor:
+        def run(ids: Tensor) -> Tensor:
             rows = look_up(weight.detach())
             return rows.expand(self._batch, -1, -1) if shared else rows
 
-        def back(ids: torch.Tensor, g: torch.Tensor) -> None:
+        def back(ids: Tensor, g: Tensor) -> None:
             self._on_embedding(name, read(), ids.expand(self._batch, -1) if shared else ids, g)
 
         return self._passed(ids, run, back)
 
-    def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
+    def values(self, name: str, x: Tensor, part: str = "") -> Tensor:
         rows = self._rows(x)
         if part == "queries" and not self._passing(name, part):
             return x
         given = _Given()
 
-        def back(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        def back(x: Tensor, g: Tensor) -> Tensor:
             if menu := self._passing(name, part):
                 self._on_values(name, lambda: stored(menu), x, g, rows, given)
             return g
@@ -339,8 +331,8 @@ class Sensitivity:
 
         return self._passed(x, lambda x: x.view_as(x), back)
 
-    def _passed(self, x: torch.Tensor, run: Callable[[torch.Tensor], torch.Tensor], back: Callable[..., object]) -> Any:
-        def without_padding(x: torch.Tensor, g: torch.Tensor) -> object:
+    def _passed(self, x: Tensor, run: Callable[[Tensor], Tensor], back: Callable[..., object]) -> Any:
+        def without_padding(x: Tensor, g: Tensor) -> object:
             """Where nothing is compared gradients are zero, or NaN by a division that is zero there alone."""
             kept = rows_kept(g, self.mask)
             return back(x, g if kept is None else torch.where(kept.view(*g.shape[:-1], 1), g, 0.0))
@@ -355,7 +347,7 @@ class Sensitivity:
             perturbation: scheme for scheme in self._schemes(name) if (perturbation := value_perturbation(scheme, part))
         }
 
-    def _reader(self, weight: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def _reader(self, weight: Tensor) -> Callable[[], Tensor]:
         """What the backward pass has the weight from."""
         streamed = self.tracer.streamed(weight) if self.tracer is not None else None
         if streamed is None:
@@ -365,7 +357,7 @@ class Sensitivity:
             self._weights.setdefault(streamed, weight.detach())
         return lambda: self._weights[streamed] if streamed in self._weights else streamed()
 
-    def _rows(self, x: torch.Tensor) -> Rows:
+    def _rows(self, x: Tensor) -> Rows:
         count = x.numel() // max(x.shape[-1], 1)
         gathered = self.tracer.gathered if self.tracer is not None else []
         if x.dim() == 2 and gathered:
@@ -376,7 +368,7 @@ class Sensitivity:
         shared = x.dim() > 2 and x.shape[0] == 1 < self._batch
         return Rows() if shared or not count or count % self._batch else Rows(each=count // self._batch)
 
-    def _on_embedding(self, name: str, weight: torch.Tensor, ids: torch.Tensor, g: torch.Tensor) -> None:
+    def _on_embedding(self, name: str, weight: Tensor, ids: Tensor, g: Tensor) -> None:
         """Products of a table [V, D]: cotangents g [..., D] of the rows ids [B, ...] or [T] that were looked up.
 
         A row that a sequence looks up often changes in one way at all these places: its cotangents are added first.
@@ -399,8 +391,8 @@ class Sensitivity:
         self,
         name: str,
         menu: Callable[[], Mapping[Perturbation, FakeQuantizer | None]],
-        x: torch.Tensor,
-        g: torch.Tensor,
+        x: Tensor,
+        g: Tensor,
         rows: Rows,
         given: _Given,
     ) -> None:
@@ -438,7 +430,7 @@ class Sensitivity:
                     self._add(name, part, Term(each, square, step), self.terms_by_cotangent[cotangent])
         given.of, given.cotangents = None, {}
 
-    def _subsample(self, x: torch.Tensor) -> Subsample:
+    def _subsample(self, x: Tensor) -> Subsample:
         """One row at random of every few, and all of those that are much larger than the mean."""
         count = x.numel() // x.shape[-1]
         step = max(min(x.numel() // _ENOUGH, count // _LEAST_ROWS, 16), 1)
@@ -452,13 +444,11 @@ class Sensitivity:
         index = torch.cat([large.nonzero()[:, 0], picks])
         return Subsample(step, index, torch.where(large[index], 1.0, step**0.5))
 
-    def _term(self, terms: torch.Tensor, rows: Rows) -> Term:
+    def _term(self, terms: Tensor, rows: Rows) -> Term:
         sums, squares = self._sums(terms.flatten(0, -2).sum(-1)[None], rows)
         return Term(sums[0], squares[0], 1)
 
-    def _sums(
-        self, terms: torch.Tensor, rows: Rows, root_weights: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _sums(self, terms: Tensor, rows: Rows, root_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Of terms [S, n] of rows their sums and those of their squares over the rows of every sequence, [S, B]."""
         if root_weights is not None:
             terms = terms * root_weights
@@ -474,7 +464,7 @@ class Sensitivity:
         terms[name, part] = term
 
 
-def change_of(stored: FakeQuantizer, x: torch.Tensor) -> torch.Tensor:
+def change_of(stored: FakeQuantizer, x: Tensor) -> Tensor:
     """What storing changes in a tensor."""
     values = stored(x)
     return values - x if values is x else values.sub_(x)

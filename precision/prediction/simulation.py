@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from assay.formats.format import format_named
 from assay.precision.metrics import Metric
@@ -16,7 +17,7 @@ from assay.precision.observation.operations import traced
 from assay.precision.observation.qparams import QParams
 from assay.precision.observation.running import call, evaluating, mapping
 from assay.precision.observation.streaming import streamed_parameters
-from assay.precision.observation.tracer import LookUp, Product, Tracer, Visitor
+from assay.precision.observation.tracer import LookUp, Product, Visitor
 from assay.precision.prediction.chain import Chain, State
 from assay.precision.prediction.perturbations import Perturbation, perturbations_of
 from assay.precision.schemes import SCHEMES, Scheme, Split
@@ -27,7 +28,7 @@ SPLITS = (":all_reduce", ":accumulator")
 """Sites of a linear whose schemes take its sum in parts: those of ranks, and of each the steps of its accumulator."""
 
 
-class Simulator:
+class Simulator(Visitor):
     """A visitor that runs a model as an assignment would have it: a dict of site names to schemes.
 
     Weights are kept as the schemes store them, by what is stored: what takes another assignment later, or runs other
@@ -38,8 +39,7 @@ class Simulator:
         self._assignment = assignment
         self._qparams = qparams
         self._tied = tied
-        self._weights: dict[tuple[str, int | None, Perturbation], torch.Tensor] = {}
-        self.tracer: Tracer | None = None
+        self._weights: dict[tuple[str, int | None, Perturbation], Tensor] = {}
         self.keeps_streamed = False
         """Whether weights are kept too that are in memory only while their module runs."""
 
@@ -58,9 +58,7 @@ class Simulator:
         """Drop the weights that are kept."""
         self._weights.clear()
 
-    def linear(
-        self, name: str, x: torch.Tensor, weight: torch.Tensor, expert: int | None, product: Product
-    ) -> torch.Tensor:
+    def linear(self, name: str, x: Tensor, weight: Tensor, expert: int | None, product: Product) -> Tensor:
         owner = self._tied.get(name, name)
         scheme = self._assignment.get(owner)
         stored = self._weight(name, weight, expert)
@@ -71,17 +69,17 @@ class Simulator:
         splits = [split for split in summed if split is not None]
         return split_product(x, stored, splits, product) if splits else product(x, stored)
 
-    def embedding(self, name: str, ids: torch.Tensor, weight: torch.Tensor, look_up: LookUp) -> torch.Tensor:
+    def embedding(self, name: str, ids: Tensor, weight: Tensor, look_up: LookUp) -> Tensor:
         return look_up(self._weight(name, weight, None))
 
-    def values(self, name: str, x: torch.Tensor, part: str = "") -> torch.Tensor:
+    def values(self, name: str, x: Tensor, part: str = "") -> Tensor:
         scheme = self._assignment.get(name)
         if scheme is None:
             return x
         stored = self._qparams.values(name, scheme, part)
         return x if stored is None else stored(x)
 
-    def _weight(self, name: str, weight: torch.Tensor, expert: int | None) -> torch.Tensor:
+    def _weight(self, name: str, weight: Tensor, expert: int | None) -> Tensor:
         owner = self._tied.get(name, name)
         scheme = self._assignment.get(owner)
         how = None if scheme is None else next((each for each in perturbations_of(scheme) if each[0] == "weight"), None)
@@ -96,7 +94,7 @@ class Simulator:
         return stored
 
 
-def split_product(x: torch.Tensor, weight: torch.Tensor, splits: Sequence[Split], product: Product) -> torch.Tensor:
+def split_product(x: Tensor, weight: Tensor, splits: Sequence[Split], product: Product) -> Tensor:
     """x @ weight' with the sum over K in parts, each partial and each running sum rounded; the parts again in parts.
 
     The bias comes last, in full precision, as epilogues have it.
@@ -108,7 +106,7 @@ def split_product(x: torch.Tensor, weight: torch.Tensor, splits: Sequence[Split]
     return out + product(torch.zeros_like(x), weight)
 
 
-def _summed(x: torch.Tensor, weight: torch.Tensor, splits: Sequence[Split]) -> torch.Tensor:
+def _summed(x: Tensor, weight: Tensor, splits: Sequence[Split]) -> Tensor:
     """x [G, R, K] and a weight [G, N, K] to [G, R, N]."""
     if not splits:
         return x @ weight.mT
@@ -116,7 +114,7 @@ def _summed(x: torch.Tensor, weight: torch.Tensor, splits: Sequence[Split]) -> t
     columns = weight.shape[-1]
     length = split.length or -(-columns // split.parts)
     partial, total = format_named(split.partial), format_named(split.total)
-    running: torch.Tensor | None = None
+    running: Tensor | None = None
     for start in range(0, columns, length):
         some = slice(start, start + length)
         part = round_element(_summed(x[..., some], weight[..., some], inner), partial)
@@ -126,12 +124,12 @@ def _summed(x: torch.Tensor, weight: torch.Tensor, splits: Sequence[Split]) -> t
 
 def simulated(
     model: torch.nn.Module, batch: Any, metric: Metric, observed: Observed, assignment: Mapping[str, str]
-) -> torch.Tensor:
+) -> Tensor:
     """What is compared of the model's outputs for a batch with an assignment simulated."""
     return output_of(model, batch, metric, Simulator.of(observed, assignment))
 
 
-def output_of(model: torch.nn.Module, batch: Any, metric: Metric, visitor: Visitor) -> torch.Tensor:
+def output_of(model: torch.nn.Module, batch: Any, metric: Metric, visitor: Visitor) -> Tensor:
     """What is compared of the model's outputs for a batch, run by way of a visitor."""
     with torch.no_grad(), evaluating(model), traced(model, visitor):
         return metric.output(call(model, batch), mapping(batch))
@@ -153,7 +151,7 @@ def run_batched(
     metric: Metric,
     observed: Observed,
     assignments: Sequence[Mapping[str, str]],
-    record: Callable[[int, int, torch.Tensor], None],
+    record: Callable[[int, int, Tensor], None],
     done: Callable[[], None] = lambda: None,
 ) -> None:
     """Call ``found`` with each assignment's number, each batch's number, and what is compared of the outputs; ``done``
@@ -230,7 +228,7 @@ def _run_group(
     metric: Metric,
     observed: Observed,
     plans: Mapping[int, Plan],
-    record: Callable[[int, int, torch.Tensor], None],
+    record: Callable[[int, int, Tensor], None],
     done: Callable[[], None],
 ) -> list[int]:
     """Run a group; those that have to run by themselves are given back."""

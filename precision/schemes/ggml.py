@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from assay.configs import table
 from assay.formats.format import Format
@@ -64,7 +65,7 @@ def block_types() -> dict[str, BlockType]:
     return {name: BlockType(name=name, **row) for name, row in table("ggml").items()}
 
 
-def pack(x: torch.Tensor, kind: BlockType, importance: torch.Tensor | None = None) -> torch.Tensor:
+def pack(x: Tensor, kind: BlockType, importance: Tensor | None = None) -> Tensor:
     """The blocks (uint8 [..., row bytes], on the CPU) that ggml's quantiser stores a weight x [..., K] in.
 
     importance: [K], positive: what the squared error of each column is weighted by, as with ``llama-quantize
@@ -89,7 +90,7 @@ def pack(x: torch.Tensor, kind: BlockType, importance: torch.Tensor | None = Non
     return packed
 
 
-def unpack(packed: torch.Tensor, kind: BlockType) -> torch.Tensor:
+def unpack(packed: Tensor, kind: BlockType) -> Tensor:
     """The values (float32 [..., K]) of blocks (uint8 [..., row bytes], on the CPU)."""
     blocks = packed.contiguous()
     values = torch.empty(*packed.shape[:-1], packed.shape[-1] // kind.bytes * kind.block)
@@ -97,7 +98,7 @@ def unpack(packed: torch.Tensor, kind: BlockType) -> torch.Tensor:
     return values
 
 
-def rounded(x: torch.Tensor, kind: BlockType) -> torch.Tensor:
+def rounded(x: Tensor, kind: BlockType) -> Tensor:
     """x [..., K] (float32) as a product of ggml's CPU code has its other operand, rounded to ``kind`` first.
 
     A block with NaN or an infinity in it is NaN: what ggml makes of one isn't defined.
@@ -143,9 +144,9 @@ def _by_rows(some: Callable[[int, int], None], rows: int, columns: int) -> None:
             done.result()
 
 
-def _laid(x: torch.Tensor) -> torch.Tensor:
+def _laid(x: Tensor) -> Tensor:
     return x.detach().to("cpu", torch.float32).contiguous()
 
 
-def _address(x: torch.Tensor | None) -> int | None:
+def _address(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()

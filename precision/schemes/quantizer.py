@@ -6,6 +6,7 @@ from functools import cache
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from assay.formats.format import Format, format_named
 from assay.formats.rounding import round_to
@@ -16,7 +17,7 @@ _CASTS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float8_e5m2": t
 """Formats whose casts are one rounding from float32, and fast; e4m3's is slow on a CPU."""
 
 
-def round_element(x: torch.Tensor, target: Format, *, over: bool = False) -> torch.Tensor:
+def round_element(x: Tensor, target: Format, *, over: bool = False) -> Tensor:
     """x (float32, any shape) rounded to the nearest value of ``target`` (ties to even), as float32.
 
     16-bit formats and e5m2 overflow to infinity as their casts do; others expect x within their range. over: x may be
@@ -37,7 +38,7 @@ def round_element(x: torch.Tensor, target: Format, *, over: bool = False) -> tor
 
 
 @cache
-def _codebook(target: Format, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _codebook(target: Format, device: torch.device) -> tuple[Tensor, Tensor]:
     """The values (float32), ascending, and between each two the largest float32 that is rounded to the lower."""
     values = torch.tensor(sorted(target.values), dtype=torch.float64)
     between = ((values[:-1] + values[1:]) / 2).float()
@@ -46,14 +47,14 @@ def _codebook(target: Format, device: torch.device) -> tuple[torch.Tensor, torch
     return between.to(device), values.float().to(device)
 
 
-def _tf32(x: torch.Tensor) -> torch.Tensor:
+def _tf32(x: Tensor) -> Tensor:
     """To 10 stored significand bits, in integers: half of the last place less one, plus that place's own bit."""
     bits = x.contiguous().view(torch.int32)
     rounded = (bits >> 13).bitwise_and_(1).add_(0x0FFF).add_(bits).bitwise_and_(~0x1FFF)
     return rounded.view(torch.float32).add_(x.clamp(0.0, 0.0)).copysign_(x)  # what is added is zero, or NaN
 
 
-def _by_binade(x: torch.Tensor, target: Format) -> torch.Tensor:
+def _by_binade(x: Tensor, target: Format) -> Tensor:
     """One addition rounds where the format ends: see `formats.rounding`, here with float32's 24 digits."""
     exponent = x.contiguous().view(torch.int32) & 0x7F800000
     exponent.clamp_((target.min_exponent + 127) << 23, (target.max_exponent + 127) << 23)
@@ -125,7 +126,7 @@ _TINY = torch.finfo(torch.float32).tiny
 _STEP = 16
 """Columns of the smallest groups of any scheme."""
 
-Reduce = Callable[..., torch.Tensor]
+Reduce = Callable[..., Tensor]
 """torch.amin or torch.amax."""
 
 
@@ -133,14 +134,14 @@ Reduce = Callable[..., torch.Tensor]
 class Scales:
     """What is stored beside the codes. Shapes broadcast against the tensor as `grouped` lays it out."""
 
-    scale: torch.Tensor
+    scale: Tensor
     """float32, as it is multiplied with: for NVFP4 the e4m3 scale divided by ``divisor`` already."""
-    zero: torch.Tensor | None = None
-    divisor: torch.Tensor | None = None
+    zero: Tensor | None = None
+    divisor: Tensor | None = None
     """NVFP4's scale of the tensor, in the convention of compressed-tensors: 448 * 6 / largest magnitude."""
 
 
-def grouped(x: torch.Tensor, quantizer: Quantizer, within: int = 1) -> tuple[torch.Tensor, tuple[int, ...]]:
+def grouped(x: Tensor, quantizer: Quantizer, within: int = 1) -> tuple[Tensor, tuple[int, ...]]:
     """x laid out so that one axis or two hold what shares a scale, and these axes: its values keep their order.
 
     Rows: [..., K] itself. Groups: [..., K/size, size]. Blocks: [..., N/size, size, K/size, size], padded with zeros.
@@ -159,7 +160,7 @@ def grouped(x: torch.Tensor, quantizer: Quantizer, within: int = 1) -> tuple[tor
     return x, ((-1,) if quantizer.per == "row" else tuple(range(x.dim())))
 
 
-def _restored(laid: torch.Tensor, shape: torch.Size, quantizer: Quantizer) -> torch.Tensor:
+def _restored(laid: Tensor, shape: torch.Size, quantizer: Quantizer) -> Tensor:
     if quantizer.per == "group":
         return laid.flatten(-2)
     if quantizer.per == "block":
@@ -172,11 +173,11 @@ class Extremes:
     """The extreme values of a tensor's rows in steps of a few columns, from which those of any grouping are taken: for
     several quantizers of one weight."""
 
-    def __init__(self, x: torch.Tensor) -> None:
+    def __init__(self, x: Tensor) -> None:
         self.x = x
-        self._fine: dict[tuple[Reduce, bool], torch.Tensor] = {}
+        self._fine: dict[tuple[Reduce, bool], Tensor] = {}
 
-    def of(self, quantizer: Quantizer, reduce: Reduce, *, magnitudes: bool = False) -> torch.Tensor:
+    def of(self, quantizer: Quantizer, reduce: Reduce, *, magnitudes: bool = False) -> Tensor:
         """As `_extreme`."""
         if self.x.shape[-1] % _STEP or quantizer.size % _STEP:
             return _extreme(self.x, quantizer, reduce, magnitudes=magnitudes)
@@ -188,9 +189,7 @@ class Extremes:
         return reduce(laid, axes, keepdim=True)
 
 
-def _extreme(
-    x: torch.Tensor | Extremes, quantizer: Quantizer, reduce: Reduce, *, magnitudes: bool = False
-) -> torch.Tensor:
+def _extreme(x: Tensor | Extremes, quantizer: Quantizer, reduce: Reduce, *, magnitudes: bool = False) -> Tensor:
     """The extreme values, or magnitudes, of what shares a scale, as `grouped` lays it out."""
     if isinstance(x, Extremes):
         return x.of(quantizer, reduce, magnitudes=magnitudes)
@@ -199,10 +198,7 @@ def _extreme(
 
 
 def scales_of(
-    x: torch.Tensor | Extremes,
-    quantizer: Quantizer,
-    shrink: torch.Tensor | float = 1.0,
-    divisor: torch.Tensor | None = None,
+    x: Tensor | Extremes, quantizer: Quantizer, shrink: Tensor | float = 1.0, divisor: Tensor | None = None
 ) -> Scales:
     """Scales by the largest magnitude (or range) of what shares one, times ``shrink`` (float32, broadcasts).
 
@@ -232,19 +228,19 @@ def scales_of(
     return Scales(_held(scale, quantizer))
 
 
-def divisor_of(magnitudes: torch.Tensor, quantizer: Quantizer) -> torch.Tensor:
+def divisor_of(magnitudes: Tensor, quantizer: Quantizer) -> Tensor:
     """NVFP4's scale of the tensor, 448 * 6 / largest magnitude: it brings the largest group's scale to e4m3's end."""
     whole = _E4M3.largest * quantizer.element.largest / magnitudes.amax().clamp(min=_TINY)
     return torch.where(whole.isfinite(), whole, 1.0)
 
 
-def _held(scale: torch.Tensor, quantizer: Quantizer) -> torch.Tensor:
+def _held(scale: Tensor, quantizer: Quantizer) -> Tensor:
     """The scale as it is stored; where all is zero any will do, here the epsilon of its format."""
     format = format_named(quantizer.scale_format)
     return torch.where(scale == 0, format.epsilon, round_element(scale, format).clamp(min=_TINY))
 
 
-def _power_of_two(largest: torch.Tensor, quantizer: Quantizer) -> torch.Tensor:
+def _power_of_two(largest: Tensor, quantizer: Quantizer) -> Tensor:
     significand, exponent = torch.frexp(largest)  # largest = significand * 2^exponent, significand in [1/2, 1)
     # What a value of this significand would round past the largest element from, in the element's last binade.
     threshold = {"float6_e2m3fn": 1.9375}.get(quantizer.format, 1.75)
@@ -252,7 +248,7 @@ def _power_of_two(largest: torch.Tensor, quantizer: Quantizer) -> torch.Tensor:
     return torch.ldexp(torch.ones_like(largest), exponent.clamp(-127, 127))
 
 
-def codes_of(x: torch.Tensor, quantizer: Quantizer, scales: Scales) -> torch.Tensor:
+def codes_of(x: Tensor, quantizer: Quantizer, scales: Scales) -> Tensor:
     """The element values (float32, laid out by `grouped`) that x is stored as."""
     laid, _ = grouped(x, quantizer)
     scaled = laid / scales.scale
@@ -262,12 +258,12 @@ def codes_of(x: torch.Tensor, quantizer: Quantizer, scales: Scales) -> torch.Ten
     return round_element(scaled, quantizer.element, over=True)
 
 
-def values_of(codes: torch.Tensor, quantizer: Quantizer, scales: Scales, shape: torch.Size) -> torch.Tensor:
+def values_of(codes: Tensor, quantizer: Quantizer, scales: Scales, shape: torch.Size) -> Tensor:
     """The values (float32, of ``shape``) that codes stand for."""
     return _restored((codes if scales.zero is None else codes - scales.zero) * scales.scale, shape, quantizer)
 
 
-def store(x: torch.Tensor, quantizer: Quantizer, scales: Scales | None = None) -> torch.Tensor:
+def store(x: Tensor, quantizer: Quantizer, scales: Scales | None = None) -> Tensor:
     """x (float32) stored and read back; with its own scales where none are given.
 
     NaN stays NaN; an infinity spoils what it shares a scale with, as it does in a kernel.

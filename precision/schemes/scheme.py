@@ -153,12 +153,7 @@ _VALUES = [
     Scheme(name="kv-fp8", site_types=_CACHE, activation=_FP8_STATIC),
     # As vLLM's FlashAttention-3 has it: K, V and the rotated queries in E4M3, each with a scale of the tensor.
     Scheme(
-        name="kv-fp8-q",
-        site_types=_CACHE,
-        activation=_FP8_STATIC,
-        queries=_FP8_STATIC,
-        compute="fp8",
-        on_request=True,
+        name="kv-fp8-q", site_types=_CACHE, activation=_FP8_STATIC, queries=_FP8_STATIC, compute="fp8", on_request=True
     ),
     Scheme(name="kv-int8", site_types=_CACHE, activation=_INT8_TOKEN),
     Scheme(name="kv-int4", site_types=_CACHE, activation=Quantizer(format="int4", per="row", symmetric=False)),

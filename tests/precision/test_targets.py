@@ -126,7 +126,7 @@ def test_an_engine_that_runs_each_linear_alone_may_give_each_a_scheme() -> None:
 
 def test_experts_that_are_modules_are_one_tensor_of_a_kind() -> None:
     """Experts' linears of a kind take one scheme together where linears run apart, for one tensor holds them."""
-    observer = Observer(torch.nn.Module(), EngineRules(apart=True))
+    observer = Observer(torch.nn.Module(), EngineRules(unfused=True))
     names = [f"layers.0.mlp.experts.{expert}.{part}" for expert in (0, 11) for part in ("w1", "w3")]
     units = [observer._unit(name) for name in names]
     assert units == ["layers.0.mlp.experts.*.w1", "layers.0.mlp.experts.*.w3"] * 2
