@@ -148,38 +148,39 @@ class Audit:
         return tuple(each for each in self.observed.menu(site) if allowed is None or each in allowed)
 
     def predict(self, assignment: Mapping[str, str]) -> Prediction:
-        """The error of an assignment with its 95 % interval. No model is run, but in the first call, to calibrate."""
+        """Return the error of an assignment with its 95 % interval. The model runs in the first call only, to
+        calibrate."""
         return self._calibrated().predict(self.checked(assignment))
 
     def measure(self, assignment: Mapping[str, str]) -> MeasuredError:
-        """The error with that assignment simulated, over the held-out batches where there are any: a float with
+        """Return the error with the assignment simulated, over the held-out batches where there are any: a float with
         ``low`` and ``high``, its 95 % interval over sequences; not finite where the model breaks."""
         return self.report_evaluator.error(self.checked(assignment))
 
     def measure_together(self, assignments: Sequence[Mapping[str, str]]) -> list[MeasuredError]:
-        """The same of several, which run side by side."""
+        """Return `measure` of several assignments, which run in one batch."""
         self.report_evaluator.measure_all([self.checked(each) for each in assignments])
         return [self.measure(each) for each in assignments]
 
     def trial(self, assignment: Mapping[str, str]) -> MeasuredError:
-        """The same over ``batches``, by which is calibrated and chosen."""
+        """Return the error over ``batches``, on which the audit calibrates and chooses."""
         return self.choice_evaluator.error(self.checked(assignment))
 
     def agreement(self, assignment: Mapping[str, str]) -> float | None:
-        """The share of tokens (of a classifier, of sequences) of which the most likely one stays the same, over what
-        `measure` is over; None for metrics whose outputs have none."""
+        """Return the share of tokens (of a classifier: sequences) whose most likely value stays the same, over the data
+        of `measure`; None for metrics without such outputs."""
         return self.report_evaluator.agreement(self.checked(assignment))
 
     def positions(self, assignment: Mapping[str, str], batches: Sequence[Any]) -> Curve:
-        """The error over positions of long sequences. Raises BadAssignment, NoData, WrongShape."""
+        """Return the error over positions of long sequences. Raises BadAssignment, NoData, WrongShape."""
         given, chosen = normalised(batches, self.model), self.checked(assignment)
         return error_by_position(self.model, given, self.metric, self.observed, chosen)
 
     def predictor_over(self, batches: Sequence[Any], further: int = 0) -> Predictor:
-        """What predicts, by its `predict`, the errors of checked assignments over other sequences: longer ones, or of
-        other text. What was measured to calibrate is measured over them too, and the interval is fitted to that.
+        """Return a predictor of the errors over other sequences: longer ones, or other text. The calibration's
+        assignments are measured over them too, and the interval is fitted to that.
 
-        further: it holds for so many other sequences like them; 0: for these. Raises BadModel, NoData.
+        further: the interval holds for this many other sequences like them; 0: for these. Raises BadModel, NoData.
         """
         predictor, given = self._calibrated(), normalised(batches, self.model)
         routing = routing_of(self.model, given, self.observed)
@@ -203,12 +204,13 @@ class Audit:
         max_prefill: float | None = None,
         fixed: Collection[str] = (),
     ) -> Assignment:
-        """The assignment to take under budgets, measured: of least error, or of fewest bytes if only the error has one.
+        """Return the assignment to use under budgets, measured: of least error, or of fewest bytes where only the error
+        has a budget.
 
         max_error: in the metric's unit. max_bytes: of all weights. max_kv_bytes: of the cache at the context length of
-        ``shape``. max_time: seconds of a decode step on the target's device, max_prefill of a prefill. fixed: sites
-        that keep their own format. Where no assignment meets them, the closest, with ``met`` False and the budgets
-        that bind in ``why``. Raises UnknownOption, BadAssignment.
+        ``shape``. max_time: seconds of a decode step on the target's device, max_prefill: of a prefill. fixed: sites
+        that keep their own format. Where no assignment meets the budgets: the closest, with ``met`` False and the
+        binding budgets in ``why``. Raises UnknownOption, BadAssignment.
         """
         budgets: dict[Quantity, float | None] = {"error": max_error, "bytes": max_bytes, "kv_bytes": max_kv_bytes}
         budgets |= {"prefill": max_prefill, "decode": max_time}
@@ -228,45 +230,48 @@ class Audit:
         return assignment
 
     def limit(self, schemes: Collection[str]) -> None:
-        """Choose from no other schemes than these, such as those that an export has words for; what is predicted and
-        measured may have others."""
+        """Choose from these schemes only, such as those that an export supports; others can still be predicted and
+        measured."""
         self._allowed_schemes = frozenset(schemes)
 
     def pareto(self, points: int = 16) -> list[tuple[float, float, Prediction, Assignment]]:
-        """(bytes, seconds of a decode step or NaN, prediction, assignment), none beaten in bytes and error."""
+        """Return (bytes, seconds of a decode step or NaN, prediction, assignment) of assignments not dominated in bytes
+        and error."""
         recommender = Recommender(self._chooser(), self.trial, self.roofline)
         assignments = [recommender.evaluated(assignment) for assignment in recommender.front(points)]
         return [(each.cost.bytes, each.cost.decode, each.prediction, each) for each in assignments]
 
     def cost(self, assignment: Mapping[str, str]) -> Cost:
-        """Bytes and, on the target's device, times of an assignment; NaN without one."""
+        """Return bytes and, on the target's device, times of an assignment; NaN without a device."""
         return self.roofline.cost_of(self.checked(assignment))
 
     @cached_property
     def noise_floor(self) -> MeasuredError:
-        """The error with every site rounded to bfloat16: below it, what runs in 16 bits can't be told apart."""
+        """The error with every site rounded to bfloat16: smaller differences mean nothing for a model that runs in 16
+        bits."""
         return self.report_evaluator.error(dict.fromkeys(self.observed.bf16_sites, "bf16"))
 
     def reliability(self, assignment: Mapping[str, str]) -> list[str]:
-        """`precision.reliability` of an assignment."""
+        """Return the reasons not to trust the prediction; see `precision.reliability`."""
         chosen, predictor = self.checked(assignment), self._calibrated()
         return reasons(predictor, chosen, [pair.measured for _, pair in self.measured], self.routing)
 
     def contribution(self, site: str, scheme: str) -> float:
-        """The predicted error of one site alone, before calibration."""
+        """Return the predicted error of one site alone, before calibration."""
         return self.predictor.uncalibrated(self.checked({site: scheme}))[0]
 
     def calibrate(self, count: int = 20) -> None:
-        """Measure ``count`` assignments, drawn at random from dense to sparse and from the front of bytes and error,
-        and fit the interval to them: 19 are the fewest that promise 95 %. As many more are measured as hang on routers'
-        flips, by which no interval is judged."""
+        """Measure ``count`` assignments and fit the interval to them; a 95 % interval needs at least 19.
+
+        They are drawn at random, from dense to sparse, and from the Pareto front of bytes and error. Assignments whose
+        error depends on routers' flips don't count, and are replaced by as many more.
+        """
         if self.routing is not None:
             self.predictor = replace(self.predictor, flips=self.routing.count)
         for _ in range(2):
             self._calibrate_on(range(len(self.measured), count + self.predictor.calibration.unscored))
 
     def _calibrate_on(self, indices: range) -> None:
-        """Measure what is drawn for these places, and fit the interval to all that was drawn."""
         if not indices:
             return
         done, last = counting(1), len(indices) - 1
@@ -281,12 +286,12 @@ class Audit:
         self.predictor = self._refitted(self.predictor)
 
     def random_assignment(self, draw: random.Random, share: float = 1.0, *, fine: bool = False) -> dict[str, str]:
-        """A random scheme at every site, or at a random share of them (one at least); 0: one wherever it may stand.
-        fine: of the half of each menu with the smaller errors, as what is recommended mostly has."""
+        """Return a random scheme at every site, or at a random share of them (at least one); share 0: one scheme
+        wherever possible. fine: from the half of each menu with the smaller errors, as most recommendations."""
         return random_assignment(self.predictor, draw, share, fine=fine)
 
     def checked(self, assignment: Mapping[str, str]) -> dict[str, str]:
-        """The assignment, its names known and allowed, that of a tied weight put at the site that holds it.
+        """Return the assignment with its names checked and the scheme of a tied weight moved to the site that holds it.
 
         Raises BadAssignment, UnknownScheme.
         """
@@ -294,8 +299,7 @@ class Audit:
 
     @cached_property
     def routing(self) -> Routing | None:
-        """How far assignments move the margins of routers; None without them. Runs one backward pass where there are
-        routers."""
+        """How far assignments move the margins of routers, by one backward pass; None for a model without routers."""
         with self._timed("routers"):
             return routing_of(self.model, self.batches, self.observed)
 
@@ -305,7 +309,7 @@ class Audit:
         return self.predictor
 
     def _chooser(self) -> Predictor:
-        """What assignments are chosen by: menus hold what may be chosen."""
+        """The predictor whose menus hold the allowed schemes only."""
         predictor = self._calibrated()
         return (
             predictor
@@ -317,7 +321,8 @@ class Audit:
         return recalibrated(predictor, self.measured)
 
     def _sampling(self) -> float:
-        """Standard error of the logarithm of an error over ``check`` over that over ``batches``."""
+        """Return the standard error of the logarithm of an error over ``check`` divided by the error over
+        ``batches``."""
         if self.check is None:
             return 0.0
         spread = relative_spread(
@@ -328,7 +333,7 @@ class Audit:
         )
 
     def _differentiated(self) -> QuadraticForm:
-        """The form, from forward and backward passes of each batch, or from the cache."""
+        """Return the quadratic form, from forward and backward passes of each batch, or from the cache."""
         if self.options.cache and (kept := self.options.cache.products(self.observed.menus)):
             return QuadraticForm(kept)
         given, chain = (self.model, self.batches, self.metric, self.observed), self.choice_evaluator.chain
@@ -402,7 +407,7 @@ def audit(
 
 
 def advise(audit: Audit) -> list[Finding]:
-    """All findings of an audit: what breaks first, then what a prediction can't see, what costs most, and notes.
+    """Return all findings of an audit: what breaks the model, what a prediction can't show, what costs most, and notes.
 
     No assignment is run; one more backward pass over the calibration data gives the random control.
     """
@@ -412,9 +417,9 @@ def advise(audit: Audit) -> list[Finding]:
 
 
 def reliability(audit: Audit, assignment: Mapping[str, str]) -> list[str]:
-    """Reasons to measure this assignment rather than to trust its prediction, a sentence each; none: trust it.
+    """Return the reasons to measure this assignment rather than trust its prediction, a sentence each; empty: trust it.
 
-    Runs one backward pass over the calibration data the first time it is asked about a model with routers, and, like
-    `predict`, the calibration where there is none yet. Raises BadAssignment, UnknownScheme.
+    Runs one backward pass over the calibration data at the first call for a model with routers and, like `predict`,
+    calibrates first if need be. Raises BadAssignment, UnknownScheme.
     """
     return audit.reliability(assignment)

@@ -1,5 +1,5 @@
-"""What needs no audit to think of, beside what it recommends, over the same sequences: one scheme everywhere, the first
-and last layers kept, the model as it is served in bfloat16."""
+"""Simple alternatives measured over the same sequences as the recommendation: one scheme everywhere, the first and last
+layers unquantised, the model served in bfloat16."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from assay.precision.schemes import SCHEMES
 from assay.precision.units import format_bytes, format_error
 
 _AS_GOOD = 0.05
-"""Share of the recommended assignment's error that another one's may be larger by and count as good."""
+"""An alternative is as good if its error is larger than the recommended assignment's by at most this share."""
 UNQUANTISED = "bfloat16, as served unquantised"
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """An assignment that stands beside the recommended one."""
+    """A simple assignment to compare the recommended one with."""
 
     name: str
     assignment: Mapping[str, str]
@@ -32,20 +32,19 @@ class Baseline:
     difference: Difference
     """Its error minus that of the recommended assignment, paired by sequence."""
     instead: bool
-    """Whether it is as good at no more bytes, so that it should be taken."""
+    """It is as good at no more bytes, so it should be preferred."""
     words: str
 
 
 def baselines(
     audit: Audit, chosen: Assignment, *, fixed: Collection[str] = (), max_error: float = math.inf, caches: bool = True
 ) -> list[Baseline]:
-    """Each measured as ``chosen`` was, those of fewest bytes first, the model in bfloat16 last.
+    """Return the baselines, each measured as ``chosen`` was, sorted by bytes; the model in bfloat16 comes last.
 
-    Every scheme of the menus that stores weights or KV caches stands once at all linears that it fits, routers apart,
-    once with the first and the last layer and what belongs to none kept, and once at tables of embeddings too. fixed:
-    names of sites that keep their own format. max_error: a budget that a baseline must keep too to be as good.
-    caches: whether the model is served with KV caches, as what decodes is.
-    Raises BadAssignment where ``chosen`` was not measured.
+    Every scheme of the menus that stores weights or KV caches is assigned to all linears that it fits except routers;
+    to the same without the first and the last layer and the linears outside of the layers; and to the embedding tables
+    too. fixed: names of sites that keep their own format. max_error: a budget that a baseline must meet to be as good.
+    caches: the model is served with KV caches, as decoders are. Raises BadAssignment where ``chosen`` was not measured.
     """
     reference = chosen.measured
     if not isinstance(reference, MeasuredError):
@@ -108,7 +107,6 @@ def _beside(
 
 
 def _words(gap: Difference, cost: Cost, chosen: Cost) -> str:
-    """Which has the smaller error, where the interval says so, and which more bytes."""
     if math.isnan(gap.error):
         error = "both break the model"
     elif math.isinf(gap.error):

@@ -1,4 +1,4 @@
-"""What an audit measures at a model's output, and the cotangents whose products with a change estimate it.
+"""The metrics at a model's output, and the random cotangents whose products with a change estimate them.
 
 Each metric is a quadratic form in the change dz of the output, E[(v . dz)^2] over random cotangents v: for the
 Kullback-Leibler divergence of next-token distributions, KL(p || p~) = 1/2 dz' (diag p - p p') dz + O(dz^3), so v has
@@ -19,7 +19,7 @@ from assay.precision.errors import WrongShape
 Batch = Mapping[str, Any]
 
 _POSITIONS = 256
-"""Positions of a batch that are compared at once where each is told by itself."""
+"""Positions of a batch that `by_position` compares at once, to bound memory."""
 
 
 class Metric(ABC):
@@ -28,43 +28,43 @@ class Metric(ABC):
     name: str
     unit: str
     power: float = 2.0
-    """1 where the metric grows with the square of a change, 2 where it is the root of that: an amplitude."""
+    """1 where the metric grows with the square of a change, 2 where it is the root of that (an amplitude)."""
     factor: float = 1.0
-    """Squares of (v . dz) to a unit of distance, in expectation."""
+    """The expected (v . dz)^2 for each unit of distance."""
 
     @abstractmethod
     def output(self, outputs: Any, batch: Batch) -> Tensor:
-        """The tensor that is compared, [B, ...]."""
+        """Return the tensor to compare, [B, ...]."""
 
     @abstractmethod
     def cotangent(self, output: Tensor, batch: Batch, generator: torch.Generator) -> Tensor:
-        """A random v of the output's shape, independent between positions, zero at padding."""
+        """Return a random v of the output's shape, independent between positions, zero at padding."""
 
     @abstractmethod
     def distance(self, reference: Tensor, output: Tensor) -> Tensor:
-        """The distance of one batch at each of its positions, or a term of it."""
+        """Return the distance of one batch at each of its positions, or a term of it."""
 
     @abstractmethod
     def weights(self, reference: Tensor, batch: Batch) -> Tensor:
-        """What sums over sequences are divided by in the end: what each adds to that, float64 [B]."""
+        """Return each sequence's part of the divisor of sums over sequences, float64 [B]."""
 
     def compared(self, output: Tensor, batch: Batch) -> Tensor:
-        """The output with zeros where nothing is compared."""
+        """Return the output with zeros at padding."""
         return _at_valid(output, batch)
 
     def compare(self, reference: Tensor, output: Tensor, batch: Batch) -> Tensor:
-        """The distance of each sequence, summed over its positions, float64 [B]; their sum over the sum of weights is
-        the metric's `mean`."""
+        """Return the distance of each sequence, summed over its positions, float64 [B]. The metric is `mean` of their
+        sum and the sum of weights."""
         return _by_sequence(_at_valid(self.distance(reference, output), batch))
 
     def agreeing(self, reference: Tensor, output: Tensor, batch: Batch) -> Tensor | None:
-        """At how many positions of each sequence both mean the same, float64 [B], of as many as `weights`; None: the
-        metric's outputs mean nothing that agrees or not."""
+        """Return at how many positions of each sequence the most likely value is the same, float64 [B], out of
+        `weights`; None for a metric without such outputs."""
         return None
 
     def by_position(self, reference: Tensor, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The distance of each position and what it is divided by, float64 [B, T], of outputs [B, T, ...]; some
-        positions at a time, for float64 takes twice the memory. Raises WrongShape for other outputs."""
+        """Return the distance and the weight of each position, float64 [B, T], of outputs [B, T, ...]; in chunks, since
+        float64 takes twice the memory. Raises WrongShape for other outputs."""
         if reference.dim() < 3:
             shape = list(reference.shape)
             raise WrongShape(f"expected outputs of every position, [B, T, ...], for errors over positions, got {shape}")
@@ -80,15 +80,15 @@ class Metric(ABC):
         return whole[0], whole[1]
 
     def error(self, squares: Any, weight: float) -> Any:
-        """The metric from a sum of squares of (v . dz), numbers or an array of them."""
+        """Return the metric from a sum of squares (v . dz)^2, a number or an array."""
         return self.mean(squares, self.factor * weight)
 
     def squares(self, error: float, weight: float) -> float:
-        """The sum of squares at which `error` is ``error``."""
+        """Return the sum of squares at which `error` is ``error``."""
         return float(self.factor * weight * error**self.power)
 
     def mean(self, total: Any, weight: float) -> Any:
-        """The metric from a sum of distances."""
+        """Return the metric from a sum of distances."""
         return (total / weight) ** (1 / self.power)
 
 
@@ -109,19 +109,19 @@ def _tensor(outputs: Any, *names: str) -> Tensor:
 
 
 def mask_of(batch: Batch) -> Tensor | None:
-    """Which positions are no padding, bool [B, T], of an encoder's and a decoder's the decoder's; None where no mask
-    says."""
+    """Return which positions are no padding, bool [B, T], the decoder's of an encoder-decoder; None without a mask."""
     mask = batch.get("decoder_attention_mask" if "decoder_input_ids" in batch else "attention_mask")
     return mask > 0 if isinstance(mask, Tensor) and mask.dim() == 2 else None
 
 
 def padding_of(batch: Any) -> Tensor | None:
-    """The same of every sequence that a model sees; None where it sees two kinds, an encoder's and a decoder's."""
+    """Return `mask_of` where it holds for all sequences of the model; None for an encoder-decoder, which has two
+    kinds."""
     return mask_of(batch) if isinstance(batch, Mapping) and "decoder_input_ids" not in batch else None
 
 
 def _valid(output: Tensor, batch: Batch) -> Tensor:
-    """Which positions of [B, T, ...] count, bool [B, T, 1, ...]; all where no attention mask has that shape."""
+    """Return which positions of [B, T, ...] count, bool [B, T, 1, ...]; all where no attention mask has that shape."""
     mask = mask_of(batch)
     if mask is not None and output.dim() > 2 and mask.shape == output.shape[:2]:
         return mask.to(output.device).reshape(*mask.shape, *(1,) * (output.dim() - 2))
@@ -129,12 +129,10 @@ def _valid(output: Tensor, batch: Batch) -> Tensor:
 
 
 def _at_valid(values: Tensor, batch: Batch) -> Tensor:
-    """The values with zeros at padding, whatever stands there."""
     return torch.where(_valid(values, batch), values, 0.0)
 
 
 def _by_sequence(values: Tensor) -> Tensor:
-    """Sums over all dimensions but the first, float64 [B]."""
     return values.double().reshape(len(values), -1).sum(1)
 
 
@@ -176,8 +174,8 @@ class KL(Metric):
 
 
 def _divergence(logits: Tensor, others: Tensor) -> Tensor:
-    """KL of the distributions of logits [..., V], [..., 1], in float64: in float32 the terms, of both signs, leave 1e-8
-    where nothing differs."""
+    """Return KL of logits [..., V], [..., 1], in float64: in float32 terms of both signs would leave 1e-8 where nothing
+    differs."""
     p, q = logits.double().log_softmax(-1), others.double().log_softmax(-1)
     return (p.exp() * (p - q)).sum(-1, keepdim=True).clamp(min=0.0)
 
@@ -222,7 +220,7 @@ class Loss(Relative):
 
 
 def metric_named(metric: str | Callable[[Any, Batch], Tensor]) -> Metric:
-    """ "kl", "relative", or a loss of one's own. Raises UnknownOption."""
+    """Return the metric "kl", "relative", or that of a loss function. Raises UnknownOption."""
     if callable(metric):
         return Loss(metric)
     known = {"kl": KL, "relative": Relative}

@@ -1,4 +1,4 @@
-"""What a measured error is worth: its standard error over sequences, its interval, and paired comparisons.
+"""The accuracy of a measured error: its standard error over sequences, its interval, and paired comparisons.
 
 A measured error is a ratio of sums over sequences, of distances d_i to weights w_i (positions, or squares of the
 reference), or a root of that. Its standard error is that of the linearised ratio: Cochran, Sampling Techniques, 1977,
@@ -14,23 +14,23 @@ import numpy as np
 from scipy.special import stdtrit
 
 LEVEL = 0.95
-"""Of the intervals over sequences."""
+"""Confidence level of the intervals over sequences."""
 _DRAWS = 2000
-"""Resampled means: 50 of them lie beyond either end."""
+"""Bootstrap draws: 50 of them lie beyond either end of an interval."""
 
 
 class MeasuredError(float):
-    """An error in the metric's unit that knows what each sequence adds to it: a float with an interval."""
+    """An error in the metric's unit with what each sequence adds to it: a float with an interval."""
 
     distances: np.ndarray
     """[N]: the distance of each sequence, summed over its positions."""
     weights: np.ndarray
-    """[N]: what each is divided by; the error is (sum of distances / sum of weights)^(1 / power)."""
+    """[N]: the divisor of each sequence; the error is (sum of distances / sum of weights)^(1 / power)."""
     power: float
 
     @classmethod
     def of(cls, distances: np.ndarray, weights: np.ndarray, power: float) -> MeasuredError:
-        """From what each of N sequences adds, both [N], the weights of positive sum."""
+        """Return the error from what each of N sequences adds, both [N], the weights of positive sum."""
         with np.errstate(invalid="ignore", over="ignore"):
             error = cls(float(distances.sum() / weights.sum()) ** (1 / power))
         error.distances, error.weights, error.power = distances, weights, power
@@ -38,7 +38,7 @@ class MeasuredError(float):
 
     @property
     def standard_error(self) -> float:
-        """Over sequences; infinite from a single one, NaN where the error is not finite."""
+        """The standard error over sequences; infinite for one sequence, NaN where the error is not finite."""
         return _standard_error(_influence(self)) if math.isfinite(self) else math.nan
 
     @property
@@ -52,7 +52,6 @@ class MeasuredError(float):
         return self._end(1)
 
     def _end(self, sign: int) -> float:
-        """In logarithms, so that neither end is negative."""
         if not math.isfinite(self) or not self > 0:
             return float(self)
         off = _quantile(self) * self.standard_error / self
@@ -74,9 +73,9 @@ class Difference:
 
 
 def difference(first: MeasuredError, second: MeasuredError) -> Difference:
-    """The first error minus the second, paired: what a sequence adds to both cancels.
+    """Return the first error minus the second, paired by sequence, so that what a sequence adds to both cancels.
 
-    An error that isn't finite is larger than one that is. Raises ValueError for errors over other sequences.
+    An error that isn't finite is larger than one that is. Raises ValueError for errors over different sequences.
     """
     if not np.array_equal(first.weights, second.weights):
         raise ValueError("expected errors over the same sequences, got other ones: measure both on the same data")
@@ -92,7 +91,7 @@ def difference(first: MeasuredError, second: MeasuredError) -> Difference:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """One measured error over another of the same sequences, with its 95 % interval."""
+    """One measured error divided by another over the same sequences, with its 95 % interval."""
 
     ratio: float
     low: float
@@ -100,9 +99,10 @@ class Ratio:
 
 
 def ratio(first: MeasuredError, second: MeasuredError) -> Ratio:
-    """The first error over the second, paired by sequences: the interval of the difference of their logarithms.
+    """Return the first error over the second, paired by sequence, with the interval of the difference of their
+    logarithms.
 
-    From a single sequence it has no ends but 0 and infinity; NaN where an error is zero or not finite.
+    From a single sequence the interval is 0 to infinity; NaN where an error is zero or not finite.
     """
     if not (0 < first < math.inf and 0 < second < math.inf):
         return Ratio(math.nan, math.nan, math.nan)
@@ -123,20 +123,20 @@ def relative_spread(errors: list[MeasuredError]) -> float:
 
 
 class OtherSequences:
-    """How far an error over M other sequences may lie from the same over the N at hand, from what these add to it.
+    """The range of the error over M other sequences around the error over the N sequences at hand.
 
     If sequence n adds p_n to a sum that is divided by w_n, both errors are means of draws from one distribution, of
     which the N are a sample. So the logarithm of a resampled mean of M over a resampled one of N (Efron and Tibshirani,
     An Introduction to the Bootstrap, 1993, chapters 8 and 13) spreads as that of the held-out error over the one at
-    hand. Its quantiles 2.5 % and 97.5 % are the ends: an error that hangs on few sequences has a longer interval, and
+    hand. Its quantiles 2.5 % and 97.5 % are the ends: an error that few sequences dominate has a longer interval,
     longer to the side where these are many or none. The ends of a bootstrap are short by Student's t over the normal
-    quantile; its degrees of freedom are taken as the number of sequences that count, (sum p)^2 / sum p^2, less one.
-    Static scales are of the sequences at hand too: where others saturation_cache them, their error is larger.
+    quantile; its degrees of freedom are taken as the effective number of sequences, (sum p)^2 / sum p^2, less one.
+    Static scales are of the sequences at hand too: where other sequences exceed them, their error is larger.
     """
 
     def __init__(self, weights: np.ndarray, count: int, known: int | None = None) -> None:
-        """weights: [N], of the sequences at hand; count: M. known: over how many like them the error is known that
-        those of the M are compared with, where not over the N."""
+        """weights: [N], of the sequences at hand; count: M. known: the number of sequences like them over which the
+        error is known, where not N."""
         generator, number = np.random.default_rng(0), len(weights)
         even, sizes = np.full(number, 1 / number), (count, known or number)
         self._weights = weights
@@ -147,12 +147,12 @@ class OtherSequences:
         self._least = 1 / sum(sizes)
 
     def excess_squares(self, tops: np.ndarray) -> np.ndarray:
-        """By how much largest magnitudes of others exceed the largest of those at hand: their mean square over the M
-        sequences, in each of D draws, [D]. tops: [N], the largest magnitude of each sequence at hand, positive.
+        """Return by how much the largest magnitudes of other sequences exceed the largest at hand: the mean square over
+        the M sequences in each of D draws, [D]. tops: [N], the largest magnitude of each sequence at hand, positive.
 
-        Beyond the k = sqrt(N) largest at hand, magnitudes are taken to have a Pareto tail, whose exponent these tell as
-        far as k samples do: Weissman, Estimation of parameters and large quantiles based on the k largest observations,
-        JASA 1978.
+        Beyond the k = sqrt(N) largest at hand, magnitudes are taken to have a Pareto tail, whose exponent is estimated
+        from these k: Weissman, Estimation of parameters and large quantiles based on the k largest observations, JASA
+        1978.
         """
         generator, number = np.random.default_rng(1), len(tops)
         if number < 3:
@@ -166,8 +166,8 @@ class OtherSequences:
         return squares
 
     def ends(self, parts: np.ndarray, power: float, saturation: np.ndarray | float = 0.0) -> tuple[float, float]:
-        """How far below and above the error its interval reaches, in logarithms: [N] parts of its sum; ``saturation``:
-        what is clipped in each draw, [D], over that sum."""
+        """Return how far the interval reaches below and above the error, in logarithms. parts: [N], the terms of the
+        error's sum; saturation: the clipped energy in each draw, [D], over that sum."""
         if len(parts) < 2 or not parts.sum() > 0:
             return math.inf, math.inf
         ratio = parts.sum() / self._weights.sum()
@@ -185,7 +185,7 @@ class OtherSequences:
 
 
 def _influence(error: MeasuredError) -> np.ndarray:
-    """How far each sequence moves the error, [N], of sum zero."""
+    """Return the derivative of the error by each sequence, [N], of sum zero."""
     if not error > 0:
         return np.zeros_like(error.distances)
     ratio = float(error) ** error.power
@@ -199,14 +199,14 @@ def _standard_error(influence: np.ndarray) -> float:
 
 
 def _counting(parts: np.ndarray) -> float:
-    """How many of the sequences count in a sum of ``parts`` [N], zero or more: (sum p)^2 / sum p^2."""
+    """Return the effective number of sequences in a sum of ``parts`` [N], zero or more: (sum p)^2 / sum p^2."""
     squares = float(np.square(parts).sum())
     return float(parts.sum()) ** 2 / squares if squares else float(len(parts))
 
 
 def _quantile(*errors: MeasuredError) -> float:
-    """Student's t of the errors' sequences, of the error in which fewest count: where a few make most of it, the
-    standard error hangs on these."""
+    """Return Student's t, with the fewest effective sequences of the errors: where a few make most of an error, its
+    standard error depends on these."""
     if len(errors[0].weights) == 1:
         return math.inf
     freedom = max(min(_counting(error.distances) for error in errors) - 1, 1.0)
