@@ -1,6 +1,6 @@
-"""Products in groups: x [..., G * K] with a weight [N, K], of which N / G rows are multiplied with K columns of x each.
+"""Grouped products: x [..., G * K] with a weight [N, K], whose rows are split among G groups of K columns of x.
 
-G is how many times the weight's columns go into those of x; a product of one group is a linear.
+G is the number of columns of x over that of the weight; a product of one group is a linear.
 """
 
 import torch
@@ -8,12 +8,12 @@ from torch import Tensor
 
 
 def count(x: Tensor, weight: Tensor) -> int:
-    """How many groups x [..., G * K] has beside a weight [N, K]."""
+    """Return the number of groups of x [..., G * K] for a weight [N, K]."""
     return x.shape[-1] // max(weight.shape[-1], 1) or 1
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The product [..., N] of x [..., G * K] and a weight [N, K], with a bias [N] added."""
+    """Return the product [..., N] of x [..., G * K] and a weight [N, K], with a bias [N] added."""
     groups = count(x, weight)
     if groups == 1:
         return torch.nn.functional.linear(x, weight, bias)
@@ -24,7 +24,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def input_gradient(g: Tensor, weight: Tensor, groups: int) -> Tensor:
-    """Cotangents [..., G * K] of x, of those g [..., N] of its product with a weight [N, K]."""
+    """Return the cotangents [..., G * K] of x from those g [..., N] of its product with a weight [N, K]."""
     if groups == 1:
         return g @ weight
     operands = torch.unflatten(g, -1, (groups, -1)), torch.unflatten(weight, 0, (groups, -1))
@@ -32,7 +32,7 @@ def input_gradient(g: Tensor, weight: Tensor, groups: int) -> Tensor:
 
 
 def weight_gradient(g: Tensor, x: Tensor, groups: int) -> Tensor:
-    """g' x of every group: the gradient [..., N, K] of a weight, of g [..., T, N] and x [..., T, G * K]."""
+    """Return g' x of every group, the gradient [..., N, K] of a weight, from g [..., T, N] and x [..., T, G * K]."""
     if groups == 1:
         return g.mT @ x
     operands = torch.unflatten(g, -1, (groups, -1)), torch.unflatten(x, -1, (groups, -1))
@@ -40,8 +40,8 @@ def weight_gradient(g: Tensor, x: Tensor, groups: int) -> Tensor:
 
 
 def slice_rows(x: Tensor, g: Tensor, groups: int, start: int, stop: int) -> tuple[Tensor, Tensor, int, slice]:
-    """What rows ``start`` to ``stop`` of a weight are given: of x [..., G * K] and of the output's g [..., N] the
-    groups that hold these rows, how many, and where the rows are in them; of one group no more than these."""
+    """Return what rows ``start`` to ``stop`` of a weight need: the groups of x [..., G * K] and of g [..., N] with
+    these rows, the number of groups, and the slice of the rows within them; of one group no more than these rows."""
     rows, columns = g.shape[-1] // groups, x.shape[-1] // groups
     first, last = start // rows, -(-stop // rows)
     x = x[..., first * columns : last * columns]
@@ -51,5 +51,5 @@ def slice_rows(x: Tensor, g: Tensor, groups: int, start: int, stop: int) -> tupl
 
 
 def mean(values: Tensor, columns: int) -> Tensor:
-    """Means over the groups of values [..., G * K], [..., K] of ``columns``."""
+    """Return the means over the groups of values [..., G * K], [..., K] of ``columns``."""
     return values if values.shape[-1] == columns else torch.unflatten(values, -1, (-1, columns)).mean(-2)

@@ -35,37 +35,34 @@ class UnauditedParameter:
 
     name: str
     parameters: int
-    """Its elements."""
     why: str
-    """What has it, in words."""
+    """The module or reason that hides it, in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unaudited:
-    """What of a model's parameters is in no site; vectors, as the weights of norms are, and biases of experts aside."""
+    """The model's parameters in no site, without vectors (weights of norms) and biases of experts."""
 
     shut: tuple[UnauditedParameter, ...] = ()
-    """The largest first."""
     whole: int = 0
-    """Elements of all of the model's parameters, vectors too."""
+    """Elements of all of the model's parameters, vectors included."""
 
     @property
     def parameters(self) -> int:
-        """Elements that are in no site."""
+        """Elements in no site."""
         return sum(each.parameters for each in self.shut)
 
     @property
     def share(self) -> float:
-        """Of all elements, from 0 to 1."""
+        """Share of all elements, from 0 to 1."""
         return self.parameters / self.whole if self.whole else 0.0
 
     @property
     def clause(self) -> str:
-        """The same as a clause of a longer sentence, empty where there are none."""
+        """The same as a clause for the end of a sentence; empty where all is audited."""
         return f"; {self}" if self.shut else ""
 
     def __str__(self) -> str:
-        """The share and the largest by name; empty where there are none."""
         if not self.shut:
             return ""
         largest = ", ".join(f"{each.name} ({each.parameters:,}; {each.why})" for each in self.shut[:_TOLD])
@@ -77,8 +74,8 @@ class Unaudited:
 def unaudited(
     model: torch.nn.Module, sites: Mapping[str, Site], ran: Collection[str], given: Collection[int]
 ) -> Unaudited:
-    """What no site holds; ``ran``: names of the modules that ran; ``given``: identities of the parameters that were
-    given to a function of torch."""
+    """Return the parameters in no site; ``ran``: names of the modules that ran; ``given``: identities of the parameters
+    that functions of torch received."""
     streamed = streamed_parameters(model)
     names: dict[object, list[str]] = {}
     sizes: dict[str, Tensor] = {}
@@ -114,77 +111,76 @@ def _why(model: torch.nn.Module, name: str, ran: Collection[str], given: bool) -
 
 
 _SAME = 1e-3
-"""Relative difference of outputs that summation in another order may make."""
+"""Relative difference of outputs that another order of summation may make."""
 _CAST = re.compile(r"BFloat16|Half|Double")
-"""In what torch says of two dtypes that don't go together."""
+"""Dtypes in torch's messages about operands of different dtypes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """A model as the calibration data runs through it."""
+    """A model as observed on the calibration data."""
 
     by_name: Mapping[str, Site]
     """The sites with a menu."""
     menus: Mapping[str, tuple[str, ...]]
-    """Names of sites to those of the schemes that may stand there."""
+    """Names of the schemes that each site may have, by the site's name."""
     tied: Mapping[str, str]
-    """Names of sites to that of the site that holds the same weight."""
+    """The name of the site that holds the same weight, by the site's name."""
     bf16_sites: tuple[str, ...]
-    """Names of the sites, with a menu or not, that a model in bfloat16 rounds at."""
+    """Names of the sites, with a menu or not, at which a bfloat16 model rounds."""
     sources: Mapping[str, str]
-    """Names of sites to that of the site whose values they are given as they are; of all sites, with a menu or not."""
+    """For each site, with a menu or not, the name of the site whose output it receives unchanged."""
     statistics: Mapping[tuple[str, str], Statistics]
-    """What passed each site, by its name and the part of it: keys or values of a cache, mostly empty."""
+    """Statistics of each site's values by its name and part (keys or values of a cache, mostly empty)."""
     weights: Mapping[str, Weights]
     qparams: QParams
     references: Shelf
-    """The outputs that are compared, one a batch."""
+    """The outputs to compare, one for each batch."""
     sequence_weights: np.ndarray
-    """[N]: what the metric's sums over sequences are divided by, what each sequence adds to that."""
+    """[N]: each sequence's part of the divisor of the metric's sums."""
     sequences: int
     modules: tuple[str, ...]
-    """Names of all of the model's modules, those that didn't run too."""
+    """Names of all modules, including those that didn't run."""
     all_sites: tuple[Site, ...]
     """All sites, with a menu or not."""
     unaudited: Unaudited
-    """Parameters that no site holds."""
     no_gradient: tuple[Site, ...] = ()
-    """Sites whose formats change the output though no gradient leads back to them: they keep their own."""
+    """Sites whose formats change the output though no gradient reaches them: they keep their own."""
 
     @property
     def weight(self) -> float:
-        """What the metric's sums are divided by."""
+        """The divisor of the metric's sums."""
         return float(self.sequence_weights.sum())
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """Those with a menu."""
+        """The sites with a menu."""
         return tuple(self.by_name.values())
 
     def without_gradient(self, sites: Collection[Site]) -> Observed:
-        """The same without the menus of these sites, to which no gradient leads back."""
+        """Return the same without the menus of these sites, which no gradient reaches."""
         by_name = {name: site for name, site in self.by_name.items() if site not in sites}
         menus = {name: self.menus[name] for name in by_name}
         return replace(self, by_name=by_name, menus=menus, no_gradient=tuple(sites))
 
     def limited(self, schemes: Collection[str]) -> Observed:
-        """The same with no other schemes in the menus than these."""
+        """Return the same with the menus limited to these schemes."""
         shorter = {name: tuple(scheme for scheme in menu if scheme in schemes) for name, menu in self.menus.items()}
         menus = {name: menu for name, menu in shorter.items() if menu}
         return replace(self, by_name={name: self.by_name[name] for name in menus}, menus=menus)
 
     def largest(self, site: str) -> Tensor | None:
-        """The largest magnitude of each channel at a site, [K], of the part of it that reaches furthest."""
+        """Return the largest magnitude of each channel at a site, [K], of the part with the widest range."""
         passed = {part: seen for (name, part), seen in self.statistics.items() if name == site and part != "queries"}
         parts = [seen.largest for seen in passed.values()]
         return max((part for part in parts if part is not None), key=lambda part: float(part.max()), default=None)
 
     def weight_site(self, name: str) -> str:
-        """The site under whose name a weight's scheme stands: that of the weight's first use."""
+        """Return the site that holds a weight's scheme: the first that uses the weight."""
         return self.tied.get(name, str(name))
 
     def site(self, name: str) -> Site:
-        """The site of this name. Raises BadAssignment where there is none that may take another format."""
+        """Return the site of this name. Raises BadAssignment where no such site can take another format."""
         if name in self.by_name:
             return self.by_name[name]
         if name in self.no_gradient:
@@ -196,11 +192,11 @@ class Observed:
         raise BadAssignment(f"expected a site of this model, got {name!r}: {hint}")
 
     def menu(self, name: str) -> tuple[str, ...]:
-        """The names of the schemes that may stand at a site. Raises BadAssignment."""
+        """Return the names of the schemes that a site may have. Raises BadAssignment."""
         return self.menus[self.site(name)]
 
     def checked(self, assignment: Mapping[str, str]) -> dict[str, str]:
-        """The assignment, its names known and allowed, that of a tied weight put at the site that holds it.
+        """Return the assignment with its names checked and the scheme of a tied weight moved to the site that holds it.
 
         Raises BadAssignment, UnknownScheme.
         """
@@ -226,12 +222,11 @@ def observe(
     served: EngineRules = ANY_SCHEME,
     opened: Callable[[int, Visitor], AbstractContextManager[Tracer]] | None = None,
 ) -> Observed:
-    """Run the model once over the batches; ``done`` is told how many are.
+    """Run the model once over the batches; ``done`` receives the number of finished ones.
 
-    opened: what each batch, by its number, runs within for the visitor to see it; None: `traced`.
-
-    Raises BadModel for outputs that aren't finite and for a model without linears, NoData where the metric compares
-    nothing, UnknownOption where no format may stand at any site.
+    opened: the context in which a batch, by its index, runs for the visitor to see it; None: `traced`. Raises BadModel
+    for outputs that aren't finite and for a model without linears, NoData where the metric compares nothing,
+    UnknownOption where no format fits any site.
     """
     observer = Observer(model, served)
     references = Shelf()
@@ -312,8 +307,8 @@ def observe(
 
 
 def _sources(sites: Mapping[str, Site], tied: Mapping[str, str]) -> dict[str, str]:
-    """From where each site is given values as they are, by the names that schemes stand at. A head that is given rows
-    of its own table, as they are, has none: what is stored there is one scheme's."""
+    """Return the source of each site's values, by the names that schemes are assigned to. A head that receives rows of
+    its own table unchanged has none: one scheme stores both."""
     sources = {tied.get(name, name): site.source for name, site in sites.items() if site.source}
     for owner in tied.values():
         path = [owner]
@@ -325,8 +320,8 @@ def _sources(sites: Mapping[str, Site], tied: Mapping[str, str]) -> dict[str, st
 
 
 def _scales_kept(model: torch.nn.Module) -> int | None:
-    """Bytes of weights' scales to keep: all (None) beside weights in memory, none beside files, a quarter of weights
-    that are held in 16 bits."""
+    """Return the bytes of weight scales to cache: all (None) for weights in memory, none for weights in files, a
+    quarter of the weights' bytes for weights held in 16 bits."""
     streamed = streamed_parameters(model)
     if not streamed:
         return None
@@ -336,7 +331,6 @@ def _scales_kept(model: torch.nn.Module) -> int | None:
 
 
 def _menus(sites: Mapping[str, Site], formats: Sequence[str], served: EngineRules) -> dict[str, tuple[str, ...]]:
-    """The schemes of each site by its name, of those that are served there."""
     heads = heads_among(sites.values())
     return {
         name: tuple(scheme for scheme in menu_of(site, formats) if served.allows(site, scheme, name in heads))
@@ -345,8 +339,8 @@ def _menus(sites: Mapping[str, Site], formats: Sequence[str], served: EngineRule
 
 
 def _called(model: torch.nn.Module, batch: Any) -> Any:
-    """The model's outputs. Raises BadModel where it casts to the 16 bits that its weights no longer have, or where the
-    batch has what it doesn't take."""
+    """Return the model's outputs. Raises BadModel where it casts to a 16-bit dtype that its weights no longer have, or
+    where the batch has unknown arguments."""
     try:
         return call(model, batch)
     except TypeError as error:
@@ -367,7 +361,7 @@ def _called(model: torch.nn.Module, batch: Any) -> Any:
 
 
 def _check(model: torch.nn.Module, batch: Any, metric: Metric, reference: Tensor) -> None:
-    """Raise BadModel where the model by itself gives other outputs than opened."""
+    """Raise BadModel where the model alone gives other outputs than the traced one."""
     with torch.no_grad(), evaluating(model, traced=False):
         plain = metric.output(call(model, batch), mapping(batch))
     plain, traced_output = (metric.compared(each, mapping(batch)).double() for each in (plain, reference))

@@ -26,13 +26,13 @@ from assay.runtime.heap import give_back
 
 _SIGNATURE = inspect.signature(torch.nn.functional.multi_head_attention_forward)
 _SCORES = 1 << 24
-"""Scores that are held at once where no gradient is asked for: 64 MiB of float32, so memory grows with T, not T x T."""
+"""Scores computed at once without gradients: 64 MiB of float32, so that memory grows with T and not with T x T."""
 _CLOSED = ("bias_k", "bias_v", "use_separate_proj_weight", "add_zero_attn", "static_k", "static_v")
-"""Arguments with which it is run as it is, its sites shut."""
+"""Arguments of multi-head attention with which it runs unchanged, without sites."""
 
 
 def scaled_dot_product(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Tensor:
-    """torch.nn.functional.scaled_dot_product_attention."""
+    """Handle torch.nn.functional.scaled_dot_product_attention."""
     names = {"query": "q", "key": "k", "value": "v"}
     return _attention(tracer, *args, **{names.get(name, name): value for name, value in kwargs.items()})[0]
 
@@ -50,11 +50,12 @@ def _attention(
     *,
     whole: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Output and probabilities by the definition, stages open: q [..., H, S, D], k and v [..., Hkv, S, D].
+    """Return output and probabilities by the definition, with sites at every stage: q [..., H, S, D], k and v [...,
+    Hkv, S, D].
 
-    Without gradients long sequences go in chunks of queries, each of which sees all keys, so every stage rounds as it
-    does whole: schemes of scores and probabilities have their scales within rows. The probabilities are then those of
-    the last chunk; ``whole``: of all queries, at once.
+    Without gradients long sequences run in chunks of queries, each of which sees all keys, so every stage rounds as in
+    one piece: the scales of scores and probabilities are within rows. The probabilities are then those of the last
+    chunk; ``whole``: of all queries, at once.
     """
     values = tracer.visitor.values
     if tracer.caches(lambda: is_causal or not _sees_ahead(q, k, attn_mask)):
@@ -80,8 +81,8 @@ def _attention(
 
 
 def _sees_ahead(q: Tensor, k: Tensor, mask: Tensor | None) -> bool:
-    """Whether most keys that are seen at all are seen by the query before their own, as in encoders, whose keys and
-    values nothing is kept of; those of padding aren't seen."""
+    """Return whether most visible keys are seen by the query before their own, as in encoders, which keep no cache;
+    keys of padding aren't visible."""
     if not 1 < q.shape[-2] == k.shape[-2]:
         return False
     if mask is None:
@@ -93,12 +94,11 @@ def _sees_ahead(q: Tensor, k: Tensor, mask: Tensor | None) -> bool:
 
 
 def _scores(q: Tensor, k: Tensor) -> int:
-    """How many scores there are of queries [..., H, S, D] and keys [..., H, T, D]."""
     return q.numel() // max(q.shape[-1], 1) * k.shape[-2]
 
 
 def multihead(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    """`multi_head_attention_forward` of one sequence with itself: query [L, B, E] or [L, E]."""
+    """Handle `multi_head_attention_forward` of one sequence with itself: query [L, B, E] or [L, E]."""
     given = _SIGNATURE.bind(*args, **kwargs)
     given.apply_defaults()
     p = given.arguments
@@ -127,7 +127,7 @@ def multihead(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _mask(mask: Tensor | None, padding: Tensor | None, heads: int, x: Tensor) -> Tensor | None:
-    """Both masks as one that is added, [B or 1, H or 1, L, L]: -inf where a boolean one is True."""
+    """Return both masks as one additive mask, [B or 1, H or 1, L, L]: -inf where a boolean one is True."""
     total = None
     for each, shape in ((mask, (-1, heads)), (padding, None)):
         if each is None:
@@ -143,8 +143,11 @@ def _mask(mask: Tensor | None, padding: Tensor | None, heads: int, x: Tensor) ->
 
 
 class _MaskedSoftmax(torch.autograd.Function):
-    """Softmax along the last dimension under a boolean mask (True: visible) or one that is added; none where nothing is
-    visible. One function, for behind a mask the gradient of a softmax is zero by itself."""
+    """Softmax along the last dimension under a boolean mask (True: visible) or an additive one; zero where nothing is
+    visible.
+
+    One function, because behind a mask the gradient of a softmax is zero by itself.
+    """
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -172,8 +175,8 @@ _PLAIN = re.compile(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]*)")
 
 
 def matmul(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    """torch.matmul, mm and bmm with a parameter on either side: [K, N] or [E, K, N] on the right, [M, K] or [E, M, K]
-    on the left."""
+    """Handle torch.matmul, mm and bmm with a parameter on either side: [K, N] or [E, K, N] on the right, [M, K] or [E,
+    M, K] on the left."""
     if len(args) != 2 or kwargs:
         return func(*args, **kwargs)
     one, other = args
@@ -191,14 +194,14 @@ def matmul(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def baddbmm(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    """torch.baddbmm of a bias, x [E, T, K] and a parameter [E, K, N], without factors."""
+    """Handle torch.baddbmm of a bias, x [E, T, K] and a parameter [E, K, N], without factors."""
     parameter = tracer.named(args[2]) if len(args) == 3 and not kwargs else None
     out = None if parameter is None else _matrix_product(tracer, args[2].mT, args[1], parameter)
     return func(*args, **kwargs) if out is None else args[0] + out
 
 
 def grouped(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    """torch.nn.functional.grouped_mm of x [T, K], rows sorted by experts that end where ``offs`` says, and a parameter
+    """Handle torch.nn.functional.grouped_mm of x [T, K], rows sorted by experts that end at ``offs``, and a parameter
     [E, K, N]."""
     if len(args) < 2:
         return func(*args, **kwargs)
@@ -224,7 +227,7 @@ def grouped(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def einsum(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    """torch.einsum of a tensor and a parameter whose subscripts are summed or kept, each once."""
+    """Handle torch.einsum of a tensor and a parameter whose subscripts are summed or kept, each once."""
     equation, *operands = args
     if len(operands) == 1 and isinstance(operands[0], tuple | list):
         operands = list(operands[0])
@@ -244,7 +247,7 @@ def einsum(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Letters:
-    """Subscripts of a product: rows of x, summed ones, those of the weight's outputs, and of several matrices."""
+    """Subscripts of a product: rows of x, summed ones, outputs of the weight, and those that count matrices."""
 
     x: str
     weight: str
@@ -256,7 +259,7 @@ class _Letters:
 
     @classmethod
     def of(cls, x: str, weight: str, out: str) -> "_Letters | None":
-        """None where a subscript stands twice in one operand or in one operand alone, or nothing is summed."""
+        """Return None where a subscript occurs twice in one operand or in one operand alone, or nothing is summed."""
         if any(len(set(each)) < len(each) for each in (x, weight, out)):
             return None
         rows = "".join(letter for letter in x if letter in out and letter not in weight)
@@ -268,7 +271,8 @@ class _Letters:
 
 
 def _by_letters(tracer: Tracer, letters: _Letters, x: Tensor, weight: Tensor, parameter: Found) -> Tensor | None:
-    """The product; None for matrices that aren't along the first dimension of a parameter, which hold no experts."""
+    """Return the product; None for matrices that aren't along the first dimension of a parameter, which hold no
+    experts."""
     if letters.matrices and (letters.matrices != letters.weight[0] or not tracer.holds_matrices(weight)):
         return None
     at = {letter: x.shape[axis] for axis, letter in enumerate(letters.x)}
@@ -289,13 +293,12 @@ def _by_letters(tracer: Tracer, letters: _Letters, x: Tensor, weight: Tensor, pa
 
 
 def _ordered(x: Tensor, before: str, after: str) -> Tensor:
-    """Dimensions in another order, by their letters."""
     return x.permute(*(before.index(letter) for letter in after))
 
 
 def _matrix_product(tracer: Tracer, weight: Tensor, x: Tensor, parameter: Found) -> Tensor | None:
-    """x [..., T, K] with a weight [N, K], or x [..., E, T, K] with the matrices [E, N, K]; None for matrices that no
-    dimension of x stands beside."""
+    """Return the product of x [..., T, K] with a weight [N, K], or of x [..., E, T, K] with matrices [E, N, K]; None
+    for matrices that match no dimension of x."""
     if weight.dim() == 2:
         return tracer.product(weight, x, parameter, _linear)
     if x.dim() < 3 or x.shape[-3] not in (1, len(weight)) or not tracer.holds_matrices(weight):
@@ -309,7 +312,8 @@ _TRANSPOSED_NAMES = ("input", "weight", "bias", "stride", "padding", "output_pad
 
 
 def convolution(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Tensor:
-    """torch.nn.functional.conv1d, conv2d and conv3d: input [B, G * C, ...] or [G * C, ...], weight [N, C, ...]."""
+    """Handle torch.nn.functional.conv1d, conv2d and conv3d: input [B, G * C, ...] or [G * C, ...], weight [N, C,
+    ...]."""
     given = dict(zip(_NAMES, args, strict=False)) | kwargs
     x, weight, bias = given["input"], given["weight"], given.get("bias")
     parameter = tracer.named(weight)
@@ -329,8 +333,8 @@ def convolution(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Tensor:
 
 
 def transposed_convolution(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Tensor:
-    """torch.nn.functional.conv_transpose1d and 2d: input [B, G * C, ...], weight [G * C, N, ...]; every place of the
-    input is a row, multiplied with the kernels, and the products are added where they overlap."""
+    """Handle torch.nn.functional.conv_transpose1d and 2d: input [B, G * C, ...], weight [G * C, N, ...]. Every position
+    of the input is a row, multiplied with the kernels, and the products are added where they overlap."""
     given = dict(zip(_TRANSPOSED_NAMES, args, strict=False)) | kwargs
     x, weight, bias = given["input"], given["weight"], given.get("bias")
     parameter = tracer.named(weight)
@@ -354,13 +358,12 @@ def transposed_convolution(tracer: Tracer, func: Any, args: Any, kwargs: Any) ->
 
 
 def _each(value: Any, sides: int) -> tuple[int, ...]:
-    """A number for each side of the kernel."""
     given = tuple(value) if isinstance(value, Sequence) else (value,)
     return given * sides if len(given) == 1 else given
 
 
 def _padding(value: Any, kernel: Sequence[int], dilations: Sequence[int]) -> list[int]:
-    """Zeros before and after each side, the last side first, as `torch.nn.functional.pad` takes them."""
+    """Return zeros before and after each side, the last side first, as `torch.nn.functional.pad` takes them."""
     if value == "valid":
         value = 0
     if value == "same":
@@ -372,7 +375,7 @@ def _padding(value: Any, kernel: Sequence[int], dilations: Sequence[int]) -> lis
 
 
 def _windows(x: Tensor, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Tensor:
-    """Every window of x [B, C, ...] as a row: [B, ..., C * kernel]."""
+    """Return every window of x [B, C, ...] as a row: [B, ..., C * kernel]."""
     sides = len(kernel)
     for side in range(sides):
         reach = dilations[side] * (kernel[side] - 1) + 1
@@ -383,8 +386,7 @@ def _windows(x: Tensor, kernel: Sequence[int], strides: Sequence[int], dilations
 State = tuple[Tensor, ...]
 """h [B, H], and of an LSTM c [B, H]."""
 Cell = Callable[[Tensor, Tensor, State], State]
-"""What came in and the state, each multiplied and their biases added [B, gates * H], and the state before, to the next
-state."""
+"""The multiplied input and state with biases [B, gates * H] and the state before, to the next state."""
 
 
 def lstm(x: Tensor, h: Tensor, state: State) -> State:
@@ -402,18 +404,21 @@ def gru(x: Tensor, h: Tensor, state: State) -> State:
 
 
 def rnn_tanh(x: Tensor, h: Tensor, state: State) -> State:
-    """A plain recurrence."""
     return ((x + h).tanh(),)
 
 
 def rnn_relu(x: Tensor, h: Tensor, state: State) -> State:
-    """A plain recurrence without negative values."""
     return ((x + h).relu(),)
 
 
 def layer_handler(cell: Cell) -> Handler:
-    """torch.lstm, gru, rnn_tanh, rnn_relu of input [T, B, I] or [B, T, I], state [L * D, B, H] of L layers and D
-    directions, weights, whether there are biases, L, dropout, training, whether D is 2, whether B is first."""
+    """Handle torch.lstm, gru, rnn_tanh, rnn_relu of input [T, B, I] or [B, T, I], state [L * D, B, H] of L layers and D
+    directions, weights, whether there are biases, L, dropout, training, whether D is 2, whether B is first.
+
+    A layer's input takes one product for all steps, its state one for each step. The weights of a layer and direction
+    are [w_ih, w_hh, b_ih, b_hh, w_hr], biases and the state's projection w_hr where there are any. Formulas: the
+    documentation of torch.nn.LSTM, GRU and RNN. Packed sequences and active dropout run unchanged, without sites.
+    """
 
     def run(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
         if len(args) != 9 or kwargs or not isinstance(args[3], bool):  # a packed sequence has its lengths second
@@ -443,7 +448,8 @@ def layer_handler(cell: Cell) -> Handler:
 
 
 def cell_handler(cell: Cell) -> Handler:
-    """torch.lstm_cell, gru_cell, rnn_tanh_cell, rnn_relu_cell of input [B, I], state [B, H], weights and biases."""
+    """Handle torch.lstm_cell, gru_cell, rnn_tanh_cell, rnn_relu_cell of input [B, I], state [B, H], weights and
+    biases."""
 
     def run(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
         x, state, *weights = args
@@ -459,7 +465,7 @@ def cell_handler(cell: Cell) -> Handler:
 
 
 def _split(flat: Sequence[Tensor], biased: bool) -> list[Tensor | None]:
-    """w_ih, w_hh, b_ih, b_hh, w_hr; None for what there isn't."""
+    """Return w_ih, w_hh, b_ih, b_hh, w_hr; None for missing ones."""
     rest = flat[4:] if biased else flat[2:]
     return [*flat[:2], *(flat[2:4] if biased else (None, None)), *(rest or (None,))]
 
@@ -467,7 +473,7 @@ def _split(flat: Sequence[Tensor], biased: bool) -> list[Tensor | None]:
 def _run_direction(
     tracer: Tracer, cell: Cell, x: Tensor, state: State, weights: Sequence[Tensor | None], *, backwards: bool
 ) -> tuple[Tensor, State]:
-    """One layer in one direction over x [B, T, I]: its outputs [B, T, H] and its last state."""
+    """Run one layer in one direction over x [B, T, I]; return its outputs [B, T, H] and its last state."""
     w_ih, w_hh, b_ih, b_hh, w_hr = weights
     times = _step_product(tracer, w_ih, x, b_ih).unbind(1)
     of_state, of_projection = Steps(len(times)), Steps(len(times))
@@ -497,7 +503,7 @@ _RELEASE_BYTES = 1 << 25
 
 @contextmanager
 def traced(model: torch.nn.Module, visitor: Visitor) -> Iterator[Tracer]:
-    """Within, calls of ``model`` go by way of the visitor. Hooks are taken off afterwards, whatever happens."""
+    """Send calls below ``model`` through the visitor within this context; hooks are removed afterwards."""
     tracer = Tracer(model, visitor, _HANDLERS)
     handles = []
     for name, module in model.named_modules():
@@ -517,7 +523,7 @@ def traced(model: torch.nn.Module, visitor: Visitor) -> Iterator[Tracer]:
 
 @contextmanager
 def _without_checkpoints() -> Iterator[None]:
-    """Within, torch.utils.checkpoint calls what it is given, no more: in a backward pass no site would be open."""
+    """Make torch.utils.checkpoint call its function directly: recomputation in a backward pass would see no sites."""
 
     class Called:
         @staticmethod
@@ -570,14 +576,14 @@ def is_norm(module: torch.nn.Module) -> bool:
 
 
 def is_layer(name: str, module: torch.nn.Module) -> bool:
-    """Whether a module is one of a stack of layers: numbered, and with modules of its own."""
+    """Return whether a module is one of a stack of layers: numbered, and with submodules."""
     listed = name.rpartition(".")[2].isdecimal() and not isinstance(module, torch.jit.ScriptModule)
     return listed and any(module.children())
 
 
 def _linear_handler(x_at: int, *, transposed: bool, names: tuple[str, ...] = ()) -> Handler:
-    """A function whose argument at ``x_at`` is multiplied with the next: a parameter W [N, K], or [K, N] as GPT-2's
-    Conv1D and exported graphs have it. names: of arguments that may be given by name."""
+    """Handle a function that multiplies its argument ``x_at`` with the next: a parameter W [N, K], or [K, N] as in
+    GPT-2's Conv1D and exported graphs. names: of arguments that may be passed by name."""
 
     def handle(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
         arguments = [*args, *(kwargs.get(name) for name in names[len(args) :])]
@@ -617,7 +623,7 @@ def _embedding(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _gather(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    """Rows of a matrix: x[index], x.index_select(0, index)."""
+    """Note rows of a matrix: x[index], x.index_select(0, index)."""
     index = args[-1] if len(args) == 2 or args[1:2] == (0,) else None
     index = index[0] if isinstance(index, tuple | list) and len(index) == 1 else index
     if isinstance(index, Tensor) and index.dim() == 1 and index.dtype == torch.int64 and args[0].dim() == 2:
@@ -626,7 +632,7 @@ def _gather(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _softmax(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    """A softmax in a module whose name says attention: eager attention's scores and probabilities."""
+    """Handle a softmax in a module whose name says attention: eager attention's scores and probabilities."""
     if not tracer.path or not architectures.is_attention(tracer.path[-1]):
         return func(*args, **kwargs)
     # Behind a mask that was applied before stand infinities, or the format's least number: no values of the site.

@@ -1,4 +1,4 @@
-"""Which schemes may stand at a site, and what each stores there."""
+"""The schemes that a site may have, and the quantisation parameters of each there."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -14,14 +14,14 @@ from assay.precision.schemes.fitting import awq_factors, fit_blocks, fit_values,
 from assay.precision.schemes.quantizer import Extremes
 
 _EXPERTS = 8
-"""Of a layer's experts so many tell its column factors."""
+"""Experts of a layer that determine its column factors."""
 
 
 def menu_of(site: Site, formats: Collection[str]) -> tuple[str, ...]:
-    """The schemes of ``formats`` that may stand at a site: made for its place, their groups dividing its rows.
+    """Return the schemes of ``formats`` that a site may have: made for its type, with groups that divide its rows.
 
     A convolution's input has no scales within the tensor, since windows overlap, and no column factors, since a column
-    is one place of the kernel.
+    is one position of the kernel.
     """
     return tuple(name for name in formats if site.type in SCHEMES[name].site_types and _fits(SCHEMES[name], site))
 
@@ -37,12 +37,12 @@ def _fits(scheme: Scheme, site: Site) -> bool:
 
 
 class QParams:
-    """What schemes store, fitted to each site when first asked for: scales and column factors, never whole weights.
+    """Quantisation parameters, fitted to each site at first use: scales and column factors, never whole weights.
 
-    ``weights``: of the sites. ``together``: groups of linears that share column factors, for what comes before can
-    take up one set only. ``fused``: groups that run as one product, whose tensor has one scale. ``keep``: how many
-    bytes of weights' scales are kept, of which groups of 32 have an eighth of a byte a weight and scheme; None: all.
-    Within a bound only those are kept that are searched for, or packed: others take one look at the weight.
+    ``weights``: of the sites. ``together``: groups of linears that share column factors, since the operation before
+    them can absorb one set only. ``fused``: groups that run as one product, whose tensor has one scale. ``keep``: bytes
+    of weight scales to cache, which for groups of 32 take an eighth of a byte for each weight and scheme; None: all.
+    Within a bound only searched or packed scales are cached: others take one pass over the weight.
     """
 
     def __init__(
@@ -57,7 +57,6 @@ class QParams:
         self._keep = keep
         self._kept = 0
         self._full = False
-        """Whether there is no room for more."""
         self._seen = seen
         self._weights = weights or {}
         self._together = {name: tuple(names) for names in together for name in names}
@@ -65,7 +64,8 @@ class QParams:
         self._fitted: dict[tuple[object, ...], Any] = {}
 
     def weight(self, name: str, scheme: Scheme, weight: Tensor, expert: int | None = None) -> FakeQuantizer | None:
-        """How a scheme stores the weight of a site; None: as it is. Schemes that store it alike give one object."""
+        """Return how a scheme stores the weight of a site; None: unchanged. Schemes that store it in the same way share
+        one object."""
         quantizer = scheme.weight
         if quantizer is None:
             return None
@@ -85,11 +85,12 @@ class QParams:
     def by_rows(
         self, name: str, schemes: Sequence[Scheme], weight: Tensor, expert: int | None, *, few: bool = False
     ) -> Callable[[slice | Tensor], list[FakeQuantizer | None]]:
-        """How schemes store rows of the weight of a site, a slice of whole blocks or an index; None: as they are.
+        """Return a function from rows of the weight of a site, a slice of whole blocks or an index, to how the schemes
+        store them; None: unchanged.
 
-        Where scales aren't kept, no more than these rows are looked at, once for all schemes, but for the few schemes
-        whose fit is of the whole weight. few: no more will be asked for than some rows, so none is fitted for all that
-        can be fitted for these; needed for an index.
+        Where scales aren't cached, only these rows are read, once for all schemes, except for the few schemes that are
+        fitted to the whole weight. few: only some rows will be requested, so nothing is fitted to all rows that can be
+        fitted to these; required for an index.
         """
 
         def is_whole(scheme: Scheme) -> bool:
@@ -127,7 +128,7 @@ class QParams:
         return of
 
     def norms(self, name: str, weight: Tensor, expert: int | None) -> Tensor:
-        """Of the rows of the weight [N, K] of a site, [N]."""
+        """Return the norms of the rows of the weight [N, K] of a site, [N]."""
         norms: Tensor = self._cached(("norms", name, expert), lambda: torch.linalg.vector_norm(weight, dim=1))
         return norms
 
@@ -143,7 +144,7 @@ class QParams:
         expert: int | None,
         extremes: Extremes | None = None,
     ) -> FakeQuantizer:
-        """How a scheme stores a piece of a weight: all of it, or some rows with their extremes."""
+        """Fit a piece of a weight: all of it, or some rows with their extremes."""
         quantizer, rotated = scheme.weight, scheme.transform == "hadamard"
         assert quantizer is not None
         if quantizer.blocks:
@@ -157,7 +158,8 @@ class QParams:
         return fit_weight(quantizer, piece, importance, factors, rotated, largest, extremes)
 
     def values(self, name: str, scheme: Scheme, part: str = "") -> FakeQuantizer | None:
-        """How a scheme stores the values of a site, of a cache its keys, values or ``queries``; None: as they are."""
+        """Return how a scheme stores the values of a site, of a cache its keys, values or ``queries``; None:
+        unchanged."""
         quantizer, rotated = scheme.queries if part == "queries" else scheme.activation, scheme.transform == "hadamard"
         if quantizer is None:
             return None
@@ -167,18 +169,21 @@ class QParams:
         )
 
     def input(self, name: str, scheme: Scheme, weight: Tensor, expert: int | None = None) -> FakeQuantizer | None:
-        """How a scheme stores the input of a linear, whose weight it may share factors with; None: as it is."""
+        """Return how a scheme stores the input of a linear, with which its weight may share factors; None:
+        unchanged."""
         if scheme.transform == "smooth":
             return self._smoothed(name, scheme, weight, expert)[1]
         return self.values(name, scheme)
 
     def importance(self, name: str) -> Tensor | None:
-        """Of the columns [K] of a weight, as ggml weights its errors; None where no input was seen."""
+        """Return the importance of the columns [K] of a weight, with which ggml weights its errors; None without
+        observed inputs."""
         seen = self.squares(name)
         return None if seen is None else seen[0] / seen[1]
 
     def squares(self, name: str) -> tuple[Tensor, int] | None:
-        """Sums of squares of the input's columns [K] of a weight, and of how many rows; None where none was seen."""
+        """Return sums of squares of the input's columns [K] of a weight, and the number of rows; None without observed
+        inputs."""
         seen = self._seen.get((name, ""))
         return None if seen is None or not seen.rows else seen.importance()
 
@@ -200,7 +205,7 @@ class QParams:
         return smooth_factors(scheme, torch.cat(weights), seen)
 
     def _largest(self, name: str, quantizer: Quantizer) -> Tensor | None:
-        """Largest magnitude of all weights of a product, [1, 1]; None where they share no scale."""
+        """Return the largest magnitude of all weights of a fused product, [1, 1]; None where they share no scale."""
         group = self._fused.get(name, (name,))
         if len(group) == 1 or not _is_whole(quantizer):
             return None
@@ -208,7 +213,7 @@ class QParams:
         return self._cached(("largest", group), lambda: torch.stack(list(whole)).amax(0))
 
     def _joint(self, name: str, weight: Tensor) -> tuple[list[Tensor], Moments]:
-        """The weights of a product, [N, K] each, and what its input showed; of many experts, some."""
+        """Return the weights of a product, [N, K] each, and the moments of its input; of many experts, a few."""
         group = self._group(name)
         default: Mapping[int | None, Tensor] = {None: weight}
         weights = [self._weights.get(each, default) for each in group]
@@ -229,27 +234,24 @@ class QParams:
 
 
 def _folded(importance: Tensor | None, weight: Tensor) -> Tensor | None:
-    """The importance of a weight's columns, where those of an input in groups are told."""
     return None if importance is None else groups.mean(importance, weight.shape[-1])
 
 
 def _magnitude(weight: Tensor) -> Tensor:
-    """The largest magnitude, [1, 1]."""
     least, most = weight.aminmax()
     return torch.maximum(-least, most).reshape(1, 1)
 
 
 def _is_searched(quantizer: Quantizer) -> bool:
-    """Whether a weight's scales take more than one look at it."""
+    """Return whether fitting a weight's scales takes more than one pass over it."""
     return bool(quantizer.blocks) or quantizer.rule in ("mse", "output")
 
 
 def _is_whole(quantizer: Quantizer) -> bool:
-    """Whether there is a scale of the whole tensor."""
+    """Return whether there is a scale of the whole tensor."""
     return quantizer.per == "tensor" or quantizer.scale_format == "float8_e4m3fn"
 
 
 def _some(held: Mapping[int | None, Tensor]) -> list[int | None]:
-    """A few experts of a weight, evenly spread."""
     experts = sorted(held, key=lambda expert: -1 if expert is None else expert)
     return experts[:: -(-len(experts) // _EXPERTS)]

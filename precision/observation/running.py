@@ -1,4 +1,5 @@
-"""A model as the audit runs it: in float32, without gradients of its own, attention and experts open to the tracer."""
+"""The model as the audit runs it: in float32, without gradients of its own, attention and experts visible to the
+tracer."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,11 +15,11 @@ from assay.precision.observation.streaming import device_of, streamed_parameters
 
 
 def in_float32(model: torch.nn.Module | torch.export.ExportedProgram) -> torch.nn.Module:
-    """The module to audit: itself if its weights are float32, else a float32 copy of it. Streamed weights stay where
-    they are, and are looked at as they pass.
+    """Return the module to audit: itself if its weights are float32, else a float32 copy. Streamed weights are left in
+    their files, and checked as they are read.
 
-    Raises BadModel for what is no module or TorchScript, can't be copied, has lazy, NaN or infinite weights (named), or
-    streams weights of another dtype.
+    Raises BadModel for anything but a module, for TorchScript, a model that can't be copied, lazy, NaN or infinite
+    weights (named), or streamed weights of another dtype.
     """
     if isinstance(model, torch.export.ExportedProgram):
         model = model.module(check_guards=False)
@@ -59,8 +60,9 @@ def _copied(model: torch.nn.Module) -> torch.nn.Module:
 
 @contextmanager
 def evaluating(model: torch.nn.Module, *, traced: bool = True) -> Iterator[None]:
-    """Within: evaluation mode and no gradients of weights; ``traced``: no cache, attention and experts that can be seen
-    into. Eager attention stays: where it is, scaled_dot_product_attention may lack a mask, sinks or caps."""
+    """Run in evaluation mode and without gradients of weights; ``traced``: without cache, and with attention and
+    experts that the tracer can see into. Eager attention stays: its scaled_dot_product_attention may lack a mask, sinks
+    or caps."""
     configs = {id(each): each for each in (getattr(m, "config", None) for m in model.modules())} if traced else {}
     settings = {"use_cache": False, "_attn_implementation": "sdpa", "_experts_implementation": "eager"}
     with ExitStack() as after:
@@ -87,8 +89,8 @@ def evaluating(model: torch.nn.Module, *, traced: bool = True) -> Iterator[None]
 
 
 def call(model: torch.nn.Module, batch: Any) -> Any:
-    """The model's outputs for a copy of a batch: a dict of keyword arguments, a tuple of positional ones, or the only
-    one, such as a tensor."""
+    """Return the model's outputs for a copy of a batch: a dict of keyword arguments, a tuple of positional ones, or the
+    only argument, such as a tensor."""
     batch = _mapped(Tensor.clone, batch)
     if isinstance(batch, Mapping):
         return model(**batch)
@@ -98,8 +100,8 @@ def call(model: torch.nn.Module, batch: Any) -> Any:
 
 
 def normalised(batches: Iterable[Any], model: torch.nn.Module) -> list[Any]:
-    """The batches on the model's device, tensors of 16 or 64 bits in float32 as the model is. Raises NoData for what is
-    no list of batches and for batches without sequences."""
+    """Return the batches on the model's device, tensors of 16 or 64 bits in float32 as the model is. Raises NoData for
+    anything but a list of batches and for batches without sequences."""
     if batches is None or isinstance(batches, Tensor | Mapping | str):
         given = type(batches).__name__
         raise NoData(f"expected a list of batches, got {given}: put one batch into a list")
@@ -117,7 +119,7 @@ def normalised(batches: Iterable[Any], model: torch.nn.Module) -> list[Any]:
 
 
 def _mapped(of: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """A batch with a function of each of its tensors, in lists, named tuples and dataclasses too."""
+    """Apply a function to each tensor of a batch, in lists, named tuples and dataclasses too."""
     if isinstance(value, Tensor):
         return of(value)
     if isinstance(value, Mapping):
@@ -136,7 +138,7 @@ def _mapped(of: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def tensors_in(batch: Any) -> list[Tensor]:
-    """The tensors of a batch, however deep."""
+    """Return the tensors of a batch, at any depth."""
     tensors: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
@@ -148,12 +150,13 @@ def tensors_in(batch: Any) -> list[Tensor]:
 
 
 def mapping(batch: Any) -> Mapping[str, Any]:
-    """A batch by its names; empty where it has none."""
+    """Return a batch by argument names; empty where it has none."""
     return batch if isinstance(batch, Mapping) else {}
 
 
 def batch_size(batch: Any) -> int:
-    """Sequences in a batch: the first dimension of its first tensor. Raises NoData where there is none."""
+    """Return the number of sequences in a batch: the first dimension of its first tensor. Raises NoData where there is
+    none."""
     for tensor in tensors_in(batch):
         if tensor.dim() and tensor.size(0):
             return tensor.size(0)
@@ -161,8 +164,8 @@ def batch_size(batch: Any) -> int:
 
 
 def rows_kept(x: Tensor, mask: Tensor | None) -> Tensor | None:
-    """Which rows of values [B, T, ..., K], [B, H, T, K] or [B * T, K] are no padding by a ``mask`` [B, T]; None: all
-    may be."""
+    """Return which rows of values [B, T, ..., K], [B, H, T, K] or [B * T, K] are no padding by a ``mask`` [B, T]; None:
+    all."""
     if mask is None or bool(mask.all()):
         return None
     mask, rows = mask.to(x.device), x.shape[:-1]

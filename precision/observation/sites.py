@@ -28,29 +28,29 @@ def _all(site: Any, scheme: str, head: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EngineRules:
-    """How a model is served; by default as most engines do it, with any scheme anywhere."""
+    """How an engine groups a model's sites; by default as most engines do, with any scheme at any site."""
 
     unfused: bool = False
     """No linears run as one product."""
     one_cache: bool = False
-    """The KV caches of all layers take one scheme."""
+    """The KV caches of all layers share one scheme."""
     tied: bool = True
-    """A table that is the head's weight too may have a scheme."""
+    """A table that is also the head's weight may be quantised."""
     allows: Callable[[Any, str, bool], bool] = _all
-    """Whether a scheme made for its kind of place may stand at a `Site`; the last says whether it gives the logits."""
+    """Whether a `Site` may have a scheme made for its type; the last argument: the site gives the logits."""
 
 
 ANY_SCHEME = EngineRules()
-"""Where no engine is named."""
+"""The rules without an engine."""
 
 
 _ROWS = 64
-"""Rows of a linear's input that are kept as a sample, at most so many batches' eight."""
+"""Rows of a linear's input to keep as a sample, eight of each of the first batches."""
 _ROUTED = 256
-"""Rows of a batch of which a router's logits are kept."""
+"""Rows of a batch whose router logits are kept."""
 
 _LEAST = 1e-12
-"""Share of the largest importance of a column that every column has."""
+"""Lower bound of a column's importance, as a share of the largest."""
 
 _ATTENTION = ("q", "k", "v", "scores", "probabilities")
 """Roles of the sites within attention."""
@@ -59,7 +59,7 @@ _LAYER = re.compile(r"(?:^|\.)(\d+)(?:[.:]|$)")
 
 
 class Site(str):
-    """A place whose values may take another format: its name, as assignments have it, with what is known of it.
+    """A tensor of the model that may take another format: its name, as in assignments, with its properties.
 
     A linear is named by its module or parameter; other sites carry a suffix: `model.layers.0.self_attn:scores`.
     """
@@ -87,7 +87,7 @@ class Site(str):
         return str(self), self.type, self.role
 
     type: SiteType
-    """What kind of place it is: which schemes are made for it."""
+    """The type of tensor, for which schemes are made."""
     role: str
     """linear, convolution, recurrence, router, experts, embedding, or the suffix."""
     shape: tuple[int, ...]
@@ -95,24 +95,24 @@ class Site(str):
     unit: str
     """What takes one scheme together in a serving engine: q, k and v; gate and up; the experts of a layer."""
     tied: str
-    """Name of the site that holds the same weight, whose scheme is this one's too; mostly empty."""
+    """Name of the site that holds the same weight and its scheme; mostly empty."""
     source: str
-    """Name of the site whose values come here as they left it: a norm's output in a linear; mostly empty."""
+    """Name of the site whose output is this one's unchanged input, such as a norm's output in a linear; mostly
+    empty."""
 
     @property
     def in_attention(self) -> bool:
-        """Whether it is a stage of attention, or what it keeps: not the linears around it."""
+        """Whether it is a stage of attention or a KV cache: not the linears around it."""
         return self.type == "kv_cache" or self.role in _ATTENTION
 
     @property
     def parameters(self) -> int:
-        """Elements of the weight."""
         return math.prod(self.shape) if self.shape else 0
 
 
 def layer_and_kind(name: str) -> tuple[int | None, str]:
-    """The layer of a site or a unit, None outside of the stack, and what it is there: of "model.layers.3.mlp.up_proj"
-    3 and "mlp.up_proj"."""
+    """Return the layer of a site or a unit, None outside of the stack, and its name within the layer: of
+    "model.layers.3.mlp.up_proj" 3 and "mlp.up_proj"."""
     match = _LAYER.search(name)
     if match is None:
         return None, name
@@ -120,8 +120,8 @@ def layer_and_kind(name: str) -> tuple[int | None, str]:
 
 
 def heads_among(sites: Collection[Site]) -> frozenset[str]:
-    """Names of the linears that give the logits: of the shape of a table of embeddings, outside of the stack of layers
-    or the only one of that shape; within it those of an MLP may have the shape of a table of positions."""
+    """Return the names of the linears that give the logits: of the shape of an embedding table, outside of the stack of
+    layers or the only one of that shape (an MLP's linears may have the shape of a table of positions)."""
     tables = {site.shape for site in sites if site.type == "embedding"}
     alike = [site for site in sites if site.role == "linear" and site.shape in tables]
     shapes = Counter(site.shape for site in alike)
@@ -130,29 +130,30 @@ def heads_among(sites: Collection[Site]) -> frozenset[str]:
 
 @dataclass(slots=True)
 class Statistics:
-    """What passed a site: largest magnitude, non-finite count, and for an input its columns."""
+    """Statistics of a site's values: largest magnitude, non-finite count, and for an input its columns."""
 
     nonfinite: int = 0
     largest: Tensor | None = None
-    """Of each column, [K]."""
+    """Largest magnitude of each column, [K]."""
     total: Tensor | None = None
     square: Tensor | None = None
     rows: list[Tensor] = field(default_factory=list)
     count: int = 0
-    """Rows that passed, padding too."""
+    """Rows, padding included."""
     valid_rows: int = 0
-    """Those that are no padding, as far as that is known; all else is of these alone."""
+    """Rows that are no padding, as far as known; all other statistics are over these."""
     experts: dict[int, int] = field(default_factory=dict)
-    """How many of them each expert of a parameter [E, N, K] got; an expert that got none is missing."""
+    """Rows of each expert of a parameter [E, N, K]; an expert without rows is missing."""
     sequence_maxima: list[Tensor] = field(default_factory=list)
-    """Largest magnitude of each sequence, [B] a batch; [1], of the batch, where its rows aren't told apart."""
+    """Largest magnitude of each sequence, [B] for each batch; [1], of the batch, where its rows can't be assigned to
+    sequences."""
     row_maxima: list[Tensor] = field(default_factory=list)
-    """Of a residual stream: largest magnitude of each row, [B, T] a batch."""
+    """Of a residual stream: largest magnitude of each row, [B, T] for each batch."""
     logits: list[Tensor] = field(default_factory=list)
-    """Of a router: a sample of what it gave, [R, E] a batch."""
+    """Of a router: a sample of its logits, [R, E] for each batch."""
 
     def add(self, x: Tensor, columns: bool = True, sequences: int = 1, kept: Tensor | None = None) -> None:
-        """Note one batch of values, of so many sequences; ``columns``: their last dimension is the same in every
+        """Add one batch of values of ``sequences`` sequences; ``columns``: their last dimension is the same in every
         batch; ``kept``: which of their rows are no padding, None: all."""
         if not x.numel():  # an expert without tokens
             return
@@ -192,9 +193,9 @@ class Statistics:
         return Moments(self.total / count, self.square / count, self.largest, torch.cat(self.rows))
 
     def importance(self) -> tuple[Tensor, int]:
-        """Sums of squares of an input's columns [K] and the rows that they are over, as an importance matrix has them.
+        """Return sums of squares of an input's columns [K] and the number of rows, as in an importance matrix.
 
-        None is less than `_LEAST` of the largest, for quantisers divide by sums of them; all are one where none is
+        No sum is below `_LEAST` of the largest, since quantisers divide by sums of them; all are one where none is
         above zero.
         """
         if self.square is None:
@@ -205,7 +206,7 @@ class Statistics:
 
 
 class Observer(Visitor):
-    """A visitor that notes the sites and what passes them."""
+    """A visitor that collects the sites and the statistics of their values."""
 
     def __init__(self, model: torch.nn.Module, served: EngineRules = ANY_SCHEME) -> None:
         self._unit = architectures.any_expert if served.unfused else architectures.unit_of
@@ -215,20 +216,20 @@ class Observer(Visitor):
         self.weights: dict[str, Weights] = {}
         """Of each site, and of each expert that got tokens: the weight itself, [N, K] or [V, D]."""
         self.sequences = 1
-        """Of the batch that runs."""
+        """Sequences of the running batch."""
         self.mask: Tensor | None = None
         """Which of its positions are no padding, [B, T]; None: all."""
         self._weights: dict[object, str] = {}
         self._modules = dict(model.named_modules())
         self._experts = {name.removesuffix(".weight"): len(p) for name, p in tensors_of(model) if p.dim() > 2}
         self._inputs: dict[str, str] = {}
-        """Of each linear, the first that was given the same tensor."""
+        """For each linear, the first linear with the same input tensor."""
         self._layouts: dict[tuple[str, int | None], tuple[object, ...]] = {}
         """Shape of each weight, and whether its columns are contiguous, in its first product."""
         self._producers = _TensorNames()
-        """Which site a tensor comes from as it is."""
+        """The site whose unchanged output a tensor is."""
         self._consumers = _TensorNames()
-        """Which linear a tensor was given to first."""
+        """The first linear that a tensor was the input of."""
 
     def linear(self, name: str, x: Tensor, weight: Tensor, expert: int | None, product: Product) -> Tensor:
         if name not in self.sites:
@@ -281,12 +282,12 @@ class Observer(Visitor):
         return x
 
     def fused(self) -> list[list[str]]:
-        """Linears that serving engines run as one product of one input, whose tensor has one scale."""
+        """Return groups of linears that serving engines run as one product of one input, whose tensor has one scale."""
         return self._groups(lambda first: first)
 
     def sharing_factors(self) -> list[list[str]]:
-        """Linears that share column factors, which what gives them their input takes up: products of one input, and
-        of experts that are modules of their own all that have theirs from one norm."""
+        """Return groups of linears that share column factors, absorbed by the operation before them: products of one
+        input, and modules of experts that share one norm's output."""
         return self._groups(architectures.any_expert)
 
     def _groups(self, of: Callable[[str], str]) -> list[list[str]]:
@@ -296,7 +297,7 @@ class Observer(Visitor):
         return list(groups.values())
 
     def _trace(self, name: str, x: Tensor) -> None:
-        """A site that is passed from several places has no source."""
+        """Drop the source of a site whose input comes from several sites."""
         if self.sites[name].source and self.sites[name].source != self._producers[x]:
             self.sites[name].source = ""
 
@@ -327,8 +328,8 @@ class Observer(Visitor):
 
 
 def _is_router(name: str, modules: Mapping[str, torch.nn.Module]) -> bool:
-    """Whether a linear gives the logits that experts are chosen by: by its kind or name, or as a gate beside experts,
-    which a gated unit's gate isn't."""
+    """Return whether a linear gives the logits that choose experts: by its kind or name, or as a ``gate`` next to
+    experts, unlike the gate of a gated unit."""
     parent, _, last = name.rpartition(".")
     if "router" in last or "Router" in type(modules.get(name)).__name__:
         return True
@@ -336,7 +337,7 @@ def _is_router(name: str, modules: Mapping[str, torch.nn.Module]) -> bool:
 
 
 class _TensorNames:
-    """Names of tensors, as long as these live and are not written to. Other shapes of the same rows share a name."""
+    """Names of tensors, while these live and are not written to. Other shapes of the same rows share a name."""
 
     def __init__(self) -> None:
         self._names: MutableMapping[Tensor, dict[object, tuple[str, int]]] = WeakIdKeyDictionary()
@@ -347,7 +348,6 @@ class _TensorNames:
         self._names.setdefault(_base(x), {})[_rows(x)] = name, x._version
 
     def __getitem__(self, x: Tensor) -> str:
-        """The name; empty where there is none."""
         name, written = self._names.get(_base(x), {}).get(_rows(x), ("", 0))
         return name if name and written == x._version else ""
 
@@ -357,6 +357,6 @@ def _base(x: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor) -> tuple[object, ...]:
-    """What rows along the last dimension a tensor has of its base: one that is contiguous may have any shape."""
+    """Return which rows of its base a tensor holds: a contiguous one may have any shape."""
     layout = () if x.is_contiguous() else (x.shape, x.stride())
     return x.storage_offset(), x.numel(), x.shape[-1:], layout
